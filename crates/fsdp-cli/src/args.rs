@@ -8,6 +8,7 @@ mod gpu;
 mod launch;
 mod logs;
 mod report;
+mod shell;
 mod sizes;
 
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
 pub(crate) use report::ReportArgs;
+pub(crate) use shell::{CompletionsArgs, ManArgs};
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, ReadArgs, TargetArg, VerifyCkptArgs,
@@ -80,6 +82,10 @@ pub(crate) enum Command {
     Bench(BenchCommand),
     /// Say what this machine has of what devices need, and what can be used
     Doctor(DoctorArgs),
+    /// Print a script that completes commands and options in a shell
+    Completions(CompletionsArgs),
+    /// Write man pages
+    Man(ManArgs),
 }
 
 /// What can be measured.

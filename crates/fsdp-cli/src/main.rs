@@ -15,6 +15,7 @@ mod eval;
 mod launch;
 mod report;
 mod schedule;
+mod shell;
 mod token_progress;
 mod train;
 mod verify;
@@ -84,8 +85,14 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 
 fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
-    let is_alone =
-        matches!(command, Command::Schedule(_) | Command::Report(_) | Command::Bench(BenchCommand::Gpu(_)));
+    let is_alone = matches!(
+        command,
+        Command::Schedule(_)
+            | Command::Report(_)
+            | Command::Bench(BenchCommand::Gpu(_))
+            | Command::Completions(_)
+            | Command::Man(_)
+    );
     if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
     }
@@ -107,6 +114,8 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => shell::completions(&args).map(|()| Exit::Done),
+        Command::Man(args) => shell::man(&args).map(|()| Exit::Done),
     }
 }
 

@@ -18,6 +18,8 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));
     insta::assert_snapshot!("help_bench_gpu", help("bench gpu --help"));
     insta::assert_snapshot!("help_doctor", help("doctor --help"));
+    insta::assert_snapshot!("help_completions", help("completions --help"));
+    insta::assert_snapshot!("help_man", help("man --help"));
     insta::assert_snapshot!("help_ckpt", help("ckpt --help"));
     insta::assert_snapshot!("help_ckpt_inspect", help("ckpt inspect --help"));
     insta::assert_snapshot!("help_ckpt_convert", help("ckpt convert --help"));
@@ -30,4 +32,28 @@ fn no_arguments_print_the_help_and_fail() {
     let ran = Sandbox::new().fsdp("");
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("Usage: fsdp [OPTIONS] <COMMAND>"), "{}", ran.stderr);
+}
+
+#[test]
+fn shells_complete_every_command() {
+    let top = help("--help");
+    let commands =
+        top.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let commands: Vec<&str> = commands
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(commands.len() > 8, "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = Sandbox::new().succeed(&format!("completions {shell}")).stdout;
+        for command in &commands {
+            assert!(script.contains(command), "{shell} does not complete {command}");
+        }
+    }
+    let sandbox = Sandbox::new();
+    sandbox.succeed("man pages/man1");
+    for command in commands.iter().filter(|command| **command != "help") {
+        let page = std::fs::read_to_string(sandbox.path(&format!("pages/man1/fsdp-{command}.1"))).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{command}");
+    }
 }
