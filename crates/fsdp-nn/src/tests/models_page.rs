@@ -39,6 +39,15 @@ Of `rope_scaling`, or `rope_parameters` where that is absent, with `rope_type` (
 
 `rope_theta`, `partial_rotary_factor` and `original_max_position_embeddings` may also stand outside. Other keys of these
 objects are refused. Frequencies are computed in single precision, as in transformers, and held to its own functions.
+
+## Mixtures of experts
+
+In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Weights of experts have the names of published
+files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts. No token is dropped, so buffers have
+the same sizes whatever the router says, and predicted memory is exact. Products run over the tokens of each expert, so time, and
+`mfu`, follow the experts that tokens are sent to. Equal probabilities go to the expert with the lower number. The balancing loss
+(`output_router_logits`) joins the routes of all layers, and is refused. Adapters take the maps of attention, as in PEFT: neither routers
+nor experts. On `torch-cpu` and `cuda` the order of rows is worked out on the host, which waits for the device in every layer.
 ";
 
 fn golden(family: &Family) -> PathBuf {
