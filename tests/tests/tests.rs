@@ -37,6 +37,9 @@ mod many_ranks;
 // Sharded training against PyTorch and transformers (tests/golden).
 mod golden_training;
 
+// Generating against transformers (tests/golden).
+mod generating;
+
 // Terms of the loss against PyTorch (tests/golden).
 mod golden_losses;
 

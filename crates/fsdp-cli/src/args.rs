@@ -4,6 +4,7 @@
 
 mod ckpt;
 mod eval;
+mod generate;
 mod gpu;
 mod launch;
 mod logs;
@@ -14,11 +15,13 @@ mod sizes;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use fsdp_core::DType;
 use fsdp_train::config::Device;
 
 use crate::exit_code;
 
 pub(crate) use eval::EvalArgs;
+pub(crate) use generate::GenerateArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
@@ -70,6 +73,8 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Compute the loss and the perplexity of a model on a run file's evaluation sets
     Eval(EvalArgs),
+    /// Let a model go on with a text
+    Generate(GenerateArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations
@@ -345,6 +350,15 @@ pub(crate) enum DtypeArg {
 }
 
 impl DtypeArg {
+    /// The type.
+    pub(crate) const fn dtype(self) -> DType {
+        match self {
+            DtypeArg::F32 => DType::F32,
+            DtypeArg::Bf16 => DType::Bf16,
+            DtypeArg::F64 => DType::F64,
+        }
+    }
+
     /// The name in run files.
     pub(crate) const fn name(self) -> &'static str {
         match self {

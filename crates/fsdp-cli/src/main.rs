@@ -1,4 +1,4 @@
-//! The `fsdp` command: train, verify, eval, schedule, report, ckpt and bench.
+//! The `fsdp` command: train, verify, eval, generate, schedule, report, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
@@ -12,6 +12,7 @@ mod byte_progress;
 mod ckpt;
 mod doctor;
 mod eval;
+mod generate;
 mod launch;
 mod report;
 mod schedule;
@@ -88,6 +89,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     let is_alone = matches!(
         command,
         Command::Schedule(_)
+            | Command::Generate(_)
             | Command::Report(_)
             | Command::Bench(BenchCommand::Gpu(_))
             | Command::Completions(_)
@@ -109,6 +111,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Verify(args) => verify::run(&args),
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Eval(args) => eval::run(&args),
+        Command::Generate(args) => generate::run(&args).map(|()| Exit::Done),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),

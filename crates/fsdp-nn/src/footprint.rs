@@ -44,7 +44,7 @@ impl RunShape {
     pub(crate) fn of(&self, call: BlockCall) -> Shape {
         let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
         let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
-        Shape { samples, seq, dtype, head_chunks, terms, training, packed }
+        Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed }
     }
 }
 

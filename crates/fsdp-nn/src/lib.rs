@@ -8,6 +8,7 @@
 //! | [`hf`] | Hugging Face `config.json` and names of tensors |
 //! | [`update`] | AdamW, SGD and Adafactor over shards |
 //! | [`random`] | numbers from keys and counters, for initial values and dropout |
+//! | [`sampling`] | which token follows, by its logits |
 //! | [`host`] | memory and kernels on the CPU |
 //! | [`conformance`] | the suite that every backend must pass |
 //! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
@@ -30,6 +31,7 @@ pub mod listing;
 pub mod model;
 pub mod op;
 pub mod random;
+pub mod sampling;
 pub mod update;
 
 pub use backend::Backend;

@@ -13,6 +13,7 @@
 //! | [`input_file`] | reading files that somebody else names |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
 //! | [`evaluate`](mod@evaluate) | loss and perplexity of a model that is not trained |
+//! | [`generate`](mod@generate) | a model that goes on with a text |
 //! | [`verify`](mod@verify) | sharded training against the [`Oracle`], communication against closed forms, memory against the ledger |
 //! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
 //!
@@ -26,6 +27,7 @@ mod error;
 pub mod evaluate;
 mod events;
 mod export;
+pub mod generate;
 mod held;
 mod init;
 pub mod input_file;

@@ -16,6 +16,9 @@ mod train;
 // Evaluating a model by itself.
 mod evaluating;
 
+// Text that a model goes on with.
+mod generating;
+
 // Optimizers: groups of parameters, averages.
 mod optimizers;
 

@@ -38,6 +38,7 @@ pub struct Builder<'a> {
     adapters: &'a BTreeMap<ParamId, Adapter>,
     samples: usize,
     seq: usize,
+    length: usize,
     dtype: DType,
     training: bool,
     packed: bool,
@@ -47,17 +48,17 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// For a block, with the adapters of its linear maps, over micro-batches of `samples` samples of `seq` tokens, which hold
+    /// For a block, with the adapters of its linear maps, over micro-batches of `samples` samples of `seq` tokens that end texts of `length`, which hold
     /// several documents each if they are `packed`; dropout acts in training.
     pub(crate) fn new(
         (spec, block): (&'a ModelSpec, BlockId),
         adapters: &'a BTreeMap<ParamId, Adapter>,
-        (samples, seq): (usize, usize),
+        (samples, seq, length): (usize, usize, usize),
         dtype: DType,
         (training, packed): (bool, bool),
     ) -> Self {
         let (values, nodes) = (Vec::new(), Vec::new());
-        Self { spec, block, adapters, samples, seq, dtype, training, packed, values, nodes, sites: 0 }
+        Self { spec, block, adapters, samples, seq, length, dtype, training, packed, values, nodes, sites: 0 }
     }
 
     /// The block that ends with `output`.
@@ -147,6 +148,11 @@ impl<'a> Builder<'a> {
     /// Samples, and tokens of each.
     pub(crate) fn batch(&self) -> (usize, usize) {
         (self.samples, self.seq)
+    }
+
+    /// Tokens of the text that a sample ends; those before it are not among the rows.
+    pub(crate) fn length(&self) -> usize {
+        self.length
     }
 
     /// A parameter of the block.

@@ -41,7 +41,8 @@ mod walk;
 use fsdp_core::DType;
 use fsdp_core::memory::Category;
 
-use crate::op::{Cost, Op};
+use crate::layer::Rope;
+use crate::op::{Attention, Cost, Op};
 
 pub(crate) use batch::MicroBatch;
 pub use builder::{Builder, Tensor};
@@ -184,6 +185,14 @@ pub(crate) struct BlockGraph {
 }
 
 impl BlockGraph {
+    /// By what queries and keys are rotated.
+    pub(crate) fn ropes(&self) -> impl Iterator<Item = &Rope> {
+        self.nodes.iter().filter_map(|node| match node.op() {
+            Op::Attention(Attention::Rope { rope, .. }) => Some(rope),
+            _ => None,
+        })
+    }
+
     fn producer(&self, value: usize) -> Option<(usize, &Node)> {
         self.nodes.iter().enumerate().find(|(_, node)| node.writes().any(|id| id == value))
     }

@@ -9,6 +9,7 @@ use super::architecture::Architecture;
 use crate::backend::HeadChunks;
 use crate::error::ModelError;
 use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Trained};
+use crate::layer::Rope;
 use crate::op::{HeadDims, LossTerms};
 
 /// What graphs depend on beside the model.
@@ -18,6 +19,8 @@ pub(crate) struct Shape {
     pub(crate) samples: usize,
     /// Tokens of a sample.
     pub(crate) seq: usize,
+    /// Tokens of the text that the sample ends: more than `seq` where keys of earlier ones were kept.
+    pub(crate) length: usize,
     /// The dtype of values.
     pub(crate) dtype: DType,
     /// Which chunks of logits the backend wants.
@@ -62,9 +65,9 @@ impl Kinds {
         let adapters = &architecture.description().adapters;
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
-            let Shape { samples, seq, dtype, training, packed, .. } = shape;
+            let Shape { samples, seq, length, dtype, training, packed, .. } = shape;
             let mut builder =
-                Builder::new((spec, block), adapters, (samples, seq), dtype, (training, packed));
+                Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed));
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,
@@ -96,6 +99,11 @@ impl Kinds {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.kinds.len()
+    }
+
+    /// By what queries and keys are rotated, in the order of blocks.
+    pub(crate) fn ropes(&self) -> Vec<Rope> {
+        self.of_block.iter().flat_map(|&kind| self.kinds[kind].graph.ropes()).cloned().collect()
     }
 
     /// A plan for a block; made once for all that are alike.

@@ -9,6 +9,7 @@ mod gpt2;
 mod kinds;
 mod mlp;
 mod program;
+mod session;
 pub mod unsharded;
 
 pub use adapted::Adapted;
@@ -25,3 +26,4 @@ pub(crate) use kinds::Kinds;
 pub(crate) use kinds::Shape;
 pub use mlp::{Mlp, MlpConfig};
 pub use program::{ModelProgram, ProgramOptions};
+pub use session::Session;

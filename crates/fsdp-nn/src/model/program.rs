@@ -103,7 +103,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         let Parts { batch, losses, samples, seq } = self.data.parts(self.round, self.options.seed);
         let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
         let ProgramOptions { dtype, terms, .. } = self.options;
-        let shape = Shape { samples, seq, dtype, head_chunks, terms, training, packed };
+        let shape = Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed };
         let spec = Arc::clone(&self.blocks.spec);
         let inputs = Inputs { memory, spec: &spec, block, params, batch };
         body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses })

@@ -57,6 +57,31 @@ impl<B: Buffer> Whole<B> {
         memory.write(Queue::Compute, values, SliceMut::new(&mut self.buffer, offset, len))
     }
 
+    /// Writes some values of one parameter, from this element on.
+    ///
+    /// # Errors
+    /// As [`Whole::write`].
+    pub fn write_part<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        id: ParamId,
+        first: usize,
+        values: &[f64],
+    ) -> Result<(), Error> {
+        let (offset, len) = self.ranges[id.0];
+        assert!(first + values.len() <= len, "the values are those of one parameter");
+        memory.write(
+            Queue::Compute,
+            HostSlice::F64(values),
+            SliceMut::new(&mut self.buffer, offset + first, values.len()),
+        )
+    }
+
+    /// The type of all values.
+    pub fn dtype(&self) -> DType {
+        self.buffer.dtype()
+    }
+
     /// Reads the values of one parameter.
     ///
     /// # Errors

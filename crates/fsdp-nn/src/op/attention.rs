@@ -199,13 +199,13 @@ impl Builder<'_> {
     pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
         self.check("attention", qkv, heads.packed())?;
         let site = self.site(heads.dropout);
-        let (_, seq) = self.batch();
+        let length = self.length();
         let scores = Scores {
             dropout: site.map_or(0.0, |_| heads.dropout),
             scale: heads.scale,
             softcap: heads.softcap,
             // One that leaves nothing out is none.
-            window: heads.window.filter(|&window| window < seq),
+            window: heads.window.filter(|&window| window < length),
             packed: self.is_packed(),
         };
         let op = Op::Attention(Attention::Forward { dims: heads.dims(self.batch()), scores });

@@ -155,6 +155,34 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or_else(|| Ok(text()), |vocabulary| vocabulary.decode(ids))
     }
 
+    /// The ids of a text that a model is to go on with: with those that the tokenizer puts in front of a text.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`].
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let mut ids = self.ends()?.before;
+        let failed = |source| DataError::Tokenizer { file: (&self.name).into(), source };
+        ids.extend(self.encode(text).map_err(failed)?);
+        Ok(ids)
+    }
+
+    /// The text of tokens, special ones included.
+    ///
+    /// # Errors
+    /// [`DataError::Tokenizer`].
+    pub fn text(&self, ids: &[u32]) -> Result<String, DataError> {
+        self.decode(ids).map_err(|source| DataError::Tokenizer { file: (&self.name).into(), source })
+    }
+
+    /// The token that ends a text, if the tokenizer names one.
+    pub fn eos(&self) -> Option<u32> {
+        let token = match self.config.roles.get("eos_token")? {
+            Value::Object(fields) => fields.get("content")?.as_str()?,
+            text => text.as_str()?,
+        };
+        self.vocabulary.as_ref()?.id(token)
+    }
+
     /// Whether a token is a special one: no text, but what separates texts.
     pub(super) fn is_special(&self, id: u32) -> bool {
         self.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.is_special(id))

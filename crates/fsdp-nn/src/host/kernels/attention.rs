@@ -8,6 +8,7 @@
 //! probabilities again from the saved log-sum-exps, last block first: that one covers all keys, unless there is
 //! a window, so it overwrites what the others add to.
 
+mod cached;
 mod rows;
 
 use std::ops::Range;

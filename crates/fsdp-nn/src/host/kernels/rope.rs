@@ -19,9 +19,12 @@ pub(super) fn rotate_heads<E: Element>(
     backward: bool,
 ) {
     let of_head = rope.rotary_dim();
-    let mut table = workers.scratch::<E::Acc>(dims.seq * of_head);
+    let given = || positions.into_iter().flatten().map(|&position| position as usize);
+    let first = given().min().unwrap_or(0);
+    let count = given().max().map_or(dims.seq, |last| last + 1 - first);
+    let mut table = workers.scratch::<E::Acc>(count * of_head);
     for (position, row) in table.chunks_exact_mut(of_head.max(1)).enumerate() {
-        for (index, (to, value)) in row.iter_mut().zip(rope.angles(position)).enumerate() {
+        for (index, (to, value)) in row.iter_mut().zip(rope.angles(first + position)).enumerate() {
             let turns_back = backward && index >= of_head / 2;
             *to = E::Acc::of(if turns_back { -value } else { value });
         }
@@ -32,7 +35,7 @@ pub(super) fn rotate_heads<E: Element>(
     workers.each(qkv.chunks_mut(rows * width).enumerate(), |(task, qkv)| {
         for (row, packed) in qkv.chunks_exact_mut(width).enumerate() {
             let row = task * rows + row;
-            let position = positions.map_or(row % dims.seq, |positions| positions[row] as usize);
+            let position = positions.map_or(row % dims.seq, |positions| positions[row] as usize - first);
             rotate(dims.head_dim, &table[position * of_head..][..of_head], &mut packed[..rotated]);
         }
     });

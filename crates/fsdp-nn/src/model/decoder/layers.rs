@@ -130,7 +130,7 @@ impl DecoderLayer {
             qkv = b.regroup(qkv, self.attention.heads, 3)?;
         }
         if let Some(rope) = &self.rope {
-            qkv = b.rope(qkv, &self.attention, &rope.rope(self.attention.head_dim, b.batch().1))?;
+            qkv = b.rope(qkv, &self.attention, &rope.rope(self.attention.head_dim, b.length()))?;
         }
         let mixed = b.attention(qkv, &self.attention)?;
         let y = b.linear(mixed, &self.output)?;

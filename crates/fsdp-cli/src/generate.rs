@@ -1,0 +1,151 @@
+//! `fsdp generate`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fsdp_nn::model::{Architecture, Session};
+use fsdp_nn::sampling::Sampling;
+use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_train::TrainError;
+use fsdp_train::data::Tokenizer;
+use fsdp_train::generate::{Continuing, ends, go_on, load};
+use serde_json::json;
+
+use crate::args::GenerateArgs;
+use crate::error::CliError;
+use crate::host::total_threads;
+use crate::run_setup::read_model;
+use crate::units::rate;
+use crate::{logging, output};
+
+/// Ids of a model whose tokens are bytes.
+const BYTES: usize = 256;
+
+/// Lets a model go on with a text, and prints what it says as it comes.
+///
+/// # Errors
+/// [`CliError`]: the input is wrong, or the weights can not be read.
+pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
+    logging::install(None)?;
+    let model = read_model(&args.model)?.build().map_err(TrainError::from)?;
+    let vocab = model.head().vocab;
+    let tokenizer = tokenizer(args, vocab)?;
+    let prompt = prompt(args, tokenizer.as_ref(), vocab)?;
+    let length = prompt.len() + args.max_new_tokens;
+    if let Some(positions) = model.positions_max().filter(|&positions| length > positions) {
+        let what = format!(
+            "{} after a prompt of {} are more than the model's {positions} positions; give fewer",
+            args.max_new_tokens,
+            prompt.len()
+        );
+        return Err(CliError::Option { option: "--max-new-tokens", what });
+    }
+    let sampling = args.temperature.map(|temperature| Sampling {
+        temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        seed: args.seed,
+    });
+    let ends = ends(&args.model, tokenizer.as_ref())?;
+    let how = Continuing { max_new_tokens: args.max_new_tokens, sampling, ends };
+    let options = HostOptions { threads: total_threads(0), ..HostOptions::default() };
+    let memory = Arc::new(HostMemory::new(options).map_err(TrainError::from)?);
+    let weights = load(&memory, &args.model, &model, args.dtype.dtype())?;
+    let mut session = Session::new(memory, model, &weights, length).map_err(TrainError::from)?;
+    let mut shown = Shown { args, tokenizer: tokenizer.as_ref(), how: &how, tokens: Vec::new(), printed: 0 };
+    let (begin, mut first, mut told) = (Instant::now(), None, Ok(()));
+    let tokens = go_on(&mut session, &prompt, &how, |token| {
+        first.get_or_insert_with(|| begin.elapsed());
+        if told.is_ok() {
+            told = shown.tell(token);
+        }
+    })?;
+    told?;
+    shown.finish(&prompt, &tokens, [first.unwrap_or_default(), begin.elapsed()])
+}
+
+/// The tokenizer beside the model, if there is one; bytes where there are as many tokens.
+fn tokenizer(args: &GenerateArgs, vocab: usize) -> Result<Option<Tokenizer>, CliError> {
+    let file = args.model.join("tokenizer.json");
+    let name = match file.exists() {
+        true => file.display().to_string(),
+        false if vocab == BYTES => "bytes".to_owned(),
+        false => return Ok(None),
+    };
+    // Tokens in, tokens out: that needs none, so that a build without tokenizers can do it.
+    let is_needed = args.prompt.is_some() || cfg!(feature = "tokenizers");
+    Ok(is_needed.then(|| Tokenizer::load(&name)).transpose().map_err(TrainError::from)?)
+}
+
+fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<u32>, CliError> {
+    let (option, ids) = match (&args.prompt, tokenizer) {
+        (None, _) => ("--prompt-ids", args.prompt_ids.clone()),
+        (Some(text), Some(tokenizer)) => ("--prompt", tokenizer.prompt(text).map_err(TrainError::from)?),
+        (Some(_), None) => {
+            let what = format!("{} has no tokenizer.json; give --prompt-ids", args.model.display());
+            return Err(CliError::Option { option: "--prompt", what });
+        }
+    };
+    let failed = |what: String| Err(CliError::Option { option, what });
+    if ids.is_empty() {
+        return failed("there is no token in it; a model goes on with at least one".to_owned());
+    }
+    match ids.iter().find(|&&id| id as usize >= vocab) {
+        Some(id) => failed(format!("it has token {id}, and the model has {vocab} tokens")),
+        None => Ok(ids),
+    }
+}
+
+/// What has been said so far.
+struct Shown<'a> {
+    args: &'a GenerateArgs,
+    tokenizer: Option<&'a Tokenizer>,
+    how: &'a Continuing,
+    tokens: Vec<u32>,
+    /// Bytes of the text that were printed.
+    printed: usize,
+}
+
+impl Shown<'_> {
+    /// Prints what a token adds to the text; characters whose last bytes are still to come wait for them.
+    fn tell(&mut self, token: u32) -> Result<(), CliError> {
+        if self.args.json || self.how.ends.contains(&token) {
+            return Ok(());
+        }
+        self.tokens.push(token);
+        let Some(text) = self.text(&self.tokens)? else { return Ok(()) };
+        let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        if whole > self.printed {
+            output::print(&text[self.printed..whole])?;
+            self.printed = whole;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, prompt: &[u32], tokens: &[u32], [first, all]: [Duration; 2]) -> Result<(), CliError> {
+        let is_over = tokens.last().is_some_and(|last| self.how.ends.contains(last));
+        let text = self.text(&tokens[..tokens.len() - usize::from(is_over)])?;
+        #[expect(clippy::cast_precision_loss, reason = "numbers for people")]
+        let speed = (tokens.len() - 1) as f64 / (all - first).as_secs_f64().max(1e-9);
+        if self.args.json {
+            let stopped = if is_over { "end token" } else { "max_new_tokens" };
+            let report = json!({
+                "prompt_ids": prompt, "tokens": tokens, "text": text, "stopped_by": stopped,
+                "first_token_s": first.as_secs_f64(), "tokens_per_s": speed,
+            });
+            return output::print(&format!("{report:#}\n"));
+        }
+        let rest = match text {
+            Some(text) => text.get(self.printed..).unwrap_or_default().to_owned(),
+            None => tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+        };
+        output::print(&format!("{rest}\n"))?;
+        output::note(&format!("{} tokens, {} tokens/s after the first", tokens.len(), rate(speed)));
+        Ok(())
+    }
+
+    fn text(&self, tokens: &[u32]) -> Result<Option<String>, CliError> {
+        let text = self.tokenizer.map(|tokenizer| tokenizer.text(tokens)).transpose();
+        Ok(text.map_err(TrainError::from)?)
+    }
+}

@@ -1,0 +1,85 @@
+//! `fsdp generate`: text that comes, its report, and what is refused.
+
+use serde_json::Value;
+
+use crate::support::{GPT2, Sandbox};
+
+/// A sandbox whose `out/model` has learned a little.
+fn trained() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.succeed("train run.toml --set train.steps=30 --set train.optimizer.lr=0.02");
+    sandbox
+}
+
+fn report(sandbox: &Sandbox, args: &str) -> Value {
+    let ran = sandbox.succeed(&format!("generate out/model --max-new-tokens 12 --json {args}"));
+    let mut report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    for time in ["first_token_s", "tokens_per_s"] {
+        assert!(report.as_object_mut().unwrap().remove(time).unwrap().as_f64().unwrap() >= 0.0);
+    }
+    report
+}
+
+#[test]
+fn a_model_goes_on_with_text_and_with_tokens() {
+    let sandbox = trained();
+    let found = report(&sandbox, "--prompt sha");
+    assert_eq!(found["prompt_ids"], Value::from(vec![115, 104, 97]));
+    assert_eq!(
+        (found["tokens"].as_array().unwrap().len(), &found["stopped_by"]),
+        (12, &"max_new_tokens".into())
+    );
+    assert_eq!(report(&sandbox, "--prompt-ids 115,104,97"), found);
+    let printed = sandbox.succeed("generate out/model --max-new-tokens 12 --prompt sha");
+    assert_eq!(printed.stdout, format!("{}\n", found["text"].as_str().unwrap()));
+    assert!(printed.stderr.contains("12 tokens, "), "{}", printed.stderr);
+    report(&sandbox, "--prompt sha --dtype bf16");
+}
+
+#[test]
+fn draws_follow_from_the_seed() {
+    let sandbox = trained();
+    let drawn = |seed: u64| report(&sandbox, &format!("--prompt sha --temperature 3 --seed {seed}"));
+    assert_eq!(drawn(1), drawn(1));
+    assert_ne!(drawn(1), drawn(2));
+    let greedy = report(&sandbox, "--prompt sha");
+    assert_eq!(report(&sandbox, "--prompt sha --temperature 3 --top-k 1"), greedy);
+    assert_eq!(report(&sandbox, "--prompt sha --temperature 3 --top-p 1e-9"), greedy);
+}
+
+#[test]
+fn the_end_token_ends_the_text_and_is_not_shown() {
+    let sandbox = trained();
+    let tokens = report(&sandbox, "--prompt sha")["tokens"].clone();
+    let ids: Vec<u64> = serde_json::from_value(tokens).unwrap();
+    let first = ids.iter().position(|id| *id == ids[4]).unwrap();
+    for (file, text) in [
+        ("generation_config.json", format!("{{\"eos_token_id\": [{}, 999]}}", ids[4])),
+        ("generation_config.json", format!("{{\"eos_token_id\": {}}}", ids[4])),
+    ] {
+        sandbox.write(&format!("out/model/{file}"), text);
+        let found = report(&sandbox, "--prompt sha");
+        assert_eq!(found["tokens"], Value::from(ids[..=first].to_vec()));
+        assert_eq!(found["stopped_by"], "end token");
+        assert_eq!(found["text"].as_str().unwrap().len(), first, "one byte for each token but the last");
+    }
+}
+
+#[test]
+fn what_can_not_be_generated_is_refused_with_the_way_out() {
+    let sandbox = trained();
+    let refused = |args: &str, told: &str| {
+        let ran = sandbox.fsdp(&format!("generate {args}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(told), "{args}: {}", ran.stderr);
+    };
+    refused("out/model", "--prompt");
+    refused("out/model --prompt a --top-k 3", "--temperature");
+    refused("out/model --prompt a --temperature 0", "above 0");
+    refused("out/model --prompt-ids 256", "it has token 256, and the model has 256 tokens");
+    refused("nowhere --prompt a", "nowhere/config.json");
+    refused("model --prompt a", "model.safetensors");
+    sandbox.write("model/config.json", GPT2.replace("256", "300"));
+    refused("model --prompt a", "model has no tokenizer.json; give --prompt-ids");
+    refused("model --prompt-ids 1 --max-new-tokens 16", "are more than the model's 16 positions; give fewer");
+}

@@ -1,0 +1,97 @@
+//! Attention of a few new rows to keys and values that were kept, of all positions up to each row's own.
+
+use fsdp_core::Error;
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+
+use super::rows::{cap_row, softmax_row, store_scaled};
+use crate::host::element::{Element, Float, for_float};
+use crate::host::floats::cast;
+use crate::host::math;
+use crate::host::raw::vectorized;
+use crate::host::workers::Workers;
+use crate::host::{HostBuffer, HostMemory};
+use crate::op::{AttentionDims, Scores};
+
+impl HostMemory {
+    /// What [`Attention::Forward`](crate::op::Attention) makes of the last `dims.seq` rows of one sample, of which the first is
+    /// at position `first`: of `qkv` these rows are given, packed as always; of `kept` all rows of the sample, with the heads of
+    /// keys and of values alone.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    pub(crate) fn attend_kept(
+        &self,
+        (dims, scores): (&AttentionDims, &Scores),
+        first: usize,
+        [qkv, kept]: [Slice<'_, HostBuffer>; 2],
+        y: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        for_float!(qkv.buffer.dtype(), E => {
+            let rows = Rows { dims, scores, first, qkv: self.elements::<E>(qkv)?, kept: self.elements(kept)? };
+            rows.attend(self.workers(), self.elements_mut(y)?);
+            Ok(())
+        })
+    }
+}
+
+/// New rows, and what they see.
+struct Rows<'a, E> {
+    dims: &'a AttentionDims,
+    scores: &'a Scores,
+    first: usize,
+    qkv: &'a [E],
+    kept: &'a [E],
+}
+
+impl<E: Element> Rows<'_, E> {
+    /// Each head of each row is a task.
+    fn attend(&self, workers: &Workers, y: &mut [E]) {
+        let AttentionDims { heads, kv_heads, head_dim, .. } = *self.dims;
+        let (width, kept_width) = (self.dims.packed(), 2 * kv_heads * head_dim);
+        workers.each(y.chunks_mut(head_dim).enumerate(), |(task, y)| {
+            let (row, head) = (task / heads, task % heads);
+            let last = self.first + row;
+            let seen = &self.kept[self.scores.first_key(last) * kept_width..][..];
+            let count = last + 1 - self.scores.first_key(last);
+            let column = head / (heads / kv_heads) * head_dim;
+            let mut scratch = workers.scratch::<E::Acc>(2 * head_dim + 2 * count);
+            let (query, rest) = scratch.split_at_mut(head_dim);
+            let (sum, rest) = rest.split_at_mut(head_dim);
+            let (scores, slopes) = rest.split_at_mut(count);
+            cast(&self.qkv[row * width + head * head_dim..][..head_dim], query);
+            multiply_keys(query, &seen[column..], kept_width, scores);
+            let scale = E::Acc::of(self.scores.scale(head_dim));
+            let still = match self.scores.softcap {
+                None => scale,
+                Some(cap) => {
+                    cap_row(scale, E::Acc::of(cap), scores, slopes);
+                    E::Acc::ONE
+                }
+            };
+            let (_, normalizer) = softmax_row(still, scores);
+            sum.fill(E::Acc::ZERO);
+            add_values(scores, &seen[kv_heads * head_dim + column..], kept_width, sum);
+            store_scaled(normalizer, sum, y);
+        });
+    }
+}
+
+vectorized! {
+    /// The products of a query with keys that are `stride` elements apart.
+    fn multiply_keys<E: Element>(query: &[E::Acc], keys: &[E], stride: usize, scores: &mut [E::Acc]) {
+        for (key, score) in scores.iter_mut().enumerate() {
+            *score = math::sum2(query, &keys[key * stride..][..query.len()], |query, key| query * key.load());
+        }
+    }
+}
+
+vectorized! {
+    /// Adds values that are `stride` elements apart, each times its weight.
+    fn add_values<E: Element>(weights: &[E::Acc], values: &[E], stride: usize, sum: &mut [E::Acc]) {
+        for (value, &weight) in weights.iter().enumerate() {
+            for (sum, value) in sum.iter_mut().zip(&values[value * stride..]) {
+                *sum += weight * value.load();
+            }
+        }
+    }
+}

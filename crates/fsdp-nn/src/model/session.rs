@@ -1,0 +1,216 @@
+//! A model that is given a text token by token, and says what may follow: what generating stands on.
+//!
+//! A session walks the graphs that training walks, over the rows that are new. Three operations look beyond these rows.
+//! Rotation and learned positions read positions, as they do for packed samples. Attention reads the keys and values of all
+//! rows so far, which the walk keeps of every call of it: that is all that a session knows of operations, and nothing of
+//! families. Where a longer text rotates otherwise (dynamic, longrope), kept keys are of no use, and the text is run whole.
+
+use std::sync::Arc;
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::model::{BlockId, ModelSpec};
+use fsdp_core::program::Params;
+use fsdp_core::{DType, Error, Queue};
+
+use super::architecture::Architecture;
+use super::kinds::{Kinds, Shape};
+use super::unsharded::Whole;
+use crate::backend::HeadChunks;
+use crate::error::ModelError;
+use crate::graph::{Call, Decl, DeviceRunner, Inputs, MicroBatch, Operand, Request, Route, Runner, walk};
+use crate::host::{HostBuffer, HostMemory};
+use crate::layer::Rope;
+use crate::op::{Attention, LossTerms, Op};
+
+/// A text under way, in the host's memory.
+pub struct Session<A> {
+    memory: Arc<HostMemory>,
+    architecture: A,
+    spec: ModelSpec,
+    params: Params<HostBuffer>,
+    dtype: DType,
+    capacity: usize,
+    tokens: Vec<u32>,
+    /// Keys and values of every token, of each call of attention in the order of the walk.
+    kept: Vec<HostBuffer>,
+    /// What kept keys were rotated by.
+    ropes: Vec<Rope>,
+}
+
+impl<A: Architecture> Session<A> {
+    /// An empty text of at most `capacity` tokens, whose keys and values are kept in the dtype of the weights.
+    ///
+    /// # Errors
+    /// [`ModelError::Positions`] inside [`Error::Program`] when the model has not so many positions.
+    pub fn new(
+        memory: Arc<HostMemory>,
+        architecture: A,
+        weights: &Whole<HostBuffer>,
+        capacity: usize,
+    ) -> Result<Self, Error> {
+        if let Some(positions) = architecture.positions_max().filter(|&positions| capacity > positions) {
+            return Err(failed(ModelError::Positions { seq: capacity, positions }));
+        }
+        let (spec, params) = (architecture.description().spec.clone(), weights.params());
+        let (dtype, tokens, kept, ropes) = (weights.dtype(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, kept, ropes })
+    }
+
+    /// Continues the text by one or more tokens; returns the logits of what follows the last of them.
+    ///
+    /// # Errors
+    /// [`ModelError::Token`] inside [`Error::Program`], or those of the memory.
+    ///
+    /// # Panics
+    /// Without a token, or beyond the capacity.
+    pub fn extend(&mut self, tokens: &[u32]) -> Result<Vec<f64>, Error> {
+        let (before, length) = (self.tokens.len(), self.tokens.len() + tokens.len());
+        assert!(!tokens.is_empty() && length <= self.capacity, "{length} tokens of {}", self.capacity);
+        let vocab = self.architecture.head().vocab;
+        if let Some(&id) = tokens.iter().find(|&&id| id as usize >= vocab) {
+            return Err(failed(ModelError::Token { id, vocab }));
+        }
+        self.tokens.extend(tokens);
+        let mut kinds = self.kinds(tokens.len(), length)?;
+        let (ropes, mut first) = (kinds.ropes(), before);
+        if before > 0 && ropes != self.ropes {
+            first = 0;
+            kinds = self.kinds(length, length)?;
+        }
+        self.ropes = ropes;
+        let rows = self.rows(&mut kinds, first)?;
+        self.logits(&rows, length)
+    }
+
+    /// All blocks over so many last rows of a text of `length`.
+    fn kinds(&self, rows: usize, length: usize) -> Result<Kinds, Error> {
+        let (head_chunks, terms) = (HeadChunks::Small, LossTerms::default());
+        let (dtype, training, packed) = (self.dtype, false, true);
+        let shape = Shape { samples: 1, seq: rows, length, dtype, head_chunks, terms, training, packed };
+        Kinds::new(&self.architecture, &self.spec, shape)
+    }
+
+    /// What the last block reads of the rows from `first` on.
+    fn rows(&mut self, kinds: &mut Kinds, first: usize) -> Result<HostBuffer, Error> {
+        let ids = self.tokens[first..].to_vec();
+        let positions: Vec<u32> = (first..self.tokens.len()).map(|position| position as u32).collect();
+        let mut calls = 0;
+        let mut rows = None;
+        for block in (0..self.spec.blocks.len() - 1).map(BlockId) {
+            rows = self.walk((block, Route::Evaluate), kinds, rows, [&ids, &positions], &mut calls)?;
+        }
+        Ok(rows.expect("there is a block before the last one"))
+    }
+
+    /// The last block, on the last of these rows of a text of `length`.
+    fn logits(&mut self, rows: &HostBuffer, length: usize) -> Result<Vec<f64>, Error> {
+        let width = self.architecture.head().hidden;
+        let mut last = self.memory.allocate(Category::Activation, self.dtype, width)?;
+        let row = Slice::new(rows, rows.len() - width, width);
+        self.memory.copy(Queue::Compute, row, SliceMut::whole(&mut last))?;
+        let (block, mut kinds) = (BlockId(self.spec.blocks.len() - 1), self.kinds(1, length)?);
+        let (id, position) = (self.tokens[length - 1], (length - 1) as u32);
+        let logits =
+            self.walk((block, Route::Logits), &mut kinds, Some(last), [&[id], &[position]], &mut 0)?;
+        let mut values = vec![0.0; self.architecture.head().vocab];
+        let logits = logits.expect("a plan of logits leaves them");
+        self.memory.read(Queue::Compute, Slice::whole(&logits), HostSliceMut::F64(&mut values))?;
+        Ok(values)
+    }
+
+    /// Runs a block on its input; `calls` counts those of attention.
+    fn walk(
+        &mut self,
+        (block, route): (BlockId, Route),
+        kinds: &mut Kinds,
+        input: Option<HostBuffer>,
+        [ids, positions]: [&[u32]; 2],
+        calls: &mut usize,
+    ) -> Result<Option<HostBuffer>, Error> {
+        let memory = &*self.memory;
+        let upload = |values: &[u32]| {
+            let mut buffer = memory.allocate(Category::Activation, DType::U32, values.len())?;
+            memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer))?;
+            Ok::<_, Error>(buffer)
+        };
+        let (first, count, whole) = (positions[0] as usize, ids.len(), 0..ids.len());
+        let (ids, positions) = (upload(ids)?, upload(positions)?);
+        let mut losses = memory.allocate(Category::Activation, DType::F64, count)?;
+        self.params.enter(block);
+        let plan = kinds.plan(block, Request { route, input_held: false, again_output: true });
+        let mut places = vec![None; plan.places.len()];
+        if let Some(place) = plan.input {
+            places[place] = input;
+        }
+        let batch = MicroBatch {
+            ids: Slice::whole(&ids),
+            targets: Slice::whole(&ids),
+            positions: Some(Slice::whole(&positions)),
+            documents: std::slice::from_ref(&whole),
+            samples: &[0],
+            seed: 0,
+            step: 0,
+        };
+        let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
+        let device = DeviceRunner { inputs, gradients: None, losses: SliceMut::whole(&mut losses) };
+        let mut keeping =
+            Keeping { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
+        walk(&plan.forward, &plan.places, &mut places, &mut keeping)?;
+        Ok(plan.output.and_then(|place| places[place].take()))
+    }
+}
+
+/// Makes calls, and keeps keys and values of attention.
+struct Keeping<'a> {
+    device: DeviceRunner<'a, HostMemory>,
+    memory: &'a HostMemory,
+    kept: &'a mut Vec<HostBuffer>,
+    calls: &'a mut usize,
+    /// The position of the first row.
+    first: usize,
+    capacity: usize,
+}
+
+impl Runner for Keeping<'_> {
+    type Handle = HostBuffer;
+
+    fn allocate(&mut self, decl: &Decl) -> Result<HostBuffer, Error> {
+        self.device.allocate(decl)
+    }
+
+    fn run(&mut self, call: &Call, places: &mut [Option<HostBuffer>]) -> Result<(), Error> {
+        let Op::Attention(Attention::Forward { dims, scores }) = &call.op else {
+            return self.device.run(call, places);
+        };
+        let Operand::Local { id, offset, len } = call.reads[0] else {
+            unreachable!("attention reads a value")
+        };
+        let qkv = places[id].as_ref().expect("a call reads places that live");
+        let (memory, width) = (self.memory, 2 * dims.kv_heads * dims.head_dim);
+        if *self.calls == self.kept.len() {
+            self.kept.push(memory.allocate(Category::Activation, qkv.dtype(), self.capacity * width)?);
+        }
+        let kept = &mut self.kept[*self.calls];
+        *self.calls += 1;
+        for row in 0..dims.seq {
+            let from = offset + row * dims.packed() + dims.heads * dims.head_dim;
+            let to = SliceMut::new(kept, (self.first + row) * width, width);
+            memory.copy(Queue::Compute, Slice::new(qkv, from, width), to)?;
+        }
+        // Who sees no more than is given needs nothing that was kept.
+        if self.first == 0 {
+            return self.device.run(call, places);
+        }
+        let (qkv, y) = (qkv.clone(), call.writes[0].0.local().expect("attention writes a value"));
+        let mut output = places[y].take().expect("a call writes to places that live");
+        let seen = Slice::new(kept, 0, (self.first + dims.seq) * width);
+        let reads = [Slice::new(&qkv, offset, len), seen];
+        memory.attend_kept((dims, scores), self.first, reads, SliceMut::whole(&mut output))?;
+        places[y] = Some(output);
+        Ok(())
+    }
+}
+
+fn failed(source: ModelError) -> Error {
+    Error::Program { block: "text".to_owned(), source: Box::new(source) }
+}

@@ -1,0 +1,121 @@
+//! Generating: a model of Hugging Face's files, in the host's memory, that goes on with a text.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use fsdp_ckpt::training::ModelWeights;
+use fsdp_core::DType;
+use fsdp_core::memory::Category;
+use fsdp_core::model::ParamId;
+use fsdp_core::update::Piece;
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::unsharded::Whole;
+use fsdp_nn::model::{Architecture, Session};
+use fsdp_nn::sampling::{Sampling, likeliest};
+use serde_json::Value;
+
+use crate::data::Tokenizer;
+use crate::error::TrainError;
+use crate::init::InitSource;
+use crate::input_file::{self, CONFIG_BYTES_MAX};
+
+/// Elements of a tensor that are read at a time.
+const PART_ELEMS: usize = 1 << 20;
+
+/// The files of a model directory that say which tokens end a text, in the order in which transformers believes them.
+const CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
+
+/// Reads the weights of a model directory, whole.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`] that lists everything missing, unexpected or of another shape.
+pub fn load(
+    memory: &HostMemory,
+    dir: &Path,
+    architecture: &impl Architecture,
+    dtype: DType,
+) -> Result<Whole<fsdp_nn::HostBuffer>, TrainError> {
+    let spec = &architecture.description().spec;
+    let weights = InitSource::Pretrained(Arc::new(ModelWeights::open(dir)?));
+    weights.check(spec)?;
+    let mut whole = Whole::new(memory, spec, Category::ParameterShard, dtype)?;
+    for (id, param) in spec.params.iter().enumerate() {
+        let row_len = param.row_len().unwrap_or(1);
+        let part = (PART_ELEMS / row_len).max(1) * row_len;
+        for first in (0..param.len()).step_by(part) {
+            let len = part.min(param.len() - first);
+            let piece = Piece { param: ParamId(id), offset: 0, len, param_offset: first, row_len };
+            let mut values = vec![0.0; len];
+            weights.fill(spec, &piece, &mut values)?;
+            whole.write_part(memory, ParamId(id), first, &values)?;
+        }
+    }
+    Ok(whole)
+}
+
+/// The tokens that end a text, by the first that says so: `generation_config.json`, `config.json`, the tokenizer.
+///
+/// # Errors
+/// [`TrainError::Io`] for a file that is there and can not be read.
+pub fn ends(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<BTreeSet<u32>, TrainError> {
+    for name in CONFIGS {
+        let file = dir.join(name);
+        if !file.exists() {
+            continue;
+        }
+        let text = input_file::read_text(&file, CONFIG_BYTES_MAX).map_err(TrainError::io("read", &file))?;
+        let fields: Value = serde_json::from_str(&text).unwrap_or_default();
+        let found = match &fields["eos_token_id"] {
+            Value::Array(ids) => ids.iter().filter_map(id).collect(),
+            one => id(one).into_iter().collect::<BTreeSet<u32>>(),
+        };
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(tokenizer.and_then(Tokenizer::eos).into_iter().collect())
+}
+
+fn id(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+/// How a text goes on.
+#[derive(Clone, Debug)]
+pub struct Continuing {
+    /// At most so many tokens.
+    pub max_new_tokens: usize,
+    /// How each is drawn; none takes the likeliest one.
+    pub sampling: Option<Sampling>,
+    /// Tokens after which the text is over.
+    pub ends: BTreeSet<u32>,
+}
+
+/// Goes on with a text; `tell` hears each token as it comes, one that ends the text included. All of them are returned.
+///
+/// # Errors
+/// Those of the session.
+///
+/// # Panics
+/// When the prompt is empty, or the session has no room for it and what is to follow.
+pub fn go_on<A: Architecture>(
+    session: &mut Session<A>,
+    prompt: &[u32],
+    how: &Continuing,
+    mut tell: impl FnMut(u32),
+) -> Result<Vec<u32>, TrainError> {
+    let mut tokens: Vec<u32> = Vec::new();
+    let mut logits = session.extend(prompt)?;
+    while tokens.len() < how.max_new_tokens {
+        let place = tokens.len() as u64;
+        let token = how.sampling.map_or_else(|| likeliest(&logits), |sampling| sampling.draw(&logits, place));
+        tokens.push(token);
+        tell(token);
+        if how.ends.contains(&token) || tokens.len() == how.max_new_tokens {
+            break;
+        }
+        logits = session.extend(&[token])?;
+    }
+    Ok(tokens)
+}
