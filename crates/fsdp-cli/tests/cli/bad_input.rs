@@ -162,7 +162,8 @@ fn a_nested_key_is_named_with_its_object() {
 fn a_model_of_another_family() {
     insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
     error: model: config.json: `model_type` = "mamba" is not supported; the most similar family that
-    is: "llama", all: "gpt2", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3" and "smollm3"
+    is: "llama", all: "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral",
+    "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3" and "starcoder2"
     "#);
 }
 
