@@ -33,8 +33,8 @@ impl<D: TorchStorage> Torch<D> {
             Experts::Dispatch { routing, width } => {
                 let ([x, routes], [y], _) = operands.split();
                 let x = self.view(x, &[int(routing.rows), int(width)])?;
-                let rows = rows_of_slots(&self.places(routing, routes)?, routing);
-                let rows = index(rows, x.device())?;
+                let routes = self.places(routing, routes)?.route_of_slot;
+                let rows = index(routes.into_iter().map(|route| route / routing.top), x.device())?;
                 self.put(y, &x.f_index_select(0, &rows)?)
             }
             Experts::DispatchBackward { routing, width } => {
@@ -65,7 +65,10 @@ impl<D: TorchStorage> Torch<D> {
                 let slots = self.places(routing, routes)?.slots(expert);
                 let mut target = self.target(dweight, &[int(outputs), int(inputs)])?;
                 if slots.is_empty() {
-                    return if target.accumulate { Ok(()) } else { target.slot.f_zero_().done() };
+                    if !target.accumulate {
+                        target.slot.f_zero_().done()?;
+                    }
+                    return Ok(());
                 }
                 let of = |slice, width| -> Result<Tensor, Failure> {
                     let all = self.view(slice, &[int(routing.slots()), int(width)])?;
@@ -200,11 +203,6 @@ impl<D: TorchStorage> Torch<D> {
         }
         Ok(())
     }
-}
-
-/// The row of every slot.
-fn rows_of_slots(places: &Places, routing: Routing) -> impl Iterator<Item = usize> {
-    places.route_of_slot.iter().map(move |route| route / routing.top)
 }
 
 /// What of a row's sum each number is.
