@@ -2,6 +2,7 @@
 //!
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
+mod check;
 mod ckpt;
 mod eval;
 mod generate;
@@ -20,6 +21,7 @@ use fsdp_train::config::Device;
 
 use crate::exit_code;
 
+pub(crate) use check::CheckArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use generate::GenerateArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
@@ -75,6 +77,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Let a model go on with a text
     Generate(GenerateArgs),
+    /// Look at everything that a run file names, without running it
+    Check(CheckArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations

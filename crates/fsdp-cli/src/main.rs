@@ -9,6 +9,7 @@
 mod args;
 mod bench;
 mod byte_progress;
+mod check;
 mod ckpt;
 mod doctor;
 mod eval;
@@ -88,7 +89,8 @@ fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
     let is_alone = matches!(
         command,
-        Command::Schedule(_)
+        Command::Check(_)
+            | Command::Schedule(_)
             | Command::Generate(_)
             | Command::Report(_)
             | Command::Bench(BenchCommand::Gpu(_))
@@ -112,6 +114,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Ckpt(command) => ckpt::run(&command).map(judged),
         Command::Eval(args) => eval::run(&args),
         Command::Generate(args) => generate::run(&args).map(|()| Exit::Done),
+        Command::Check(args) => check::run(&args),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),

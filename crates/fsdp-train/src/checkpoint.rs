@@ -37,7 +37,7 @@ mod table;
 mod tidying;
 mod warning;
 
-pub use folder::is_output;
+pub use folder::{is_filled, is_output};
 pub use foreign::{Foreign, Taken};
 pub use meeting::SaveFailure;
 pub use run_state::{Change, DataPosition, Difference, RunState};

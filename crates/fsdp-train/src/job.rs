@@ -196,23 +196,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// # Errors
     /// Those of the model: operations that do not fit each other.
     pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
-        let computing = match self.config.run.threads {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            threads => threads,
-        };
-        measured::<M, A, _>(&self.config, &self.architecture, &self.plan, Rank(0), |input| Forecast {
-            usage: ledger::predict(&self.plan.step, input),
-            moving: ledger::moving(&self.plan.step, input, self.plan.mesh.world(), computing),
-            shard_elements: self
-                .plan
-                .layout
-                .units
-                .iter()
-                .flat_map(|u| &u.segments)
-                .filter(|segment| segment.trainable || self.plan.policy.frozen_master)
-                .map(Segment::shard_len)
-                .sum(),
-        })
+        forecast::<M, A>(&self.config, &self.architecture, &self.plan)
     }
 
     /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
@@ -236,6 +220,30 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     rank: Rank,
 ) -> Result<Usage, TrainError> {
     measured::<M, A, _>(config, architecture, plan, rank, |input| ledger::predict(&plan.step, input))
+}
+
+/// What ranks of a plan surely hold at one time, as far as the ledger can tell.
+///
+/// # Errors
+/// Those of the model: operations that do not fit each other.
+pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+) -> Result<Forecast, TrainError> {
+    let computing = match config.run.threads {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let segments = || plan.layout.units.iter().flat_map(|unit| &unit.segments);
+    measured::<M, A, _>(config, architecture, plan, Rank(0), |input| Forecast {
+        usage: ledger::predict(&plan.step, input),
+        moving: ledger::moving(&plan.step, input, plan.mesh.world(), computing),
+        shard_elements: segments()
+            .filter(|segment| segment.trainable || plan.policy.frozen_master)
+            .map(Segment::shard_len)
+            .sum(),
+    })
 }
 
 /// What is said of a rank's memory once its calls are measured.

@@ -11,15 +11,16 @@ mod available;
 mod shortage;
 
 use fsdp_core::memory::Category;
+use fsdp_core::plan::Plan;
 use fsdp_nn::model::Architecture;
 
 pub use available::{Available, Limit};
 pub use shortage::{Part, Shortage};
 
-use crate::config::Device;
+use crate::config::{Device, Resolved};
 use crate::error::TrainError;
 use crate::events;
-use crate::job::{Forecast, Job};
+use crate::job::{Forecast, Job, forecast};
 use crate::rule::TrainBackend;
 
 /// The part of what ranks hold together that is not counted, for those that are between two waits.
@@ -42,7 +43,21 @@ pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
 ) -> Result<(), TrainError> {
-    expect::<M, A>(job, ranks_on_machine, Storage::Shared, Available::now())
+    expect_room_for::<M, A>(&job.config, &job.architecture, &job.plan, ranks_on_machine)
+}
+
+/// As [`expect_room_to_train`], before the data is opened.
+///
+/// # Errors
+/// As [`expect_room_to_train`].
+pub fn expect_room_for<M: TrainBackend, A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Plan,
+    ranks_on_machine: usize,
+) -> Result<(), TrainError> {
+    let forecast = || forecast::<M, A>(config, architecture, plan);
+    expect(forecast, (config, plan), ranks_on_machine, Storage::Shared, Available::now())
 }
 
 /// That the ranks of a verification fit, each with storage of its own.
@@ -53,22 +68,29 @@ pub(crate) fn expect_room_to_verify<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
 ) -> Result<(), TrainError> {
-    expect::<M, A>(job, ranks_on_machine, Storage::Separate, Available::now())
+    expect(
+        || job.forecast::<M>(),
+        (&job.config, &job.plan),
+        ranks_on_machine,
+        Storage::Separate,
+        Available::now(),
+    )
 }
 
-fn expect<M: TrainBackend, A: Architecture + Clone>(
-    job: &Job<A>,
+fn expect(
+    forecast: impl FnOnce() -> Result<Forecast, TrainError>,
+    (config, plan): (&Resolved, &Plan),
     ranks: usize,
     storage: Storage,
     available: Option<Available>,
 ) -> Result<(), TrainError> {
     // Where nothing says what there is, allocating it will.
-    let (Some(available), Device::Cpu | Device::TorchCpu) = (available, job.config.run.device) else {
+    let (Some(available), Device::Cpu | Device::TorchCpu) = (available, config.run.device) else {
         return Ok(());
     };
-    let forecast = job.forecast::<M>()?;
+    let forecast = forecast()?;
     events::predicted_memory(&forecast.usage);
-    let parts = parts(job, ranks, storage, &forecast);
+    let parts = parts((config, plan), ranks, storage, &forecast);
     let needed_bytes = parts.iter().map(|part| part.bytes).sum();
     if needed_bytes <= available.bytes {
         return Ok(());
@@ -77,8 +99,13 @@ fn expect<M: TrainBackend, A: Architecture + Clone>(
 }
 
 /// What `ranks` ranks hold, by what it is for.
-fn parts<A>(job: &Job<A>, ranks: usize, storage: Storage, forecast: &Forecast) -> Vec<Part> {
-    let (is_all, ranks) = (ranks == job.plan.mesh.world(), ranks as u64);
+fn parts(
+    (config, plan): (&Resolved, &Plan),
+    ranks: usize,
+    storage: Storage,
+    forecast: &Forecast,
+) -> Vec<Part> {
+    let (is_all, ranks) = (ranks == plan.mesh.world(), ranks as u64);
     let (device, host) = (&forecast.usage.device, &forecast.usage.host);
     let kept = |category: Category| device.live(category) + host.live(category);
     let of_all = |name, per_rank: usize| {
@@ -109,10 +136,10 @@ fn parts<A>(job: &Job<A>, ranks: usize, storage: Storage, forecast: &Forecast) -
             parts.push(Part { name: "activations and workspace", per_rank_bytes: moving, bytes: moving });
         }
     }
-    if storage == Storage::Shared && job.config.checkpoint.every > 0 {
-        let master = job.plan.policy.param_dtype.master().size_bytes();
+    if storage == Storage::Shared && config.checkpoint.every > 0 {
+        let master = plan.policy.param_dtype.master().size_bytes();
         let copy = (forecast.shard_elements * master + kept(Category::OptimizerState)) as u64;
-        let bytes = copy.saturating_mul((job.plan.mesh.shards() as u64).min(ranks));
+        let bytes = copy.saturating_mul((plan.mesh.shards() as u64).min(ranks));
         parts.push(Part { name: "copy that a checkpoint is written from", per_rank_bytes: copy, bytes });
     }
     parts.retain(|part| part.bytes > 0);

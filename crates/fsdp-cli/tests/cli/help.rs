@@ -14,6 +14,7 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_verify", help("verify --help"));
     insta::assert_snapshot!("help_eval", help("eval --help"));
     insta::assert_snapshot!("help_generate", help("generate --help"));
+    insta::assert_snapshot!("help_check", help("check --help"));
     insta::assert_snapshot!("help_schedule", help("schedule --help"));
     insta::assert_snapshot!("help_report", help("report --help"));
     insta::assert_snapshot!("help_bench_train", help("bench train --help"));

@@ -13,6 +13,9 @@ mod help;
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
 
+// A run file that is looked at, and not run.
+mod checking;
+
 // Evaluating a model by itself.
 mod evaluating;
 

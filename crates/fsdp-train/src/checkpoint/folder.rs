@@ -22,7 +22,10 @@ pub(crate) const RESOLVED: &str = "resolved.toml";
 
 /// Whether there is anything in the output folder, but for its lock, what processes find each other by and leave when they fail, kept
 /// tokens, and the empty folders that a run leaves when it fails before its first step.
-pub(super) fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
+///
+/// # Errors
+/// [`TrainError`]: it is a file, or can not be read.
+pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
     if is_url(out_dir) {
         return Ok(!objects::names(out_dir)?.is_empty());
     }

@@ -27,6 +27,7 @@ mod record;
 mod sampler;
 mod source;
 mod stamp;
+mod survey;
 #[cfg(test)]
 mod testing;
 mod text;
@@ -44,6 +45,7 @@ pub use permutation::Permutation;
 pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};
 pub use sampler::Sampler;
+pub use survey::{Survey, survey};
 pub use tokenizer::{Tokenizer, TokenizerFault};
 pub(crate) use training::{Sample, Training};
 pub use training::{SourcePosition, SourceSummary};

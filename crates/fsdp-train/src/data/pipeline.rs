@@ -65,6 +65,14 @@ pub(super) fn run<E: From<DataError>>(
     Ok(())
 }
 
+/// Makes tokens of the first records of the first file.
+///
+/// # Errors
+/// The first record that is wrong.
+pub(super) fn first(text: &Text<'_>) -> Result<(), DataError> {
+    Reader::new(text).batch()?.map_or(Ok(()), |batch| encoded(text, batch).map(drop))
+}
+
 /// Reads files one after the other.
 struct Reader<'a> {
     files: &'a [DataFile],

@@ -33,7 +33,10 @@ fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<HfModel> {
 
 fn needed<A: Architecture + Clone>(job: &Job<A>, storage: Storage) -> u64 {
     let ranks = job.plan.mesh.world();
-    parts(job, ranks, storage, &job.forecast::<HostMemory>().unwrap()).iter().map(|part| part.bytes).sum()
+    parts((&job.config, &job.plan), ranks, storage, &job.forecast::<HostMemory>().unwrap())
+        .iter()
+        .map(|part| part.bytes)
+        .sum()
 }
 
 fn left(bytes: u64) -> Option<Available> {
@@ -89,7 +92,10 @@ fn a_job_fits_to_the_byte() {
     let job = job(dir.path(), 2, &[]);
     let needed = needed(&job, Storage::Shared);
     let world = job.plan.mesh.world();
-    let expect = |available| expect::<HostMemory, _>(&job, world, Storage::Shared, available);
+    let expect = |available| {
+        let forecast = || job.forecast::<HostMemory>();
+        expect(forecast, (&job.config, &job.plan), world, Storage::Shared, available)
+    };
     assert!(expect(left(needed)).is_ok());
     assert!(expect(None).is_ok(), "where nothing is known, allocation decides");
     let error = expect(left(needed - 1)).unwrap_err();
@@ -137,8 +143,9 @@ fn ranks_on_other_machines_need_nothing_here() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), 4, &[]);
     let forecast = job.forecast::<HostMemory>().unwrap();
-    let bytes =
-        |ranks| -> u64 { parts(&job, ranks, Storage::Shared, &forecast).iter().map(|part| part.bytes).sum() };
+    let bytes = |ranks| -> u64 {
+        parts((&job.config, &job.plan), ranks, Storage::Shared, &forecast).iter().map(|part| part.bytes).sum()
+    };
     let world = job.plan.mesh.world();
     assert!(world > 1 && (1..world).all(|ranks| bytes(ranks) < bytes(ranks + 1)));
 }

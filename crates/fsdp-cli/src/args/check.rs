@@ -1,0 +1,25 @@
+//! Arguments of `fsdp check`.
+
+use clap::Args as ClapArgs;
+
+use super::RunFileArgs;
+
+/// `fsdp check`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Nothing is run, written or tokenized: the run file and those it extends, the device, the model and its
+weights, the files of the data with their first records, the tokenizer, the output folder, the
+schedule and the memory are looked at, and all that is wrong is listed. The exit code is 2 when
+something is.
+
+Examples:
+  fsdp check run.toml
+  fsdp check run.toml --set run.ranks=8 --json"
+)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,224 @@
+//! `fsdp check`: everything about a run file that can be known without running it.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use fsdp_ckpt::is_url;
+use fsdp_core::Rank;
+use fsdp_core::plan::Plan;
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::Architecture as _;
+use fsdp_train::checkpoint::is_filled;
+use fsdp_train::config::{DataConfig, Init};
+use fsdp_train::data::{Survey, survey};
+use fsdp_train::memory::expect_room_for;
+use fsdp_train::{expect_positions, plan, predict};
+use serde_json::json;
+
+use crate::args::CheckArgs;
+use crate::error::CliError;
+use crate::exit_code::Exit;
+use crate::output::{self, Paint};
+use crate::run_setup::{Model, RunSetup};
+use crate::train::parameters;
+use crate::units::{bytes, grouped};
+use crate::{cluster, device, logging};
+
+/// How something was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Warning,
+    Error,
+}
+
+/// What was found of one subject.
+#[derive(Debug)]
+struct Finding {
+    subject: String,
+    verdict: Verdict,
+    detail: String,
+}
+
+/// Looks at everything that a run file names, and prints what it found of each.
+///
+/// # Errors
+/// [`CliError`]: the report can not be printed.
+pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
+    logging::install(None)?;
+    let mut findings = Findings::default();
+    findings.all(args);
+    output::print(&if args.json { findings.json() } else { findings.text() })?;
+    let is_wrong = findings.0.iter().any(|finding| finding.verdict == Verdict::Error);
+    Ok(if is_wrong { Exit::Input } else { Exit::Done })
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn all(&mut self, args: &CheckArgs) {
+        let place = cluster::place().unwrap_or_default();
+        let read = RunSetup::read(&args.run, &|device| device::ranks(place, device));
+        let Some((setup, warnings)) = self.told("run file", read, |_| args.run.file.display().to_string())
+        else {
+            return;
+        };
+        warnings.into_iter().for_each(|detail| self.note("run file", Verdict::Warning, detail));
+        let config = &setup.config;
+        self.told("device", device::expect(config.run.device), |()| config.run.device.name().to_owned());
+        self.data(&config.data, Path::new(&config.run.out_dir));
+        self.folder(&setup);
+        let Some(model) = self.told("model", setup.build(), |model| describe(&setup, model)) else { return };
+        self.told("positions", expect_positions(config, &model), |()| {
+            format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
+        });
+        let spec = &model.description().spec;
+        let evaluates = !config.data.eval.is_empty();
+        let planned = plan(config, spec, evaluates);
+        let Some(plan) = self.told("schedule", planned, |plan| {
+            let units = plan.layout.units.len();
+            format!("{} operations in {units} units on mesh {}, safe", plan.step.ops.len(), plan.mesh)
+        }) else {
+            return;
+        };
+        let weights = setup.init(&model).and_then(|init| Ok(init.check(&plan.spec)?));
+        self.told("weights", weights, |()| match config.model.init {
+            Init::Random => "random".to_owned(),
+            Init::Pretrained => format!("those in {}", config.model.path),
+        });
+        self.memory(&setup, &model, &plan);
+    }
+
+    fn data(&mut self, data: &DataConfig, out_dir: &Path) {
+        let sources = data.sources().into_iter().map(|source| {
+            let config = data.of_source(&source);
+            ("data".to_owned(), source.path, config)
+        });
+        let sets = data.eval.iter().map(|set| {
+            let subject = if set.name.is_empty() {
+                "evaluation".to_owned()
+            } else {
+                format!("evaluation {}", set.name)
+            };
+            (subject, set.paths.clone(), data.clone())
+        });
+        for (subject, paths, config) in sources.chain(sets).collect::<Vec<_>>() {
+            if paths.iter().any(|path| is_url(path)) {
+                let detail = "in an object store, which is not looked at".to_owned();
+                self.note(&subject, Verdict::Warning, detail);
+                continue;
+            }
+            self.told(&subject, survey(&paths, &config, out_dir), |found| of_survey(found, data.seq_len));
+        }
+    }
+
+    fn folder(&mut self, setup: &RunSetup) {
+        let out_dir = Path::new(&setup.config.run.out_dir);
+        if is_url(out_dir) {
+            return self.note(
+                "output",
+                Verdict::Warning,
+                "an object store, which is not looked at".to_owned(),
+            );
+        }
+        match is_filled(out_dir, &setup.config.data) {
+            Ok(true) => {
+                let detail = format!(
+                    "{} holds a run: go on with it by --resume, or replace it by --overwrite",
+                    out_dir.display()
+                );
+                self.note("output", Verdict::Warning, detail);
+            }
+            found => drop(self.told("output", found, |_| out_dir.display().to_string())),
+        }
+    }
+
+    fn memory(&mut self, setup: &RunSetup, model: &Model, plan: &Plan) {
+        let config = &setup.config;
+        let room = predict::<HostMemory, _>(config, model, plan, Rank(0)).and_then(|usage| {
+            expect_room_for::<HostMemory, _>(config, model, plan, config.run.ranks)?;
+            Ok(usage)
+        });
+        self.told("memory", room, |usage| {
+            let peak = usage.device.total_peak_bytes + usage.host.total_peak_bytes;
+            format!("{} at the peak of a rank, of {} ranks", bytes(peak as u64), config.run.ranks)
+        });
+    }
+
+    /// Notes what was found, or why not.
+    fn told<T, E: Error + 'static>(
+        &mut self,
+        subject: &str,
+        found: Result<T, E>,
+        detail: impl FnOnce(&T) -> String,
+    ) -> Option<T> {
+        match found {
+            Ok(found) => {
+                self.note(subject, Verdict::Ok, detail(&found));
+                Some(found)
+            }
+            Err(error) => {
+                let (mut text, mut cause) = (error.to_string(), error.source());
+                while let Some(error) = cause {
+                    // Some errors say their cause themselves.
+                    let told = error.to_string();
+                    if !text.contains(&told) {
+                        text = format!("{text}: {told}");
+                    }
+                    cause = error.source();
+                }
+                self.note(subject, Verdict::Error, text);
+                None
+            }
+        }
+    }
+
+    fn note(&mut self, subject: &str, verdict: Verdict, detail: String) {
+        self.0.push(Finding { subject: subject.to_owned(), verdict, detail });
+    }
+
+    fn text(&self) -> String {
+        let paint = Paint::of(&io::stdout());
+        let line = |Finding { subject, verdict, detail }: &Finding| {
+            let verdict = match verdict {
+                Verdict::Ok => paint.good("ok     "),
+                Verdict::Warning => paint.warning("warning"),
+                Verdict::Error => paint.bad("error  "),
+            };
+            format!("{verdict}  {subject:<12}  {detail}\n")
+        };
+        self.0.iter().map(line).collect()
+    }
+
+    fn json(&self) -> String {
+        let of = |finding: &Finding| {
+            let verdict = match finding.verdict {
+                Verdict::Ok => "ok",
+                Verdict::Warning => "warning",
+                Verdict::Error => "error",
+            };
+            json!({"subject": finding.subject, "verdict": verdict, "detail": finding.detail})
+        };
+        format!("{:#}\n", json!({ "findings": self.0.iter().map(of).collect::<Vec<_>>() }))
+    }
+}
+
+fn describe(setup: &RunSetup, model: &Model) -> String {
+    let family = setup.model.family().model_type;
+    format!("{family}, {}; {}", parameters(&model.description().spec), setup.model.summary())
+}
+
+fn of_survey(found: &Survey, seq_len: usize) -> String {
+    let files =
+        if found.files == 1 { "1 file".to_owned() } else { format!("{} files", grouped(found.files as u64)) };
+    let size = format!("{files}, {}", bytes(found.bytes));
+    match found.tokens {
+        Some(tokens) => {
+            let samples = tokens.saturating_sub(1) / seq_len as u64;
+            format!("{size}, {} tokens, about {} samples", grouped(tokens), grouped(samples))
+        }
+        None => format!("{size}; the first records can be read, how many tokens there are is not known"),
+    }
+}
