@@ -32,7 +32,7 @@ pub(crate) use companions::Companions;
 
 /// What the exported files say of where they come from.
 fn origin<A>(job: &Job<A>, config_json: Option<&str>) -> BTreeMap<String, String> {
-    let run = RunState::of(job, 0, config_json, &[]).run_hash();
+    let run = RunState::of(job, 0, config_json, (&[], &[])).run_hash();
     BTreeMap::from([("fsdp_version".to_owned(), crate::VERSION.to_owned()), ("fsdp_run".to_owned(), run)])
 }
 

@@ -20,6 +20,7 @@ use fsdp_nn::model::Architecture;
 use crate::adapter::merges;
 use crate::adapter::peft::ADAPTER_FILE;
 use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
+use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::export::{Companions, plan_export};
@@ -85,6 +86,8 @@ pub struct Summary {
     pub resumed_from: Option<u64>,
     /// Whether it was stopped before all steps were done.
     pub stopped: bool,
+    /// The lowest loss that `train.early_stop` saw, if that ended the run.
+    pub early: Option<WatchedLoss>,
     /// Loss of the first step of this process.
     pub first_loss: f64,
     /// Loss of the last step.
@@ -211,7 +214,8 @@ fn summary<A>(
     Summary {
         steps: done,
         resumed_from: start.source.is_some().then_some(start.step),
-        stopped: done < job.config.train.steps,
+        stopped: done < job.config.train.steps && ranks[0].early.is_none(),
+        early: ranks[0].early.filter(|_| done < job.config.train.steps),
         first_loss: records.first().map_or(f64::NAN, |record| record.loss),
         last_loss: records.last().map_or(f64::NAN, |record| record.loss),
         tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),

@@ -6,6 +6,7 @@ use std::io;
 use fsdp_core::comm::Traffic;
 use fsdp_core::memory::{Bytes, Category, Usage};
 use fsdp_core::model::{ModelSpec, ParamSpec};
+use fsdp_train::config::WatchedLoss;
 use fsdp_train::train::Summary;
 use fsdp_train::{Evaluation, Job};
 
@@ -19,10 +20,13 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "{name:<14}{value}");
     };
-    let stopped = if summary.stopped {
-        format!(" of {}, stopped early", job.config.train.steps)
-    } else {
-        String::new()
+    let steps = job.config.train.steps;
+    let stopped = match &summary.early {
+        Some(WatchedLoss { step, loss }) => {
+            format!(" of {steps}: evaluations give no lower loss than {loss:.4}, after step {step}")
+        }
+        None if summary.stopped => format!(" of {steps}, stopped early"),
+        None => String::new(),
     };
     let resumed = match summary.resumed_from {
         Some(before) => format!(", of which {} after a checkpoint", summary.steps - before),

@@ -16,6 +16,9 @@ mod train;
 // A run file that is looked at, and not run.
 mod checking;
 
+// Runs that evaluations end.
+mod early_stopping;
+
 // Evaluating a model by itself.
 mod evaluating;
 

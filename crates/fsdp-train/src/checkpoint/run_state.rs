@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::settings;
-use crate::config::Resolved;
+use crate::config::{Resolved, WatchedLoss};
 use crate::data::SourcePosition;
 use crate::error::TrainError;
 use crate::job::Job;
 
 /// Keys, and tables of keys, that do not change what is computed.
-const FREE: [&str; 24] = [
+const FREE: [&str; 25] = [
     "model.path",
     "model.init",
     "adapter.path",
@@ -36,6 +36,7 @@ const FREE: [&str; 24] = [
     "data.eval",
     "data.eval_every",
     "data.eval_batches",
+    "train.early_stop",
     "fsdp.mesh",
     "fsdp.wrap",
     "fsdp.reshard_after_forward",
@@ -84,6 +85,9 @@ pub struct RunState {
     pub config_digest: String,
     /// What was changed when the run went on from earlier checkpoints.
     pub changes: Vec<Change>,
+    /// The losses that `train.early_stop` watches, so far.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub watched: Vec<WatchedLoss>,
     /// The version of `fsdp` that saved it; empty before there was such a record.
     #[serde(default)]
     pub version: String,
@@ -138,7 +142,12 @@ pub struct Difference {
 
 impl RunState {
     /// The state of a job after `step` steps.
-    pub(crate) fn of<A>(job: &Job<A>, step: u64, model: Option<&str>, changes: &[Change]) -> Self {
+    pub(crate) fn of<A>(
+        job: &Job<A>,
+        step: u64,
+        model: Option<&str>,
+        (changes, watched): (&[Change], &[WatchedLoss]),
+    ) -> Self {
         let config = job.config.to_toml();
         let tokens_per_step = (job.config.train.global_batch_size * job.config.data.seq_len) as u64;
         Self {
@@ -152,6 +161,7 @@ impl RunState {
             config_digest: DigestKind::Crc64.of(config.as_bytes()).to_string(),
             config,
             changes: changes.to_vec(),
+            watched: watched.to_vec(),
             version: crate::VERSION.to_owned(),
             param_groups: settings::param_groups(job, step),
         }

@@ -11,6 +11,7 @@ use super::foreign::Foreign;
 use super::run_state::{Change, DataPosition, RunState};
 use super::start::{Resume, Resumed};
 use super::table::{StateTable, is_saved};
+use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::train::RunOptions;
@@ -28,6 +29,8 @@ pub(super) struct Chosen {
     pub(super) source: Source,
     /// What was changed earlier.
     pub(super) earlier: Vec<Change>,
+    /// The losses that were watched so far.
+    pub(super) watched: Vec<WatchedLoss>,
     pub(super) resumed: Resumed,
 }
 
@@ -87,13 +90,14 @@ fn choose_native<A>(
         let (counted, tensor) = (saved.step, "the state of the run".to_owned());
         return Err(TrainError::AtStep { path, counted, given, tensor });
     }
-    let now = RunState::of(job, saved.step, options.config_json.as_deref(), &[]);
+    let now = RunState::of(job, saved.step, options.config_json.as_deref(), (&[], &[]));
     let changes = saved
         .changes_to(&now)
         .map_err(|differences| TrainError::OtherRun { path: path.clone(), differences })?;
     reader.check_tensors(table.tensors.iter().map(|tensor| &tensor.spec))?;
     let resumed = Resumed { step: saved.step, path, changes, taken: None };
-    Ok(Chosen { source: Source::Native(reader), earlier: saved.changes, resumed })
+    let (earlier, watched) = (saved.changes, saved.watched);
+    Ok(Chosen { source: Source::Native(reader), earlier, watched, resumed })
 }
 
 fn choose_foreign<A>(
@@ -112,7 +116,8 @@ fn choose_foreign<A>(
     taken.derived.push(format!("learning rate of the next step: {}", job.schedule.lr(step)));
     let changes = foreign.changes(job, step)?;
     let resumed = Resumed { step, path: foreign.path().to_owned(), changes, taken: Some(taken) };
-    Ok(Chosen { source: Source::Foreign(foreign), earlier: Vec::new(), resumed })
+    let (earlier, watched) = (Vec::new(), Vec::new());
+    Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, resumed })
 }
 
 /// A checkpoint by its true path.

@@ -23,7 +23,7 @@ use super::soundness::{damaged, is_damage, newest_sound};
 use super::source::{Chosen, Source, choose, found};
 use super::table::StateTable;
 use super::warning::RunWarning;
-use crate::config::Resolved;
+use crate::config::{Resolved, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
@@ -71,6 +71,8 @@ pub(crate) struct Start {
     pub(crate) source: Option<Source>,
     /// What was changed in the course of the run, up to here.
     pub(crate) changes: Vec<Change>,
+    /// The losses that were watched up to here.
+    pub(crate) watched: Vec<WatchedLoss>,
     /// What tells this start of the run from others, in the names of what is not complete yet.
     pub(crate) attempt: Attempt,
     /// The output folder, in the process of the first rank.
@@ -90,6 +92,7 @@ struct Beginning {
     step: u64,
     from: From,
     changes: Vec<Change>,
+    watched: Vec<WatchedLoss>,
     attempt: Attempt,
 }
 
@@ -149,7 +152,8 @@ impl Start {
             Some(Source::Native(source)) if source.dir() == own => From::Own,
             Some(_) => From::Named,
         };
-        Beginning { step: self.step, from, changes: self.changes.clone(), attempt: self.attempt }
+        let (changes, watched) = (self.changes.clone(), self.watched.clone());
+        Beginning { step: self.step, from, changes, watched, attempt: self.attempt }
     }
 
     fn hear<A>(
@@ -158,7 +162,7 @@ impl Start {
         options: &RunOptions<'_>,
         beginning: Beginning,
     ) -> Result<Self, TrainError> {
-        let Beginning { step, from, changes, attempt } = beginning;
+        let Beginning { step, from, changes, watched, attempt } = beginning;
         let source = match (from, &options.resume) {
             (From::Nothing, _) => None,
             (From::Named, Resume::From { path, .. }) => Some(Source::open(job, table, &found(path)?)?),
@@ -167,7 +171,7 @@ impl Start {
                 Some(Source::open(job, table, &path)?)
             }
         };
-        Ok(Self { step, source, changes, attempt, folder: None })
+        Ok(Self { step, source, changes, watched, attempt, folder: None })
     }
 
     /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
@@ -222,15 +226,16 @@ impl Start {
         if chosen.is_some() || matches!(options.resume, Resume::Newest | Resume::NewestSound) {
             options.reporter.resumed(chosen.as_ref().map(|chosen| &chosen.resumed));
         }
-        let (step, source, changes) = match chosen {
-            Some(Chosen { source, earlier, resumed }) => {
-                (resumed.step, Some(source), earlier.into_iter().chain(resumed.changes).collect())
+        let (step, source, changes, watched) = match chosen {
+            Some(Chosen { source, earlier, watched, resumed }) => {
+                let changes = earlier.into_iter().chain(resumed.changes).collect();
+                (resumed.step, Some(source), changes, watched)
             }
-            None => (0, None, Vec::new()),
+            None => (0, None, Vec::new(), Vec::new()),
         };
         let attempt = lock.attempt();
         let folder = Folder { lock: Arc::new(lock), earlier, is_settled: AtomicBool::new(false) };
-        Self { step, source, changes, attempt, folder: Some(folder) }
+        Self { step, source, changes, watched, attempt, folder: Some(folder) }
     }
 
     /// The lock of the output folder, in the process of the first rank.

@@ -10,6 +10,7 @@
 
 mod adapter;
 mod checkpoint;
+mod early_stop;
 mod error;
 mod eval;
 mod extends;
@@ -33,6 +34,7 @@ mod written;
 
 pub use adapter::{AdapterConfig, AdapterKind, Targets};
 pub use checkpoint::CheckpointConfig;
+pub use early_stop::{EarlyStopConfig, WatchedLoss};
 pub use error::ConfigError;
 pub use eval::EvalSet;
 pub use fsdp::{FsdpConfig, MeshConfig};

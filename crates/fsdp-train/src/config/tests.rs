@@ -46,6 +46,7 @@ label_smoothing = 0.0
 z_loss = 0.0
 optimizer = { name = "adamw", lr = 3e-3, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1, no_decay = [], group = [] }
 lr_schedule = { name = "warmup-cosine", warmup_steps = 20, start_factor = 0.1, min_lr = 0.0 }
+early_stop = { patience = 3, min_delta = 0.0, set = "eval" }
 [fsdp]
 wrap = ["LlamaDecoderLayer"]
 reshard_after_forward = "auto"
@@ -193,10 +194,10 @@ fn every_form_of_a_key_round_trips() {
 
 #[test]
 fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
-    assert_eq!(with(&["data.eval=[]"]).data.eval, []);
+    assert_eq!(parse(MINIMAL, &["data.eval=[]"]).unwrap().config.data.eval, []);
     assert_eq!(with(&[]).data.eval, [EvalSet::of_paths(vec!["docs".to_owned()])]);
     let sets = "data.eval=[{name='books', paths=['a', 'b']}, {name='c.d-e_2', paths=['c'], max_samples=9}]";
-    let config = with(&[sets]);
+    let config = with(&[sets, "train.early_stop.set=books"]);
     let set = |name: &str, paths: &[&str], max_samples| EvalSet {
         name: name.to_owned(),
         paths: paths.iter().map(|&path| path.to_owned()).collect(),
@@ -207,6 +208,7 @@ fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
     round_trips(&with(&["data.eval=[{name='eval', paths=['a'], max_samples=1}]"]));
     let tables = "\n[[data.eval]]\nname = 'books'\npaths = ['a']\n[train]\n";
     let written = FULL.replace("eval = [\"docs\"]\n", "").replace("\n[train]\n", tables);
+    let written = written.replace("set = \"eval\"", "set = \"books\"");
     assert_eq!(parse(&written, &[]).unwrap().config.data.eval, [set("books", &["a"], 0)]);
 }
 

@@ -2,6 +2,7 @@
 
 use fsdp_nn::op::LossTerms;
 
+use super::early_stop::EarlyStopConfig;
 use super::error::ConfigError;
 use super::kind::{BETA, MICRO_BATCH_SIDE, NON_NEGATIVE, POSITIVE, POSITIVE_COUNT, SIZE};
 use super::optimizer::OptimizerConfig;
@@ -31,6 +32,8 @@ table! {
         z_loss: f64 = or(NON_NEGATIVE, 0.0),
         /// How the learning rate goes over the steps.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
+        /// When evaluations end the run before its last step, if they do.
+        early_stop: Option<EarlyStopConfig> = table_or_none(EarlyStopConfig::read),
     }
 }
 

@@ -25,6 +25,7 @@ pub(super) fn validate(
     batches(config, origin)?;
     cache(config, origin)?;
     export(config, origin)?;
+    early_stop(config, origin)?;
     metrics(config, origin)?;
     columns(config, origin)?;
     mesh(config, origin)?;
@@ -65,6 +66,23 @@ fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         _ => return Ok(()),
     };
     Err(out_of_range(origin, "run.export_weights", "\"ema\"", allowed.to_owned()))
+}
+
+/// What ends a run must be evaluated.
+fn early_stop(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let Some(early_stop) = &config.train.early_stop else { return Ok(()) };
+    let names: Vec<&str> = config.data.eval.iter().map(|set| &*set.name).collect();
+    if names.is_empty() {
+        let allowed = "left out where nothing is evaluated: set data.eval".to_owned();
+        return Err(out_of_range(origin, "train.early_stop", "a table", allowed));
+    }
+    match &early_stop.set {
+        Some(set) if !names.contains(&set.as_str()) => {
+            let allowed = format!("the name of an evaluation set: {}", names.join(", "));
+            Err(out_of_range(origin, "train.early_stop.set", &format!("\"{set}\""), allowed))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Nothing can be appended to an object, and these files are not read before the run is over.

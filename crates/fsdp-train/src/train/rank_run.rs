@@ -10,10 +10,11 @@ use fsdp_nn::model::Architecture;
 use super::run::{RankResult, Run};
 use crate::adapter::merges;
 use crate::checkpoint::{Outcome, Place, RunState, RunWarning, Saver, Tidied, Tidying};
+use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;
-use crate::rank::RankTrainer;
+use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::waiting::{self, Heard, WaitTimer};
 
@@ -26,6 +27,8 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     tidying: Option<Tidying>,
     /// A checkpoint whose weights have not given a loss yet: older ones are kept until they have.
     unproven: Option<u64>,
+    /// The losses that `train.early_stop` watches.
+    watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
     /// On the first rank.
     heard: Heard,
@@ -42,7 +45,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     ) -> Self {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
         let (heard, clock) = (Heard::new(run.start.step), Instant::now());
-        Self { run, trainer, saver, tidying: None, unproven: None, observer, heard, clock }
+        let watched = run.start.watched.clone();
+        Self { run, trainer, saver, tidying: None, unproven: None, watched, observer, heard, clock }
     }
 
     /// The whole way.
@@ -59,7 +63,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.secure(done)?;
         }
         self.run.note_end(self.trainer.rank())?;
-        Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done })
+        let early = if self.is_over() { WatchedLoss::lowest(&self.watched) } else { None };
+        Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done, early })
     }
 
     /// All steps, with the evaluations and saves between them; returns how many are done.
@@ -67,11 +72,17 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let (job, start) = (self.run.job, self.run.start);
         let (steps, every) = (job.config.train.steps, job.config.data.eval_every);
         let evaluates_after = |done: u64| done == steps || (every > 0 && done.is_multiple_of(every));
-        if start.step == steps || (evaluates_after(start.step) && self.lacks_evaluation()?) {
-            let stop = self.evaluate(start.step)?;
+        let evaluates = evaluates_after(start.step);
+        let is_missing = start.step == steps || evaluates && self.lacks_evaluation()?;
+        // A checkpoint is older than the evaluation of its step.
+        if is_missing || evaluates && self.lacks_watched(start.step) {
+            let stop = self.evaluate(start.step, is_missing)?;
             if stop {
                 return Ok(start.step);
             }
+        }
+        if self.is_over() {
+            return Ok(start.step);
         }
         for step in start.step..steps {
             let done = step + 1;
@@ -99,11 +110,13 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             }
             let outcome = self.saver.as_mut().and_then(Saver::poll);
             self.note(outcome);
-            stop |= evaluates && self.evaluate(done)?;
-            if stop && !is_saved {
+            stop |= evaluates && self.evaluate(done, true)?;
+            let is_over = evaluates && self.is_over();
+            // What is over needs no state to go on from, unless states are kept.
+            if !is_saved && (stop || is_over && job.config.checkpoint.every > 0) {
                 self.save(done)?;
             }
-            if stop {
+            if stop || is_over {
                 return Ok(done);
             }
         }
@@ -143,7 +156,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn begin_save(&mut self, step: u64, place: Place) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let model = self.run.options.config_json.as_deref();
-        let state = RunState::of(self.run.job, step, model, &self.run.start.changes);
+        let state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
         saver.save(self.trainer.engine(), state, place)
     }
 
@@ -241,15 +254,21 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         self.run.tell_exported(self.trainer.rank(), is_exported)
     }
 
-    /// Evaluates; returns whether some rank asked to stop before it was done.
-    fn evaluate(&mut self, step: u64) -> Result<bool, TrainError> {
+    /// Evaluates, and records what it finds if it `records`; returns whether some rank asked to stop before it was done.
+    fn evaluate(&mut self, step: u64, records: bool) -> Result<bool, TrainError> {
         if self.is_first() {
             events::evaluation_begins(step);
         }
         let evaluations =
             self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
         let Some(evaluations) = evaluations else { return Ok(true) };
-        if self.is_first_here() && !evaluations.is_empty() {
+        if let Some(early_stop) = &self.run.job.config.train.early_stop {
+            let is_watched =
+                |found: &&Evaluation| early_stop.set.as_ref().is_none_or(|set| *set == found.set);
+            let found = evaluations.iter().find(is_watched);
+            self.watched.extend(found.map(|found| WatchedLoss { step, loss: found.loss }));
+        }
+        if records && self.is_first_here() && !evaluations.is_empty() {
             self.run.record_evaluation(step, evaluations);
         }
         Ok(false)
@@ -260,6 +279,23 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let step = self.run.start.step;
         let is_missing = step > 0 && self.is_first() && self.run.lacks_evaluation(step);
         self.trainer.any(is_missing)
+    }
+
+    /// Whether evaluations say that nothing more is learned: the same on all ranks.
+    fn is_over(&self) -> bool {
+        self.run
+            .job
+            .config
+            .train
+            .early_stop
+            .as_ref()
+            .is_some_and(|early_stop| early_stop.is_over(&self.watched))
+    }
+
+    /// Whether the loss after this step is to be watched, and is not known.
+    fn lacks_watched(&self, step: u64) -> bool {
+        let is_known = || self.watched.iter().any(|watched| watched.step == step);
+        step > 0 && self.run.job.config.train.early_stop.is_some() && !is_known()
     }
 
     /// Whether this is the first rank of all.

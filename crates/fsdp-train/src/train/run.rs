@@ -18,6 +18,7 @@ use super::rank_run::RankRun;
 use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
 use crate::adapter::{merges, peft};
 use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, not_heard};
+use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};
@@ -43,6 +44,8 @@ pub(super) struct RankResult {
     pub(super) traffic: Traffic,
     /// Steps done.
     pub(super) done: u64,
+    /// The lowest loss that was watched, if evaluations ended the run.
+    pub(super) early: Option<WatchedLoss>,
 }
 
 /// What is noted of a run, by the first rank of this process unless it says otherwise.

@@ -35,6 +35,7 @@ fn state(config: &str) -> RunState {
         config_digest: String::new(),
         base: None,
         changes: Vec::new(),
+        watched: Vec::new(),
         version: "0.0.1".into(),
         param_groups: serde_json::Value::Null,
     }

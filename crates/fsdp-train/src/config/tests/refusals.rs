@@ -176,3 +176,12 @@ fn rejects_a_file_that_does_not_exist() {
     let message = Resolved::load("missing/run.toml".as_ref(), &[]).unwrap_err().to_string();
     assert!(message.contains("missing/run.toml"), "{message}");
 }
+
+#[test]
+fn rejects_early_stopping_without_patience_or_a_set_to_watch() {
+    rejects(&["train.early_stop.patience=0"], &["`train.early_stop.patience` is 0", "at least 1"]);
+    rejects(&["train.early_stop.min_delta=-1"], &["`train.early_stop.min_delta`"]);
+    rejects(&["train.early_stop.set=books"], &["`train.early_stop.set`", "evaluation set: eval"]);
+    rejects(&["data.eval=[]"], &["`train.early_stop`", "set data.eval"]);
+    rejects(&["train.early_stop.wait=3"], &["unknown key `train.early_stop.wait`", "patience"]);
+}
