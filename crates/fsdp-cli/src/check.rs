@@ -105,7 +105,7 @@ impl Findings {
             (subject, set.paths.clone(), data.clone())
         });
         for (subject, paths, config) in sources.chain(sets).collect::<Vec<_>>() {
-            if paths.iter().any(|path| is_url(path)) {
+            if paths.iter().any(is_url) {
                 let detail = "in an object store, which is not looked at".to_owned();
                 self.note(&subject, Verdict::Warning, detail);
                 continue;
