@@ -18,18 +18,20 @@ mod linear;
 mod lookup;
 mod norm;
 mod pointwise;
+mod routing;
 
 pub use activation::{Activation, Function, Pass};
 pub use attention::{Attention, AttentionDims, Scores};
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
-pub use experts::{Experts, Places, Routes, Routing};
+pub use experts::{Experts, Routes};
 
 pub use head::{Head, HeadDims, IGNORED_TARGET, LogitsDims, LossTerms};
 pub use linear::{Linear, LinearDims, Orientation};
 pub use lookup::Lookup;
 pub use norm::Norm;
 pub use pointwise::{Dropout, Pointwise};
+pub use routing::{Places, Routing};
 
 use crate::graph::{Backward, Node};
 
