@@ -331,6 +331,11 @@ impl Resolved {
         .into())
     }
 
+    /// Whether anybody asks which losses evaluations gave.
+    pub(crate) fn watches(&self) -> bool {
+        self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
+    }
+
     /// The seed of everything random in training but the order of data: dropout masks.
     pub fn train_seed(&self) -> u64 {
         self.model.seed

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::export::Export;
 use fsdp_ckpt::is_url;
+use fsdp_ckpt::native::RunDir;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::Observer;
@@ -88,6 +89,8 @@ pub struct Summary {
     pub stopped: bool,
     /// The lowest loss that `train.early_stop` saw, if that ended the run.
     pub early: Option<WatchedLoss>,
+    /// Of the states that `checkpoint.keep_best` keeps the best one, and its checkpoint.
+    pub best: Option<(WatchedLoss, PathBuf)>,
     /// Loss of the first step of this process.
     pub first_loss: f64,
     /// Loss of the last step.
@@ -164,7 +167,8 @@ where
     let ranks = launched.map_err(explain)?;
     let done = ranks[0].done;
     if assembly.is_leader() {
-        let ended = conclude(&run, &saves, done, cleared);
+        let best = saves.best(&ranks[0].watched);
+        let ended = conclude(&run, &saves, (done, &best), cleared);
         let ended =
             ended.and_then(|()| Ok(start.lock().map_or(Ok(()), |lock| lock.remove_other_attempts())?));
         let told = assembly.announce(OUTCOME, told::encode(ended.as_ref()));
@@ -182,7 +186,7 @@ where
 fn conclude<A: Architecture + Clone>(
     run: &Run<'_, A>,
     saves: &SaveOptions,
-    done: u64,
+    (done, best): (u64, &[u64]),
     cleared: Result<(), fsdp_ckpt::Error>,
 ) -> Result<(), TrainError> {
     run.log().publish_metrics();
@@ -194,7 +198,7 @@ fn conclude<A: Architecture + Clone>(
     let log = run.log();
     if log.saved.is_some() {
         // Without an evaluation nothing shows that the last weights give a finite loss.
-        saves.prune(log.proven.max(done.saturating_sub(1)))?;
+        saves.prune(log.proven.max(done.saturating_sub(1)), best)?;
     }
     Ok(())
 }
@@ -207,15 +211,20 @@ fn summary<A>(
     elapsed: Duration,
     model: PathBuf,
 ) -> Summary {
-    let (records, done) = (&log.records, ranks[0].done);
+    let (records, done, is_over) = (&log.records, ranks[0].done, ranks[0].is_over);
+    let lowest = WatchedLoss::from_lowest(&ranks[0].watched).first().copied();
+    let is_early = is_over && done < job.config.train.steps;
     let mut speeds: Vec<f64> =
         records.iter().skip(usize::from(records.len() > 1)).map(|record| record.tokens_per_s).collect();
     speeds.sort_by(f64::total_cmp);
     Summary {
         steps: done,
         resumed_from: start.source.is_some().then_some(start.step),
-        stopped: done < job.config.train.steps && ranks[0].early.is_none(),
-        early: ranks[0].early.filter(|_| done < job.config.train.steps),
+        stopped: done < job.config.train.steps && !is_over,
+        early: lowest.filter(|_| is_early),
+        best: lowest
+            .filter(|_| job.config.checkpoint.keep_best > 0)
+            .map(|lowest| (lowest, RunDir::new(&job.config.run.out_dir).checkpoint(lowest.step))),
         first_loss: records.first().map_or(f64::NAN, |record| record.loss),
         last_loss: records.last().map_or(f64::NAN, |record| record.loss),
         tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),

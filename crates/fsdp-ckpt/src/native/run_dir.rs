@@ -278,16 +278,17 @@ impl RunLock {
     }
 
     /// Deletes all complete checkpoints but the newest `count`, and never the newest of those up to step `proven`: what
-    /// was saved later may turn out to be of a run that has diverged. On an error more are left than asked for, and
-    /// each is whole.
+    /// was saved later may turn out to be of a run that has diverged; nor those of the steps `best`. On an error more are
+    /// left than asked for, and each is whole.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn keep_last(&self, count: NonZeroUsize, proven: u64) -> Result<(), Error> {
+    pub fn keep_last(&self, count: NonZeroUsize, proven: u64, best: &[u64]) -> Result<(), Error> {
         let steps = self.run.steps()?;
         let newest_proven = steps.iter().rfind(|&&step| step <= proven);
         let old = &steps[..steps.len().saturating_sub(count.get())];
-        old.iter().filter(|step| Some(*step) != newest_proven).try_for_each(|&step| self.delete(step))
+        let is_kept = |step: &u64| Some(step) == newest_proven || best.contains(step);
+        old.iter().filter(|step| !is_kept(step)).try_for_each(|&step| self.delete(step))
     }
 
     /// Deletes the complete checkpoints of all steps after `step`: those of the future, to a run that goes

@@ -175,10 +175,14 @@ fn what_four_threads_save_reads_back_at_any_world_size() {
         }
     }
     // What a run that diverged could go back to is kept.
-    lock.keep_last(NonZeroUsize::MIN, 50).unwrap();
+    lock.keep_last(NonZeroUsize::MIN, 50, &[]).unwrap();
     assert_eq!(run.steps().unwrap(), [50, 150]);
     save(&lock, &plan(1), 100, 100);
-    lock.keep_last(NonZeroUsize::new(2).unwrap(), 100).unwrap();
+    // And so are the best.
+    lock.keep_last(NonZeroUsize::MIN, 150, &[50, 70]).unwrap();
+    assert_eq!(run.steps().unwrap(), [50, 150]);
+    save(&lock, &plan(1), 100, 100);
+    lock.keep_last(NonZeroUsize::new(2).unwrap(), 100, &[]).unwrap();
     assert_eq!(run.steps().unwrap(), [100, 150]);
     lock.delete_after(100).unwrap();
     assert_eq!(names_in(&dir.path().join("run/checkpoints")), ["step-00000100"]);

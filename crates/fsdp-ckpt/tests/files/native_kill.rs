@@ -34,7 +34,7 @@ fn a_process_to_be_killed() {
     for step in first.. {
         save(&lock, &plan, step, step as u8);
         println!("saved {step}");
-        lock.keep_last(NonZeroUsize::new(2).unwrap(), u64::MAX).unwrap();
+        lock.keep_last(NonZeroUsize::new(2).unwrap(), u64::MAX, &[]).unwrap();
     }
 }
 

@@ -36,6 +36,9 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     if summary.resumed_from != Some(summary.steps) {
         line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     }
+    if let Some((WatchedLoss { step, loss }, checkpoint)) = &summary.best {
+        line("best", format!("loss {loss:.4} after step {step}, in {}", checkpoint.display()));
+    }
     line("speed", format!("{} tokens/s (median)", rate(summary.tokens_per_s)));
     let units = plan.layout.units.len();
     line("model", format!("{} in {units} units, mesh {}", parameters(&plan.spec), plan.mesh));

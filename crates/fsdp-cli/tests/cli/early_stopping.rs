@@ -1,4 +1,4 @@
-//! `[train.early_stop]`: evaluations end a run.
+//! What evaluations decide: `[train.early_stop]` ends a run, `checkpoint.keep_best` keeps the best states.
 
 use crate::support::Sandbox;
 
@@ -45,4 +45,63 @@ fn the_set_that_is_watched_must_be_evaluated() {
     assert!(refused("").contains("train.early_stop"));
     let other = refused("--set data.eval=[\"data.txt\"] --set train.early_stop.set=other");
     assert!(other.contains("the name of an evaluation set: eval"), "{other}");
+}
+
+/// A run whose loss falls while it is warmed up, and rises when the learning rate is far too high.
+const RISING: &str = "train run.toml --set data.eval=[\"data.txt\"] --set data.eval_every=1 --set train.steps=8 \
+                      --set train.lr_schedule.name=constant --set train.lr_schedule.warmup_steps=8 \
+                      --set train.optimizer.lr=1 --set checkpoint.keep_best=2 --set checkpoint.keep_last=1";
+
+/// The steps of the checkpoints of a run.
+fn kept(sandbox: &Sandbox) -> Vec<u64> {
+    let names = std::fs::read_dir(sandbox.path("out/checkpoints")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// The steps of the two lowest losses of a run, the lowest first.
+fn best(sandbox: &Sandbox) -> [u64; 2] {
+    let mut losses: Vec<(f64, u64)> =
+        sandbox.evaluations("out").iter().map(|(step, _, loss)| (*loss, *step)).collect();
+    losses.sort_by(|one, other| one.partial_cmp(other).unwrap());
+    [losses[0].1, losses[1].1]
+}
+
+#[test]
+fn the_best_states_are_kept_beside_the_newest() {
+    for (every, newest) in [(0, None), (8, Some(8))] {
+        let sandbox = Sandbox::new();
+        let ran = sandbox.succeed(&format!("{RISING} --set checkpoint.every={every}"));
+        let [lowest, second] = best(&sandbox);
+        assert!(lowest < 7 && second < 7, "{:?}", sandbox.evaluations("out"));
+        let mut expected = vec![lowest, second];
+        expected.extend(newest);
+        expected.sort_unstable();
+        assert_eq!(kept(&sandbox), expected);
+        let said = format!("after step {lowest}, in out/checkpoints/step-{lowest:08}");
+        assert!(ran.stdout.contains(&said), "{}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_run_that_goes_on_remembers_its_best_states() {
+    let sandbox = Sandbox::new();
+    let kept_all = format!("{RISING} --set checkpoint.every=1");
+    sandbox.succeed(&format!("{kept_all} --set train.steps=7 --set train.lr_schedule.warmup_steps=7"));
+    let before = best(&sandbox);
+    sandbox.succeed(&format!("{kept_all} --resume --set run.ranks=4"));
+    assert_eq!(best(&sandbox), before);
+    let mut expected = [before[0], before[1], 8];
+    expected.sort_unstable();
+    assert_eq!(kept(&sandbox), expected);
+}
+
+#[test]
+fn without_evaluations_no_state_is_the_best() {
+    let refused = Sandbox::new().fsdp("train run.toml --set checkpoint.keep_best=1");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("`checkpoint.keep_best` is 1"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("set data.eval"), "{}", refused.stderr);
 }

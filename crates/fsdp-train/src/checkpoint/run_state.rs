@@ -85,7 +85,7 @@ pub struct RunState {
     pub config_digest: String,
     /// What was changed when the run went on from earlier checkpoints.
     pub changes: Vec<Change>,
-    /// The losses that `train.early_stop` watches, so far.
+    /// The losses that `train.early_stop` and `checkpoint.keep_best` watch, so far.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<WatchedLoss>,
     /// The version of `fsdp` that saved it; empty before there was such a record.

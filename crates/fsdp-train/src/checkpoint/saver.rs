@@ -22,6 +22,7 @@ use super::meeting::{Meeting, Outcome, SaveFailure, not_heard};
 use super::run_state::RunState;
 use super::snapshot::Snapshot;
 use super::table::StateTable;
+use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
@@ -47,6 +48,8 @@ pub(crate) struct SaveOptions {
     space: SaveSpace,
     /// Checkpoints to keep, if not all.
     keep_last: Option<NonZeroUsize>,
+    /// How many of the best are kept besides.
+    keep_best: usize,
     /// How long ranks wait for each other.
     limit: Duration,
 }
@@ -85,6 +88,7 @@ impl SaveOptions {
             plan,
             space,
             keep_last: NonZeroUsize::new(config.keep_last),
+            keep_best: config.keep_best,
             limit: Duration::from_secs_f64(job.config.run.timeout_s),
         })
     }
@@ -110,12 +114,17 @@ impl SaveOptions {
         Ok(self.lock().expect_room_after_clearing(&self.space)?)
     }
 
+    /// The steps of the best states by what evaluations gave, so many as are kept, from the best on.
+    pub(crate) fn best(&self, watched: &[WatchedLoss]) -> Vec<u64> {
+        WatchedLoss::from_lowest(watched).iter().map(|watched| watched.step).take(self.keep_best).collect()
+    }
+
     /// Removes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`].
-    pub(crate) fn prune(&self, proven: u64) -> Result<(), TrainError> {
-        Ok(self.keep_last.map_or(Ok(()), |count| self.lock().keep_last(count, proven))?)
+    pub(crate) fn prune(&self, proven: u64, best: &[u64]) -> Result<(), TrainError> {
+        Ok(self.keep_last.map_or(Ok(()), |count| self.lock().keep_last(count, proven, best))?)
     }
 
     /// Removes what a save of this step has left that failed and that all ranks have ended.

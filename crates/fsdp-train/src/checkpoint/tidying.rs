@@ -21,15 +21,20 @@ pub(crate) struct Tidied {
 }
 
 impl Tidying {
-    /// Begins. The state after `proven` steps is known to give a finite loss. Space is set aside if `reserves`: not while a
-    /// save is being written, which may need what is left.
+    /// Begins. The state after `proven` steps is known to give a finite loss, those of the steps `best` are kept. Space is
+    /// set aside if `reserves`: not while a save is being written, which may need what is left.
     ///
     /// # Errors
     /// [`TrainError::SaveThread`].
-    pub(crate) fn begin(options: &Arc<SaveOptions>, proven: u64, reserves: bool) -> Result<Self, TrainError> {
+    pub(crate) fn begin(
+        options: &Arc<SaveOptions>,
+        proven: u64,
+        best: Vec<u64>,
+        reserves: bool,
+    ) -> Result<Self, TrainError> {
         let options = Arc::clone(options);
         let tidy = move || Tidied {
-            pruned: options.prune(proven),
+            pruned: options.prune(proven, &best),
             reserved: if reserves { options.reserve() } else { Ok(()) },
         };
         let thread = std::thread::Builder::new().name("tidy checkpoints".to_owned());

@@ -13,6 +13,8 @@ table! {
         every: u64 = or(COUNT, 0),
         /// Keep so many checkpoints, the newest ones; 0 means all.
         keep_last: usize = or(SIZE_OR_ZERO, 2),
+        /// Keep besides these so many, whose evaluations gave the lowest losses; saved when an evaluation finds one.
+        keep_best: usize = or(SIZE_OR_ZERO, 0),
         /// Write behind the steps that follow, from a copy of the state, rather than between two steps.
         is_async as "async": bool = or(BOOL, true),
     }

@@ -46,9 +46,11 @@ impl EarlyStopConfig {
 }
 
 impl WatchedLoss {
-    /// The lowest of them, the first of equal ones.
-    pub fn lowest(losses: &[WatchedLoss]) -> Option<WatchedLoss> {
-        losses.iter().copied().min_by(|one, other| one.loss.total_cmp(&other.loss))
+    /// From the lowest on; of equal ones the first one first.
+    pub fn from_lowest(losses: &[WatchedLoss]) -> Vec<WatchedLoss> {
+        let mut sorted = losses.to_vec();
+        sorted.sort_by(|one, other| one.loss.total_cmp(&other.loss));
+        sorted
     }
 }
 
@@ -76,9 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_loss_is_the_first_of_equal_ones() {
-        let losses = [4.0, 2.0, 3.0, 2.0].map(|loss| WatchedLoss { step: 10 - loss as u64, loss });
-        assert_eq!(WatchedLoss::lowest(&losses), Some(losses[1]));
-        assert_eq!(WatchedLoss::lowest(&[]), None);
+    fn of_equal_losses_the_first_one_is_the_lower() {
+        let losses: Vec<WatchedLoss> = [4.0, 2.0, f64::NAN, 3.0, 2.0]
+            .iter()
+            .zip(1..)
+            .map(|(&loss, step)| WatchedLoss { step, loss })
+            .collect();
+        let steps: Vec<u64> = WatchedLoss::from_lowest(&losses).iter().map(|loss| loss.step).collect();
+        assert_eq!(steps, [2, 5, 4, 1, 3]);
     }
 }

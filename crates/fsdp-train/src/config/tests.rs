@@ -64,6 +64,7 @@ frozen = []
 [checkpoint]
 every = 0
 keep_last = 2
+keep_best = 0
 async = true
 [run]
 device = "cpu"

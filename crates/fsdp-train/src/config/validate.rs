@@ -25,7 +25,7 @@ pub(super) fn validate(
     batches(config, origin)?;
     cache(config, origin)?;
     export(config, origin)?;
-    early_stop(config, origin)?;
+    watched(config, origin)?;
     metrics(config, origin)?;
     columns(config, origin)?;
     mesh(config, origin)?;
@@ -68,10 +68,15 @@ fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "run.export_weights", "\"ema\"", allowed.to_owned()))
 }
 
-/// What ends a run must be evaluated.
-fn early_stop(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
-    let Some(early_stop) = &config.train.early_stop else { return Ok(()) };
+/// What ends a run, or says which of its states are the best, must be evaluated.
+fn watched(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let names: Vec<&str> = config.data.eval.iter().map(|set| &*set.name).collect();
+    let best = config.checkpoint.keep_best;
+    if names.is_empty() && best > 0 {
+        let allowed = "0 where nothing is evaluated: set data.eval".to_owned();
+        return Err(out_of_range(origin, "checkpoint.keep_best", &best.to_string(), allowed));
+    }
+    let Some(early_stop) = &config.train.early_stop else { return Ok(()) };
     if names.is_empty() {
         let allowed = "left out where nothing is evaluated: set data.eval".to_owned();
         return Err(out_of_range(origin, "train.early_stop", "a table", allowed));

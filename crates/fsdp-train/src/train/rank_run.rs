@@ -27,7 +27,7 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     tidying: Option<Tidying>,
     /// A checkpoint whose weights have not given a loss yet: older ones are kept until they have.
     unproven: Option<u64>,
-    /// The losses that `train.early_stop` watches.
+    /// The losses that say whether the run is over, and which states are the best.
     watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
     /// On the first rank.
@@ -63,8 +63,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.secure(done)?;
         }
         self.run.note_end(self.trainer.rank())?;
-        let early = if self.is_over() { WatchedLoss::lowest(&self.watched) } else { None };
-        Ok(RankResult { usage: self.trainer.usage(), traffic: self.trainer.traffic(), done, early })
+        let (usage, traffic, is_over) = (self.trainer.usage(), self.trainer.traffic(), self.is_over());
+        Ok(RankResult { usage, traffic, done, watched: self.watched, is_over })
     }
 
     /// All steps, with the evaluations and saves between them; returns how many are done.
@@ -112,8 +112,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             self.note(outcome);
             stop |= evaluates && self.evaluate(done, true)?;
             let is_over = evaluates && self.is_over();
+            let is_best = evaluates && self.run.saves.best(&self.watched).contains(&done);
             // What is over needs no state to go on from, unless states are kept.
-            if !is_saved && (stop || is_over && job.config.checkpoint.every > 0) {
+            if !is_saved && (stop || is_best || is_over && job.config.checkpoint.every > 0) {
                 self.save(done)?;
             }
             if stop || is_over {
@@ -188,7 +189,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         self.tidied();
         self.unproven = None;
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
-        match Tidying::begin(self.run.saves, proven, !is_writing) {
+        let best = self.run.saves.best(&self.watched);
+        match Tidying::begin(self.run.saves, proven, best, !is_writing) {
             Ok(tidying) => self.tidying = Some(tidying),
             Err(error) => self.run.log().is_in_trouble(error),
         }
@@ -262,9 +264,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let evaluations =
             self.trainer.evaluate(step, self.run.options.stop, &mut ProgramOrder, &mut *self.observer)?;
         let Some(evaluations) = evaluations else { return Ok(true) };
-        if let Some(early_stop) = &self.run.job.config.train.early_stop {
-            let is_watched =
-                |found: &&Evaluation| early_stop.set.as_ref().is_none_or(|set| *set == found.set);
+        if self.run.job.config.watches() {
+            let early_stop = self.run.job.config.train.early_stop.as_ref();
+            let set = early_stop.and_then(|early_stop| early_stop.set.as_ref());
+            let is_watched = |found: &&Evaluation| set.is_none_or(|set| *set == found.set);
             let found = evaluations.iter().find(is_watched);
             self.watched.extend(found.map(|found| WatchedLoss { step, loss: found.loss }));
         }
@@ -295,7 +298,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Whether the loss after this step is to be watched, and is not known.
     fn lacks_watched(&self, step: u64) -> bool {
         let is_known = || self.watched.iter().any(|watched| watched.step == step);
-        step > 0 && self.run.job.config.train.early_stop.is_some() && !is_known()
+        step > 0 && self.run.job.config.watches() && !is_known()
     }
 
     /// Whether this is the first rank of all.

@@ -44,8 +44,10 @@ pub(super) struct RankResult {
     pub(super) traffic: Traffic,
     /// Steps done.
     pub(super) done: u64,
-    /// The lowest loss that was watched, if evaluations ended the run.
-    pub(super) early: Option<WatchedLoss>,
+    /// The losses that were watched.
+    pub(super) watched: Vec<WatchedLoss>,
+    /// Whether they ended the run.
+    pub(super) is_over: bool,
 }
 
 /// What is noted of a run, by the first rank of this process unless it says otherwise.

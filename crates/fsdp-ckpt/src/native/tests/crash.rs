@@ -14,7 +14,7 @@ fn work(files: &FaultyFiles, plan: &SavePlan) -> (bool, Result<(), Error>) {
         let lock = run_dir(files).lock()?;
         lock.remove_leftovers()?;
         save(&lock, plan, 2, &mut is_committed)?;
-        lock.keep_last(NonZeroUsize::MIN, u64::MAX)
+        lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[])
     })();
     (is_committed, ended)
 }
@@ -41,7 +41,7 @@ fn check_restart(files: &FaultyFiles, plan: &SavePlan, is_committed: bool) {
     // None that looks complete is not.
     run.steps().unwrap().into_iter().for_each(|step| check(files, plan, step));
     save(&lock, plan, 3, &mut false).unwrap();
-    lock.keep_last(NonZeroUsize::MIN, u64::MAX).unwrap();
+    lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[]).unwrap();
     assert_eq!(run.steps().unwrap(), [3]);
     check(files, plan, 3);
     let names = Files::of(std::sync::Arc::new(files.clone())).list(Path::new("/run/checkpoints")).unwrap();

@@ -36,7 +36,7 @@ fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
     let ended = (|| {
         let lock = run_of(store).lock()?;
         save(&lock, plan, 2, &mut is_committed)?;
-        lock.keep_last(NonZeroUsize::MIN, u64::MAX)?;
+        lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[])?;
         lock.remove_other_attempts()
     })();
     (is_committed, ended)
@@ -51,7 +51,7 @@ fn check_restart(store: &FaultyStore, plan: &SavePlan, is_committed: bool) {
     run.steps().unwrap().into_iter().for_each(|step| check_in(&run, plan, step));
     let lock = run.lock().unwrap();
     save(&lock, plan, 3, &mut false).unwrap();
-    lock.keep_last(NonZeroUsize::MIN, u64::MAX).unwrap();
+    lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[]).unwrap();
     lock.remove_other_attempts().unwrap();
     check_in(&run, plan, 3);
     let names = store.files().list(run.checkpoints()).unwrap();
