@@ -8,7 +8,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
 use fsdp_nn::op::Op;
-use fsdp_nn::update::{Adafactor, AdamW, Ema, Lion, Sgd};
+use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Sgd};
 
 /// Runs an operation on the backend below, or does something else.
 pub(crate) type Hook<M> =
@@ -175,4 +175,4 @@ macro_rules! rules_of_the_backend_below {
     )+};
 }
 
-rules_of_the_backend_below!(AdamW, Sgd, Adafactor, Lion, Ema);
+rules_of_the_backend_below!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Ema);

@@ -183,13 +183,14 @@ const PRECISIONS: [(&str, &str); 7] = [
     ("bf16", "f64"),
 ];
 
-const OPTIMIZERS: [&str; 7] = [
+const OPTIMIZERS: [&str; 8] = [
     r#"{ name = "sgd", lr = 1e-1 }"#,
     r#"{ name = "adamw", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "adamw", lr = 1e-2, no_decay = ["weight"] }"#,
     r#"{ name = "lion", lr = 1e-2, weight_decay = 0.1,
          group = [{ patterns = ["emb|wte"], lr = 1e-3 }, { patterns = ["weight"], lr_scale = 2 }] }"#,
     r#"{ name = "sgd", lr = 1e-2, momentum = 0.9, nesterov = true, weight_decay = 0.01 }"#,
+    r#"{ name = "adamw8bit", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "adafactor" }"#,
     r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false, beta1 = 0.9 }"#,
 ];

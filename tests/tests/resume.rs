@@ -239,6 +239,34 @@ fn adafactor_goes_on_with_its_factored_state() {
     .check();
 }
 
+/// A Llama whose matrices are large enough for moments of 8 bits: rows of a part of a block, and of more than one.
+const WIDE: &str = r#"{
+    "model_type": "llama", "vocab_size": 65, "hidden_size": 64, "intermediate_size": 300,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "initializer_range": 0.2, "tie_word_embeddings": false, "hidden_act": "silu"
+}"#;
+
+#[test]
+fn moments_of_8_bits_go_on_on_any_ranks() {
+    for after in [
+        vec!["run.ranks=1"],
+        vec!["run.ranks=2", "fsdp.offload=\"cpu\"", "checkpoint.async=false"],
+        vec!["run.ranks=8", "fsdp.mesh.replicate=2"],
+    ] {
+        Case {
+            model: WIDE,
+            settings: vec!["train.optimizer={name='adamw8bit', lr=1e-2}"],
+            before: vec!["run.ranks=4"],
+            after,
+            cut: 2,
+            steps: 4,
+            is_stopped: false,
+        }
+        .check();
+    }
+}
+
 /// A directory with a run of four steps that saved after each.
 fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
     let out = dir.join("out");

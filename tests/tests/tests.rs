@@ -12,6 +12,9 @@ mod parity_case;
 // Every promise of `verify`, for random models, policies, meshes and orders.
 mod parity_properties;
 
+// AdamW with 8-bit moments, against bitsandbytes and torchao (tests/golden) too.
+mod adamw8bit;
+
 // Ranks of a run without the oracle.
 mod runs;
 

@@ -91,6 +91,7 @@ pub(crate) fn read<M: Memory>(
     match buffer.dtype() {
         DType::F32 => memory.read(queue, src, HostSliceMut::F32(bytemuck::cast_slice_mut(bytes))),
         DType::F64 => memory.read(queue, src, HostSliceMut::F64(bytemuck::cast_slice_mut(bytes))),
+        DType::U8 => memory.read(queue, src, HostSliceMut::U8(bytes)),
         DType::I64 => memory.read(queue, src, HostSliceMut::I64(bytemuck::cast_slice_mut(bytes))),
         DType::Bf16 => {
             let mut host = vec![0f32; buffer.len()];
@@ -115,6 +116,7 @@ pub(crate) fn write<M: Memory>(
     match dtype {
         DType::F32 => memory.write(queue, HostSlice::F32(bytemuck::cast_slice(bytes)), dst),
         DType::F64 => memory.write(queue, HostSlice::F64(bytemuck::cast_slice(bytes)), dst),
+        DType::U8 => memory.write(queue, HostSlice::U8(bytes), dst),
         DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
         DType::Bf16 => {
             let elements: &[bf16] = bytemuck::cast_slice(bytes);

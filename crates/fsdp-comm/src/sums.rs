@@ -21,6 +21,7 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
         DType::U32 => {
             each(sum, other, |a, b| u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes())
         }
+        DType::U8 => panic!("bytes are quantized state, which is not added"),
         DType::I64 => {
             each(sum, other, |a, b| i64::from_le_bytes(a).wrapping_add(i64::from_le_bytes(b)).to_le_bytes())
         }
@@ -40,7 +41,9 @@ pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
             let factor = bf16::from_f32(factor as f32);
             change(elements, |x| (bf16::from_le_bytes(x) * factor).to_le_bytes());
         }
-        DType::U32 | DType::I64 => panic!("only floats are averaged, which every call is checked for"),
+        DType::U8 | DType::U32 | DType::I64 => {
+            panic!("only floats are averaged, which every call is checked for")
+        }
     }
 }
 

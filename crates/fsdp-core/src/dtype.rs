@@ -14,6 +14,8 @@ pub enum DType {
     F64,
     /// bfloat16: the upper half of an `F32`.
     Bf16,
+    /// Unsigned 8-bit integers: quantized optimizer state.
+    U8,
     /// Unsigned 32-bit integers: token ids.
     U32,
     /// Signed 64-bit integers: the digits of exact sums.
@@ -24,6 +26,7 @@ impl DType {
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
+            DType::U8 => 1,
             DType::Bf16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 | DType::I64 => 8,
@@ -60,6 +63,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::Bf16 => "bf16",
+            DType::U8 => "u8",
             DType::U32 => "u32",
             DType::I64 => "i64",
         }

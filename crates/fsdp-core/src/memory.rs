@@ -262,6 +262,8 @@ pub enum HostSlice<'a> {
     F32(&'a [f32]),
     /// Double precision.
     F64(&'a [f64]),
+    /// Bytes.
+    U8(&'a [u8]),
     /// Token ids.
     U32(&'a [u32]),
     /// Integers.
@@ -275,6 +277,8 @@ pub enum HostSliceMut<'a> {
     F32(&'a mut [f32]),
     /// Double precision.
     F64(&'a mut [f64]),
+    /// Bytes.
+    U8(&'a mut [u8]),
     /// Integers.
     I64(&'a mut [i64]),
 }
@@ -401,6 +405,37 @@ pub trait Memory: Send + Sync + 'static {
     /// # Errors
     /// As [`Memory::copy`].
     fn read(&self, queue: Queue, src: Slice<'_, Self::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error>;
+
+    /// Copies numbers from the host to floats, rounded, or to bytes (`U8`), which must be able to hold them.
+    ///
+    /// # Errors
+    /// As [`Memory::copy`].
+    fn write_numbers(&self, queue: Queue, src: &[f64], dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error> {
+        if dst.buffer.dtype() != DType::U8 {
+            return self.write(queue, HostSlice::F64(src), dst);
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole numbers below 256"
+        )]
+        let bytes: Vec<u8> = src.iter().map(|&number| number as u8).collect();
+        self.write(queue, HostSlice::U8(&bytes), dst)
+    }
+
+    /// Copies floats or bytes (`U8`) to the host as numbers, as [`Memory::read`].
+    ///
+    /// # Errors
+    /// As [`Memory::copy`].
+    fn read_numbers(&self, queue: Queue, src: Slice<'_, Self::Buffer>, dst: &mut [f64]) -> Result<(), Error> {
+        if src.buffer.dtype() != DType::U8 {
+            return self.read(queue, src, HostSliceMut::F64(dst));
+        }
+        let mut bytes = vec![0; src.len];
+        self.read(queue, src, HostSliceMut::U8(&mut bytes))?;
+        dst.iter_mut().zip(bytes).for_each(|(number, byte)| *number = f64::from(byte));
+        Ok(())
+    }
 
     /// Marks the end of the work given to `queue` so far.
     fn record(&self, queue: Queue) -> Self::Event;

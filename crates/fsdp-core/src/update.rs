@@ -70,7 +70,7 @@ pub struct StateTensor {
 pub struct StatePiece {
     /// The parameter.
     pub param: ParamId,
-    /// Whether there is a value per element, per row or per column of the parameter.
+    /// Whether there is a value per element, per row, per column or per block of the parameter.
     pub axis: StateAxis,
     /// First element within the state tensor.
     pub offset: usize,
@@ -89,6 +89,8 @@ pub enum StateAxis {
     Rows,
     /// Each column of the parameter: whole, and equal, on every rank that holds rows of it.
     Columns,
+    /// So many neighbouring elements of a row of the parameter; the last block of a row may be shorter.
+    Blocks(usize),
 }
 
 impl StateTensor {

@@ -3,13 +3,30 @@
 // the parameters that computes is written in the same pass, where there is one. `not_finite` is set when what is
 // written is not finite; `most` is the largest parameter that is.
 
+// One element of AdamW: its parameter and its moments.
+struct AdamW {
+    T keep, weight, rest;
+    bool by_end;
+    T beta2, square_weight, root_correction, eps, step_size;
+
+    __device__ void step(T g, T& param, T& mean, T& square) const {
+        T average = by_end ? g - (g - mean) * rest : mean + weight * (g - mean);
+        T variance = square * beta2 + square_weight * g * g;
+        T denominator = square_root(variance) / root_correction + eps;
+        param = param * keep + step_size * average / denominator;
+        mean = average;
+        square = variance;
+    }
+};
+
 extern "C" __global__ void adamw(
     const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ means, T* __restrict__ squares,
     bf16* __restrict__ copy, u64 len, const double* __restrict__ factors,
     i64* not_finite, T most, T keep, T weight, u32 by_end, T beta2, T square_weight, T root_correction, T eps, T step_size
 ) {
     if (factors[2] == 0.0) return;
-    T scale = T(factors[0]), clip = T(factors[1]), rest = T(1) - weight;
+    T scale = T(factors[0]), clip = T(factors[1]);
+    AdamW rule{keep, weight, T(1) - weight, by_end != 0, beta2, square_weight, root_correction, eps, step_size};
     bool vectors =
         aligned<W>(gradient) && aligned<W>(params) && aligned<W>(means) && aligned<W>(squares) && aligned<W>(copy);
     Written<T> written(most);
@@ -20,22 +37,79 @@ extern "C" __global__ void adamw(
         auto m = load<w>(means + i);
         auto v = load<w>(squares + i);
         for (int k = 0; k < w; k++) {
-            T g = scaled(slopes.at[k], scale, clip);
-            T average = by_end ? g - (g - m.at[k]) * rest : m.at[k] + weight * (g - m.at[k]);
-            T variance = v.at[k] * beta2 + square_weight * g * g;
-            T denominator = square_root(variance) / root_correction + eps;
-            p.at[k] = p.at[k] * keep + step_size * average / denominator;
-            m.at[k] = average;
-            v.at[k] = variance;
+            rule.step(scaled(slopes.at[k], scale, clip), p.at[k], m.at[k], v.at[k]);
             // An average that is not finite leaves no parameter finite; a variance does.
             written.param(p.at[k]);
-            written.state(variance);
+            written.state(v.at[k]);
         }
         store<w>(params + i, p);
         copy_to<w>(copy, i, p);
         store<w>(means + i, m);
         store<w>(squares + i, v);
     });
+    written.end(not_finite);
+}
+
+// Elements of a block of moments that are bytes, and threads of a block of AdamW's that works on it.
+constexpr u64 CODED = 256;
+
+// What 256 codes stand for, and where the next code begins: `bounds` is one shorter.
+struct Book {
+    const float* values;
+    const float* bounds;
+
+    __device__ u8 code(float number) const {
+        u32 code = 0;
+        for (u32 step = 128; step > 0; step /= 2) code += number >= bounds[code + step - 1] ? step : 0;
+        return u8(code);
+    }
+};
+
+// Encodes a value of each thread of a block, those of the first `len`, and notes their largest magnitude.
+__device__ inline void encode(Book book, T value, u64 len, u8* code, T* largest) {
+    bool mine = threadIdx.x < len;
+    T magnitude = value < T(0) ? -value : value;
+    T most = block_reduce(mine ? magnitude : T(0), T(0), Larger());
+    if (mine) *code = book.code(float(value / (most > T(0) ? most : T(1))));
+    if (threadIdx.x == 0) *largest = most;
+}
+
+// AdamW whose moments are codes and, for every block of a row, their largest magnitude. `books` are values and bounds of
+// first moments, then those of second ones.
+extern "C" __global__ void adamw_8bit(
+    const S* __restrict__ gradient, T* __restrict__ params, u8* __restrict__ means, u8* __restrict__ squares,
+    T* __restrict__ largest_means, T* __restrict__ largest_squares, bf16* __restrict__ copy, u64 rows, u64 width,
+    const float* __restrict__ books, const double* __restrict__ factors, i64* not_finite, T most, T keep, T weight,
+    u32 by_end, T beta2, T square_weight, T root_correction, T eps, T step_size
+) {
+    if (factors[2] == 0.0) return;
+    __shared__ float table[4 * CODED];
+    for (u64 i = threadIdx.x; i < 4 * CODED; i += blockDim.x) table[i] = books[i];
+    __syncthreads();
+    Book mean_book{table, table + CODED}, square_book{table + 2 * CODED, table + 3 * CODED};
+    T scale = T(factors[0]), clip = T(factors[1]);
+    AdamW rule{keep, weight, T(1) - weight, by_end != 0, beta2, square_weight, root_correction, eps, step_size};
+    Written<T> written(most);
+    u64 blocks = (width + CODED - 1) / CODED;
+    for (u64 block = blockIdx.x; block < rows * blocks; block += gridDim.x) {
+        u64 start = block % blocks * CODED;
+        u64 len = width - start < CODED ? width - start : CODED;
+        u64 i = block / blocks * width + start + threadIdx.x;
+        T mean = T(0), square = T(0);
+        if (threadIdx.x < len) {
+            Vector<T, 1> p = load<1>(params + i);
+            mean = T(mean_book.values[means[i]]) * largest_means[block];
+            square = T(square_book.values[squares[i]]) * largest_squares[block];
+            rule.step(scaled(gradient[i], scale, clip), p.at[0], mean, square);
+            written.param(p.at[0]);
+            written.state(square);
+            store<1>(params + i, p);
+            copy_to<1>(copy, i, p);
+        }
+        // Both wait for all threads before the magnitudes, which these have read, are replaced.
+        encode(mean_book, mean, len, means + i, largest_means + block);
+        encode(square_book, square, len, squares + i, largest_squares + block);
+    }
     written.end(not_finite);
 }
 

@@ -48,6 +48,7 @@ pub fn of_host(slice: &HostSlice<'_>) -> usize {
     match slice {
         HostSlice::F32(slice) => slice.len(),
         HostSlice::F64(slice) => slice.len(),
+        HostSlice::U8(slice) => slice.len(),
         HostSlice::U32(slice) => slice.len(),
         HostSlice::I64(slice) => slice.len(),
     }
@@ -58,6 +59,7 @@ pub fn of_host_mut(slice: &HostSliceMut<'_>) -> usize {
     match slice {
         HostSliceMut::F32(slice) => slice.len(),
         HostSliceMut::F64(slice) => slice.len(),
+        HostSliceMut::U8(slice) => slice.len(),
         HostSliceMut::I64(slice) => slice.len(),
     }
 }

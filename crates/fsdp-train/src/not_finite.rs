@@ -1,7 +1,7 @@
 //! Looks for the value that is not finite, once it is known that there is one.
 
 use fsdp_core::engine::Engine;
-use fsdp_core::memory::{HostSliceMut, Slice};
+use fsdp_core::memory::Slice;
 use fsdp_core::program::Program;
 use fsdp_core::{DType, Memory, Queue};
 
@@ -48,7 +48,7 @@ fn first_in<M: Memory>(
     for start in (0..slice.len).step_by(READ_ELEMS) {
         let values = &mut values[..READ_ELEMS.min(slice.len - start)];
         let part = Slice::new(slice.buffer, slice.offset + start, values.len());
-        memory.read(Queue::Compute, part, HostSliceMut::F64(values))?;
+        memory.read_numbers(Queue::Compute, part, values)?;
         let is_bad = |value: &f64| value.is_nan() || value.abs() > dtype.largest();
         if let Some(at) = values.iter().position(is_bad) {
             return Ok(Some((start + at, values[at])));

@@ -268,7 +268,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
 
     fn read(&self, buffer: &M::Buffer) -> Result<Vec<f64>, TrainError> {
         let mut values = vec![0.0; buffer.len()];
-        self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+        self.memory.read_numbers(Queue::Compute, Slice::whole(buffer), &mut values)?;
         Ok(values)
     }
 }

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::Backend;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Both, Ema, GroupSettings, Groups, Lion, Sgd};
+use fsdp_nn::update::{
+    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Sgd,
+};
 
-use crate::config::{FqnPatterns, OptimizerConfig, TrainConfig};
+use crate::config::{AdamwConfig, FqnPatterns, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
 
 /// A backend that has all update rules of the configuration.
@@ -22,6 +24,7 @@ pub trait TrainBackend: Backend {
 impl<M: Backend> TrainBackend for M
 where
     AdamW: UpdateRule<M>,
+    AdamW8bit: UpdateRule<M>,
     Sgd: UpdateRule<M>,
     Adafactor: UpdateRule<M>,
     Lion: UpdateRule<M>,
@@ -30,9 +33,8 @@ where
     fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
         let groups = settings(&config.optimizer, spec)?;
         let rule: Box<dyn UpdateRule<M>> = match &config.optimizer {
-            OptimizerConfig::Adamw(c) => {
-                Box::new(AdamW { betas: (c.betas[0], c.betas[1]), eps: c.eps, groups })
-            }
+            OptimizerConfig::Adamw(c) => Box::new(adamw(c, groups)),
+            OptimizerConfig::Adamw8bit(c) => Box::new(AdamW8bit::new(adamw(c, groups), spec)),
             OptimizerConfig::Sgd(c) => {
                 Box::new(Sgd { momentum: c.momentum, dampening: c.dampening, nesterov: c.nesterov, groups })
             }
@@ -56,6 +58,10 @@ where
             None => rule,
         })
     }
+}
+
+fn adamw(config: &AdamwConfig, groups: Groups) -> AdamW {
+    AdamW { betas: (config.betas[0], config.betas[1]), eps: config.eps, groups }
 }
 
 /// Parameters that are updated with the same settings.

@@ -62,6 +62,41 @@ fn groups_are_told_when_a_run_begins_and_are_in_its_checkpoints() {
 }
 
 #[test]
+fn moments_of_8_bits_are_kept_by_conversions_and_are_not_taken_for_others() {
+    let sandbox = Sandbox::new();
+    let run = "train run.toml --set train.optimizer={name=\"adamw8bit\"} --set checkpoint.every=3";
+    sandbox.succeed(run);
+    sandbox.succeed("ckpt convert out/checkpoints/step-00000003 dcp --to dcp --no-sync");
+    sandbox.succeed("ckpt diff out/checkpoints/step-00000003 dcp");
+    let report = sandbox.json("ckpt inspect dcp --tensors");
+    let named = |name: &str| {
+        let tensors = report["tensors"].as_array().unwrap();
+        let found = tensors.iter().find(|tensor| tensor["name"].as_str().unwrap().ends_with(name));
+        let found = found.unwrap_or_else(|| panic!("{name} in {tensors:?}"));
+        (found["dtype"].as_str().unwrap().to_owned(), found["shape"].clone())
+    };
+    // An embedding of 256 rows of 16; a projection is small.
+    let embedding = "optim.state.model.embed_tokens.weight";
+    assert_eq!(named(&format!("{embedding}.exp_avg_codes")), ("U8".into(), serde_json::json!([256, 16])));
+    assert_eq!(named(&format!("{embedding}.exp_avg_sq_absmax")), ("F32".into(), serde_json::json!([256, 1])));
+    assert_eq!(named("o_proj.weight.exp_avg"), ("F32".into(), serde_json::json!([16, 16])));
+    for (path, optimizer, said) in [
+        ("dcp", "adamw8bit", "exp_avg_codes"),
+        ("dcp", "adamw", "`exp_avg of model.embed_tokens.weight`"),
+        ("out/checkpoints/step-00000003", "adamw", "train.optimizer.name was \"adamw8bit\", now \"adamw\""),
+    ] {
+        let ran = sandbox.fsdp(&format!(
+            "train run.toml --set run.out_dir=on --set train.optimizer={{name=\"{optimizer}\"}} --set train.steps=4 \
+             --resume-from {path}"
+        ));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(said), "no `{said}` in: {}", ran.stderr);
+    }
+    let on = "--set train.steps=4 --set run.ranks=1 --resume";
+    sandbox.succeed(&format!("{run} {on}"));
+}
+
+#[test]
 fn an_average_is_exported_and_is_the_same_on_any_world_and_behind_a_checkpoint() {
     let sandbox = Sandbox::new();
     let run = |out_dir: &str, more: &str| {

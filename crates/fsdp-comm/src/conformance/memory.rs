@@ -278,6 +278,9 @@ impl Memory for PlainMemory {
             (HostSlice::I64(src), Data::Integers(out)) if src.len() == range.len() => {
                 out[range].copy_from_slice(src);
             }
+            (HostSlice::U8(src), Data::Integers(out)) if src.len() == range.len() => {
+                out[range].iter_mut().zip(src).for_each(|(out, &x)| *out = i64::from(x));
+            }
             (HostSlice::U32(src), Data::Integers(out)) if src.len() == range.len() => {
                 out[range].iter_mut().zip(src).for_each(|(out, &x)| *out = i64::from(x));
             }
@@ -300,6 +303,9 @@ impl Memory for PlainMemory {
             }
             (Data::Integers(values), HostSliceMut::I64(out)) if out.len() == range.len() => {
                 out.copy_from_slice(&values[range]);
+            }
+            (Data::Integers(values), HostSliceMut::U8(out)) if out.len() == range.len() => {
+                out.iter_mut().zip(&values[range]).for_each(|(out, &x)| *out = x as u8);
             }
             _ => panic!("lengths or kinds differ"),
         }

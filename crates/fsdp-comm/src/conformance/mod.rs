@@ -48,6 +48,11 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
                 broadcast(launcher, ranks, dtype, lens);
             }
         }
+        // Bytes are moved, and never added.
+        for lens in SEGMENTS {
+            all_gather(launcher, ranks, DType::U8, lens);
+            broadcast(launcher, ranks, DType::U8, lens);
+        }
         traffic_matches_formulas(launcher, ranks);
         buffers_come_back_to_their_rank(launcher, ranks);
         arguments_are_checked(launcher, ranks);

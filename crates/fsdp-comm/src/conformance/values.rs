@@ -11,7 +11,7 @@ pub(super) fn round(dtype: DType, value: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(value as f32),
         DType::Bf16 => f64::from(half::bf16::from_f32(value as f32)),
-        DType::F64 | DType::U32 | DType::I64 => value,
+        DType::F64 | DType::U8 | DType::U32 | DType::I64 => value,
     }
 }
 
@@ -24,7 +24,11 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
             bits = (bits ^ bits >> 29).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(factor);
         }
         let integer = (bits >> 40) as f64 - f64::from(1 << 23);
-        if dtype.is_float() { round(dtype, integer * 2f64.powi(-((bits % 23) as i32))) } else { integer }
+        match dtype {
+            DType::U8 => (bits >> 56) as f64,
+            _ if dtype.is_float() => round(dtype, integer * 2f64.powi(-((bits % 23) as i32))),
+            _ => integer,
+        }
     };
     (0..len).map(value).collect()
 }
@@ -47,14 +51,13 @@ pub(super) fn reduced(dtype: DType, op: ReduceOp, ranks: &[usize], segment: usiz
 /// A new buffer with these contents, ready on `queue`.
 fn buffer<M: Memory>(memory: &M, queue: Queue, dtype: DType, values: &[f64]) -> Result<M::Buffer, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, dtype, values.len())?;
-    let integers: Vec<i64>;
-    let host = if dtype == DType::I64 {
-        integers = values.iter().map(|&value| value as i64).collect();
-        HostSlice::I64(&integers)
+    let to = SliceMut::whole(&mut buffer);
+    if dtype == DType::I64 {
+        let integers: Vec<i64> = values.iter().map(|&value| value as i64).collect();
+        memory.write(queue, HostSlice::I64(&integers), to)?;
     } else {
-        HostSlice::F64(values)
-    };
-    memory.write(queue, host, SliceMut::whole(&mut buffer))?;
+        memory.write_numbers(queue, values, to)?;
+    }
     Ok(buffer)
 }
 
@@ -90,7 +93,7 @@ pub(super) fn assert_contents<M: Memory>(
         memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::I64(&mut integers))?;
         got.iter_mut().zip(integers).for_each(|(out, value)| *out = value as f64);
     } else {
-        memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut got))?;
+        memory.read_numbers(Queue::Compute, Slice::whole(buffer), &mut got)?;
     }
     assert_eq!(got.len(), expected.len(), "{what}: length");
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {

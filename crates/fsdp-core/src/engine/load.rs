@@ -6,7 +6,7 @@ use super::table::Table;
 use super::{Comms, Engine};
 use crate::comm::Purpose;
 use crate::error::Error;
-use crate::memory::{HostSlice, Memory, Slice, SliceMut};
+use crate::memory::{Memory, Slice, SliceMut};
 use crate::program::Program;
 use crate::rank::Queue;
 use crate::schedule::BufferId;
@@ -121,5 +121,5 @@ fn filled<E>(len: usize, fill: impl FnOnce(&mut Vec<f64>) -> Result<(), E>) -> R
 }
 
 fn write<M: Memory>(memory: &M, buffer: &mut M::Buffer, offset: usize, values: &[f64]) -> Result<(), Error> {
-    memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::new(buffer, offset, values.len()))
+    memory.write_numbers(Queue::Compute, values, SliceMut::new(buffer, offset, values.len()))
 }

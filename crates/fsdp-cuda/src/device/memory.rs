@@ -58,6 +58,7 @@ pub struct CudaMemory {
     pub(super) staging: Mutex<Staging>,
     kernels: Arc<Kernels>,
     pub(super) rotations: Mutex<Vec<Rotation>>,
+    pub(super) code_books: Mutex<Option<CudaBuffer>>,
     /// Buffers in pinned memory, and the kernels for them.
     host: HostMemory,
     /// Ordinary memory of the host, for copies that the rules of the host work on.
@@ -87,10 +88,23 @@ impl CudaMemory {
         let mirror = HostMemory::new(HostOptions { threads: options.threads, ..HostOptions::default() })?;
         let staging = Mutex::new(Staging::new(&gpu));
         let kernels = Kernels::of(&gpu);
-        let rotations = Mutex::default();
+        let (rotations, code_books) = (Mutex::default(), Mutex::default());
         let uncounted = Arc::default();
         let poison = options.poison;
-        Ok(Self { gpu, account, uncounted, queues, pool, staging, kernels, rotations, host, mirror, poison })
+        Ok(Self {
+            gpu,
+            account,
+            uncounted,
+            queues,
+            pool,
+            staging,
+            kernels,
+            rotations,
+            code_books,
+            host,
+            mirror,
+            poison,
+        })
     }
 
     /// The name of the device.

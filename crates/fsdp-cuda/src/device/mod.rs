@@ -1,6 +1,7 @@
 //! Memory of one CUDA device.
 
 mod buffer;
+mod code_books;
 mod contract;
 pub(crate) mod full;
 mod gpus;

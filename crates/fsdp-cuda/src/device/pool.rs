@@ -135,7 +135,7 @@ impl Block {
         if !self.pool.poison {
             return Ok(());
         }
-        let byte = if matches!(self.dtype, DType::U32 | DType::I64) { 0xde } else { 0xff };
+        let byte = if self.dtype.is_float() { 0xff } else { 0xde };
         let block = self.device_block();
         queues.stream(queue).fill(block.range(0, block.bytes()), byte)
     }

@@ -23,6 +23,7 @@ pub(super) fn write(
     let dtype = dst.buffer.dtype();
     match src {
         HostSlice::F32(_) | HostSlice::F64(_) => drop(expect_float(dst.buffer)),
+        HostSlice::U8(_) => expect_dtype(dst.buffer, DType::U8),
         HostSlice::U32(_) => expect_dtype(dst.buffer, DType::U32),
         HostSlice::I64(_) => expect_dtype(dst.buffer, DType::I64),
     }
@@ -39,6 +40,7 @@ pub(super) fn read(
     let dtype = src.buffer.dtype();
     match dst {
         HostSliceMut::F32(_) | HostSliceMut::F64(_) => drop(expect_float(src.buffer)),
+        HostSliceMut::U8(_) => expect_dtype(src.buffer, DType::U8),
         HostSliceMut::I64(_) => expect_dtype(src.buffer, DType::I64),
     }
     receive(memory, queue, src, |part, bytes| convert_from(dtype, bytes, part_of_mut(&mut dst, part)))
@@ -106,6 +108,7 @@ fn part_of<'a>(slice: &HostSlice<'a>, part: Range<usize>) -> HostSlice<'a> {
     match slice {
         HostSlice::F32(slice) => HostSlice::F32(&slice[part]),
         HostSlice::F64(slice) => HostSlice::F64(&slice[part]),
+        HostSlice::U8(slice) => HostSlice::U8(&slice[part]),
         HostSlice::U32(slice) => HostSlice::U32(&slice[part]),
         HostSlice::I64(slice) => HostSlice::I64(&slice[part]),
     }
@@ -115,6 +118,7 @@ fn part_of_mut<'a>(slice: &'a mut HostSliceMut<'_>, part: Range<usize>) -> HostS
     match slice {
         HostSliceMut::F32(slice) => HostSliceMut::F32(&mut slice[part]),
         HostSliceMut::F64(slice) => HostSliceMut::F64(&mut slice[part]),
+        HostSliceMut::U8(slice) => HostSliceMut::U8(&mut slice[part]),
         HostSliceMut::I64(slice) => HostSliceMut::I64(&mut slice[part]),
     }
 }

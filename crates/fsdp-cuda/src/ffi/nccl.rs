@@ -86,6 +86,7 @@ pub(super) fn op_code(op: ReduceOp, ranks: usize) -> c_int {
 
 pub(super) fn dtype_code(dtype: DType) -> c_int {
     match dtype {
+        DType::U8 => 1,
         DType::U32 => 3,
         DType::I64 => 4,
         DType::F32 => 7,

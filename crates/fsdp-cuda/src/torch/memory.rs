@@ -177,6 +177,7 @@ pub(super) fn kind(dtype: DType) -> Kind {
         DType::F32 => Kind::Float,
         DType::F64 => Kind::Double,
         DType::Bf16 => Kind::BFloat16,
+        DType::U8 => Kind::Uint8,
         DType::U32 => Kind::Int,
         DType::I64 => Kind::Int64,
     }

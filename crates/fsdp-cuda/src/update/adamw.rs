@@ -24,13 +24,20 @@ impl UpdateRule<CudaMemory> for AdamW {
         }
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types(shard)?);
         for run in runs(shard.pieces, &self.groups) {
-            let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } =
-                self.factors(run.param, scalars.step, scalars.lr);
             let mut words = run.words(memory, shard, scalars.factors)?;
-            words.extend([Word::Real(keep), Word::Real(weight), Word::Int(u32::from(by_end))]);
-            words.extend([beta2, square, root_correction, eps, step_size].map(Word::Real));
+            words.extend(numbers(self.factors(run.param, scalars.step, scalars.lr)));
             kernels.elements("adamw", run.len, &words)?;
         }
         Ok(())
     }
+}
+
+/// What the kernels of AdamW take last.
+pub(super) fn numbers(factors: AdamWFactors) -> [Word<'static>; 8] {
+    let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } = factors;
+    let by_end = Word::Int(u32::from(by_end));
+    let [keep, weight] = [keep, weight].map(Word::Real);
+    let [beta2, square, root_correction, eps, step_size] =
+        [beta2, square, root_correction, eps, step_size].map(Word::Real);
+    [keep, weight, by_end, beta2, square, root_correction, eps, step_size]
 }

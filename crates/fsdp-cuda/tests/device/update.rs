@@ -3,10 +3,10 @@
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::HostMemory;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, Ema, GroupSettings, Groups, Lion, Sgd};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Sgd};
 
 use super::subject::{Subject, subject};
 use super::values::*;
@@ -18,6 +18,9 @@ pub(crate) type Shapes = &'static [(usize, usize)];
 
 /// Two matrices that touch, a gap, a vector, another matrix with settings of its own.
 pub(crate) const SHORT: Shapes = &[(40, 6), (30, 6), (1, 111), (7, 9)];
+
+/// Of these the second has moments of 8 bits: two blocks and a part of one in each row.
+const WIDE: Shapes = &[(30, 6), (8, 520), (1, 111), (7, 9)];
 
 /// Parameters whose sums have many partial results on the device.
 const LONG: Shapes = &[(200, 33), (70, 300), (1, 70_000)];
@@ -129,13 +132,13 @@ pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
 }
 
 /// Compares a rule in both places of a device with the host.
-fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &str) {
+fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
     let (cuda, host) = (&*subject(), &host());
     for master in [DType::F32, DType::F64] {
         for gradients in FLOATS {
-            let expected = train(host, &mut rule, (master, gradients), Where::Device, SHORT);
+            let expected = train(host, &mut rule, (master, gradients), Where::Device, shapes);
             for place in [Where::Device, Where::Pinned] {
-                let got = train(cuda, &mut rule, (master, gradients), place, SHORT);
+                let got = train(cuda, &mut rule, (master, gradients), place, shapes);
                 for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
                     let what =
                         format!("{what} of {master} by {gradients} on {place:?} after step {}", step + 1);
@@ -148,13 +151,21 @@ fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &
 
 #[test]
 fn adamw_has_the_bits_of_the_host() {
-    compare(AdamW { groups: groups(0.1), ..AdamW::default() }, "AdamW");
-    compare(AdamW { betas: (0.4, 0.9), eps: 1e-3, ..AdamW::default() }, "AdamW with a small beta1");
+    compare(AdamW { groups: groups(0.1), ..AdamW::default() }, SHORT, "AdamW");
+    compare(AdamW { betas: (0.4, 0.9), eps: 1e-3, ..AdamW::default() }, SHORT, "AdamW with a small beta1");
+}
+
+#[test]
+fn adamw_with_8_bit_moments_has_the_bits_of_the_host() {
+    for betas in [(0.9, 0.999), (0.4, 0.9)] {
+        let adamw = AdamW { betas, groups: groups(0.1), ..AdamW::default() };
+        compare(AdamW8bit::new(adamw, &spec(WIDE)), WIDE, "AdamW with 8-bit moments");
+    }
 }
 
 #[test]
 fn lion_has_the_bits_of_the_host() {
-    compare(Lion { groups: groups(0.1), ..Lion::default() }, "Lion");
+    compare(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
 /// Averages of parameters that are others in every step.
@@ -211,10 +222,10 @@ fn averages_of_parameters_have_the_bits_of_the_host() {
 
 #[test]
 fn sgd_has_the_bits_of_the_host() {
-    compare(Sgd { groups: groups(0.1), ..Sgd::default() }, "plain SGD");
-    compare(Sgd { momentum: 0.9, dampening: 0.2, ..Sgd::default() }, "SGD with momentum");
+    compare(Sgd { groups: groups(0.1), ..Sgd::default() }, SHORT, "plain SGD");
+    compare(Sgd { momentum: 0.9, dampening: 0.2, ..Sgd::default() }, SHORT, "SGD with momentum");
     let nesterov = Sgd { momentum: 0.9, nesterov: true, groups: groups(0.1), ..Sgd::default() };
-    compare(nesterov, "SGD of Nesterov");
+    compare(nesterov, SHORT, "SGD of Nesterov");
 }
 
 #[test]
@@ -229,7 +240,7 @@ fn adafactor_has_the_bits_of_the_host() {
         ..AdafactorOptions::default()
     };
     for (options, what) in [(decay, "Adafactor"), (average, "its average"), (given, "its given rate")] {
-        compare(Adafactor::new(options, &spec(SHORT)), what);
+        compare(Adafactor::new(options, &spec(SHORT)), SHORT, what);
     }
 }
 
@@ -276,15 +287,16 @@ fn noted<M: Memory, R: UpdateRule<M>>(
     rule: &mut R,
     master: DType,
     place: Where,
+    shapes: Shapes,
     (lr, edges): (f64, &[Edge]),
 ) -> (i64, bool) {
-    let (pieces, len) = pieces(SHORT);
+    let (pieces, len) = pieces(shapes);
     let buffer = |category, dtype, values: &[f64]| {
         let mut buffer = match place {
             Where::Device => memory.allocate(category, dtype, values.len()).unwrap(),
             Where::Pinned => memory.allocate_host(category, dtype, values.len()).unwrap(),
         };
-        memory.write(Queue::Compute, HostSlice::F64(values), SliceMut::whole(&mut buffer)).unwrap();
+        memory.write_numbers(Queue::Compute, values, SliceMut::whole(&mut buffer)).unwrap();
         buffer
     };
     let tensors = rule.state(&pieces, len, master);
@@ -296,7 +308,8 @@ fn noted<M: Memory, R: UpdateRule<M>>(
         numbers
     };
     let mut contents = vec![padded(1), padded(2)];
-    contents.extend(tensors.iter().map(|tensor| vec![0.01; tensor.len]));
+    let fill = |tensor: &StateTensor| if tensor.dtype == DType::U8 { 200.0 } else { 0.01 };
+    contents.extend(tensors.iter().map(|tensor| vec![fill(tensor); tensor.len]));
     for &Edge { tensor, at, value } in edges {
         let tensor = &mut contents[tensor];
         let last = tensor.len() - 1;
@@ -305,8 +318,11 @@ fn noted<M: Memory, R: UpdateRule<M>>(
     let mut params = buffer(Category::ParameterShard, master, &contents[0]);
     let mut low = (master == DType::F32).then(|| buffer(Category::ParameterShard, DType::Bf16, &contents[0]));
     let gradient = buffer(Category::ShardedGradient, DType::F32, &contents[1]);
-    let mut state: Vec<_> =
-        contents[2..].iter().map(|values| buffer(Category::OptimizerState, master, values)).collect();
+    let mut state: Vec<_> = tensors
+        .iter()
+        .zip(&contents[2..])
+        .map(|(tensor, values)| buffer(Category::OptimizerState, tensor.dtype, values))
+        .collect();
     let factors =
         filled(memory, DType::F64, &GradientFactors { scale: 1.0, clip: 1.0, finite: true }.to_array());
     let mut not_finite = integers(memory, &[0]);
@@ -332,17 +348,18 @@ fn noted<M: Memory, R: UpdateRule<M>>(
 }
 
 /// Compares what is noted in both places of a device with a look at every value.
-fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, what: &str) {
+fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
     let bf16 = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0xff7f_8000)].map(f64::from);
     let largest = [f64::from(f32::MAX), 0.0, 1e-45, 1e19, 1e25, f64::INFINITY, f64::NAN];
     let values: Vec<f64> = bf16.into_iter().chain(largest).collect();
-    let tensors = 2 + rule.state(&pieces(SHORT).0, 1, DType::F32).len();
+    let tensors = rule.state(&pieces(shapes).0, 1, DType::F32);
+    let floats = (0..2 + tensors.len()).filter(|&tensor| tensor < 2 || tensors[tensor - 2].dtype.is_float());
     let mut seen = [0, 0];
     let mut check = |lr, edges: &[Edge]| {
         for (master, place) in
             [(DType::F32, Where::Device), (DType::F64, Where::Device), (DType::F32, Where::Pinned)]
         {
-            let (word, found) = noted(&*subject(), &mut rule, master, place, (lr, edges));
+            let (word, found) = noted(&*subject(), &mut rule, master, place, shapes, (lr, edges));
             assert_eq!(word, i64::from(found), "{what} of {master} on {place:?} by {lr} with {edges:?}");
             seen[usize::from(found)] += 1;
         }
@@ -351,7 +368,7 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, w
         check(lr, &[]);
     }
     for (turn, &value) in values.iter().enumerate() {
-        for tensor in 0..tensors {
+        for tensor in floats.clone() {
             // In each of the runs, among vectors and in what is left after them.
             for at in [turn, 423 + turn, 588 + turn] {
                 check(1e-3, &[Edge { tensor, at, value }]);
@@ -363,24 +380,30 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, w
 
 #[test]
 fn adamw_notes_what_is_not_finite() {
-    compare_notes(AdamW { groups: groups(0.01), ..AdamW::default() }, "AdamW");
+    compare_notes(AdamW { groups: groups(0.01), ..AdamW::default() }, SHORT, "AdamW");
+}
+
+#[test]
+fn adamw_with_8_bit_moments_notes_what_is_not_finite() {
+    let adamw = AdamW { groups: groups(0.01), ..AdamW::default() };
+    compare_notes(AdamW8bit::new(adamw, &spec(WIDE)), WIDE, "AdamW with 8-bit moments");
 }
 
 #[test]
 fn lion_notes_what_is_not_finite() {
-    compare_notes(Lion { groups: groups(0.1), ..Lion::default() }, "Lion");
+    compare_notes(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
 #[test]
 fn sgd_notes_what_is_not_finite() {
-    compare_notes(Sgd { groups: groups(0.1), ..Sgd::default() }, "plain SGD");
-    compare_notes(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, "SGD of Nesterov");
+    compare_notes(Sgd { groups: groups(0.1), ..Sgd::default() }, SHORT, "plain SGD");
+    compare_notes(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, SHORT, "SGD of Nesterov");
 }
 
 #[test]
 fn adafactor_notes_what_is_not_finite() {
     let average = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     for (options, what) in [(AdafactorOptions::default(), "Adafactor"), (average, "its average")] {
-        compare_notes(Adafactor::new(options, &spec(SHORT)), what);
+        compare_notes(Adafactor::new(options, &spec(SHORT)), SHORT, what);
     }
 }

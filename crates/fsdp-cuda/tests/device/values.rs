@@ -48,7 +48,7 @@ pub(crate) fn room<M: Memory>(memory: &M, dtype: DType, len: usize) -> M::Buffer
 /// What is in a range of a buffer.
 pub(crate) fn range<M: Memory>(memory: &M, buffer: &M::Buffer, offset: usize, len: usize) -> Vec<f64> {
     let mut values = vec![0.0; len];
-    memory.read(Queue::Compute, Slice::new(buffer, offset, len), HostSliceMut::F64(&mut values)).unwrap();
+    memory.read_numbers(Queue::Compute, Slice::new(buffer, offset, len), &mut values).unwrap();
     values
 }
 

@@ -160,6 +160,7 @@ static size_t size_of(int dtype) {
     case 3: case 7: return 4;
     case 4: case 8: return 8;
     case 9: return 2;
+    case 1: return 1;
     default: return 0;
     }
 }

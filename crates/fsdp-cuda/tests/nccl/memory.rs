@@ -196,7 +196,7 @@ fn encode(dtype: DType, value: f64) -> Vec<u8> {
         DType::F32 => (value as f32).to_ne_bytes().to_vec(),
         DType::F64 => value.to_ne_bytes().to_vec(),
         DType::Bf16 => bf16::from_f32(value as f32).to_ne_bytes().to_vec(),
-        DType::U32 | DType::I64 => panic!("a float for {dtype}"),
+        DType::U8 | DType::U32 | DType::I64 => panic!("a float for {dtype}"),
     }
 }
 
@@ -205,7 +205,7 @@ fn decode(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
         DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
         DType::Bf16 => f64::from(bf16::from_ne_bytes(bytes.try_into().unwrap())),
-        DType::U32 | DType::I64 => panic!("a float of {dtype}"),
+        DType::U8 | DType::U32 | DType::I64 => panic!("a float of {dtype}"),
     }
 }
 
@@ -311,6 +311,7 @@ impl Memory for StreamMemory {
         let bytes: Vec<u8> = match src {
             HostSlice::F64(values) => values.iter().flat_map(|&value| encode(dtype, value)).collect(),
             HostSlice::I64(values) => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+            HostSlice::U8(values) => values.to_vec(),
             HostSlice::F32(_) | HostSlice::U32(_) => return Err(unsupported("such write")),
         };
         assert_eq!(bytes.len(), dst.buffer.start(dst.len), "as many elements as room");
@@ -331,6 +332,7 @@ impl Memory for StreamMemory {
                 let integer = |bytes: &[u8]| i64::from_ne_bytes(bytes.try_into().unwrap());
                 out.iter_mut().zip(elements).for_each(|(out, bytes)| *out = integer(bytes));
             }
+            HostSliceMut::U8(out) => out.copy_from_slice(&bytes),
             HostSliceMut::F32(_) => return Err(unsupported("such read")),
         }
         Ok(())

@@ -98,6 +98,8 @@ fn suite(gpus: &Gpus<StreamMemory>, ranks: usize) {
             conformance::broadcast(gpus, ranks, dtype, lens);
         }
     }
+    conformance::all_gather(gpus, ranks, DType::U8, &[3, 0, 5, 1]);
+    conformance::broadcast(gpus, ranks, DType::U8, &[3, 0, 5, 1]);
     conformance::traffic_matches_formulas(gpus, ranks);
     conformance::buffers_come_back_to_their_rank(gpus, ranks);
     conformance::arguments_are_checked(gpus, ranks);

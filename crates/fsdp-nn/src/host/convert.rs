@@ -14,6 +14,7 @@ pub fn convert_to(src: HostSlice<'_>, dtype: DType, bytes: &mut [u8]) {
     match src {
         HostSlice::F32(src) => transfer(Floats::F32(src), floats_mut(dtype, bytes), false),
         HostSlice::F64(src) => transfer(Floats::F64(src), floats_mut(dtype, bytes), false),
+        HostSlice::U8(src) => same_kind(dtype, DType::U8, || bytes.copy_from_slice(src)),
         HostSlice::U32(src) => same_kind(dtype, DType::U32, || bytes.copy_from_slice(cast_slice(src))),
         HostSlice::I64(src) => same_kind(dtype, DType::I64, || bytes.copy_from_slice(cast_slice(src))),
     }
@@ -27,6 +28,7 @@ pub fn convert_from(dtype: DType, bytes: &[u8], dst: HostSliceMut<'_>) {
     match dst {
         HostSliceMut::F32(dst) => transfer(floats(dtype, bytes), FloatsMut::F32(dst), false),
         HostSliceMut::F64(dst) => transfer(floats(dtype, bytes), FloatsMut::F64(dst), false),
+        HostSliceMut::U8(dst) => same_kind(dtype, DType::U8, || dst.copy_from_slice(bytes)),
         HostSliceMut::I64(dst) => same_kind(dtype, DType::I64, || cast_slice_mut(dst).copy_from_slice(bytes)),
     }
 }

@@ -116,6 +116,11 @@ impl Scalar for bf16 {
     const POISON: Self = bf16::NAN;
 }
 
+impl Scalar for u8 {
+    const DTYPE: DType = DType::U8;
+    const POISON: Self = 0xde;
+}
+
 impl Scalar for u32 {
     const DTYPE: DType = DType::U32;
     const POISON: Self = 0xdead_beef;
@@ -265,6 +270,10 @@ pub(crate) use for_float;
 macro_rules! for_scalar {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
+            ::fsdp_core::DType::U8 => {
+                type $element = u8;
+                $body
+            }
             ::fsdp_core::DType::U32 => {
                 type $element = u32;
                 $body

@@ -315,6 +315,7 @@ impl Memory for HostMemory {
         match src {
             HostSlice::F32(src) => transfer(Floats::F32(src), self.floats_mut(dst)?, false),
             HostSlice::F64(src) => transfer(Floats::F64(src), self.floats_mut(dst)?, false),
+            HostSlice::U8(src) => self.elements_mut(dst)?.copy_from_slice(src),
             HostSlice::U32(src) => self.elements_mut(dst)?.copy_from_slice(src),
             HostSlice::I64(src) => self.elements_mut(dst)?.copy_from_slice(src),
         }
@@ -326,6 +327,7 @@ impl Memory for HostMemory {
         match dst {
             HostSliceMut::F32(dst) => transfer(self.floats(src)?, FloatsMut::F32(dst), false),
             HostSliceMut::F64(dst) => transfer(self.floats(src)?, FloatsMut::F64(dst), false),
+            HostSliceMut::U8(dst) => dst.copy_from_slice(self.elements(src)?),
             HostSliceMut::I64(dst) => dst.copy_from_slice(self.elements(src)?),
         }
         Ok(())

@@ -51,7 +51,7 @@ pub struct AdamWFactors {
 }
 
 vectorized! {
-    fn step<A: Float>(
+    pub(super) fn step<A: Float>(
         f: AdamWFactors,
         scale: Scale<A>,
         gradient: &[A],

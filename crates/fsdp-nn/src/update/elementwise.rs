@@ -114,7 +114,7 @@ pub(super) fn each_block<A: Float, const N: usize>(
 }
 
 /// Takes the first `count` elements off a slice.
-fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
+pub(super) fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
     let (first, rest) = std::mem::take(slice).split_at_mut(count);
     *slice = rest;
     first

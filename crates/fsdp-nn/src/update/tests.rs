@@ -9,15 +9,16 @@ use fsdp_core::update::{Piece, SegmentShard, StateAxis, StepScalars, UpdateRule}
 use fsdp_core::{DType, Queue};
 use proptest::prelude::*;
 
-use super::{Adafactor, AdafactorOptions, AdamW, Both, Ema, GroupSettings, Groups, Lion, Sgd};
+use super::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Sgd};
 use crate::random;
 use crate::{HostBuffer, HostMemory, HostOptions};
 
-/// Shapes of the parameters of the segment under test.
-const SHAPES: [&[usize]; 4] = [&[7, 5], &[13], &[31, 3], &[1, 6]];
+/// Shapes of the parameters of the segment under test. The last one is large enough for moments of 8 bits.
+const SHAPES: [&[usize]; 5] = [&[7, 5], &[13], &[31, 3], &[1, 6], &[16, 300]];
 const STEPS: u64 = 4;
 
 mod adafactor;
+mod adamw8bit;
 mod not_finite;
 
 fn row_len(shape: &[usize]) -> usize {
@@ -161,7 +162,7 @@ impl Shard {
     fn contents(&self) -> Vec<Vec<f64>> {
         let read = |buffer: &HostBuffer| {
             let mut values = vec![0.0; buffer.len()];
-            self.memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
+            self.memory.read_numbers(Queue::Compute, Slice::whole(buffer), &mut values).unwrap();
             values
         };
         std::iter::once(&self.params).chain(&self.state).map(read).collect()
@@ -365,6 +366,8 @@ proptest! {
             prop_assert_eq!(train(&mut sgd, dtype, 1, 1), train(&mut sgd, dtype, world, threads));
             let mut lion = Lion { groups: groups(0.1), ..Lion::default() };
             prop_assert_eq!(train(&mut lion, dtype, 1, 1), train(&mut lion, dtype, world, threads));
+            let mut coded = AdamW8bit::new(adamw, &spec());
+            prop_assert_eq!(train(&mut coded, dtype, 1, 1), train(&mut coded, dtype, world, threads));
         }
     }
 }
@@ -378,7 +381,8 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
     let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
     let adamw = AdamW::default();
     let lion: Both<HostMemory> = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
-    let rules: [&dyn UpdateRule<HostMemory>; 4] = [&adafactor, &sgd, &adamw, &lion];
+    let coded = AdamW8bit::new(adamw.clone(), &spec());
+    let rules: [&dyn UpdateRule<HostMemory>; 5] = [&adafactor, &sgd, &adamw, &lion, &coded];
     for (rule, world) in rules.into_iter().flat_map(|rule| (1..9).map(move |world| (rule, world))) {
         let mut held: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
         for rank in 0..world {
@@ -402,6 +406,7 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
             let count = match name {
                 "exp_avg_sq_row" => shape[0],
                 "exp_avg_sq_col" => shape[1],
+                "exp_avg_absmax" | "exp_avg_sq_absmax" => shape[0] * shape[1].div_ceil(AdamW8bit::BLOCK),
                 _ => shape.iter().product(),
             };
             assert_eq!(
@@ -417,8 +422,9 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
 fn nothing_changes_when_something_was_not_finite() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     let lion = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
-    let rules: [Box<dyn UpdateRule<HostMemory>>; 4] = [
+    let rules: [Box<dyn UpdateRule<HostMemory>>; 5] = [
         Box::new(lion),
+        Box::new(AdamW8bit::new(AdamW::default(), &spec())),
         Box::new(AdamW::default()),
         Box::new(Sgd { momentum: 0.9, ..Sgd::default() }),
         Box::new(Adafactor::new(options, &spec())),

@@ -199,7 +199,8 @@ impl Memory for LaggingMemory {
         let values: Vec<f64> = match src {
             HostSlice::F64(values) => values.to_vec(),
             HostSlice::I64(values) => values.iter().map(|&value| value as f64).collect(),
-            _ => unreachable!("the suite writes f64 and i64"),
+            HostSlice::U8(values) => values.iter().map(|&value| f64::from(value)).collect(),
+            HostSlice::F32(_) | HostSlice::U32(_) => unreachable!("the suite writes no others"),
         };
         let (cells, offset) = (dst.buffer.cells.clone(), dst.offset);
         self.work(queue, move || {
@@ -215,7 +216,8 @@ impl Memory for LaggingMemory {
         match dst {
             HostSliceMut::F64(out) => out.copy_from_slice(values),
             HostSliceMut::I64(out) => out.iter_mut().zip(values).for_each(|(out, &x)| *out = x as i64),
-            HostSliceMut::F32(_) => unreachable!("the suite reads f64 and i64"),
+            HostSliceMut::U8(out) => out.iter_mut().zip(values).for_each(|(out, &x)| *out = x as u8),
+            HostSliceMut::F32(_) => unreachable!("the suite reads no others"),
         }
         Ok(())
     }

@@ -85,6 +85,9 @@ impl Rows<'_> {
                     .zip(elements)
                     .for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes));
             }
+            DType::U8 => {
+                values.iter_mut().zip(&self.bytes).for_each(|(value, &byte)| *value = f64::from(byte));
+            }
             _ => {
                 let (elements, _) = self.bytes.as_chunks();
                 let wide = elements.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes)));

@@ -68,7 +68,7 @@ pub(super) fn compare<A>(
 fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
     let maximize = ("maximize", false, true);
     match optimizer {
-        OptimizerConfig::Adamw(_) => {
+        OptimizerConfig::Adamw(_) | OptimizerConfig::Adamw8bit(_) => {
             vec![maximize, ("amsgrad", false, true), ("decoupled_weight_decay", true, true)]
         }
         OptimizerConfig::Sgd(c) => vec![maximize, ("nesterov", c.nesterov, false)],
@@ -81,7 +81,9 @@ fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, 
     let decay = ("weight_decay", vec![group.weight_decay]);
     let lr = ("lr", vec![job.schedule.lr(step) * group.lr_scale]);
     match &job.config.train.optimizer {
-        OptimizerConfig::Adamw(c) => vec![lr, ("betas", c.betas.to_vec()), ("eps", vec![c.eps]), decay],
+        OptimizerConfig::Adamw(c) | OptimizerConfig::Adamw8bit(c) => {
+            vec![lr, ("betas", c.betas.to_vec()), ("eps", vec![c.eps]), decay]
+        }
         OptimizerConfig::Sgd(c) => {
             vec![lr, ("momentum", vec![c.momentum]), ("dampening", vec![c.dampening]), decay]
         }
@@ -99,7 +101,9 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
             json!({ "amsgrad": false, "capturable": false, "decoupled_weight_decay": true })
         }
         OptimizerConfig::Sgd(c) => json!({ "nesterov": c.nesterov }),
-        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => return Json::Null,
+        OptimizerConfig::Adamw8bit(_) | OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => {
+            return Json::Null;
+        }
     };
     let spec = &job.plan.spec;
     let mut groups = rule::param_groups(optimizer, spec).expect("the rule of the job was made of them");

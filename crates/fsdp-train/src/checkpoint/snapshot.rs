@@ -21,6 +21,7 @@ pub(super) struct Snapshot {
 enum Values {
     F32(Vec<f32>),
     F64(Vec<f64>),
+    U8(Vec<u8>),
 }
 
 impl Snapshot {
@@ -34,9 +35,8 @@ impl Snapshot {
         held: &[Held],
         step: u64,
     ) -> Result<(), TrainError> {
-        let master = engine.plan().policy.param_dtype.master();
         if self.values.is_empty() {
-            self.values = held.iter().map(|held| Values::zeroed(held.place, master)).collect();
+            self.values = held.iter().map(|held| Values::zeroed(engine, held.place)).collect();
         }
         for (held, values) in held.iter().zip(&mut self.values) {
             values.copy(engine, held.place, step)?;
@@ -49,16 +49,24 @@ impl Snapshot {
         match &self.values[index] {
             Values::F32(values) => bytemuck::cast_slice(values),
             Values::F64(values) => bytemuck::cast_slice(values),
+            Values::U8(values) => values,
         }
     }
 }
 
 impl Values {
-    fn zeroed(place: Place, master: DType) -> Self {
-        match (place, master) {
-            (Place::Steps, _) => Values::F32(vec![0.0]),
-            (Place::Params { len, .. } | Place::State { len, .. }, DType::F64) => Values::F64(vec![0.0; len]),
-            (Place::Params { len, .. } | Place::State { len, .. }, _) => Values::F32(vec![0.0; len]),
+    fn zeroed<M: Memory, P: Program<M>>(engine: &Engine<M, P>, place: Place) -> Self {
+        let (dtype, len) = match place {
+            Place::Steps => (DType::F32, 1),
+            Place::Params { len, .. } => (engine.plan().policy.param_dtype.master(), len),
+            Place::State { unit, segment, tensor, len, .. } => {
+                (engine.shards(UnitId(unit)).state_tensors[segment][tensor].dtype, len)
+            }
+        };
+        match dtype {
+            DType::F64 => Values::F64(vec![0.0; len]),
+            DType::U8 => Values::U8(vec![0; len]),
+            _ => Values::F32(vec![0.0; len]),
         }
     }
 
@@ -86,6 +94,7 @@ impl Values {
         let out = match self {
             Values::F32(values) => HostSliceMut::F32(values),
             Values::F64(values) => HostSliceMut::F64(values),
+            Values::U8(values) => HostSliceMut::U8(values),
         };
         Ok(engine.memory().read(Queue::Compute, slice, out)?)
     }

@@ -88,6 +88,10 @@ pub(super) fn state_rows(param: &ParamSpec, piece: &StatePiece) -> Range<usize> 
     match piece.axis {
         StateAxis::Elements => rows_of(param, piece.first, piece.len),
         StateAxis::Rows | StateAxis::Columns => piece.first..piece.first + piece.len,
+        StateAxis::Blocks(_) => {
+            let blocks = state_shape(param, piece.axis)[1];
+            piece.first / blocks..(piece.first + piece.len) / blocks
+        }
     }
 }
 
@@ -98,6 +102,7 @@ pub(crate) fn state_shape(param: &ParamSpec, axis: StateAxis) -> Vec<usize> {
         StateAxis::Elements => param.shape.clone(),
         StateAxis::Rows => vec![param.len() / row_len],
         StateAxis::Columns => vec![row_len],
+        StateAxis::Blocks(len) => vec![param.len() / row_len, row_len.div_ceil(len)],
     }
 }
 

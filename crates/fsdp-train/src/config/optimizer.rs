@@ -20,6 +20,8 @@ const GROUPS: &str = "tables [[train.optimizer.group]] with patterns, and lr or 
 pub enum OptimizerConfig {
     /// `torch.optim.AdamW`.
     Adamw(AdamwConfig),
+    /// The same with moments of 8 bits, as in bitsandbytes.
+    Adamw8bit(AdamwConfig),
     /// `torch.optim.SGD`.
     Sgd(SgdConfig),
     /// `transformers.Adafactor`.
@@ -129,7 +131,7 @@ table! {
 macro_rules! chosen {
     ($optimizer:expr, $settings:ident => $value:expr) => {
         match $optimizer {
-            OptimizerConfig::Adamw($settings) => $value,
+            OptimizerConfig::Adamw($settings) | OptimizerConfig::Adamw8bit($settings) => $value,
             OptimizerConfig::Sgd($settings) => $value,
             OptimizerConfig::Adafactor($settings) => $value,
             OptimizerConfig::Lion($settings) => $value,
@@ -152,9 +154,10 @@ impl OptimizerConfig {
     }
 
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {
-        let (name, reader) = reader.split_name(&["adamw", "sgd", "adafactor", "lion"])?;
+        let (name, reader) = reader.split_name(&["adamw", "adamw8bit", "sgd", "adafactor", "lion"])?;
         let optimizer = match name {
             "adamw" => OptimizerConfig::Adamw(AdamwConfig::read(&reader)?),
+            "adamw8bit" => OptimizerConfig::Adamw8bit(AdamwConfig::read(&reader)?),
             "sgd" => OptimizerConfig::Sgd(SgdConfig::read(&reader)?.checked(&reader)?),
             "lion" => OptimizerConfig::Lion(LionConfig::read(&reader)?),
             _ => OptimizerConfig::Adafactor(AdafactorConfig::read(&reader)?.checked(&reader)?),
@@ -171,7 +174,7 @@ impl OptimizerConfig {
     /// The learning rate that a schedule multiplies; `None` where Adafactor derives its own.
     pub fn lr(&self) -> Option<f64> {
         match self {
-            OptimizerConfig::Adamw(adamw) => Some(adamw.lr),
+            OptimizerConfig::Adamw(adamw) | OptimizerConfig::Adamw8bit(adamw) => Some(adamw.lr),
             OptimizerConfig::Sgd(sgd) => Some(sgd.lr),
             OptimizerConfig::Adafactor(adafactor) => adafactor.lr,
             OptimizerConfig::Lion(lion) => Some(lion.lr),

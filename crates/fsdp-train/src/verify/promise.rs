@@ -31,10 +31,11 @@ impl Promise {
         // An average over one rank is a product with one; over more, a product may be no normal number.
         let summed = fsdp.reduce_op == ReduceOp::Sum || axes == [1, 1];
         let exact_dtype = fsdp.reduce_dtype != DType::Bf16;
-        let element_wise = !matches!(config.train.optimizer, OptimizerConfig::Adafactor(_));
+        // All others work on elements, or on blocks of rows, which no cut divides.
+        let ignores_cuts = !matches!(config.train.optimizer, OptimizerConfig::Adafactor(_));
         // libtorch does not say that its kernels give the same bits wherever their operands lie.
         let own_kernels = config.run.device == Device::Cpu;
-        if ordered && summed && exact_dtype && element_wise && own_kernels {
+        if ordered && summed && exact_dtype && ignores_cuts && own_kernels {
             Promise::Bits
         } else {
             Promise::Bounds

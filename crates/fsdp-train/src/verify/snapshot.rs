@@ -1,7 +1,6 @@
 //! Values of a whole model, and the pieces of it that one rank holds.
 
 use fsdp_core::engine::Engine;
-use fsdp_core::memory::HostSliceMut;
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::program::Program;
 use fsdp_core::{Memory, Queue};
@@ -56,7 +55,7 @@ impl Pieces {
         let ranks = engine.plan().step.averaged_ranks as f64;
         let read = |run: Run<'_, M::Buffer>| {
             let mut values = vec![0.0; run.slice.len];
-            engine.memory().read(Queue::Compute, run.slice, HostSliceMut::F64(&mut values))?;
+            engine.memory().read_numbers(Queue::Compute, run.slice, &mut values)?;
             if run.kind == Kind::Gradient {
                 values.iter_mut().for_each(|value| *value *= ranks);
             }

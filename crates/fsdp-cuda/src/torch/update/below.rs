@@ -2,7 +2,7 @@
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
-use fsdp_nn::update::{Adafactor, Ema, Lion};
+use fsdp_nn::update::{Adafactor, AdamW8bit, Ema, Lion};
 
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
@@ -37,4 +37,4 @@ macro_rules! below {
     )*};
 }
 
-below!(Adafactor, Ema, Lion);
+below!(Adafactor, AdamW8bit, Ema, Lion);

@@ -24,13 +24,14 @@ const EDGES: [f64; 14] = [
     f64::NAN,
 ];
 
-fn rules() -> [Box<dyn UpdateRule<HostMemory>>; 6] {
+fn rules() -> [Box<dyn UpdateRule<HostMemory>>; 7] {
     let average = AdafactorOptions { beta1: Some(0.9), groups: groups(0.1), ..AdafactorOptions::default() };
     [
         Box::new(AdamW { groups: groups(0.01), ..AdamW::default() }),
         Box::new(Sgd { groups: groups(0.1), ..Sgd::default() }),
         Box::new(Lion { groups: groups(0.1), ..Lion::default() }),
         Box::new(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }),
+        Box::new(AdamW8bit::new(AdamW { groups: groups(0.01), ..AdamW::default() }, &spec())),
         Box::new(Adafactor::new(AdafactorOptions::default(), &spec())),
         Box::new(Adafactor::new(average, &spec())),
     ]
@@ -50,7 +51,7 @@ impl Shard {
             ranges.into_iter().any(|(offset, len)| {
                 let mut values = vec![0.0; len];
                 let slice = Slice::new(buffer, offset, len);
-                self.memory.read(Queue::Compute, slice, HostSliceMut::F64(&mut values)).unwrap();
+                self.memory.read_numbers(Queue::Compute, slice, &mut values).unwrap();
                 values.iter().any(|value| !value.is_finite())
             })
         };
@@ -66,11 +67,11 @@ impl Shard {
 
     fn fill(buffer: &mut HostBuffer, memory: &HostMemory, value: f64) {
         let values = vec![value; buffer.len()];
-        memory.write(Queue::Compute, HostSlice::F64(&values), SliceMut::whole(buffer)).unwrap();
+        memory.write_numbers(Queue::Compute, &values, SliceMut::whole(buffer)).unwrap();
     }
 
     fn put(buffer: &mut HostBuffer, memory: &HostMemory, at: usize, value: f64) {
-        memory.write(Queue::Compute, HostSlice::F64(&[value]), SliceMut::new(buffer, at, 1)).unwrap();
+        memory.write_numbers(Queue::Compute, &[value], SliceMut::new(buffer, at, 1)).unwrap();
     }
 
     /// One step with the gradients that are there.
@@ -109,7 +110,7 @@ fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> 
 
 #[test]
 fn a_second_moment_that_overflows_alone_is_noticed() {
-    let [mut adamw, _, _, _, mut adafactor, _] = rules();
+    let [mut adamw, _, _, _, _, mut adafactor, _] = rules();
     let mut all = shard(&*adamw, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
     assert_eq!(
@@ -265,7 +266,7 @@ proptest! {
     /// exactly when something is not finite afterwards. Ranks note their own.
     #[test]
     fn it_is_noted_exactly_when_some_value_is_not_finite(
-        kind in 0usize..5,
+        kind in 0usize..7,
         double in any::<bool>(),
         copied in any::<bool>(),
         number in 1u64..6,

@@ -80,7 +80,10 @@ fn rejects_values_outside_their_range() {
 
 #[test]
 fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
-    rejects(&["train.optimizer.name=adam"], &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"sgd\""]);
+    rejects(
+        &["train.optimizer.name=adam"],
+        &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"adamw8bit\", \"sgd\""],
+    );
     rejects(&["train.lr_schedule.name=cosine"], &["\"warmup-cosine\""]);
     rejects(&["data.format=csv"], &["\"jsonl\", \"parquet\""]);
     rejects(&["data.packing=pack"], &["\"stream\", \"documents\" or \"packed\""]);

@@ -1,0 +1,121 @@
+//! AdamW with 8-bit moments: a block of threads for every block of them.
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::update::AdamW8bit;
+
+use super::adamw::numbers;
+use super::on_host::with_host_shard;
+use super::runs::copy;
+use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
+use crate::kernels::{Launch, UPDATE, Word};
+
+/// The kernels of a step.
+struct Pass<'a> {
+    rule: &'a AdamW8bit,
+    memory: &'a CudaMemory,
+    kernels: Launch<'a>,
+    scalars: StepScalars<'a, CudaBuffer>,
+}
+
+/// Where the moments of the next piece begin: those that are kept as they are, codes, and the magnitudes of blocks.
+#[derive(Default)]
+struct Next {
+    full: usize,
+    codes: usize,
+    blocks: usize,
+}
+
+impl UpdateRule<CudaMemory> for AdamW8bit {
+    fn update(
+        &mut self,
+        memory: &CudaMemory,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        scalars: &StepScalars<'_, CudaBuffer>,
+        _statistics: &[CudaBuffer],
+    ) -> Result<(), Error> {
+        if shard.params.is_on_host() {
+            return with_host_shard(memory, shard, scalars, |host, shard, scalars| {
+                self.update(host, shard, scalars, &[])
+            });
+        }
+        let types = (expect_float(shard.params), expect_float(shard.gradient));
+        expect_dtype(shard.params, types.0.master());
+        let kernels = memory.kernels(Queue::Compute, &UPDATE, types);
+        let pass = Pass { rule: self, memory, kernels, scalars: *scalars };
+        let mut next = Next::default();
+        shard.pieces.iter().try_for_each(|piece| pass.piece(shard, piece, &mut next))
+    }
+}
+
+impl Pass<'_> {
+    /// Updates a piece.
+    fn piece(
+        &self,
+        shard: &mut SegmentShard<'_, CudaBuffer>,
+        piece: &Piece,
+        next: &mut Next,
+    ) -> Result<(), Error> {
+        let Self { rule, memory, kernels, scalars } = self;
+        let &Piece { param, offset, len, .. } = piece;
+        let most = Word::Real(shard.largest_param());
+        let row_len = rule.row_len(param);
+        let blocks = row_len.map(|row_len| len / row_len * row_len.div_ceil(AdamW8bit::BLOCK));
+        let books = memory.code_books()?;
+        let mut words = vec![
+            memory.input(Slice::new(shard.gradient, offset, len))?,
+            memory.output(SliceMut::new(shard.params, offset, len))?,
+        ];
+        words.extend(self.moments(&mut *shard.state, len, blocks, next)?);
+        words.push(copy(memory, shard.low.as_deref_mut(), offset, len)?);
+        match row_len {
+            Some(row_len) => {
+                words.extend([Word::Len(len / row_len), Word::Len(row_len)]);
+                words.push(memory.input(Slice::whole(&books))?);
+            }
+            None => words.push(Word::Len(len)),
+        }
+        words.extend([memory.input(scalars.factors)?, memory.output(SliceMut::whole(shard.not_finite))?]);
+        words.push(most);
+        words.extend(numbers(rule.adamw.factors(param, scalars.step, scalars.lr)));
+        match blocks {
+            Some(blocks) => kernels.striding("adamw_8bit", blocks, AdamW8bit::BLOCK as u32, &words)?,
+            None => kernels.elements("adamw", len, &words)?,
+        }
+        Ok(())
+    }
+
+    /// The moments of the next piece, which has so many elements and, if they are bytes, blocks.
+    fn moments<'b>(
+        &self,
+        state: &'b mut [CudaBuffer],
+        len: usize,
+        blocks: Option<usize>,
+        next: &mut Next,
+    ) -> Result<Vec<Word<'b>>, Error> {
+        let count = state.len();
+        let [mean, square, mean_codes, square_codes, mean_largest, square_largest] = state else {
+            panic!("{count} state tensors where the rule declared 6");
+        };
+        let mut words = Vec::new();
+        let master = self.kernels.types.0;
+        let mut push = |buffer: &'b mut CudaBuffer, dtype, at: usize, len: usize| -> Result<(), Error> {
+            expect_dtype(buffer, dtype);
+            words.push(self.memory.output(SliceMut::new(buffer, at, len))?);
+            Ok(())
+        };
+        if let Some(blocks) = blocks {
+            push(mean_codes, DType::U8, next.codes, len)?;
+            push(square_codes, DType::U8, next.codes, len)?;
+            push(mean_largest, master, next.blocks, blocks)?;
+            push(square_largest, master, next.blocks, blocks)?;
+            (next.codes, next.blocks) = (next.codes + len, next.blocks + blocks);
+        } else {
+            push(mean, master, next.full, len)?;
+            push(square, master, next.full, len)?;
+            next.full += len;
+        }
+        Ok(words)
+    }
+}

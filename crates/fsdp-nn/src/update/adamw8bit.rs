@@ -1,0 +1,278 @@
+//! AdamW with moments of one byte, as bitsandbytes and torchao keep them: per block a largest magnitude, and for every
+//! element the code of its share of that ([`CodeBook`]).
+//!
+//! A step decodes a block, is that of [`AdamW`], and encodes what it gave; parameters are updated by moments that were not
+//! rounded to codes. Blocks are runs of a row, so a shard, which is whole rows, has whole blocks, and the bits of an update do
+//! not depend on how a parameter is cut. (The blocks of bitsandbytes are runs of the flat parameter: the same
+//! where rows are a multiple of a block long.)
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
+use fsdp_core::update::{
+    Piece, RuleState, SegmentShard, StateAxis, StatePiece, StateTensor, StepScalars, UpdateRule,
+};
+use fsdp_core::{DType, Error};
+
+use super::adamw::{AdamW, step};
+use super::dynamic::CodeBook;
+use super::elementwise::{HostScalars, Scale, skip};
+use super::largest::Largest;
+use crate::host::element::Float;
+use crate::host::floats::{Floats, transfer};
+use crate::host::raw::vectorized;
+use crate::host::workers::{TASK_ELEMS, task_rows};
+use crate::host::{HostBuffer, HostMemory};
+
+/// Elements of a block; the last one of a row may be shorter.
+const BLOCK: usize = 256;
+
+/// Parameters of fewer elements keep their moments as they are, as in bitsandbytes.
+const LEAST_LEN: usize = 4096;
+
+/// So do those of shorter rows, or of none: the magnitudes of their blocks would take more than they save.
+const LEAST_ROW: usize = 16;
+
+/// [`AdamW`] with 8-bit moments. State: `exp_avg_codes` and `exp_avg_sq_codes` (bytes) with `exp_avg_absmax` and
+/// `exp_avg_sq_absmax` (one per block), or `exp_avg` and `exp_avg_sq` for parameters that are small.
+#[derive(Clone, Debug)]
+pub struct AdamW8bit {
+    /// The rule that moments are encoded and decoded for.
+    pub adamw: AdamW,
+    /// The row lengths of those parameters that have such moments.
+    row_lens: Vec<Option<usize>>,
+}
+
+impl AdamW8bit {
+    /// Elements of a block; the last one of a row may be shorter.
+    pub const BLOCK: usize = BLOCK;
+
+    /// The rule for the parameters of a model.
+    pub fn new(adamw: AdamW, spec: &ModelSpec) -> Self {
+        let row_len = |param: &ParamSpec| {
+            param.row_len().filter(|&row_len| row_len >= LEAST_ROW && param.len() >= LEAST_LEN)
+        };
+        Self { adamw, row_lens: spec.params.iter().map(row_len).collect() }
+    }
+
+    /// The row length of a parameter whose moments are bytes; `None` of others.
+    pub fn row_len(&self, param: ParamId) -> Option<usize> {
+        self.row_lens[param.0]
+    }
+
+    fn typed<A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &HostScalars,
+    ) -> Result<(), Error> {
+        let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
+        let scale = Scale::<A>::new(scalars);
+        let gradient = memory.floats(Slice::whole(shard.gradient))?;
+        let tasks = self.tasks::<A>(memory, shard)?;
+        memory.workers().each(tasks.into_iter(), |task| {
+            let factors = self.adamw.factors(task.param, scalars.step, scalars.lr);
+            task.run(gradient, |gradient, params, mean, square| {
+                if step(factors, scale, gradient, params, mean, square).exceeds(&most) {
+                    exceeds.store(true, Ordering::Relaxed);
+                }
+            });
+        });
+        if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
+    }
+
+    /// The work on a shard: its pieces in parts of whole rows.
+    fn tasks<'a, A: Float>(
+        &self,
+        memory: &HostMemory,
+        shard: &'a mut SegmentShard<'_, HostBuffer>,
+    ) -> Result<Vec<Task<'a, A>>, Error> {
+        let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
+        let count = shard.state.len();
+        let [mean, square, mean_codes, square_codes, mean_largest, square_largest] = &mut *shard.state else {
+            panic!("{count} state tensors where the rule declared 6");
+        };
+        let mut full =
+            [memory.elements_mut::<A>(SliceMut::whole(mean))?, memory.elements_mut(SliceMut::whole(square))?];
+        let mut codes = [
+            memory.elements_mut::<u8>(SliceMut::whole(mean_codes))?,
+            memory.elements_mut(SliceMut::whole(square_codes))?,
+        ];
+        let mut largest = [
+            memory.elements_mut::<A>(SliceMut::whole(mean_largest))?,
+            memory.elements_mut(SliceMut::whole(square_largest))?,
+        ];
+        let (mut tasks, mut position) = (Vec::new(), 0);
+        for piece in shard.pieces {
+            skip(&mut params, piece.offset - position);
+            let row_len = self.row_len(piece.param);
+            let most = row_len.map_or(TASK_ELEMS, |row_len| row_len * task_rows(row_len));
+            for start in (0..piece.len).step_by(most) {
+                let len = most.min(piece.len - start);
+                let moments = match row_len {
+                    None => Moments::Full(full.each_mut().map(|moment| skip(moment, len))),
+                    Some(row_len) => Moments::Coded {
+                        row_len,
+                        codes: codes.each_mut().map(|codes| skip(codes, len)),
+                        largest: largest.each_mut().map(|values| skip(values, blocks(len, row_len))),
+                    },
+                };
+                let params = skip(&mut params, len);
+                tasks.push(Task { param: piece.param, start: piece.offset + start, params, moments });
+            }
+            position = piece.offset + piece.len;
+        }
+        Ok(tasks)
+    }
+}
+
+/// The blocks of so many elements, which are whole rows.
+fn blocks(len: usize, row_len: usize) -> usize {
+    len / row_len * row_len.div_ceil(BLOCK)
+}
+
+/// A part of a piece.
+struct Task<'a, A> {
+    param: ParamId,
+    /// Its first element within the shard.
+    start: usize,
+    params: &'a mut [A],
+    moments: Moments<'a, A>,
+}
+
+/// The first and the second moment.
+enum Moments<'a, A> {
+    Full([&'a mut [A]; 2]),
+    Coded { row_len: usize, codes: [&'a mut [u8]; 2], largest: [&'a mut [A]; 2] },
+}
+
+impl<A: Float> Task<'_, A> {
+    /// Calls `step` with gradient, parameters and moments of every block.
+    fn run(self, gradient: Floats<'_>, step: impl Fn(&[A], &mut [A], &mut [A], &mut [A])) {
+        let Self { start, params, moments, .. } = self;
+        let mut slopes = [A::ZERO; BLOCK];
+        let mut step = |offset: usize, params: &mut [A], mean: &mut [A], square: &mut [A]| {
+            let slopes = &mut slopes[..params.len()];
+            transfer(gradient.range(start + offset, params.len()), A::floats_mut(slopes), false);
+            step(slopes, params, mean, square);
+        };
+        match moments {
+            Moments::Full([mean, square]) => {
+                let moments = mean.chunks_mut(BLOCK).zip(square.chunks_mut(BLOCK));
+                for (index, (params, (mean, square))) in params.chunks_mut(BLOCK).zip(moments).enumerate() {
+                    step(index * BLOCK, params, mean, square);
+                }
+            }
+            Moments::Coded { row_len, codes, largest } => {
+                let [mean, square] = codes.map(|codes| in_blocks(codes, row_len));
+                let [mean_largest, square_largest] = largest.map(|largest| largest.iter_mut());
+                let moments = mean.zip(mean_largest).zip(square.zip(square_largest));
+                let mut offset = 0;
+                for (params, (mean, square)) in in_blocks(params, row_len).zip(moments) {
+                    let len = params.len();
+                    coded(mean, CodeBook::signed(), len, |mean| {
+                        coded(square, CodeBook::unsigned(), len, |square| step(offset, params, mean, square));
+                    });
+                    offset += len;
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of whole rows.
+fn in_blocks<T>(rows: &mut [T], row_len: usize) -> impl Iterator<Item = &mut [T]> {
+    rows.chunks_mut(row_len).flat_map(|row| row.chunks_mut(BLOCK))
+}
+
+/// Decodes a block, has it changed, and encodes it.
+fn coded<A: Float>(
+    (codes, largest): (&mut [u8], &mut A),
+    book: &CodeBook,
+    len: usize,
+    change: impl FnOnce(&mut [A]),
+) {
+    let mut values = [A::ZERO; BLOCK];
+    let values = &mut values[..len];
+    decode(book, codes, *largest, values);
+    change(values);
+    *largest = encode(book, values, codes);
+}
+
+vectorized! {
+    fn decode<A: Float>(book: &CodeBook, codes: &[u8], largest: A, values: &mut [A]) {
+        for (value, &code) in values.iter_mut().zip(codes) {
+            *value = A::of(f64::from(book.values[usize::from(code)])) * largest;
+        }
+    }
+}
+
+vectorized! {
+    /// Returns the largest magnitude.
+    fn encode<A: Float>(book: &CodeBook, values: &[A], codes: &mut [u8]) -> A {
+        let mut largest = A::ZERO;
+        for &value in values {
+            let magnitude = if value < A::ZERO { -value } else { value };
+            largest = if magnitude > largest { magnitude } else { largest };
+        }
+        // Of a block of zeros all shares are zero.
+        let whole = if largest > A::ZERO { largest } else { A::ONE };
+        for (code, &value) in codes.iter_mut().zip(values) {
+            *code = book.code((value / whole).as_f64() as f32);
+        }
+        largest
+    }
+}
+
+impl RuleState for AdamW8bit {
+    fn state(&self, pieces: &[Piece], _shard_len: usize, dtype: DType) -> Vec<StateTensor> {
+        let [mut full, mut codes, mut largest] = [const { Vec::new() }; 3];
+        for piece in pieces {
+            let (to, axis, first, len) = match self.row_len(piece.param) {
+                None => (&mut full, StateAxis::Elements, piece.param_offset, piece.len),
+                Some(row_len) => {
+                    let [first, len] = [piece.param_offset, piece.len].map(|len| blocks(len, row_len));
+                    append(&mut largest, piece.param, StateAxis::Blocks(BLOCK), first, len);
+                    (&mut codes, StateAxis::Elements, piece.param_offset, piece.len)
+                }
+            };
+            append(to, piece.param, axis, first, len);
+        }
+        let tensor = |name, dtype, pieces: &[StatePiece]| {
+            let len = pieces.last().map_or(0, |piece| piece.offset + piece.len);
+            StateTensor { name, len, dtype, pieces: pieces.to_vec() }
+        };
+        vec![
+            tensor("exp_avg", dtype, &full),
+            tensor("exp_avg_sq", dtype, &full),
+            tensor("exp_avg_codes", DType::U8, &codes),
+            tensor("exp_avg_sq_codes", DType::U8, &codes),
+            tensor("exp_avg_absmax", dtype, &largest),
+            tensor("exp_avg_sq_absmax", dtype, &largest),
+        ]
+    }
+}
+
+/// Appends values of a parameter to those that a state tensor holds.
+fn append(pieces: &mut Vec<StatePiece>, param: ParamId, axis: StateAxis, first: usize, len: usize) {
+    let offset = pieces.last().map_or(0, |piece| piece.offset + piece.len);
+    pieces.push(StatePiece { param, axis, offset, len, first });
+}
+
+impl UpdateRule<HostMemory> for AdamW8bit {
+    fn update(
+        &mut self,
+        memory: &HostMemory,
+        shard: &mut SegmentShard<'_, HostBuffer>,
+        scalars: &StepScalars<'_, HostBuffer>,
+        _statistics: &[HostBuffer],
+    ) -> Result<(), Error> {
+        let Some(scalars) = &HostScalars::read(memory, scalars)? else { return Ok(()) };
+        match shard.params.dtype() {
+            DType::F64 => self.typed::<f64>(memory, shard, scalars)?,
+            _ => self.typed::<f32>(memory, shard, scalars)?,
+        }
+        shard.refresh(memory)
+    }
+}
