@@ -53,7 +53,7 @@ extern "C" __global__ void adamw(
 // Elements of a block of moments that are bytes, and threads of a block of AdamW's that works on it.
 constexpr u64 CODED = 256;
 
-// What 256 codes stand for, and where the next code begins: `bounds` is one shorter.
+// What 256 codes stand for, and where the next code begins.
 struct Book {
     const float* values;
     const float* bounds;

@@ -9,13 +9,13 @@ use super::lock::lock;
 use super::memory::CudaMemory;
 
 impl CudaMemory {
-    /// Values and bounds, 256 numbers each and the last bound unused, of first and then of second moments.
+    /// Values and bounds, 256 numbers each, of first and then of second moments.
     pub(crate) fn code_books(&self) -> Result<CudaBuffer, Error> {
         let mut known = lock(&self.code_books);
         if let Some(books) = &*known {
             return Ok(books.clone());
         }
-        let numbers = |book: &CodeBook| [&book.values[..], &book.bounds, &[0.0]].concat();
+        let numbers = |book: &CodeBook| [book.values, book.bounds].concat();
         let values = [CodeBook::signed(), CodeBook::unsigned()].map(numbers).concat();
         let mut books = self.scratch(DType::F32, values.len())?;
         self.write(Queue::Compute, HostSlice::F32(&values), SliceMut::whole(&mut books))?;

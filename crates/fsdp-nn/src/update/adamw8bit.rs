@@ -28,6 +28,9 @@ use crate::host::{HostBuffer, HostMemory};
 /// Elements of a block; the last one of a row may be shorter.
 const BLOCK: usize = 256;
 
+/// Largest magnitudes that are looked for side by side.
+const LANES: usize = 16;
+
 /// Parameters of fewer elements keep their moments as they are, as in bitsandbytes.
 const LEAST_LEN: usize = 4096;
 
@@ -211,15 +214,22 @@ vectorized! {
 vectorized! {
     /// Returns the largest magnitude.
     fn encode<A: Float>(book: &CodeBook, values: &[A], codes: &mut [u8]) -> A {
-        let mut largest = A::ZERO;
-        for &value in values {
-            let magnitude = if value < A::ZERO { -value } else { value };
-            largest = if magnitude > largest { magnitude } else { largest };
+        let larger = |a: A, b: A| if b > a { b } else { a };
+        let mut lanes = [A::ZERO; LANES];
+        for values in values.chunks(LANES) {
+            for (lane, &value) in lanes.iter_mut().zip(values) {
+                *lane = larger(*lane, if value < A::ZERO { -value } else { value });
+            }
         }
+        let largest = lanes.into_iter().fold(A::ZERO, larger);
         // Of a block of zeros all shares are zero.
         let whole = if largest > A::ZERO { largest } else { A::ONE };
-        for (code, &value) in codes.iter_mut().zip(values) {
-            *code = book.code((value / whole).as_f64() as f32);
+        let mut shares = [0.0; BLOCK];
+        for (share, &value) in shares.iter_mut().zip(values) {
+            *share = (value / whole).as_f64() as f32;
+        }
+        for (code, &share) in codes.iter_mut().zip(&shares) {
+            *code = book.code(share);
         }
         largest
     }

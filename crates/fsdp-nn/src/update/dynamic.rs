@@ -6,14 +6,27 @@ use std::sync::LazyLock;
 /// Powers of ten that it spans: the smaller the power, the fewer numbers there are of it.
 const DECADES: i32 = 7;
 
+/// The upper 16 bits of 2^-23: smaller numbers are nearer to zero than to any other value.
+const LEAST: u32 = (127 - 23) << 7;
+
+/// How many upper halves there are from that number up to 1.
+const HALVES: u32 = (23 << 7) + 1;
+
 /// The numbers of 256 codes.
 #[derive(Debug)]
 pub struct CodeBook {
     /// What each code stands for, in ascending order.
     pub values: [f32; 256],
-    /// Where the next code begins: the least number that is not nearer to the code's own.
-    pub bounds: [f32; 255],
+    /// Where the next code begins: the least number that is not nearer to the code's own. Infinite for the last one.
+    pub bounds: [f32; 256],
+    /// The code of the least of the numbers that have their upper 16 bits in common: of positive numbers, and from
+    /// [`NEGATIVE`] on of negative ones. At most one other code is of such numbers. (As many as a power of two, so
+    /// that no index needs a check.)
+    codes: [u32; 2 * NEGATIVE],
 }
+
+/// Where upper halves of negative numbers begin.
+const NEGATIVE: usize = 4096;
 
 impl CodeBook {
     /// Numbers of both signs.
@@ -50,20 +63,34 @@ impl CodeBook {
             }
         }
         values.sort_by(f32::total_cmp);
-        let bounds: Vec<f32> = values.windows(2).map(|pair| middle(pair[0], pair[1])).collect();
+        let bounds = values.windows(2).map(|pair| middle(pair[0], pair[1])).chain([f32::INFINITY]);
+        let bounds: Vec<f32> = bounds.collect();
+        let code = |number: f32| bounds.partition_point(|bound| *bound <= number) as u32;
+        let codes = std::array::from_fn(|half| code(least_of(half >= NEGATIVE, half % NEGATIVE)));
         let count = "a byte has 256 values";
-        Self { values: values.try_into().expect(count), bounds: bounds.try_into().expect(count) }
+        Self { values: values.try_into().expect(count), codes, bounds: bounds.try_into().expect(count) }
     }
 
-    /// The code of the nearest number, of the larger one of two that are as near; 0 for what is not a number.
+    /// The code of the nearest number, of the larger one of two that are as near; some code for what is not a number.
     #[inline(always)]
     pub(super) fn code(&self, number: f32) -> u8 {
-        let mut code = 0;
-        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            code += if number >= self.bounds[code + step - 1] { step } else { 0 };
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "the steps add up to 255")]
+        let bits = number.to_bits();
+        let half = ((bits >> 16) & 0x7fff).saturating_sub(LEAST).min(HALVES - 1) as usize;
+        let code = self.codes[(half + (bits >> 31) as usize * NEGATIVE) % (2 * NEGATIVE)];
+        let code = code + u32::from(number >= self.bounds[code as usize % 256]);
+        #[expect(clippy::cast_possible_truncation, reason = "bounds of the last code are infinite")]
         return code as u8;
+    }
+}
+
+/// The least of the numbers with this sign and upper half, counted from that of the least number.
+fn least_of(is_negative: bool, half: usize) -> f32 {
+    let upper = (half as u32).min(HALVES - 1) + LEAST;
+    match (is_negative, half) {
+        (false, 0) => 0.0,
+        (false, _) => f32::from_bits(upper << 16),
+        (true, _) if upper == LEAST + HALVES - 1 => f32::NEG_INFINITY,
+        (true, _) => -f32::from_bits(upper << 16 | 0xffff),
     }
 }
 
@@ -78,18 +105,20 @@ fn middle(below: f32, above: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Every code is that of a look at all distances, around every bound and every value.
+    /// Every code is that of a look at all distances, around every bound, every value, and every half.
     #[test]
     fn the_code_is_that_of_the_nearest_value() {
         for book in [CodeBook::signed(), CodeBook::unsigned()] {
             let ends = [-2.0, -1.0, -0.0, 1e-45, 1.0, 2.0];
-            let numbers = book.bounds.into_iter().chain(book.values).chain(ends);
+            let halves = (0..NEGATIVE).flat_map(|half| [false, true].map(|sign| least_of(sign, half)));
+            let halves = halves.filter(|number| number.is_finite());
+            let bounds = book.bounds.into_iter().filter(|bound| bound.is_finite());
+            let numbers = bounds.chain(book.values).chain(halves).chain(ends);
             for number in numbers.flat_map(|number| [number.next_down(), number, number.next_up()]) {
                 let away = |code: &usize| (f64::from(book.values[*code]) - f64::from(number)).abs();
                 let nearest = (0..256).rev().min_by(|a, b| away(a).total_cmp(&away(b))).unwrap();
                 assert_eq!(usize::from(book.code(number)), nearest, "{number}");
             }
-            assert_eq!(book.code(f32::NAN), 0);
         }
     }
 }
