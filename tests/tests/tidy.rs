@@ -12,12 +12,13 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Every crate with the crates of the workspace that it may rest on.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("fsdp-core", &[]),
     ("fsdp-comm", &["fsdp-core"]),
     ("fsdp-sim", &["fsdp-core", "fsdp-comm"]),
     ("fsdp-mpi", &["fsdp-core", "fsdp-comm"]),
     ("fsdp-nn", &["fsdp-core"]),
+    ("fsdp-plan", &["fsdp-core", "fsdp-nn", "fsdp-sim"]),
     ("fsdp-cuda", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
@@ -28,6 +29,7 @@ const LAYERS: [(&str, &[&str]); 9] = [
             "fsdp-comm",
             "fsdp-mpi",
             "fsdp-nn",
+            "fsdp-plan",
             "fsdp-sim",
             "fsdp-cuda",
             "fsdp-ckpt",

@@ -9,6 +9,7 @@ mod generate;
 mod gpu;
 mod launch;
 mod logs;
+mod plan;
 mod report;
 mod shell;
 mod sizes;
@@ -27,6 +28,7 @@ pub(crate) use generate::GenerateArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
+pub(crate) use plan::{PlanArgs, PlanCheckArgs, PlanCommand};
 pub(crate) use report::ReportArgs;
 pub(crate) use shell::{CompletionsArgs, ManArgs};
 
@@ -39,6 +41,7 @@ const EXAMPLES: &str = "Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
   fsdp schedule examples/quickstart.toml
   fsdp schedule examples/quickstart.toml --ops --costs
+  fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8
   fsdp report runs/quickstart
   fsdp ckpt convert checkpoint/ model.safetensors --to safetensors";
 
@@ -81,6 +84,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
+    /// Say what a run would take on machines that are not here: memory, time, cost, better settings
+    Plan(PlanArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations
     Report(ReportArgs),
     /// Inspect, convert, verify and compare checkpoints, PyTorch's too

@@ -170,6 +170,20 @@ pub(crate) enum CliError {
         /// Why.
         source: io::Error,
     },
+    /// The description of a cluster is wrong.
+    #[error(transparent)]
+    Machines(#[from] fsdp_plan::cluster::ClusterError),
+    /// A file of runs is wrong.
+    #[error(transparent)]
+    Runs(#[from] fsdp_plan::published::RowError),
+    /// A file that the user names can not be read.
+    #[error("cannot read {}", file.display())]
+    ReadFile {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {
@@ -218,6 +232,7 @@ impl CliError {
             CliError::NotHeard(AssemblyError::GivenUp) => FailureKind::Permanent,
             CliError::World { verdict } => verdict.failure.kind,
             CliError::ReadModel { source, .. }
+            | CliError::ReadFile { source, .. }
             | CliError::Report { source, .. }
             | CliError::Create { source, .. }
             | CliError::Start { source, .. }
@@ -237,6 +252,8 @@ impl CliError {
             | CliError::Processes { .. }
             | CliError::Transport { .. }
             | CliError::Launched(_)
+            | CliError::Machines(_)
+            | CliError::Runs(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
             #[cfg(not(feature = "cuda"))]

@@ -1,4 +1,4 @@
-//! The `fsdp` command: train, verify, eval, generate, schedule, report, ckpt and bench.
+//! The `fsdp` command: train, verify, eval, generate, schedule, plan, report, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
@@ -15,6 +15,7 @@ mod doctor;
 mod eval;
 mod generate;
 mod launch;
+mod plan;
 mod report;
 mod schedule;
 mod shell;
@@ -92,6 +93,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Check(_)
             | Command::Schedule(_)
             | Command::Generate(_)
+            | Command::Plan(_)
             | Command::Report(_)
             | Command::Bench(BenchCommand::Gpu(_))
             | Command::Completions(_)
@@ -116,6 +118,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Generate(args) => generate::run(&args).map(|()| Exit::Done),
         Command::Check(args) => check::run(&args),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
+        Command::Plan(args) => plan::run(&args).map(|()| Exit::Done),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),

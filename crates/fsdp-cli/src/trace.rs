@@ -12,13 +12,14 @@ use std::io::{BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use fsdp_core::Queue;
 use fsdp_train::checkpoint::is_output;
 use fsdp_train::config::Resolved;
 use fsdp_train::data::is_data;
 
 pub(crate) use layer::TraceLayer;
 pub(crate) use observer::SpanObserver;
-use sink::{HEAD, Sink};
+use sink::{HEAD, Operation, Sink};
 
 use crate::error::CliError;
 
@@ -87,6 +88,20 @@ impl TraceFile {
     /// The layer that writes to the file.
     pub(crate) fn layer(&self) -> TraceLayer<BufWriter<File>> {
         TraceLayer::new(Arc::clone(&self.sink))
+    }
+
+    /// Writes an operation of the first rank that is foreseen, with its times in seconds.
+    pub(crate) fn write(&self, queue: Queue, name: String, kind: &str, start: f64, end: f64) {
+        let operation = Operation {
+            rank: 0,
+            queue,
+            name,
+            kind: kind.to_owned(),
+            overlaps: false,
+            start_us: start * 1e6,
+            duration_us: (end - start) * 1e6,
+        };
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner).write(&operation);
     }
 
     /// Completes the JSON. Spans that close later are not written.

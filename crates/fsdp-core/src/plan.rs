@@ -42,10 +42,10 @@ impl Plan {
         rounds: usize,
         evaluation_rounds: usize,
     ) -> Result<Self, Error> {
-        let policy = policy.resolve(mesh)?;
-        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
-        let step = compile_step(&compiler, rounds);
+        let Self { spec, layout, policy, step, .. } =
+            Self::unproven(spec, layout, mesh, policy, rule, rounds)?;
         checker::check(&step, &spec, &layout)?;
+        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let evaluation = match evaluation_rounds {
             0 => None,
             rounds => Some(compile_evaluation(&compiler, &step, rounds)),
@@ -55,6 +55,24 @@ impl Plan {
             checker::check(evaluation, &spec, &layout)?;
         }
         Ok(Self { spec, layout, mesh, policy, step, evaluation })
+    }
+
+    /// As [`Plan::new`] without evaluation, but that nobody has proven the schedule safe: to predict with, not to run.
+    ///
+    /// # Errors
+    /// [`Error::Policy`].
+    pub fn unproven(
+        spec: ModelSpec,
+        layout: Layout,
+        mesh: Mesh,
+        policy: Policy,
+        rule: &RuleDecl,
+        rounds: usize,
+    ) -> Result<Self, Error> {
+        let policy = policy.resolve(mesh)?;
+        let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
+        let step = compile_step(&compiler, rounds);
+        Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
     }
 
     /// Compiles and checks the schedule of a model that is evaluated and not trained: `rounds` batches per evaluation and

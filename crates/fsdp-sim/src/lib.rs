@@ -1,11 +1,12 @@
-//! Simulated misfortune for worlds of [threads](fsdp_comm::threads): [`Faults`] make ranks fail on purpose, and a
-//! [`SeededOrder`] picks adversarial orders of issue.
+//! Simulation: misfortune for worlds of [threads](fsdp_comm::threads), and [virtual time](virtual_time) for schedules.
 //!
-//! Both act on the code that trains, and on nothing else: there are no simulated wires, latencies or times here.
+//! [`Faults`] make ranks fail on purpose, and a [`SeededOrder`] picks adversarial orders of issue: both act on the code that
+//! trains. Virtual time runs nothing: it says when operations would begin and end whose lengths are known.
 #![forbid(unsafe_code)]
 
 mod fault;
 mod order;
+pub mod virtual_time;
 
 pub use fault::{Action, Fault, Faults};
 pub use order::SeededOrder;

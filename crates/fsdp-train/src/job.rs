@@ -11,7 +11,7 @@ use fsdp_core::ledger::{self, LedgerInput, Moving};
 use fsdp_core::memory::Usage;
 use fsdp_core::model::ModelSpec;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::{OpKind, Policy};
+use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap;
 use fsdp_core::{Digest, Mesh, Rank};
@@ -254,14 +254,27 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     rank: Rank,
     say: impl FnOnce(&LedgerInput<'_>) -> T,
 ) -> Result<T, TrainError> {
-    let rule = M::rule(&config.train, &plan.spec)?;
+    let tables = rank_tables::<M>(config, plan, rank)?;
     let footprints = footprints(architecture, &plan.spec, run_shape(config, plan), &calls(plan))?;
     let input = LedgerInput {
-        tables: &RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)),
+        tables: &tables,
         calls: &footprints.calls,
         data_bytes: footprints.data_bytes * plan.step.rounds,
     };
     Ok(say(&input))
+}
+
+/// What the shards of a rank of a plan hold.
+///
+/// # Errors
+/// Those of the update rule: patterns that match nothing.
+pub fn rank_tables<M: TrainBackend>(
+    config: &Resolved,
+    plan: &Plan,
+    rank: Rank,
+) -> Result<RankTables, TrainError> {
+    let rule = M::rule(&config.train, &plan.spec)?;
+    Ok(RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)))
 }
 
 /// What the calls of a micro-batch of a step run, in order, and for which shape.
@@ -292,18 +305,7 @@ fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
 
 /// The calls of a micro-batch.
 fn calls(plan: &Plan) -> Vec<BlockCall> {
-    plan.step.calls().iter().map(call).collect()
-}
-
-/// The call that an operation makes.
-fn call(kind: &OpKind) -> BlockCall {
-    match *kind {
-        OpKind::Forward { block, mode } => BlockCall::Forward(block, mode),
-        OpKind::Finish { block, backward: true } => BlockCall::Finish(block),
-        OpKind::Finish { block, backward: false } => BlockCall::Evaluate(block),
-        OpKind::Backward(block) => BlockCall::Backward(block),
-        _ => unreachable!("calls of a schedule are forward, finish and backward"),
-    }
+    plan.step.calls().into_iter().filter_map(BlockCall::of).collect()
 }
 
 impl Resolved {
@@ -360,6 +362,18 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
 /// # Errors
 /// [`TrainError`]: patterns or classes that match nothing, policies that do not fit the mesh.
 pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
+    let spec = trained(config, described)?;
+    // A base is not the run's to keep: the copy that computes is enough.
+    let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
+    // Ranks make rules for their devices; all declare the same.
+    let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
+    let rule = rule.declare(policy.param_dtype.master());
+    let evaluation_rounds = if evaluates { rounds } else { 0 };
+    Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
+}
+
+/// A model with the parameters frozen that the configuration names.
+fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainError> {
     let mut spec = described.clone();
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
         spec.params[id.0].trainable = false;
@@ -368,13 +382,19 @@ pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result
         let reason = "it matches every parameter of the model: nothing is left to train".to_owned();
         return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
     }
-    // A base is not the run's to keep: the copy that computes is enough.
+    Ok(spec)
+}
+
+/// The step of a configuration and a model to predict with: nobody has proven its schedule safe.
+///
+/// # Errors
+/// As [`plan`].
+pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
+    let spec = trained(config, described)?;
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
-    // Ranks make rules for their devices; all declare the same.
     let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
-    let evaluation_rounds = if evaluates { rounds } else { 0 };
-    Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
+    Ok(Plan::unproven(spec, layout, mesh, policy, &rule, rounds)?)
 }
 
 /// Layout and schedule of a configuration and a model that is evaluated and not trained.

@@ -49,7 +49,7 @@ mod whole_file;
 
 pub use error::TrainError;
 pub use init::InitSource;
-pub use job::{Job, expect_positions, listed, plan, predict};
+pub use job::{Job, draft, expect_positions, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::{ParamGroup, TrainBackend, param_groups};

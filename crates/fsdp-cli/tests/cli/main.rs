@@ -56,6 +56,7 @@ mod kills;
 mod launchers;
 mod launching;
 mod namespaces;
+mod planning;
 mod processes;
 mod shell;
 mod slurm;

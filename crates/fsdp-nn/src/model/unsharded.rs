@@ -7,7 +7,7 @@ use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
-use fsdp_core::schedule::Round;
+use fsdp_core::schedule::{OpKind, Round};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue};
 
@@ -168,6 +168,17 @@ pub enum BlockCall {
 }
 
 impl BlockCall {
+    /// The call that an operation of a schedule makes, if it makes one.
+    pub const fn of(kind: OpKind) -> Option<Self> {
+        match kind {
+            OpKind::Forward { block, mode } => Some(BlockCall::Forward(block, mode)),
+            OpKind::Finish { block, backward: true } => Some(BlockCall::Finish(block)),
+            OpKind::Finish { block, backward: false } => Some(BlockCall::Evaluate(block)),
+            OpKind::Backward(block) => Some(BlockCall::Backward(block)),
+            _ => None,
+        }
+    }
+
     /// The block.
     pub fn block(self) -> BlockId {
         match self {

@@ -1,0 +1,112 @@
+//! Arguments of `fsdp plan`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args as ClapArgs, Subcommand};
+
+use super::{RunFileArgs, positive};
+
+/// `fsdp plan`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    group = ArgGroup::new("where").required(true).args(["on", "cluster"]),
+    after_help = "Nothing is run: the schedule that the run file compiles to is priced operation by operation, and
+simulated with the queues and waits of the engine. No GPU, network or training data is needed.
+Memory is exact; times are as good as docs/planning.md says, and come with a band.
+
+Clusters by name: a100-40-sxm, a100-80-sxm, a100-80-pcie, h100-sxm, h100-pcie, h200-sxm, b200-sxm,
+mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core. A file of your own begins as a copy: --print-cluster.
+
+Examples:
+  fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8
+  fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 2 --set fsdp.mesh.replicate=1 --search
+  fsdp plan examples/llama-8b.toml --on a100-80-sxm --nodes 8 --tokens 1.4e12 --price 2.1
+  fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --trace plan.json   (open it in ui.perfetto.dev)
+  fsdp plan examples/llama-8b.toml --on h100-sxm --print-cluster > mine.toml
+  fsdp plan check runs.csv"
+)]
+pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<PlanCommand>,
+    /// The run file (TOML)
+    #[arg(value_name = "RUN.toml", required = true)]
+    file: Option<PathBuf>,
+    /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
+    #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Machines that are known by name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) on: Option<String>,
+    /// Machines as a file describes them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cluster: Option<PathBuf>,
+    /// How many nodes, all of whose devices are ranks [default: what run.ranks needs]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) nodes: Option<usize>,
+    /// Try settings of [fsdp], micro-batches and meshes, and print the best that fit
+    #[arg(long)]
+    pub(crate) search: bool,
+    /// With --search: write a run file with the fastest settings that fit
+    #[arg(long, value_name = "FILE", requires = "search")]
+    pub(crate) write: Option<PathBuf>,
+    /// Tokens of the whole run [default: those of train.steps]
+    #[arg(long, value_name = "N", value_parser = above_zero)]
+    pub(crate) tokens: Option<f64>,
+    /// US dollars for a device and hour [default: the cluster's]
+    #[arg(long, value_name = "DOLLARS", value_parser = above_zero)]
+    pub(crate) price: Option<f64>,
+    /// Write the predicted step as Chrome/Perfetto JSON; of files that are there, only an earlier trace is replaced
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print the description of the cluster, with the source of every number, and nothing else
+    #[arg(long)]
+    pub(crate) print_cluster: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl PlanArgs {
+    /// The run file, and changes to it.
+    ///
+    /// # Panics
+    /// Where there is a subcommand, which has none.
+    pub(crate) fn run(&self) -> RunFileArgs {
+        let file = self.file.clone().expect("it is required without a subcommand");
+        RunFileArgs { file, overrides: self.overrides.clone() }
+    }
+}
+
+/// Other things to do with predictions.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PlanCommand {
+    /// Predict the runs of a CSV, and say how far predictions are from what was measured
+    Check(PlanCheckArgs),
+}
+
+/// `fsdp plan check`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "The columns are those of crates/fsdp-plan/data/published.csv. A run is compiled as a schedule with the
+policies of its software, and priced with what that does differently; runs that the model does not
+cover are told apart by a reason.
+
+Examples:
+  fsdp plan check crates/fsdp-plan/data/published.csv
+  fsdp plan check runs.csv --json"
+)]
+pub(crate) struct PlanCheckArgs {
+    /// The runs
+    #[arg(value_name = "RUNS.csv")]
+    pub(crate) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above 0, such as 1.4e12".to_owned())
+}

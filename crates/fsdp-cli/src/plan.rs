@@ -1,0 +1,78 @@
+//! `fsdp plan`: what a run would take on machines that are not here.
+
+mod ahead;
+mod cost;
+mod effects;
+mod runs;
+mod search;
+mod settings;
+mod text;
+mod trace;
+
+use std::path::Path;
+
+use fsdp_plan::Constants;
+use fsdp_plan::cluster::Cluster;
+use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
+
+use crate::args::{PlanArgs, PlanCommand};
+use crate::error::CliError;
+use crate::logging;
+use crate::output;
+use crate::run_setup::RunSetup;
+use ahead::Foresight;
+use cost::Cost;
+
+/// Predicts a step, or checks predictions.
+///
+/// # Errors
+/// [`CliError`]: the input is wrong, or a file can not be written.
+pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
+    logging::install(None)?;
+    match &args.command {
+        Some(PlanCommand::Check(check)) => runs::run(check),
+        None => plan(args),
+    }
+}
+
+fn plan(args: &PlanArgs) -> Result<(), CliError> {
+    let cluster = cluster(args)?;
+    if args.print_cluster {
+        let text = toml::to_string(&cluster).expect("a cluster is tables of numbers and texts");
+        return output::print(&text);
+    }
+    let nodes = args.nodes.unwrap_or(1);
+    let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| nodes * cluster.devices_per_node())?;
+    warnings.iter().for_each(|warning| output::warning(warning));
+    settings::place(&mut setup.config, &cluster, args.nodes)?;
+    let constants = Constants::fitted();
+    let foresight = Foresight::new(&setup, &cluster, &constants)?;
+    let ahead = foresight.ahead(&setup.config)?;
+    let cost = Cost::of(&ahead, args.tokens, args.price);
+    if let Some(file) = &args.trace {
+        trace::write(&ahead, file)?;
+    }
+    if args.search {
+        return search::run(&foresight, args);
+    }
+    let effects = effects::of(&foresight);
+    output::print(&match args.json {
+        true => format!("{:#}\n", text::json(&ahead, &cost, &effects)),
+        false => text::text(&ahead, &cost, &effects),
+    })
+}
+
+/// The machines that the arguments name.
+fn cluster(args: &PlanArgs) -> Result<Cluster, CliError> {
+    match (&args.on, &args.cluster) {
+        (Some(name), _) => Ok(Cluster::known(name)?),
+        (None, Some(file)) => Ok(Cluster::parse(&read(file)?, &file.display().to_string())?),
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+/// The text of a file that the user names.
+fn read(file: &Path) -> Result<String, CliError> {
+    let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
+    input_file::read_text(file, CONFIG_BYTES_MAX).map_err(unreadable)
+}

@@ -1,0 +1,200 @@
+//! A run on a cluster, put together: schedule, work, memory and time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::ledger::{self, LedgerInput};
+use fsdp_core::memory::Usage;
+use fsdp_core::plan::Plan;
+use fsdp_core::{Queue, Rank};
+use fsdp_nn::HostMemory;
+use fsdp_nn::footprint::{Footprints, footprints};
+use fsdp_nn::model::Architecture as _;
+use fsdp_nn::model::unsharded::BlockCall;
+use fsdp_plan::cluster::{Cluster, Kind};
+use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, forecast};
+use fsdp_train::config::Resolved;
+use fsdp_train::metrics::FlopModel;
+use fsdp_train::{TrainError, draft, expect_positions, listed, rank_tables};
+
+use super::settings;
+use crate::error::CliError;
+use crate::run_setup::{Model, RunSetup};
+
+/// Bytes that a GPU holds beside what a step declares: context, cuBLAS' workspace and NCCL's buffers. Assumed.
+const BESIDE_BYTES: u64 = 1 << 30;
+
+/// What of ten predictions of published runs nine are within, each left out of the fit with all runs of its kind: the band.
+const BAND: f64 = 0.10;
+
+/// The same where another generation stands for the devices. Assumed.
+const BAND_OF_STAND_INS: f64 = 0.25;
+
+/// From so many ranks on, collectives of all ranks have been up to 66 % slower than predicted.
+const LARGE_WORLD: usize = 512;
+const SLOWER_IN_LARGE_WORLDS: f64 = 1.66;
+
+/// A run on a cluster.
+#[derive(Debug)]
+pub(super) struct Ahead<'a> {
+    pub(super) config: Resolved,
+    pub(super) cluster: &'a Cluster,
+    pub(super) plan: Plan,
+    pub(super) usage: Usage,
+    pub(super) forecast: Forecast,
+    /// Seconds of a step, at least and at most.
+    pub(super) band: [f64; 2],
+    pub(super) flops: FlopModel,
+    /// Floating-point operations of products of a rank's step, those that are done again included.
+    pub(super) done_flops: f64,
+}
+
+/// What is the same for all settings of a run, and what was found for some of them.
+pub(super) struct Foresight<'a> {
+    pub(super) config: &'a Resolved,
+    pub(super) cluster: &'a Cluster,
+    constants: &'a Constants,
+    model: Model,
+    flops: FlopModel,
+    /// What the calls of a micro-batch ask for and hold, by its samples and by what forward keeps.
+    calls: Mutex<BTreeMap<(usize, &'static str), Asked>>,
+}
+
+/// What the calls of a micro-batch ask for, and what they hold.
+type Asked = (Arc<Calls>, Arc<Footprints>);
+
+impl<'a> Foresight<'a> {
+    /// Of the run file of a setup.
+    ///
+    /// # Errors
+    /// [`CliError`]: a model that can not be built, or sequences that it can not have.
+    pub(super) fn new(
+        setup: &'a RunSetup,
+        cluster: &'a Cluster,
+        constants: &'a Constants,
+    ) -> Result<Self, CliError> {
+        let (config, model) = (&setup.config, setup.build()?);
+        expect_positions(config, &model)?;
+        let described = model.description();
+        let flops = setup.flops(&draft(config, &described.spec)?.spec, &described.token_shares);
+        Ok(Self { config, cluster, constants, flops, calls: Mutex::default(), model })
+    }
+
+    /// What a micro-batch of a plan asks for and holds.
+    fn asked(&self, config: &Resolved, plan: &Plan) -> Result<Asked, CliError> {
+        let kept = settings::checkpointing(config.fsdp.activation_checkpointing);
+        let key = (config.train.micro_batch_size, kept);
+        if let Some(asked) = self.calls().get(&key) {
+            return Ok(asked.clone());
+        }
+        let (shape, listed) = listed(config, &self.model, plan)?;
+        let calls: Vec<BlockCall> = listed.iter().map(|(call, _)| *call).collect();
+        let held = footprints(&self.model, &plan.spec, shape, &calls).map_err(TrainError::from)?;
+        let asked = (Arc::new(Calls::new(shape, &listed)), Arc::new(held));
+        self.calls().insert(key, asked.clone());
+        Ok(asked)
+    }
+
+    fn calls(&self) -> MutexGuard<'_, BTreeMap<(usize, &'static str), Asked>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The run with other settings.
+    ///
+    /// # Errors
+    /// [`CliError`]: settings that the mesh can not have, or a type without a peak.
+    pub(super) fn ahead(&self, config: &Resolved) -> Result<Ahead<'a>, CliError> {
+        let plan = draft(config, &self.model.description().spec)?;
+        let (calls, held) = self.asked(config, &plan)?;
+        let tables = rank_tables::<HostMemory>(config, &plan, Rank(0))?;
+        let work = StepWork::new(&plan, calls, &tables);
+        let data_bytes = held.data_bytes * plan.step.rounds;
+        let input = LedgerInput { tables: &tables, calls: &held.calls, data_bytes };
+        let priced = |cluster: &Cluster| {
+            let (software, constants) = (Software::OURS, self.constants);
+            forecast(&Planned { plan: &plan, work: &work, cluster, software, constants })
+        };
+        let forecast = priced(self.cluster)?;
+        let is_stood_for = fsdp_plan::prices::stand_in(&self.cluster.generation).is_some();
+        let band = if is_stood_for { BAND_OF_STAND_INS } else { BAND };
+        let mut most = forecast.seconds;
+        if plan.mesh.world() > LARGE_WORLD {
+            most = priced(&slower(self.cluster))?.seconds.max(most);
+        }
+        Ok(Ahead {
+            done_flops: done_flops(&plan, &work),
+            config: config.clone(),
+            band: [forecast.seconds * (1.0 - band), most * (1.0 + band)],
+            cluster: self.cluster,
+            usage: ledger::predict(&plan.step, &input),
+            forecast,
+            flops: self.flops,
+            plan,
+        })
+    }
+}
+
+impl Ahead<'_> {
+    /// Bytes that a device holds at most.
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.usage.device.total_peak_bytes as u64 + self.beside_bytes()
+    }
+
+    /// What of them is beside what the step declares.
+    pub(super) fn beside_bytes(&self) -> u64 {
+        if self.cluster.kind == Kind::Gpu { BESIDE_BYTES } else { 0 }
+    }
+
+    /// Bytes of a device.
+    pub(super) fn capacity(&self) -> u64 {
+        self.cluster.device.memory.value as u64
+    }
+
+    /// Whether a device holds all.
+    pub(super) fn fits(&self) -> bool {
+        self.device_bytes() <= self.capacity()
+    }
+
+    /// Tokens of a step, over all ranks.
+    pub(super) fn tokens(&self) -> f64 {
+        (self.config.train.global_batch_size * self.config.data.seq_len) as f64
+    }
+
+    /// Tokens a second, over all ranks.
+    pub(super) fn tokens_per_second(&self) -> f64 {
+        self.tokens() / self.forecast.seconds
+    }
+
+    /// Peak of all devices, in operations a second.
+    pub(super) fn peak(&self) -> f64 {
+        let peak = self.cluster.peak(self.plan.policy.param_dtype).expect("the step has been priced with it");
+        peak * self.plan.mesh.world() as f64
+    }
+
+    /// Parts of the peak: of the model's operations with attention, of 6 for each parameter, and of all that are done.
+    pub(super) fn utilization(&self) -> [f64; 3] {
+        let speed = self.tokens_per_second();
+        let done = self.done_flops * self.plan.mesh.world() as f64 / self.forecast.seconds;
+        [self.flops.flops_per_token() * speed, self.flops.flops_per_token_6n() * speed, done]
+            .map(|flops| flops / self.peak())
+    }
+
+    /// Seconds in which a queue is at work.
+    pub(super) fn busy(&self, queue: Queue) -> f64 {
+        self.forecast.timeline.busy(&self.plan.step, queue)
+    }
+}
+
+/// The same cluster, as slow as it may be in a large world.
+fn slower(cluster: &Cluster) -> Cluster {
+    let mut slower = cluster.clone();
+    match &mut slower.network {
+        Some(network) => network.bandwidth.value /= SLOWER_IN_LARGE_WORLDS,
+        None => slower.node.link.bandwidth.value /= SLOWER_IN_LARGE_WORLDS,
+    }
+    slower
+}
+
+fn done_flops(plan: &Plan, work: &StepWork) -> f64 {
+    plan.step.ops.iter().filter_map(|op| work.call(op)).map(fsdp_plan::CallWork::flops).sum()
+}

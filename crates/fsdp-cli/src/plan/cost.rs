@@ -1,0 +1,127 @@
+//! What a whole run takes: days, device hours, money, and what failures add.
+
+use std::time::Duration;
+
+use super::ahead::Ahead;
+
+/// What is lost when a run fails and goes on: it is noticed, started, read and compiled. Assumed.
+const RESTART_SECONDS: f64 = 600.0;
+
+const YEAR_SECONDS: f64 = 365.25 * 24.0 * 3600.0;
+
+/// A whole run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Cost {
+    /// Tokens.
+    pub(super) tokens: f64,
+    /// Steps.
+    pub(super) steps: f64,
+    /// Seconds without failures.
+    pub(super) seconds: f64,
+    /// Seconds between failures of any device; infinite if they never fail.
+    pub(super) between_failures: f64,
+    /// Seconds that a save stops the steps for: the copy of a device's state to the host.
+    pub(super) save_seconds: f64,
+    /// Seconds between saves that lose the least.
+    pub(super) save_every: f64,
+    /// The part of all time that goes to saves, restarts and steps that are done again.
+    pub(super) lost: f64,
+    /// US dollars for a device and hour.
+    pub(super) price: f64,
+    /// Devices.
+    pub(super) devices: f64,
+}
+
+impl Cost {
+    /// That of a run of so many tokens, or of all its steps.
+    pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Self {
+        let per_step = ahead.tokens();
+        let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
+        let devices = ahead.plan.mesh.world() as f64;
+        let operation = &ahead.cluster.operation;
+        let between_failures = YEAR_SECONDS / (operation.failures_per_device_year.value * devices);
+        let state = ahead.usage.device.live_bytes.iter().sum::<usize>() as f64;
+        let save_seconds = state / ahead.cluster.node.host_link.value;
+        let save_every = save_every(save_seconds, between_failures);
+        Self {
+            tokens: steps * per_step,
+            steps,
+            seconds: steps * ahead.forecast.seconds,
+            between_failures,
+            save_seconds,
+            save_every,
+            lost: lost(save_seconds, save_every, between_failures).min(0.99),
+            price: price.unwrap_or(operation.price_per_device_hour.value),
+            devices,
+        }
+    }
+
+    /// Seconds with failures.
+    pub(super) fn whole(&self) -> f64 {
+        self.seconds / (1.0 - self.lost)
+    }
+
+    /// Hours of all devices.
+    pub(super) fn device_hours(&self) -> f64 {
+        self.whole() / 3600.0 * self.devices
+    }
+
+    /// US dollars.
+    pub(super) fn dollars(&self) -> f64 {
+        self.device_hours() * self.price
+    }
+}
+
+/// How often to save, for the least loss (Young, 1974; Daly, 2006, to the first order): the root of twice the time of a save
+/// times the time between failures.
+fn save_every(save: f64, between_failures: f64) -> f64 {
+    if between_failures.is_finite() {
+        (2.0 * save * between_failures).sqrt().max(save)
+    } else {
+        f64::INFINITY
+    }
+}
+
+/// The part of all time that saves take, and with each failure the restart and half of what was done since a save.
+fn lost(save: f64, every: f64, between_failures: f64) -> f64 {
+    if !between_failures.is_finite() {
+        return 0.0;
+    }
+    save / every + (RESTART_SECONDS + every / 2.0) / between_failures
+}
+
+/// A time in the largest units that fit: `3.2 days`, `4.1 hours`, `12 min`, `35 s`, `120 ms`.
+pub(super) fn span(seconds: f64) -> String {
+    match seconds {
+        _ if !seconds.is_finite() => "never".to_owned(),
+        _ if seconds >= 2.0 * 86_400.0 => format!("{:.1} days", seconds / 86_400.0),
+        _ if seconds >= 2.0 * 3600.0 => format!("{:.1} hours", seconds / 3600.0),
+        _ if seconds >= 120.0 => format!("{:.0} min", seconds / 60.0),
+        _ if seconds >= 10.0 => format!("{seconds:.0} s"),
+        _ if seconds >= 1.0 => format!("{seconds:.2} s"),
+        _ if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
+        _ => format!("{:.0} us", Duration::from_secs_f64(seconds.max(0.0)).as_secs_f64() * 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saves_as_often_as_young_found_lose_the_least() {
+        for (save, between) in [(1.0, 1e4), (30.0, 86_400.0), (5.0, 1e6)] {
+            let best = save_every(save, between);
+            for other in [0.5, 0.8, 1.25, 2.0] {
+                assert!(lost(save, best, between) < lost(save, best * other, between));
+            }
+        }
+        assert_eq!(lost(1.0, save_every(1.0, f64::INFINITY), f64::INFINITY), 0.0);
+    }
+
+    #[test]
+    fn times_have_units_that_fit() {
+        let spans = [2e-6, 0.0123, 1.234, 65.0, 600.0, 8000.0, 3e5, f64::INFINITY].map(span);
+        assert_eq!(spans, ["2 us", "12.3 ms", "1.23 s", "65 s", "10 min", "2.2 hours", "3.5 days", "never"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! `fsdp plan --search`: all settings with each other, and those that nothing beats.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+use fsdp_train::config::Resolved;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use super::ahead::Foresight;
+use super::cost::span;
+use super::settings::Settings;
+use crate::args::PlanArgs;
+use crate::error::CliError;
+use crate::output::{self, table};
+use crate::units::{bytes, rate};
+
+/// The most rows of the front that are shown.
+const SHOWN: usize = 12;
+
+/// What was found of settings.
+struct Candidate {
+    settings: Settings,
+    seconds: f64,
+    tokens_per_second: f64,
+    device_bytes: u64,
+    exposed: f64,
+    fits: bool,
+}
+
+/// What was found of all.
+struct Found {
+    /// All that a run can have, the fastest first.
+    candidates: Vec<Candidate>,
+    /// How many the run can not have: a mesh or a group that does not divide.
+    impossible: usize,
+}
+
+/// Tries all settings, and prints the front of time and memory.
+///
+/// # Errors
+/// [`CliError`]: a file can not be written, or nothing fits and one was asked for.
+pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliError> {
+    let found = found(foresight);
+    let front = found.front();
+    let here = Settings::of(foresight.config);
+    if let Some(file) = &args.write {
+        write(foresight.config, front.first().copied(), file)?;
+    }
+    let capacity = foresight.cluster.device.memory.value as u64;
+    output::print(&match args.json {
+        true => format!("{:#}\n", found.json(&front, here)),
+        false => found.text(&front, here, capacity),
+    })
+}
+
+fn found(foresight: &Foresight<'_>) -> Found {
+    let all = Settings::all(foresight.config, foresight.cluster);
+    let candidate = |settings: &Settings| {
+        let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
+        Some(Candidate {
+            settings: *settings,
+            seconds: ahead.forecast.seconds,
+            tokens_per_second: ahead.tokens_per_second(),
+            device_bytes: ahead.device_bytes(),
+            exposed: ahead.forecast.exposed,
+            fits: ahead.fits(),
+        })
+    };
+    let mut candidates: Vec<Candidate> = all.par_iter().filter_map(candidate).collect();
+    let impossible = all.len() - candidates.len();
+    // Of equally fast settings those that hold less come first, and of equal ones those of the run file.
+    candidates.sort_by(|one, other| {
+        one.seconds.total_cmp(&other.seconds).then(one.device_bytes.cmp(&other.device_bytes))
+    });
+    Found { candidates, impossible }
+}
+
+impl Found {
+    /// Of those that fit, all that nothing beats in both time and memory, the fastest first.
+    fn front(&self) -> Vec<&Candidate> {
+        let mut least = u64::MAX;
+        let mut front = Vec::new();
+        for candidate in self.candidates.iter().filter(|candidate| candidate.fits) {
+            if candidate.device_bytes < least {
+                least = candidate.device_bytes;
+                front.push(candidate);
+            }
+        }
+        front
+    }
+
+    fn text(&self, front: &[&Candidate], here: Settings, capacity: u64) -> String {
+        let (all, fitting) = (self.candidates.len(), self.candidates.iter().filter(|one| one.fits).count());
+        let mut text = format!(
+            "{} settings tried: {fitting} fit, {} need more than {} of a device, {} can not be had on this mesh\n\n",
+            all + self.impossible,
+            all - fitting,
+            bytes(capacity),
+            self.impossible
+        );
+        let row = |candidate: &&&Candidate| {
+            let settings = &candidate.settings;
+            let changes = settings.differences(here);
+            let changes =
+                if changes.is_empty() { "as the run file says".to_owned() } else { changes.join(", ") };
+            [
+                span(candidate.seconds),
+                rate(candidate.tokens_per_second),
+                bytes(candidate.device_bytes),
+                format!("{:.1} %", 100.0 * candidate.exposed / candidate.seconds),
+                changes,
+            ]
+        };
+        let rows: Vec<[String; 5]> = front.iter().take(SHOWN).map(|one| row(&one)).collect();
+        if rows.is_empty() {
+            let least = self.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
+            if let Some(least) = least {
+                let _ = writeln!(
+                    text,
+                    "nothing fits; the least is {} with {}: use more devices, or larger ones",
+                    bytes(least.device_bytes),
+                    least.settings.differences(here).join(", ")
+                );
+            }
+            return text;
+        }
+        text += &table(["step", "tokens/s", "memory", "exposed", "what to set"], rows);
+        text + &self.losers()
+    }
+
+    /// For each setting the fastest that fits with it, beside the fastest of all.
+    fn losers(&self) -> String {
+        let fitting: Vec<&Candidate> = self.candidates.iter().filter(|candidate| candidate.fits).collect();
+        let Some(best) = fitting.first() else { return String::new() };
+        let mut rows: Vec<[String; 3]> = Vec::new();
+        for candidate in &self.candidates {
+            let changes = candidate.settings.differences(best.settings);
+            let [change] = &changes[..] else { continue };
+            let why = match candidate.fits {
+                false => format!("does not fit: {}", bytes(candidate.device_bytes)),
+                true if candidate.exposed > best.exposed * 1.01 => {
+                    format!("{} more of communication is exposed", span(candidate.exposed - best.exposed))
+                }
+                true => "more is computed".to_owned(),
+            };
+            let slower = 100.0 * (candidate.seconds / best.seconds - 1.0);
+            if slower >= 0.05 || !candidate.fits {
+                rows.push([change.clone(), format!("{slower:+.1} %"), why]);
+            }
+        }
+        rows.truncate(SHOWN);
+        format!("\n{}", table(["beside the fastest", "step", "why not"], rows))
+    }
+
+    fn json(&self, front: &[&Candidate], here: Settings) -> Value {
+        let candidate = |candidate: &&Candidate| {
+            json!({
+                "change": candidate.settings.differences(here),
+                "step_seconds": candidate.seconds,
+                "tokens_per_second": candidate.tokens_per_second,
+                "device_bytes": candidate.device_bytes,
+                "exposed_seconds": candidate.exposed,
+            })
+        };
+        json!({
+            "tried": self.candidates.len() + self.impossible,
+            "impossible": self.impossible,
+            "fitting": self.candidates.iter().filter(|candidate| candidate.fits).count(),
+            "front": front.iter().map(candidate).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Writes the run file, every default written out, with the fastest settings.
+fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(), CliError> {
+    let refused = |what: String| CliError::Option { option: "--write", what };
+    let best = best.ok_or_else(|| refused("nothing fits, so there is no run file to write".to_owned()))?;
+    let head = format!(
+        "# The fastest settings that fit, as `fsdp plan --search` found them: {} a step.\n\n",
+        span(best.seconds)
+    );
+    let text = head + &best.settings.applied(config).to_toml();
+    let created = fs::OpenOptions::new().write(true).create_new(true).open(file);
+    let created = created.and_then(|mut file| file.write_all(text.as_bytes()));
+    created.map_err(|source| CliError::Create { option: "--write", file: file.to_owned(), source })
+}

@@ -1,0 +1,177 @@
+//! Settings that decide how long a step takes and what it holds, and other values for them.
+
+use fsdp_core::schedule::{Checkpointing, Offload, Reshard};
+use fsdp_plan::cluster::{Cluster, Kind};
+use fsdp_train::config::{Device, Resolved};
+
+use crate::error::CliError;
+
+/// The most samples of a micro-batch that are tried.
+const MICRO_BATCH_MAX: usize = 64;
+
+/// Puts a run on the devices of a cluster: so many nodes, or as many as its ranks need.
+///
+/// # Errors
+/// [`CliError`]: a world that the run can not have.
+pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usize>) -> Result<(), CliError> {
+    let per_node = cluster.devices_per_node();
+    if let Some(nodes) = nodes {
+        *config = config.at_world(nodes * per_node)?;
+    }
+    let ranks = config.run.ranks;
+    if ranks > per_node && !ranks.is_multiple_of(per_node) {
+        let what =
+            format!("run.ranks = {ranks} fill no whole nodes of {per_node} devices ({})", cluster.name);
+        return Err(CliError::Option { option: "--nodes", what });
+    }
+    // Chunks of logits are those of devices with memory of their own.
+    config.run.device = if cluster.kind == Kind::Cpu { Device::Cpu } else { Device::Cuda };
+    Ok(())
+}
+
+/// One way to run the same training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    pub(super) reshard: Reshard,
+    pub(super) prefetch: [usize; 2],
+    pub(super) checkpointing: Checkpointing,
+    pub(super) offload: Offload,
+    pub(super) replicas: usize,
+    pub(super) micro_batch: usize,
+}
+
+impl Settings {
+    /// Those of a run file.
+    pub(super) fn of(config: &Resolved) -> Self {
+        Self {
+            reshard: config.fsdp.reshard_after_forward,
+            prefetch: [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch],
+            checkpointing: config.fsdp.activation_checkpointing,
+            offload: config.fsdp.offload,
+            replicas: config.fsdp.mesh.replicate,
+            micro_batch: config.train.micro_batch_size,
+        }
+    }
+
+    /// The run file with these instead.
+    pub(super) fn applied(self, config: &Resolved) -> Resolved {
+        let mut config = config.clone();
+        config.fsdp.reshard_after_forward = self.reshard;
+        [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch] = self.prefetch;
+        config.fsdp.activation_checkpointing = self.checkpointing;
+        config.fsdp.offload = self.offload;
+        config.fsdp.mesh.replicate = self.replicas;
+        config.train.micro_batch_size = self.micro_batch;
+        config
+    }
+
+    /// What differs from others, in the words of run files.
+    pub(super) fn differences(self, from: Self) -> Vec<String> {
+        let mut all = Vec::new();
+        if self.checkpointing != from.checkpointing {
+            all.push(format!("fsdp.activation_checkpointing = \"{}\"", checkpointing(self.checkpointing)));
+        }
+        if self.reshard != from.reshard {
+            all.push(format!("fsdp.reshard_after_forward = {}", reshard(self.reshard)));
+        }
+        for (index, key) in ["forward_prefetch", "backward_prefetch"].into_iter().enumerate() {
+            if self.prefetch[index] != from.prefetch[index] {
+                all.push(format!("fsdp.{key} = {}", self.prefetch[index]));
+            }
+        }
+        if self.offload != from.offload {
+            let offload = if self.offload == Offload::Cpu { "cpu" } else { "none" };
+            all.push(format!("fsdp.offload = \"{offload}\""));
+        }
+        if self.replicas != from.replicas {
+            all.push(format!("fsdp.mesh.replicate = {}", self.replicas));
+        }
+        if self.micro_batch != from.micro_batch {
+            all.push(format!("train.micro_batch_size = {}", self.micro_batch));
+        }
+        all
+    }
+
+    /// Each setting with each of its other values, all else as it is.
+    pub(super) fn neighbours(self, config: &Resolved, cluster: &Cluster) -> Vec<Self> {
+        let range = Range::of(config, cluster);
+        let mut all = Vec::new();
+        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..self }));
+        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..self }));
+        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..self }));
+        all.extend(range.offload.map(|offload| Self { offload, ..self }));
+        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..self }));
+        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..self }));
+        all.retain(|settings| *settings != self);
+        all
+    }
+
+    /// All values of all settings, with each other.
+    pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
+        let range = Range::of(config, cluster);
+        let mut all = vec![Self::of(config)];
+        let mut each =
+            |values: &dyn Fn(Self) -> Vec<Self>| all = all.iter().flat_map(|&one| values(one)).collect();
+        each(&|one| range.checkpointing.map(|checkpointing| Self { checkpointing, ..one }).into());
+        each(&|one| range.reshard.iter().map(|&reshard| Self { reshard, ..one }).collect());
+        each(&|one| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one }).collect());
+        each(&|one| range.offload.map(|offload| Self { offload, ..one }).into());
+        each(&|one| range.replicas.iter().map(|&replicas| Self { replicas, ..one }).collect());
+        each(&|one| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one }).collect());
+        all
+    }
+}
+
+/// The values that are tried.
+struct Range {
+    reshard: Vec<Reshard>,
+    prefetch: [[usize; 2]; 3],
+    checkpointing: [Checkpointing; 3],
+    offload: [Offload; 2],
+    replicas: Vec<usize>,
+    micro_batches: Vec<usize>,
+}
+
+impl Range {
+    fn of(config: &Resolved, cluster: &Cluster) -> Self {
+        let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
+        let per_rank = config.train.global_batch_size / world;
+        let is_size = |size: &usize| per_rank.is_multiple_of(*size) && *size <= MICRO_BATCH_MAX;
+        // Whole nodes hold a replica; half of them, with twice as many replicas, never help.
+        let mut replicas = vec![1];
+        let nodes = world / per_node;
+        replicas.extend((1..).map(|power| 1 << power).take_while(|&count| count <= nodes));
+        replicas.retain(|count| nodes <= 1 || nodes.is_multiple_of(*count));
+        let mut reshard = vec![Reshard::Auto, Reshard::Never];
+        if world > per_node && per_node > 1 {
+            reshard.push(Reshard::ToGroup(per_node));
+        }
+        Self {
+            reshard,
+            prefetch: [[1, 1], [2, 1], [2, 2]],
+            checkpointing: [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full],
+            offload: [Offload::None, Offload::Cpu],
+            replicas,
+            micro_batches: (1..=per_rank.max(1)).filter(is_size).collect(),
+        }
+    }
+}
+
+/// In the words of run files.
+pub(super) fn checkpointing(value: Checkpointing) -> &'static str {
+    match value {
+        Checkpointing::None => "none",
+        Checkpointing::Full => "full",
+        Checkpointing::Selective => "selective",
+    }
+}
+
+/// In the words of run files.
+pub(super) fn reshard(value: Reshard) -> String {
+    match value {
+        Reshard::Auto => "\"auto\"".to_owned(),
+        Reshard::Always => "true".to_owned(),
+        Reshard::Never => "false".to_owned(),
+        Reshard::ToGroup(ranks) => ranks.to_string(),
+    }
+}

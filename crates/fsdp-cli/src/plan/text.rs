@@ -1,0 +1,273 @@
+//! A plan as text, and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io;
+
+use fsdp_core::Queue;
+use fsdp_core::plan::Plan;
+use fsdp_core::schedule::Op;
+use fsdp_plan::prices::stand_in;
+use serde_json::{Value, json};
+
+use super::ahead::Ahead;
+use super::cost::{Cost, span};
+use super::effects::Effect;
+use crate::output::{Paint, table};
+use crate::train::{memory_rows, parameters};
+use crate::units::{bytes, grouped, rate};
+
+/// The most units whose exposed communication is listed, and the most effects.
+const SHOWN: usize = 8;
+
+/// What an operation of a plan is called: what it does, with which unit or block.
+pub(super) fn name(plan: &Plan, op: &Op) -> String {
+    let of = match (op.kind.block(), op.kind.unit()) {
+        (Some(block), _) => plan.spec.block(block).name.as_str(),
+        (None, Some(unit)) => plan.layout.units[unit.0].name.as_str(),
+        (None, None) => return op.kind.name().to_owned(),
+    };
+    format!("{} of {of}", op.kind.name())
+}
+
+/// All of it, for people.
+pub(super) fn text(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> String {
+    let paint = Paint::of(&io::stdout());
+    let mut text = head(ahead);
+    let mut section = |title: &str, body: String| {
+        let _ = write!(text, "\n{}\n{body}", paint.heading(title));
+    };
+    section("memory of a device", memory(ahead));
+    section("step", step(ahead));
+    section("queues", queues(ahead));
+    section("what computation waits for", exposed(ahead));
+    section("critical path", critical_path(ahead));
+    section("other settings", table(["change", "step", "memory", ""], effect_rows(ahead, effects)));
+    section("the whole run", whole(cost));
+    section("assumed", assumed(ahead));
+    text
+}
+
+fn head(ahead: &Ahead<'_>) -> String {
+    let (plan, config) = (&ahead.plan, &ahead.config);
+    let per_node = ahead.cluster.devices_per_node();
+    format!(
+        "{} in {} units, mesh {}, {} micro-batches of {} x {} tokens per rank and step\non {} of {per_node} devices, {}\n",
+        parameters(&plan.spec),
+        plan.layout.units.len(),
+        plan.mesh,
+        plan.step.rounds,
+        config.train.micro_batch_size,
+        config.data.seq_len,
+        counted(plan.mesh.world().div_ceil(per_node), "node"),
+        ahead.cluster,
+    )
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn memory(ahead: &Ahead<'_>) -> String {
+    let mut rows = memory_rows(&[ahead.usage]);
+    if ahead.beside_bytes() > 0 {
+        rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(ahead.beside_bytes())]);
+    }
+    let (needed, there) = (ahead.device_bytes(), ahead.capacity());
+    let paint = Paint::of(&io::stdout());
+    let verdict = match there.checked_sub(needed) {
+        Some(left) => paint.good(&format!("fits: {} of {} are left", bytes(left), bytes(there))),
+        None => paint.bad(&format!("does not fit: {} lack beside {}", bytes(needed - there), bytes(there))),
+    };
+    format!("{}{verdict}\n", table(["category", "peak"], rows))
+}
+
+fn step(ahead: &Ahead<'_>) -> String {
+    let forecast = &ahead.forecast;
+    let [mfu, mfu_6n, hfu] = ahead.utilization().map(|part| format!("{:.1} %", 100.0 * part));
+    let world = ahead.plan.mesh.world() as f64;
+    let rows = [
+        ("time", format!("{} ({} to {})", span(forecast.seconds), span(ahead.band[0]), span(ahead.band[1]))),
+        ("computing", span(forecast.computing)),
+        ("waiting for communication", span(forecast.exposed)),
+        ("slowest of all nodes", format!("+{:.1} %", 100.0 * (forecast.straggling - 1.0))),
+        (
+            "speed",
+            format!(
+                "{} tokens/s, {} for each device",
+                rate(ahead.tokens_per_second()),
+                rate(ahead.tokens_per_second() / world)
+            ),
+        ),
+        ("MFU", format!("{mfu} (6 N + 12 L d T), {mfu_6n} (6 N)")),
+        ("HFU", hfu),
+    ];
+    rows.map(|(name, value)| format!("{name:<28}{value}\n")).concat()
+}
+
+fn queues(ahead: &Ahead<'_>) -> String {
+    let rows = Queue::ALL.map(|queue| (queue, ahead.busy(queue))).into_iter().filter(|(_, busy)| *busy > 0.0);
+    let part = |busy: f64| format!("{:.1} %", 100.0 * busy / ahead.forecast.timeline.end);
+    table(
+        ["queue", "at work", "of the step"],
+        rows.map(|(queue, busy)| [queue.name().to_owned(), span(busy), part(busy)]),
+    )
+}
+
+/// Seconds that computation waits, by what it waits for, the longest first.
+fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
+    let step = &ahead.plan.step;
+    let mut sums: BTreeMap<String, f64> = BTreeMap::new();
+    for (op, seconds) in ahead.forecast.timeline.exposed(step) {
+        *sums.entry(name(&ahead.plan, step.op(op))).or_default() += seconds;
+    }
+    let mut sums: Vec<(String, f64)> = sums.into_iter().collect();
+    sums.sort_by(|one, other| other.1.total_cmp(&one.1));
+    sums
+}
+
+fn exposed(ahead: &Ahead<'_>) -> String {
+    let waits = waits(ahead);
+    if waits.is_empty() {
+        return "nothing\n".to_owned();
+    }
+    let rows = waits.iter().take(SHOWN).map(|(name, seconds)| [name.clone(), span(*seconds)]);
+    let more = waits.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!("and {more} more\n") } else { String::new() };
+    table(["waiting for", "time"], rows) + &more
+}
+
+/// The operations that the length of the step hangs on, by kind: how many, how long, and which is the longest.
+fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64, String)> {
+    let (step, timeline) = (&ahead.plan.step, &ahead.forecast.timeline);
+    let mut kinds: BTreeMap<&'static str, (usize, f64, f64, String)> = BTreeMap::new();
+    for id in timeline.critical_path() {
+        let (op, span) = (step.op(id), timeline.spans[id.0]);
+        let seconds = span.end - span.start;
+        let kind = kinds.entry(op.kind.name()).or_default();
+        (kind.0, kind.1) = (kind.0 + 1, kind.1 + seconds);
+        if seconds > kind.2 || kind.3.is_empty() {
+            let behind = span.behind.map(|behind| format!(", behind {}", name(&ahead.plan, step.op(behind))));
+            (kind.2, kind.3) = (seconds, name(&ahead.plan, op) + &behind.unwrap_or_default());
+        }
+    }
+    let mut kinds: Vec<_> = kinds
+        .into_iter()
+        .map(|(kind, (count, seconds, _, longest))| (kind, count, seconds, longest))
+        .collect();
+    kinds.sort_by(|one, other| other.2.total_cmp(&one.2));
+    kinds
+}
+
+fn critical_path(ahead: &Ahead<'_>) -> String {
+    let kinds = critical_kinds(ahead);
+    let rows = kinds.iter().filter(|kind| kind.2 > 0.0).take(SHOWN).map(|(kind, count, seconds, longest)| {
+        [(*kind).to_owned(), count.to_string(), span(*seconds), longest.clone()]
+    });
+    table(["operation", "of them", "time", "the longest"], rows)
+}
+
+fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
+    let row = |effect: &Effect| {
+        let change = 100.0 * (effect.seconds / ahead.forecast.seconds - 1.0);
+        let fits = if effect.fits { "" } else { "does not fit" };
+        [effect.change.clone(), format!("{change:+.1} %"), bytes(effect.device_bytes), fits.to_owned()]
+    };
+    effects.iter().take(SHOWN).map(row).collect()
+}
+
+fn whole(cost: &Cost) -> String {
+    let rows = [
+        ("tokens", format!("{:.3e} in {} steps", cost.tokens, grouped(cost.steps as u64))),
+        ("time", format!("{} without failures, {} with them", span(cost.seconds), span(cost.whole()))),
+        ("a failure", format!("every {} of {} devices", span(cost.between_failures), cost.devices)),
+        (
+            "save",
+            format!(
+                "every {} (Young and Daly), {} each; {:.1} % are lost to saves and failures",
+                span(cost.save_every),
+                span(cost.save_seconds),
+                100.0 * cost.lost
+            ),
+        ),
+        ("device hours", grouped(cost.device_hours().ceil() as u64)),
+        (
+            "price",
+            format!("${} at ${} for a device and hour", grouped(cost.dollars().ceil() as u64), cost.price),
+        ),
+    ];
+    rows.map(|(name, value)| format!("{name:<28}{value}\n")).concat()
+}
+
+/// What is not known but assumed, in words.
+fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
+    let cluster = ahead.cluster;
+    let mut all: Vec<String> = Vec::new();
+    if let Some(other) = stand_in(&cluster.generation) {
+        all.push(format!(
+            "{} devices reach the part of their peak that {other} ones do: no run was fitted",
+            cluster.generation
+        ));
+    }
+    let numbers = cluster.numbers();
+    let assumed = numbers.iter().filter(|(_, number)| number.source.starts_with("assumed"));
+    all.extend(assumed.map(|(key, number)| format!("{key} = {:e}: {}", number.value, number.source)));
+    all.push("constants of prices are fitted to runs of other software (docs/planning.md); this engine has not been timed on such devices".to_owned());
+    all.push("a restart takes 10 minutes".to_owned());
+    all
+}
+
+fn assumed(ahead: &Ahead<'_>) -> String {
+    assumptions(ahead).iter().map(|one| format!("- {one}\n")).collect()
+}
+
+/// All of it, for programs.
+pub(super) fn json(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> Value {
+    let [mfu, mfu_6n, hfu] = ahead.utilization();
+    let memory: serde_json::Map<String, Value> = fsdp_core::memory::Category::ALL
+        .iter()
+        .map(|&category| (category.name().to_owned(), ahead.usage.device.peak(category).into()))
+        .collect();
+    let effect = |effect: &Effect| {
+        json!({
+            "change": effect.change, "step_seconds": effect.seconds, "device_bytes": effect.device_bytes, "fits": effect.fits,
+        })
+    };
+    let queues: serde_json::Map<String, Value> =
+        Queue::ALL.iter().map(|&queue| (queue.name().to_owned(), ahead.busy(queue).into())).collect();
+    let critical = critical_kinds(ahead).into_iter().map(|(kind, count, seconds, longest)| {
+        json!({ "operation": kind, "count": count, "seconds": seconds, "longest": longest })
+    });
+    json!({
+        "cluster": ahead.cluster.name,
+        "devices": ahead.plan.mesh.world(),
+        "memory": {
+            "peak_bytes": memory,
+            "device_peak_bytes": ahead.usage.device.total_peak_bytes,
+            "host_peak_bytes": ahead.usage.host.total_peak_bytes,
+            "beside_bytes": ahead.beside_bytes(),
+            "device_bytes": ahead.capacity(),
+            "fits": ahead.fits(),
+        },
+        "step": {
+            "seconds": ahead.forecast.seconds,
+            "band_seconds": ahead.band,
+            "computing_seconds": ahead.forecast.computing,
+            "exposed_seconds": ahead.forecast.exposed,
+            "straggling": ahead.forecast.straggling,
+            "tokens_per_second": ahead.tokens_per_second(),
+            "mfu": mfu, "mfu_6n": mfu_6n, "hfu": hfu,
+            "queue_seconds": queues,
+            "waits": waits(ahead).into_iter().map(|(name, seconds)| json!({ "for": name, "seconds": seconds })).collect::<Vec<_>>(),
+            "critical_path": critical.collect::<Vec<_>>(),
+        },
+        "other_settings": effects.iter().map(effect).collect::<Vec<_>>(),
+        "run": {
+            "tokens": cost.tokens, "steps": cost.steps, "seconds": cost.seconds, "seconds_with_failures": cost.whole(),
+            "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
+            "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
+            "lost": cost.lost, "device_hours": cost.device_hours(), "dollars": cost.dollars(), "price": cost.price,
+        },
+        "assumed": assumptions(ahead),
+    })
+}

@@ -1,0 +1,28 @@
+//! A predicted step as a trace, like that of a real one.
+
+use std::path::Path;
+
+use super::ahead::Ahead;
+use crate::error::CliError;
+use crate::trace::TraceFile;
+
+/// Writes the step of the first rank.
+///
+/// # Errors
+/// [`CliError`]: the file can not be written, or holds something else than a trace.
+pub(super) fn write(ahead: &Ahead<'_>, file: &Path) -> Result<(), CliError> {
+    crate::trace::check(file, &ahead.config)?;
+    let trace = TraceFile::create(file)?;
+    for (op, span) in ahead.plan.step.ops.iter().zip(&ahead.forecast.timeline.spans) {
+        if span.end > span.start {
+            trace.write(
+                op.kind.queue(),
+                super::text::name(&ahead.plan, op),
+                op.kind.name(),
+                span.start,
+                span.end,
+            );
+        }
+    }
+    trace.finish()
+}

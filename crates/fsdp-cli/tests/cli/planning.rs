@@ -1,0 +1,144 @@
+//! `fsdp plan`: what a run would take on machines that are not here.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::support::Sandbox;
+
+/// A file of the repository.
+fn repository(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)
+}
+
+/// The example of an 8B model, in a folder of its own.
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let model = sandbox.path("examples/llama-8b");
+    std::fs::create_dir_all(&model).unwrap();
+    std::fs::copy(repository("examples/llama-8b/config.json"), model.join("config.json")).unwrap();
+    std::fs::copy(repository("examples/llama-8b.toml"), sandbox.path("8b.toml")).unwrap();
+    sandbox
+}
+
+const ON_16: &str = "plan 8b.toml --on h100-sxm --nodes 2 --set fsdp.mesh.replicate=1";
+
+fn json(sandbox: &Sandbox, args: &str) -> Value {
+    serde_json::from_str(&sandbox.succeed(args).stdout).unwrap()
+}
+
+fn refused(sandbox: &Sandbox, args: &str) -> String {
+    let ran = sandbox.fsdp(args);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    ran.stderr
+}
+
+#[test]
+fn a_plan_says_memory_time_waits_and_cost() {
+    insta::assert_snapshot!("plan", sandbox().succeed(ON_16).stdout);
+}
+
+#[test]
+fn a_plan_as_json_agrees_with_itself_and_with_the_schedule() {
+    let sandbox = sandbox();
+    let plan = json(&sandbox, &format!("{ON_16} --json"));
+    let number =
+        |pointer: &str| plan.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer}"));
+    assert_eq!(number("/devices"), 16.0);
+    let tokens = 256.0 * 4096.0;
+    assert!((number("/step/tokens_per_second") * number("/step/seconds") / tokens - 1.0).abs() < 1e-12);
+    let computing = number("/step/computing_seconds") + number("/step/exposed_seconds");
+    assert!(computing <= number("/step/seconds") && number("/step/queue_seconds/compute") <= computing);
+    assert!(number("/step/band_seconds/0") < number("/step/seconds"));
+    // 8.03 billion parameters and 6 operations each, and attention.
+    assert!(number("/step/mfu_6n") < number("/step/mfu") && number("/step/mfu") < number("/step/hfu"));
+    assert!((number("/run/steps") - 10_000.0).abs() < 0.5);
+    // Twice the tokens cost twice as much, without failures.
+    let longer = json(&sandbox, &format!("{ON_16} --tokens 2.097152e10 --price 2 --json"));
+    let seconds = |plan: &Value| plan["run"]["seconds"].as_f64().unwrap();
+    assert!((seconds(&longer) / seconds(&plan) - 2.0).abs() < 1e-9);
+    assert_eq!(longer["run"]["price"], 2.0);
+}
+
+#[test]
+fn the_search_finds_settings_that_fit_and_writes_them_down() {
+    let sandbox = sandbox();
+    let found = json(&sandbox, &format!("{ON_16} --search --write best.toml --json"));
+    let front = found["front"].as_array().unwrap();
+    let best = front[0]["step_seconds"].as_f64().unwrap();
+    let here = json(&sandbox, &format!("{ON_16} --json"))["step"]["seconds"].as_f64().unwrap();
+    assert!(best < here);
+    let falls = |key: &str| front.windows(2).all(|pair| pair[0][key].as_f64() > pair[1][key].as_f64());
+    assert!(falls("device_bytes"), "what is slower holds less");
+    // The file says the same as the search.
+    let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
+    assert_eq!(again["step"]["seconds"].as_f64().unwrap(), best);
+    assert_eq!(again["memory"]["fits"], true);
+    let lost = refused(&sandbox, &format!("{ON_16} --search --write best.toml"));
+    assert!(lost.contains("--write"), "{lost}");
+    let small = refused(
+        &sandbox,
+        "plan 8b.toml --on tpu-v5e --nodes 1 --set fsdp.mesh.replicate=1 --search --write none.toml",
+    );
+    assert!(small.contains("nothing fits"), "{small}");
+}
+
+#[test]
+fn a_predicted_step_is_a_trace_like_a_real_one() {
+    let sandbox = sandbox();
+    let plan = json(&sandbox, &format!("{ON_16} --trace step.json --json"));
+    let trace: Value = serde_json::from_str(&sandbox.read("step.json")).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let ends = events.iter().filter_map(|event| Some(event["ts"].as_f64()? + event["dur"].as_f64()?));
+    let end = ends.fold(0.0, f64::max) / 1e6;
+    let step = &plan["step"];
+    let expected = step["computing_seconds"].as_f64().unwrap() + step["exposed_seconds"].as_f64().unwrap();
+    assert!((end / expected - 1.0).abs() < 1e-9, "{end} {expected}");
+}
+
+#[test]
+fn a_cluster_of_ones_own_begins_as_a_copy() {
+    let sandbox = sandbox();
+    let copy = sandbox.succeed(&format!("{ON_16} --print-cluster")).stdout;
+    sandbox.write("mine.toml", &copy);
+    let own = ON_16.replace("--on h100-sxm", "--cluster mine.toml");
+    assert_eq!(json(&sandbox, &format!("{own} --json")), json(&sandbox, &format!("{ON_16} --json")));
+    sandbox.write("mine.toml", copy.replace("[device.memory]\nvalue = ", "[device.memory]\nvalue = -"));
+    let wrong = refused(&sandbox, &own);
+    assert!(wrong.contains("mine.toml: `device.memory` is -"), "{wrong}");
+}
+
+#[test]
+fn what_can_not_be_is_told() {
+    let sandbox = sandbox();
+    assert!(
+        refused(&sandbox, "plan 8b.toml --on h100").contains("did you mean `h100-pcie`?")
+            || refused(&sandbox, "plan 8b.toml --on h100").contains("did you mean `h100-sxm`?")
+    );
+    assert!(refused(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
+    let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
+    assert!(world.contains("micro-batches"), "{world}");
+    let partial = refused(
+        &sandbox,
+        "plan 8b.toml --on h100-sxm --set run.ranks=12 --set train.global_batch_size=12 --set fsdp.mesh.replicate=1",
+    );
+    assert!(partial.contains("no whole nodes of 8 devices"), "{partial}");
+    let peak = refused(&sandbox, &format!("{ON_16} --set fsdp.param_dtype=f64 --set fsdp.reduce_dtype=f64"));
+    assert!(peak.contains("`device.peak.f64`"), "{peak}");
+}
+
+#[test]
+fn runs_of_a_file_are_predicted_row_by_row() {
+    let sandbox = sandbox();
+    let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
+    sandbox.write("runs.csv", &published);
+    insta::assert_snapshot!("plan_check", sandbox.succeed("plan check runs.csv").stdout);
+    let found = json(&sandbox, "plan check runs.csv --json");
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    assert!(rows.iter().all(|row| row["step_time_ms"].as_f64().unwrap() > 1e3));
+    assert!(found["summary"]["all"]["mean"].as_f64().unwrap() < 10.0);
+    sandbox.write("runs.csv", published.replacen(",18,", ",eighteen,", 1));
+    let wrong = refused(&sandbox, "plan check runs.csv");
+    assert!(wrong.contains("runs.csv: line 2, column `layers`: \"eighteen\""), "{wrong}");
+}

@@ -1,0 +1,297 @@
+//! What a cluster is: devices, the links between them and what they cost, with where each number is from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use fsdp_core::DType;
+use serde::{Deserialize, Serialize};
+
+/// The clusters that are known by name: the text of a file for each.
+const KNOWN: [(&str, &str); 12] = [
+    ("a100-40-sxm", include_str!("../clusters/a100-40-sxm.toml")),
+    ("a100-80-sxm", include_str!("../clusters/a100-80-sxm.toml")),
+    ("a100-80-pcie", include_str!("../clusters/a100-80-pcie.toml")),
+    ("h100-sxm", include_str!("../clusters/h100-sxm.toml")),
+    ("h100-pcie", include_str!("../clusters/h100-pcie.toml")),
+    ("h200-sxm", include_str!("../clusters/h200-sxm.toml")),
+    ("b200-sxm", include_str!("../clusters/b200-sxm.toml")),
+    ("mi300x", include_str!("../clusters/mi300x.toml")),
+    ("tpu-v4", include_str!("../clusters/tpu-v4.toml")),
+    ("tpu-v5e", include_str!("../clusters/tpu-v5e.toml")),
+    ("tpu-v5p", include_str!("../clusters/tpu-v5p.toml")),
+    ("cpu-2core", include_str!("../clusters/cpu-2core.toml")),
+];
+
+/// A number, and where it is from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sourced {
+    /// The number.
+    pub value: f64,
+    /// Where it is from: a document that can be looked up, or "assumed" and why.
+    pub source: String,
+}
+
+/// What kind of devices a cluster has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Graphics processors.
+    Gpu,
+    /// Tensor processors.
+    Tpu,
+    /// Processors.
+    Cpu,
+}
+
+/// What connects devices of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkKind {
+    /// NVLink, with switches.
+    Nvlink,
+    /// PCI Express.
+    Pcie,
+    /// AMD's Infinity Fabric.
+    Xgmi,
+    /// A torus of direct links, which reaches beyond a node.
+    Torus,
+    /// The memory of the machine.
+    Memory,
+}
+
+/// Machines of one kind, as many as are asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What it is called.
+    pub name: String,
+    /// What it is, in a line.
+    pub about: String,
+    /// What kind of devices it has.
+    pub kind: Kind,
+    /// Devices of one generation share the constants that are fitted.
+    pub generation: String,
+    /// One device.
+    pub device: Device,
+    /// The devices of a machine.
+    pub node: Node,
+    /// What connects nodes; of a torus, its slices.
+    pub network: Option<Network>,
+    /// What it costs, and how often it fails.
+    pub operation: Operation,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Bytes of memory that programs get.
+    pub memory: Sourced,
+    /// Bytes a second of that memory.
+    pub memory_bandwidth: Sourced,
+    /// Multiprocessors, compute units or cores.
+    pub units: Sourced,
+    /// Floating-point operations a second in products, by element type.
+    pub peak: BTreeMap<String, Sourced>,
+}
+
+/// The devices of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// How many.
+    pub devices: Sourced,
+    /// Bytes a second between a device and the memory of its host, one way.
+    pub host_link: Sourced,
+    /// What connects them.
+    pub link: Link,
+}
+
+/// What connects devices of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// What it is.
+    pub kind: LinkKind,
+    /// Bytes a second of a device, one way; of a torus over all its links.
+    pub bandwidth: Sourced,
+    /// Seconds of a hop.
+    pub latency: Sourced,
+    /// Dimensions of a torus.
+    pub dimensions: Option<u32>,
+    /// Devices of the largest torus.
+    pub largest: Option<Sourced>,
+}
+
+/// What connects nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Bytes a second of a node, one way.
+    pub bandwidth: Sourced,
+    /// Seconds of a hop.
+    pub latency: Sourced,
+    /// Network cards of a node.
+    pub rails: Sourced,
+}
+
+/// What a cluster costs, and how often it fails.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Operation {
+    /// How often a year a device ends a run.
+    pub failures_per_device_year: Sourced,
+    /// US dollars.
+    pub price_per_device_hour: Sourced,
+}
+
+/// What is wrong with the description of a cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// No cluster is known by this name.
+    #[error("no cluster is called `{name}`; {}known are {}, or give a file with --cluster", near(.name), names().join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// It is no TOML, or lacks a key, or has one that has no meaning.
+    #[error("{origin}: {source}")]
+    Toml {
+        /// The file.
+        origin: String,
+        /// What and where.
+        source: Box<toml::de::Error>,
+    },
+    /// A number that can not be.
+    #[error("{origin}: `{key}` is {value}, which must be {allowed}")]
+    Impossible {
+        /// The file.
+        origin: String,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// There is no peak for an element type.
+    #[error("{name} has no `device.peak.{dtype}`: it says {}", .known.join(", "))]
+    NoPeak {
+        /// The cluster.
+        name: String,
+        /// The element type.
+        dtype: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+}
+
+/// All names of clusters.
+pub fn names() -> Vec<&'static str> {
+    KNOWN.iter().map(|(name, _)| *name).collect()
+}
+
+fn near(name: &str) -> String {
+    let distance = |known: &&str| strsim::damerau_levenshtein(known, name);
+    let near = names().into_iter().min_by_key(distance).filter(|known| distance(known) <= known.len() / 2);
+    near.map(|near| format!("did you mean `{near}`? ")).unwrap_or_default()
+}
+
+impl Cluster {
+    /// A cluster by its name.
+    ///
+    /// # Errors
+    /// [`ClusterError::Unknown`], which names the nearest.
+    pub fn known(name: &str) -> Result<Self, ClusterError> {
+        let text = KNOWN.iter().find(|(known, _)| *known == name).map(|(_, text)| text);
+        let text = text.ok_or_else(|| ClusterError::Unknown { name: name.to_owned() })?;
+        Self::parse(text, name)
+    }
+
+    /// Reads the text of a file, which `origin` names in errors.
+    ///
+    /// # Errors
+    /// [`ClusterError`]: no TOML, a missing or unknown key with its line, a number that can not be.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ClusterError> {
+        let toml = |source| ClusterError::Toml { origin: origin.to_owned(), source: Box::new(source) };
+        let cluster: Self = toml::from_str(text).map_err(toml)?;
+        cluster.check(origin)?;
+        Ok(cluster)
+    }
+
+    /// All numbers, with their keys, in the order of the file.
+    pub fn numbers(&self) -> Vec<(String, &Sourced)> {
+        let mut all = vec![
+            ("device.memory".to_owned(), &self.device.memory),
+            ("device.memory_bandwidth".to_owned(), &self.device.memory_bandwidth),
+            ("device.units".to_owned(), &self.device.units),
+        ];
+        all.extend(self.device.peak.iter().map(|(dtype, peak)| (format!("device.peak.{dtype}"), peak)));
+        let (node, link) = (&self.node, &self.node.link);
+        all.push(("node.devices".to_owned(), &node.devices));
+        all.push(("node.host_link".to_owned(), &node.host_link));
+        all.push(("node.link.bandwidth".to_owned(), &link.bandwidth));
+        all.push(("node.link.latency".to_owned(), &link.latency));
+        all.extend(link.largest.iter().map(|largest| ("node.link.largest".to_owned(), largest)));
+        if let Some(network) = &self.network {
+            all.push(("network.bandwidth".to_owned(), &network.bandwidth));
+            all.push(("network.latency".to_owned(), &network.latency));
+            all.push(("network.rails".to_owned(), &network.rails));
+        }
+        let operation = &self.operation;
+        all.push(("operation.failures_per_device_year".to_owned(), &operation.failures_per_device_year));
+        all.push(("operation.price_per_device_hour".to_owned(), &operation.price_per_device_hour));
+        all
+    }
+
+    fn check(&self, origin: &str) -> Result<(), ClusterError> {
+        let counts = ["device.units", "node.devices", "node.link.largest", "network.rails"];
+        for (key, &Sourced { value, .. }) in self.numbers() {
+            let allowed = match () {
+                () if counts.contains(&&*key) => Some("a whole number, at least 1")
+                    .filter(|_| !(value >= 1.0 && value.fract() == 0.0 && value < 1e9)),
+                () if key.starts_with("operation.") || key.ends_with("latency") => {
+                    Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
+                }
+                () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
+            };
+            if let Some(allowed) = allowed {
+                return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Floating-point operations a second in products of an element type.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoPeak`].
+    pub fn peak(&self, dtype: DType) -> Result<f64, ClusterError> {
+        let missing = || ClusterError::NoPeak {
+            name: self.name.clone(),
+            dtype: dtype.to_string(),
+            known: self.device.peak.keys().cloned().collect(),
+        };
+        self.device.peak.get(&dtype.to_string()).map(|peak| peak.value).ok_or_else(missing)
+    }
+
+    /// Devices of a node.
+    pub fn devices_per_node(&self) -> usize {
+        self.node.devices.value as usize
+    }
+
+    /// Devices that the links of a node reach: those of a node, or of a torus.
+    pub fn scale_up(&self) -> usize {
+        self.node.link.largest.as_ref().map_or(self.devices_per_node(), |largest| largest.value as usize)
+    }
+}
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.about)
+    }
+}
+
+#[cfg(test)]
+mod tests;

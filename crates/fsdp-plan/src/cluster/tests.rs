@@ -1,0 +1,50 @@
+use super::*;
+
+#[test]
+fn every_known_cluster_can_be_read_and_says_where_its_numbers_are_from() {
+    for name in names() {
+        let cluster = Cluster::known(name).unwrap();
+        assert_eq!(cluster.name, name);
+        for (key, number) in cluster.numbers() {
+            assert!(!number.source.trim().is_empty(), "{name}: {key}");
+        }
+        cluster.peak(DType::F32).unwrap();
+        cluster.peak(DType::Bf16).unwrap();
+    }
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_the_nearest() {
+    let error = Cluster::known("h100sxm").unwrap_err().to_string();
+    assert!(error.contains("did you mean `h100-sxm`?"), "{error}");
+    assert!(error.contains("tpu-v5p"), "{error}");
+}
+
+#[test]
+fn what_can_not_be_is_refused_by_its_key() {
+    let text = KNOWN[3].1;
+    let changed = |from: &str, to: &str| {
+        assert!(text.contains(from), "{from}");
+        Cluster::parse(&text.replacen(from, to, 1), "my.toml").unwrap_err().to_string()
+    };
+    let error = changed("devices = { value = 8,", "devices = { value = 7.5,");
+    assert!(error.contains("my.toml: `node.devices` is 7.5, which must be a whole number"), "{error}");
+    let error = changed(
+        "[node.link]\nkind = \"nvlink\"\nbandwidth = { value = ",
+        "[node.link]\nkind = \"nvlink\"\nbandwidth = { value = -",
+    );
+    assert!(
+        error.contains("`node.link.bandwidth` is -450000000000, which must be a number above 0"),
+        "{error}"
+    );
+    let error = changed("memory_bandwidth", "memory_bandwith");
+    assert!(error.contains("memory_bandwith"), "{error}");
+    let error = changed("kind = \"nvlink\"", "kind = \"rope\"");
+    assert!(error.contains("unknown variant `rope`"), "{error}");
+}
+
+#[test]
+fn a_type_without_a_peak_is_named() {
+    let error = Cluster::known("tpu-v4").unwrap().peak(DType::F64).unwrap_err().to_string();
+    assert!(error.contains("`device.peak.f64`: it says bf16, f32"), "{error}");
+}

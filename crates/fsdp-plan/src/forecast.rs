@@ -1,0 +1,69 @@
+//! A step on a cluster.
+
+use fsdp_core::Queue;
+use fsdp_core::plan::Plan;
+use fsdp_sim::virtual_time::{Pace, Timeline, Work, simulate, straggling};
+
+use crate::cluster::{Cluster, ClusterError, Kind};
+use crate::constants::Constants;
+use crate::prices::Prices;
+use crate::software::Software;
+use crate::work::StepWork;
+
+/// What a step is run on, and by what.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned<'a> {
+    /// The step.
+    pub plan: &'a Plan,
+    /// What it asks for.
+    pub work: &'a StepWork,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The software.
+    pub software: Software,
+    /// The constants.
+    pub constants: &'a Constants,
+}
+
+/// A step in the future.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// Seconds of a step, the slowest rank's.
+    pub seconds: f64,
+    /// What each operation takes by itself.
+    pub work: Vec<Work>,
+    /// When each runs.
+    pub timeline: Timeline,
+    /// Seconds in which computation was at work.
+    pub computing: f64,
+    /// Seconds in which computation waited for communication.
+    pub exposed: f64,
+    /// By what ranks that differ lengthen a step.
+    pub straggling: f64,
+}
+
+/// Devices of a slice of TPUs, as far as their jitter goes.
+const SLICE: f64 = 256.0;
+
+/// How long a step takes.
+///
+/// # Errors
+/// [`ClusterError::NoPeak`].
+pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
+    let Planned { plan, work, cluster, software, constants } = *planned;
+    let prices = Prices::new(cluster, constants, software, plan.policy.param_dtype)?;
+    let work = prices.of_step(plan, work);
+    let timeline = simulate(&plan.step, &work, Pace::default());
+    let computing = timeline.busy(&plan.step, Queue::Compute);
+    let exposed = timeline.end - computing;
+    let world = plan.mesh.world();
+    let straggling = match cluster.kind {
+        Kind::Tpu => {
+            let slices = straggling(plan.mesh.replicas(), constants.get("slice_jitter"));
+            slices * straggling((world as f64 / SLICE).ceil() as usize, constants.get("jitter"))
+        }
+        _ => straggling(world.div_ceil(cluster.devices_per_node()), constants.get("jitter")),
+    };
+    let seconds = (timeline.end + constants.get("outside")) * straggling;
+    Ok(Forecast { seconds, work, timeline, computing, exposed, straggling })
+}

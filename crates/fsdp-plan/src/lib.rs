@@ -1,0 +1,25 @@
+//! Foresight: how long a step takes, and what it is made of, on hardware that is not there.
+//!
+//! What is priced is the schedule that a run compiles ([`fsdp_core::schedule`]) and the operations that its blocks run
+//! ([`fsdp_nn::listing`]): there is no second model of sharded training. [`prices`] says what each operation takes on a
+//! [`cluster`]; [virtual time](fsdp_sim::virtual_time) puts them together as queues and waits do.
+//!
+//! ```text
+//! schedule, listings ── work ── prices ── virtual time ── Forecast
+//!                                  │
+//!              cluster (specifications), constants (fitted), software
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+mod constants;
+mod forecast;
+pub mod prices;
+pub mod published;
+mod software;
+mod work;
+
+pub use constants::{Constants, NAMES};
+pub use forecast::{Forecast, Planned, forecast};
+pub use software::{AttentionKernel, Elementwise, Recomputed, Software};
+pub use work::{AttentionWork, CallWork, Calls, Product, StepWork};

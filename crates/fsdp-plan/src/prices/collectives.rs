@@ -1,0 +1,79 @@
+//! Collectives: a start, hops, and bytes over the slowest link of a ring.
+
+use fsdp_core::Mesh;
+use fsdp_sim::virtual_time::Work;
+
+use super::{NETWORK, NODE_LINK, Prices, link_reached};
+use crate::cluster::{Kind, LinkKind};
+
+/// Seconds until a collective of one node begins to move bytes (NCCL's launch).
+const START: f64 = 9e-6;
+
+/// The least part of a network that is left with many nodes.
+const LEAST_OF_NETWORK: f64 = 0.3;
+
+impl Prices<'_> {
+    /// A collective of `bytes`, the whole of what is gathered or reduced, over groups of `group` ranks that are next to each
+    /// other; `passes` is how often they go round: once for an all-gather or reduce-scatter, twice for an all-reduce.
+    pub(super) fn collective(&self, bytes: f64, group: usize, passes: f64) -> Work {
+        if group < 2 {
+            return Work::default();
+        }
+        let moved = bytes * (group - 1) as f64 / group as f64;
+        let link = &self.cluster.node.link;
+        if link.kind == LinkKind::Torus {
+            let hops = (group as f64).sqrt() * link.latency.value * 5.0;
+            let seconds = hops + moved / (link.bandwidth.value * self.constants.get("torus"));
+            return Work { seconds: passes * seconds, link: Some(NODE_LINK), drag: 0.0 };
+        }
+        let nodes = group.div_ceil(self.cluster.devices_per_node());
+        let bus = self.node_bus();
+        let (slowest, over) = match self.network_bus(nodes) {
+            Some(network) if nodes > 1 => (network.min(bus), NETWORK),
+            _ => (bus, NODE_LINK),
+        };
+        let latency = self.cluster.network.as_ref().map_or(0.0, |network| network.latency.value);
+        let hops = (group - nodes) as f64 * link.latency.value + (nodes - 1) as f64 * 2.0 * latency;
+        let seconds = passes * (START + hops + moved / slowest);
+        let drag = self.constants.get("drag") * passes * moved / bus / seconds;
+        Work { seconds, link: Some(over), drag }
+    }
+
+    /// An all-reduce of the shards of replicas, `bytes` each.
+    pub(super) fn replicated(&self, bytes: f64, mesh: Mesh) -> Work {
+        let (replicas, shards) = (mesh.replicas(), mesh.shards());
+        if replicas < 2 {
+            return Work::default();
+        }
+        let moved = 2.0 * bytes * (replicas - 1) as f64 / replicas as f64;
+        if self.cluster.kind == Kind::Tpu {
+            let seconds = moved / self.constants.get("slices");
+            return Work { seconds, link: Some(NETWORK), drag: 0.0 };
+        }
+        let per_node = self.cluster.devices_per_node();
+        if shards == 1 || mesh.world() <= per_node {
+            return self.collective(bytes, if shards == 1 { replicas } else { mesh.world() }, 2.0);
+        }
+        // Every device of a node has its own ring, and its share of the network.
+        let network = self.cluster.network.as_ref();
+        let (bandwidth, latency) =
+            network.map_or((f64::INFINITY, 0.0), |network| (network.bandwidth.value, network.latency.value));
+        let share = bandwidth / per_node as f64 * self.constants.get("network");
+        let seconds = 2.0 * (2.0 * START + (replicas - 1) as f64 * 2.0 * latency) + moved / share;
+        let drag = self.constants.get("drag") * moved / self.node_bus() / seconds;
+        Work { seconds, link: Some(NETWORK), drag }
+    }
+
+    /// Bytes a second of a ring in a node.
+    fn node_bus(&self) -> f64 {
+        let link = &self.cluster.node.link;
+        link.bandwidth.value * link_reached(link.kind)
+    }
+
+    /// Bytes a second of a ring through so many nodes, if they are connected.
+    fn network_bus(&self, nodes: usize) -> Option<f64> {
+        let network = self.cluster.network.as_ref()?;
+        let lost = self.constants.get("congestion") * (nodes as f64).log2();
+        Some(network.bandwidth.value * self.constants.get("network") * (1.0 - lost).max(LEAST_OF_NETWORK))
+    }
+}

@@ -1,0 +1,91 @@
+//! Products, attention, and passes over memory.
+
+use super::Prices;
+use crate::cluster::Kind;
+use crate::constants::Constants;
+use crate::software::{AttentionKernel, Elementwise};
+use crate::work::{AttentionWork, CallWork, Product};
+
+/// The tile of a product that one multiprocessor makes at a time (cuBLAS and CUTLASS, large bf16 products).
+const TILE: [usize; 2] = [128, 256];
+
+/// What sides of smaller tiles are multiples of.
+const TILE_STEP: usize = 16;
+
+/// What attention that writes its scores does for each of them, in bytes: forward (scale and mask, softmax in f32, dropout),
+/// and backward.
+const SCORE_BYTES: [f64; 2] = [14.0, 16.0];
+
+/// Bytes beside what operations say.
+pub(super) fn elementwise(constants: &Constants, how: Elementwise) -> f64 {
+    match how {
+        Elementwise::ByHand => constants.get("elementwise.by_hand"),
+        Elementwise::Fused => constants.get("elementwise.fused"),
+        Elementwise::Eager => constants.get("elementwise.eager"),
+        Elementwise::EagerInF32 => constants.get("elementwise.eager") * constants.get("elementwise.f32"),
+    }
+}
+
+/// Speed of a kernel of attention beside FlashAttention-2.
+pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel) -> f64 {
+    match kernel {
+        AttentionKernel::Flash3 => 1.6,
+        AttentionKernel::Triton => constants.get("attention.triton"),
+        AttentionKernel::Flash2 | AttentionKernel::Xla | AttentionKernel::None => 1.0,
+    }
+}
+
+impl Prices<'_> {
+    /// Seconds of products of one shape: the roofline, with the fill and drain of tiles, and what whole tiles and waves of
+    /// them compute in vain, half of which splitting the sums hides.
+    pub fn product(&self, product: &Product) -> f64 {
+        let Product { m, n, k, count } = *product;
+        let filled = |terms: usize| 1.0 + self.constants.get("short_sums") / terms as f64;
+        let mut reached = self.products / (filled(k) * filled(n));
+        if self.cluster.kind == Kind::Gpu {
+            let units = self.cluster.device.units.value;
+            // Of few rows or columns smaller tiles are made.
+            let [short, long] = TILE.map(|side| side.min(m.min(n).next_multiple_of(TILE_STEP)));
+            let tiles = |rows: usize, columns: usize| (m.div_ceil(rows) * n.div_ceil(columns)) as f64;
+            let tiles = tiles(short, long).min(tiles(long, short));
+            let full = (m * n) as f64 / (short * long) as f64 / ((tiles / units).ceil() * units);
+            reached /= 1.0 + 0.5 * (1.0 / full.min(1.0) - 1.0);
+        }
+        let faster = if self.software.is_fp8 { self.constants.get("fp8") } else { 1.0 };
+        let arithmetic = product.flops() / (self.peak * reached * faster);
+        let bytes = 2.0 * (m * n + m * k + n * k) as f64 * count;
+        arithmetic.max(bytes / self.bandwidth)
+    }
+
+    /// Seconds of all attention of a call.
+    pub(super) fn attention_of(&self, call: &CallWork) -> f64 {
+        call.attention.iter().map(|attention| self.attention(attention)).sum()
+    }
+
+    fn attention(&self, work: &AttentionWork) -> f64 {
+        let seq = work.seq as f64;
+        if self.software.attention == AttentionKernel::None {
+            let scores = work.sequences * seq * seq * SCORE_BYTES[usize::from(work.is_backward)];
+            // A product keeps about 0.7 of its speed with such short sums.
+            return 2.0 * work.flops / (self.peak * self.products * 0.7) + scores / self.bandwidth;
+        }
+        if self.software.attention == AttentionKernel::Xla {
+            return 2.0 * work.flops / (self.peak * self.attention);
+        }
+        let mut reached = self.attention * seq / (seq + self.constants.get("short_sequences"));
+        if work.head_dim <= 64 && self.software.attention != AttentionKernel::Triton {
+            // FlashAttention-2's own benchmarks: heads of 64 elements reach 0.85 to 0.9 of those of 128.
+            reached *= 0.85;
+        }
+        if work.is_backward {
+            reached *= self.constants.get("attention.backward");
+        }
+        work.flops / (self.peak * reached)
+    }
+
+    /// Seconds of all that is neither a product nor attention.
+    pub(super) fn passes(&self, call: &CallWork) -> f64 {
+        let bytes = call.elementwise_bytes * self.elementwise + call.logits * self.software.logit_bytes;
+        bytes / self.bandwidth
+    }
+}

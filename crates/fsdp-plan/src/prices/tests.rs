@@ -1,0 +1,72 @@
+use fsdp_core::Mesh;
+use proptest::prelude::*;
+
+use super::*;
+use crate::work::Product;
+
+fn on<T>(name: &str, say: impl FnOnce(&Prices<'_>) -> T) -> T {
+    let (cluster, constants) = (Cluster::known(name).unwrap(), Constants::expected());
+    say(&Prices::new(&cluster, &constants, Software::OURS, DType::Bf16).unwrap())
+}
+
+#[test]
+fn a_large_product_reaches_the_part_of_peak_that_was_fitted() {
+    // 132 multiprocessors make 33 x 32 tiles in 8 whole waves; sums are so long that nothing is lost to their ends.
+    let product = Product { m: 128 * 33, n: 256 * 32, k: 1 << 20, count: 1.0 };
+    let seconds = on("h100-sxm", |prices| prices.product(&product));
+    let expected = product.flops() / (989.4e12 * 0.70) * (1.0 + 60.0 / (256.0 * 32.0));
+    assert!((seconds / expected - 1.0).abs() < 1e-4, "{seconds} {expected}");
+}
+
+#[test]
+fn a_thin_product_takes_the_time_of_its_bytes() {
+    let product = Product { m: 1, n: 8192, k: 8192, count: 1.0 };
+    let seconds = on("h100-sxm", |prices| prices.product(&product));
+    let bytes = 2.0 * (8192.0 + 8192.0 + 8192.0 * 8192.0);
+    assert!((seconds / (bytes / (3.35e12 * 0.85)) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_large_gather_takes_the_time_of_the_slowest_link() {
+    let bytes = 64e9;
+    let in_node = on("h100-sxm", |prices| prices.collective(bytes, 8, 1.0));
+    assert!((in_node.seconds / (bytes * 7.0 / 8.0 / (450e9 * 0.79)) - 1.0).abs() < 0.01);
+    assert_eq!(in_node.link, Some(NODE_LINK));
+    let between = on("h100-sxm", |prices| prices.collective(bytes, 16, 1.0));
+    let network = 400e9 * 0.80 * (1.0 - 0.04);
+    assert!((between.seconds / (bytes * 15.0 / 16.0 / network) - 1.0).abs() < 0.01);
+    assert_eq!(between.link, Some(NETWORK));
+    assert_eq!(on("h100-sxm", |prices| prices.collective(bytes, 1, 1.0)), Work::default());
+}
+
+#[test]
+fn shards_of_replicas_have_their_share_of_the_network() {
+    let bytes = 8e9;
+    let seconds = on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new(4, 8).unwrap())).seconds;
+    let expected = 2.0 * bytes * 3.0 / 4.0 / (400e9 / 8.0 * 0.80);
+    assert!((seconds / expected - 1.0).abs() < 0.01, "{seconds} {expected}");
+    assert_eq!(on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new(1, 8).unwrap())), Work::default());
+}
+
+#[test]
+fn a_generation_of_which_no_run_was_fitted_has_a_stand_in() {
+    for name in crate::cluster::names() {
+        let cluster = Cluster::known(name).unwrap();
+        let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
+        assert!(stand_in(generation).is_none(), "{name}");
+        Prices::new(&cluster, &Constants::fitted(), Software::OURS, DType::F32).unwrap();
+    }
+}
+
+proptest! {
+    #[test]
+    fn more_takes_longer(bytes in 1.0f64..1e11, more in 1.01f64..10.0, group in 2usize..1024, m in 1usize..20_000) {
+        let (less, longer) = on("a100-80-sxm", |prices| {
+            (prices.collective(bytes, group, 1.0).seconds, prices.collective(bytes * more, group, 1.0).seconds)
+        });
+        prop_assert!(less < longer);
+        let product = |m| on("a100-80-sxm", |prices| prices.product(&Product { m, n: 4096, k: 4096, count: 1.0 }));
+        // Whole waves of tiles make steps, within which more rows cost nothing.
+        prop_assert!(product(m) <= product(2 * m) * 1.0001);
+    }
+}

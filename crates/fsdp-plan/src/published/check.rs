@@ -1,0 +1,159 @@
+//! Predictions beside measurements.
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::row::Row;
+use super::run::Run;
+use crate::constants::Constants;
+
+/// One row of a check.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The run.
+    pub row: Row,
+    /// Seconds that are predicted, and measured if the source says; or why the run is outside of the model.
+    pub found: Result<(f64, Option<f64>), String>,
+}
+
+impl Checked {
+    /// By which part of what was measured the prediction is off, with its sign.
+    pub fn error(&self) -> Option<f64> {
+        let (predicted, measured) = self.found.as_ref().ok()?;
+        measured.map(|measured| predicted / measured - 1.0)
+    }
+}
+
+/// Sizes of errors, in percent.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Errors {
+    /// Runs.
+    pub runs: usize,
+    /// Their mean.
+    pub mean: f64,
+    /// Their median.
+    pub median: f64,
+    /// What nine of ten are within.
+    pub p90: f64,
+    /// The largest.
+    pub worst: f64,
+    /// The mean with signs.
+    pub bias: f64,
+}
+
+impl Errors {
+    /// Of so many errors, as parts; none of none.
+    pub fn of(errors: &[f64]) -> Option<Self> {
+        let mut sizes: Vec<f64> = errors.iter().map(|error| 100.0 * error.abs()).collect();
+        sizes.sort_by(f64::total_cmp);
+        let count = sizes.len();
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / count as f64;
+        (count > 0).then(|| Self {
+            runs: count,
+            mean: mean(&sizes),
+            median: sizes[count / 2],
+            p90: sizes[(count * 9 / 10).min(count - 1)],
+            worst: sizes[count - 1],
+            bias: 100.0 * mean(errors),
+        })
+    }
+}
+
+/// A file of runs beside what is predicted of them.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Row by row.
+    pub rows: Vec<Checked>,
+}
+
+/// Predicts every run.
+pub fn check(rows: &[Row], constants: &Constants) -> Check {
+    let checked = |row: &Row| {
+        let found = Run::of(row).and_then(Run::prepare).and_then(|prepared| {
+            let seconds = prepared.seconds(constants).map_err(|error| error.to_string())?;
+            Ok((seconds, prepared.run.measured()))
+        });
+        Checked { row: row.clone(), found }
+    };
+    Check { rows: rows.par_iter().map(checked).collect() }
+}
+
+impl Check {
+    /// Errors of the runs that `which` takes.
+    pub fn errors(&self, which: impl Fn(&Row) -> bool) -> Option<Errors> {
+        let taken = self.rows.iter().filter(|checked| which(&checked.row));
+        Errors::of(&taken.filter_map(Checked::error).collect::<Vec<_>>())
+    }
+
+    /// Errors by what `key` says of a run.
+    pub fn by(&self, key: impl Fn(&Row) -> String) -> BTreeMap<String, Errors> {
+        let keys: Vec<String> = self.rows.iter().map(|checked| key(&checked.row)).collect();
+        let errors = |name: &String| Some((name.clone(), self.errors(|row| key(row) == *name)?));
+        keys.iter().filter_map(errors).collect()
+    }
+
+    /// How many runs are outside of the model, by reason.
+    pub fn outside(&self) -> BTreeMap<&str, usize> {
+        let mut reasons = BTreeMap::new();
+        for checked in &self.rows {
+            if let Err(reason) = &checked.found {
+                *reasons.entry(reason.as_str()).or_default() += 1;
+            }
+        }
+        reasons
+    }
+}
+
+/// The first word of a source: the project or paper.
+pub fn project(row: &Row) -> String {
+    row.text("source").split([' ', ',']).next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::read;
+
+    const RUNS: &str = include_str!("../../data/published.csv");
+    const TPU_V4: &str = include_str!("../../data/xla-fsdp-tpu-v4.csv");
+
+    #[test]
+    fn errors_are_summed_up_as_said() {
+        let errors = Errors::of(&[0.1, -0.3, 0.0, 0.2]).unwrap();
+        let Errors { runs, mean, median, p90, worst, bias } = errors;
+        assert_eq!((runs, median, p90, worst), (4, 20.0, 30.0, 30.0));
+        assert!((mean - 15.0).abs() < 1e-12 && bias.abs() < 1e-12, "{errors:?}");
+        assert_eq!(Errors::of(&[]), None);
+    }
+
+    /// Runs that were fitted, so this shows that constants, prices and reader are those of the fit, not how good they are.
+    #[test]
+    fn published_runs_are_predicted_as_when_constants_were_fitted() {
+        let rows = read(RUNS, "published.csv").unwrap();
+        // One of every seven, of all kinds.
+        let some: Vec<Row> = rows.iter().step_by(7).cloned().collect();
+        let check = check(&some, &Constants::fitted());
+        let errors = check.errors(|_| true).unwrap();
+        assert!(errors.runs >= 15 && errors.mean < 5.0, "{errors:?}");
+        let inside = check.rows.iter().filter(|checked| checked.found.is_ok()).count();
+        assert_eq!(inside + check.outside().values().sum::<usize>(), some.len());
+    }
+
+    #[test]
+    fn the_table_of_xla_fsdp_is_predicted_without_being_fitted() {
+        let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap();
+        let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
+        assert!(errors.runs == 6 && errors.mean < 10.0, "{errors:?}");
+    }
+
+    #[test]
+    fn what_is_outside_has_a_reason() {
+        let rows = read(RUNS, "published.csv").unwrap();
+        let reason = |id: i64| Run::of(rows.iter().find(|row| row.id() == id).unwrap()).unwrap_err();
+        let tensor_parallel = rows.iter().find(|row| row.text("sharding").contains("tp8")).unwrap();
+        assert_eq!(Run::of(tensor_parallel).unwrap_err(), "tensor, pipeline or context parallel");
+        assert_eq!(reason(389), "incomplete configuration");
+    }
+}

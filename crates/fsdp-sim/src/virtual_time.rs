@@ -1,0 +1,224 @@
+//! Virtual time: when each operation of a schedule would begin and end, without running it.
+//!
+//! A discrete-event simulation of one rank that stands for all: operations are issued by the host in program order, each
+//! queue runs its own one after the other, and an operation begins when those that it waits for have ended. Collectives
+//! meet because all ranks run the same schedule. What runs at the same time slows each other down: operations on one
+//! [link](Work::link) share it, and collectives take a part of the computation beside them ([`Work::drag`]). Between two
+//! events all rates are constant, so times are exact up to rounding.
+//!
+//! Ranks that differ (jitter, stragglers) are a factor on the result, [`straggling`]: a step is as long as that of the slowest
+//! rank.
+
+use std::collections::BTreeMap;
+
+use fsdp_core::Queue;
+use fsdp_core::schedule::{OpId, Schedule};
+
+/// What an operation takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Seconds, with nothing beside it.
+    pub seconds: f64,
+    /// The link that it keeps busy, by a number. Operations that run at the same time on one link share it evenly.
+    pub link: Option<usize>,
+    /// The part of each second that computation loses while this runs beside it, from 0 to 1.
+    pub drag: f64,
+}
+
+/// How operations are issued and run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Seconds that the host takes to issue an operation.
+    pub issue_seconds: f64,
+    /// Whether operations run on the thread that issues them, one after the other, as on the host.
+    pub is_serial: bool,
+}
+
+/// The least that is left of computation beside collectives.
+const LEAST_RATE: f64 = 0.05;
+
+/// When an operation ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Span {
+    /// Seconds from the start of the step.
+    pub start: f64,
+    /// Seconds from the start of the step.
+    pub end: f64,
+    /// The operation at whose end it began; none if it began when it was issued.
+    pub behind: Option<OpId>,
+}
+
+/// A step in virtual time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// When each operation ran, in program order.
+    pub spans: Vec<Span>,
+    /// When the last one ended, in seconds.
+    pub end: f64,
+}
+
+/// Queues by number: as many as there are.
+const QUEUES: usize = Queue::ALL.len();
+
+/// The operations of a queue.
+#[derive(Default)]
+struct Lane {
+    /// In program order.
+    ops: Vec<usize>,
+    /// The next one to begin.
+    next: usize,
+    /// The one under way, with the seconds that are left with nothing beside it.
+    running: Option<(usize, f64)>,
+}
+
+/// Simulates a schedule whose operations take `work`, in program order.
+///
+/// # Panics
+/// When there is not one value for each operation, or operations wait for each other, which the checker of schedules finds.
+pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
+    assert_eq!(work.len(), schedule.ops.len(), "one value for each operation");
+    let mut lanes: [Lane; QUEUES] = Default::default();
+    for (op, declared) in schedule.ops.iter().enumerate() {
+        let queue = if pace.is_serial { Queue::Compute } else { declared.kind.queue() };
+        lanes[queue as usize].ops.push(op);
+    }
+    let mut spans = vec![Span { start: f64::INFINITY, end: f64::INFINITY, behind: None }; work.len()];
+    let (mut now, mut left) = (0.0, work.len());
+    while left > 0 {
+        // Seconds until something happens.
+        let mut step = f64::INFINITY;
+        for lane in &mut lanes {
+            step = step.min(begin(schedule, work, pace, lane, &mut spans, now) - now);
+        }
+        let rates = rates(&lanes, work);
+        for (lane, rate) in lanes.iter().zip(rates) {
+            step = step.min(lane.running.map_or(f64::INFINITY, |(_, left)| left / rate));
+        }
+        assert!(step.is_finite(), "operations wait for each other");
+        now += step;
+        for (lane, rate) in lanes.iter_mut().zip(rates) {
+            let Some((op, remains)) = &mut lane.running else { continue };
+            // What ends within rounding of this moment ends now.
+            if *remains <= step * rate * (1.0 + 1e-12) + 1e-15 {
+                spans[*op].end = now;
+                (lane.running, left) = (None, left - 1);
+            } else {
+                *remains -= step * rate;
+            }
+        }
+    }
+    Timeline { spans, end: now }
+}
+
+/// Begins the next operation of a queue if it is idle and all that it waits for has ended; returns when it could be issued, if
+/// that is all that it waits for.
+fn begin(
+    schedule: &Schedule,
+    work: &[Work],
+    pace: Pace,
+    lane: &mut Lane,
+    spans: &mut [Span],
+    now: f64,
+) -> f64 {
+    let Some(&op) = lane.ops.get(lane.next).filter(|_| lane.running.is_none()) else { return f64::INFINITY };
+    let waits = &schedule.ops[op].waits;
+    if waits.iter().any(|wait| spans[wait.0].end > now) {
+        return f64::INFINITY;
+    }
+    let issued = (op + 1) as f64 * pace.issue_seconds;
+    if !pace.is_serial && issued > now {
+        return issued;
+    }
+    let before = lane.next.checked_sub(1).map(|before| OpId(lane.ops[before]));
+    let all = waits.iter().copied().chain(before);
+    let last = all.max_by(|one, other| spans[one.0].end.total_cmp(&spans[other.0].end));
+    let behind = last.filter(|last| spans[last.0].end >= now);
+    spans[op] = Span { start: now, end: f64::INFINITY, behind };
+    let issue = if pace.is_serial { pace.issue_seconds } else { 0.0 };
+    lane.running = Some((op, work[op].seconds + issue));
+    lane.next += 1;
+    f64::INFINITY
+}
+
+/// What part of a second's work the operation of each queue does in a second.
+fn rates(lanes: &[Lane; QUEUES], work: &[Work]) -> [f64; QUEUES] {
+    let running = |queue: usize| lanes[queue].running.map(|(op, _)| &work[op]);
+    let beside = (0..QUEUES).filter(|&queue| queue != Queue::Compute as usize).filter_map(running);
+    let drag: f64 = beside.map(|work| work.drag).sum();
+    std::array::from_fn(|queue| {
+        let Some(own) = running(queue) else { return 1.0 };
+        let on_link = |other: &usize| running(*other).is_some_and(|other| other.link == own.link);
+        let sharing = if own.link.is_some() { (0..QUEUES).filter(on_link).count() } else { 1 };
+        let dragged = if queue == Queue::Compute as usize { (1.0 - drag).max(LEAST_RATE) } else { 1.0 };
+        dragged / sharing as f64
+    })
+}
+
+/// By which factor a step of `members` is longer than that of one alone, if theirs differ with a standard deviation of
+/// `deviation` (a part of the step): the expected largest of so many normal values, by Blom's approximation of its quantile.
+pub fn straggling(members: usize, deviation: f64) -> f64 {
+    if members < 2 {
+        return 1.0;
+    }
+    let n = members as f64;
+    1.0 + deviation * normal_quantile((n - 0.375) / (n + 0.25))
+}
+
+/// The value below which a normal variable is with probability `p`, for `p` above one half: Abramowitz and Stegun, 26.2.23,
+/// whose error is below 4.5e-4.
+fn normal_quantile(p: f64) -> f64 {
+    let t = (-2.0 * (1.0 - p).ln()).sqrt();
+    let numerator = 2.515517 + t * (0.802853 + t * 0.010328);
+    let denominator = 1.0 + t * (1.432788 + t * (0.189269 + t * 0.001308));
+    t - numerator / denominator
+}
+
+impl Timeline {
+    /// Seconds in which a queue was at work.
+    pub fn busy(&self, schedule: &Schedule, queue: Queue) -> f64 {
+        let spans = self.spans.iter().zip(&schedule.ops).filter(|(_, op)| op.kind.queue() == queue);
+        // From 0, not -0, where there are none.
+        spans.map(|(span, _)| span.end - span.start).fold(0.0, |sum, seconds| sum + seconds)
+    }
+
+    /// How long computation stood still, by the operation that it waited for; after the last computation, for the last of
+    /// all to end.
+    pub fn exposed(&self, schedule: &Schedule) -> BTreeMap<OpId, f64> {
+        let mut exposed = BTreeMap::new();
+        let mut free = 0.0;
+        for (span, op) in self.spans.iter().zip(&schedule.ops) {
+            if op.kind.queue() != Queue::Compute {
+                continue;
+            }
+            if let Some(behind) = span.behind.filter(|_| span.start > free) {
+                *exposed.entry(behind).or_default() += span.start - free;
+            }
+            free = span.end;
+        }
+        if self.end > free
+            && let Some(last) = self.last()
+        {
+            *exposed.entry(last).or_default() += self.end - free;
+        }
+        exposed
+    }
+
+    /// The operations that the length of the step hangs on, from the first to the last: each began when the one before it
+    /// ended.
+    pub fn critical_path(&self) -> Vec<OpId> {
+        let mut path: Vec<OpId> = self.last().into_iter().collect();
+        while let Some(before) = path.last().and_then(|op| self.spans[op.0].behind) {
+            path.push(before);
+        }
+        path.reverse();
+        path
+    }
+
+    fn last(&self) -> Option<OpId> {
+        let ends = self.spans.iter().enumerate();
+        ends.max_by(|one, other| one.1.end.total_cmp(&other.1.end)).map(|(op, _)| OpId(op))
+    }
+}
+
+#[cfg(test)]
+mod tests;
