@@ -3,6 +3,7 @@
 mod ahead;
 mod cost;
 mod effects;
+mod page;
 mod runs;
 mod search;
 mod settings;
@@ -56,6 +57,9 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
         return search::run(&foresight, args);
     }
     let effects = effects::of(&foresight);
+    if let Some(file) = &args.report {
+        page::write(&foresight, &ahead, &cost, &effects, file)?;
+    }
     output::print(&match args.json {
         true => format!("{:#}\n", text::json(&ahead, &cost, &effects)),
         false => text::text(&ahead, &cost, &effects),

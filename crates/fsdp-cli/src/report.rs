@@ -1,9 +1,9 @@
 //! `fsdp report`: what runs have told, as one HTML file that needs no network.
 
-mod bars;
-mod chart;
-mod page;
-mod plan;
+pub(crate) mod bars;
+pub(crate) mod chart;
+pub(crate) mod page;
+pub(crate) mod plan;
 mod record;
 mod settings;
 
@@ -39,7 +39,7 @@ const CHARTS: [(&str, &str, &str, bool); 5] = [
 /// [`CliError`]: a folder holds no run, or the file can not be written.
 pub(crate) fn run(args: &ReportArgs) -> Result<(), CliError> {
     logging::install(None)?;
-    expect_replaceable(&args.output)?;
+    expect_replaceable("--output", &args.output)?;
     let runs = args.runs.iter().map(|folder| Record::read(folder)).collect::<Result<Vec<_>, _>>()?;
     let steps: Vec<Result<Step, CliError>> = args.runs.iter().map(|folder| Step::read(folder)).collect();
     let html = render(&runs, steps);
@@ -48,20 +48,23 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CliError> {
 }
 
 /// Nothing but an earlier report is replaced.
-fn expect_replaceable(path: &Path) -> Result<(), CliError> {
+///
+/// # Errors
+/// [`CliError::Option`], [`CliError::Create`].
+pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<(), CliError> {
     let mut head = Vec::new();
     let found =
         fs::File::open(path).and_then(|file| file.take(page::HEAD.len() as u64).read_to_end(&mut head));
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(CliError::Create { option: "--output", file: path.to_owned(), source }),
+        Err(source) => Err(CliError::Create { option, file: path.to_owned(), source }),
         Ok(_) if head.is_empty() || head == page::HEAD.as_bytes() => Ok(()),
         Ok(_) => {
             let what = format!(
                 "{} is there already, and is no report: it would be lost; choose another file",
                 path.display()
             );
-            Err(CliError::Option { option: "--output", what })
+            Err(CliError::Option { option, what })
         }
     }
 }
@@ -123,7 +126,7 @@ fn of_column(runs: &[Record], (column, title, unit, may_be_log): (&str, &str, &'
     let series = runs.iter().enumerate().filter(|(_, run)| !run.column(column).is_empty());
     let series = series
         .map(|(number, run)| Series::of(run.name.clone(), number, number / COLOURS, run.column(column)));
-    Chart { title: title.to_owned(), unit, may_be_log, series: series.collect() }
+    Chart { title: title.to_owned(), unit, across: "step", may_be_log, series: series.collect() }
 }
 
 /// A series per run and set: a run has a colour, a set its dashes.
@@ -141,7 +144,7 @@ fn evaluation(page: &mut Page, runs: &[Record]) {
             sets.iter().enumerate().filter_map(of_set).collect::<Vec<_>>()
         };
         let series = runs.iter().enumerate().flat_map(of_run).collect();
-        Chart { title: title.to_owned(), unit, may_be_log, series }
+        Chart { title: title.to_owned(), unit, across: "step", may_be_log, series }
     };
     page.html("<div class=\"charts\">");
     draw(page, &chart("Evaluation loss", "cross-entropy", false, |found| &found.loss));
@@ -170,7 +173,13 @@ fn waiting(page: &mut Page, runs: &[Record]) {
     let series = runs.iter().enumerate().flat_map(of_run).collect();
     draw(
         page,
-        &Chart { title: "Waiting per step".to_owned(), unit: "milliseconds", may_be_log: true, series },
+        &Chart {
+            title: "Waiting per step".to_owned(),
+            unit: "milliseconds",
+            across: "step",
+            may_be_log: true,
+            series,
+        },
     );
     for (number, run) in runs.iter().enumerate().filter(|(_, run)| !run.slowest.is_empty()) {
         let title = format!("{}: steps in which others waited for a rank", run.name);
@@ -191,7 +200,7 @@ fn slowest(number: usize, run: &Record) -> Vec<(String, Vec<Bar>)> {
 }
 
 /// Draws a chart with its legend; what no run has is said instead.
-fn draw(page: &mut Page, chart: &Chart) {
+pub(crate) fn draw(page: &mut Page, chart: &Chart) {
     if chart.series.is_empty() {
         return;
     }

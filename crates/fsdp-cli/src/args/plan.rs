@@ -24,6 +24,7 @@ Examples:
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 2 --set fsdp.mesh.replicate=1 --search
   fsdp plan examples/llama-8b.toml --on a100-80-sxm --nodes 8 --tokens 1.4e12 --price 2.1
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --trace plan.json   (open it in ui.perfetto.dev)
+  fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --report plan.html
   fsdp plan examples/llama-8b.toml --on h100-sxm --print-cluster > mine.toml
   fsdp plan check runs.csv"
 )]
@@ -45,7 +46,7 @@ pub(crate) struct PlanArgs {
     /// How many nodes, all of whose devices are ranks [default: what run.ranks needs]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) nodes: Option<usize>,
-    /// Try settings of [fsdp], micro-batches and meshes, and print the best that fit
+    /// Try settings of the table `fsdp`, micro-batches and meshes, and print the best that fit
     #[arg(long)]
     pub(crate) search: bool,
     /// With --search: write a run file with the fastest settings that fit
@@ -60,6 +61,9 @@ pub(crate) struct PlanArgs {
     /// Write the predicted step as Chrome/Perfetto JSON; of files that are there, only an earlier trace is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// Write a report with pictures: one HTML file that needs no network; of files that are there, only a report is replaced
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
     /// Print the description of the cluster, with the source of every number, and nothing else
     #[arg(long)]
     pub(crate) print_cluster: bool,

@@ -41,6 +41,8 @@ pub(super) struct Ahead<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) plan: Plan,
     pub(super) usage: Usage,
+    /// What the calls of a micro-batch hold.
+    pub(super) held: Arc<Footprints>,
     pub(super) forecast: Forecast,
     /// Seconds of a step, at least and at most.
     pub(super) band: [f64; 2],
@@ -127,6 +129,7 @@ impl<'a> Foresight<'a> {
             band: [forecast.seconds * (1.0 - band), most * (1.0 + band)],
             cluster: self.cluster,
             usage: ledger::predict(&plan.step, &input),
+            held: Arc::clone(&held),
             forecast,
             flops: self.flops,
             plan,

@@ -38,12 +38,12 @@ pub(super) fn text(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> String
         let _ = write!(text, "\n{}\n{body}", paint.heading(title));
     };
     section("memory of a device", memory(ahead));
-    section("step", step(ahead));
+    section("step", listed(&step_rows(ahead)));
     section("queues", queues(ahead));
     section("what computation waits for", exposed(ahead));
     section("critical path", critical_path(ahead));
     section("other settings", table(["change", "step", "memory", ""], effect_rows(ahead, effects)));
-    section("the whole run", whole(cost));
+    section("the whole run", listed(&run_rows(cost)));
     section("assumed", assumed(ahead));
     text
 }
@@ -68,11 +68,16 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn memory(ahead: &Ahead<'_>) -> String {
+fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
     let mut rows = memory_rows(&[ahead.usage]);
     if ahead.beside_bytes() > 0 {
         rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(ahead.beside_bytes())]);
     }
+    rows
+}
+
+fn memory(ahead: &Ahead<'_>) -> String {
+    let rows = device_rows(ahead);
     let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     let paint = Paint::of(&io::stdout());
     let verdict = match there.checked_sub(needed) {
@@ -82,7 +87,7 @@ fn memory(ahead: &Ahead<'_>) -> String {
     format!("{}{verdict}\n", table(["category", "peak"], rows))
 }
 
-fn step(ahead: &Ahead<'_>) -> String {
+fn step_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
     let forecast = &ahead.forecast;
     let [mfu, mfu_6n, hfu] = ahead.utilization().map(|part| format!("{:.1} %", 100.0 * part));
     let world = ahead.plan.mesh.world() as f64;
@@ -102,7 +107,21 @@ fn step(ahead: &Ahead<'_>) -> String {
         ("MFU", format!("{mfu} (6 N + 12 L d T), {mfu_6n} (6 N)")),
         ("HFU", hfu),
     ];
-    rows.map(|(name, value)| format!("{name:<28}{value}\n")).concat()
+    rows.map(|(name, value)| [name.to_owned(), value]).into()
+}
+
+/// Names with their values, one below the other.
+fn listed(rows: &[[String; 2]]) -> String {
+    rows.iter().map(|[name, value]| format!("{name:<28}{value}\n")).collect()
+}
+
+/// Memory, step and run, as tables.
+pub(super) fn tables(ahead: &Ahead<'_>, cost: &Cost) -> [(&'static str, Vec<[String; 2]>); 3] {
+    [
+        ("Memory of a device", device_rows(ahead)),
+        ("Step", step_rows(ahead)),
+        ("The whole run", run_rows(cost)),
+    ]
 }
 
 fn queues(ahead: &Ahead<'_>) -> String {
@@ -115,7 +134,7 @@ fn queues(ahead: &Ahead<'_>) -> String {
 }
 
 /// Seconds that computation waits, by what it waits for, the longest first.
-fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
+pub(super) fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
     let step = &ahead.plan.step;
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
     for (op, seconds) in ahead.forecast.timeline.exposed(step) {
@@ -167,7 +186,7 @@ fn critical_path(ahead: &Ahead<'_>) -> String {
     table(["operation", "of them", "time", "the longest"], rows)
 }
 
-fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
+pub(super) fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
     let row = |effect: &Effect| {
         let change = 100.0 * (effect.seconds / ahead.forecast.seconds - 1.0);
         let fits = if effect.fits { "" } else { "does not fit" };
@@ -176,7 +195,7 @@ fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
     effects.iter().take(SHOWN).map(row).collect()
 }
 
-fn whole(cost: &Cost) -> String {
+fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
     let rows = [
         ("tokens", format!("{:.3e} in {} steps", cost.tokens, grouped(cost.steps as u64))),
         ("time", format!("{} without failures, {} with them", span(cost.seconds), span(cost.whole()))),
@@ -196,11 +215,11 @@ fn whole(cost: &Cost) -> String {
             format!("${} at ${} for a device and hour", grouped(cost.dollars().ceil() as u64), cost.price),
         ),
     ];
-    rows.map(|(name, value)| format!("{name:<28}{value}\n")).concat()
+    rows.map(|(name, value)| [name.to_owned(), value]).into()
 }
 
 /// What is not known but assumed, in words.
-fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
+pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     let cluster = ahead.cluster;
     let mut all: Vec<String> = Vec::new();
     if let Some(other) = stand_in(&cluster.generation) {

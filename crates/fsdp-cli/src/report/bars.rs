@@ -13,10 +13,10 @@ const BAR: f64 = 14.0;
 const GAP: f64 = 8.0;
 
 /// A bar: a colour, a length, and what stands behind it.
-pub(super) type Bar = (usize, f64, String);
+pub(crate) type Bar = (usize, f64, String);
 
 /// Bars under their names.
-pub(super) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
+pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     let longest = rows.iter().flat_map(|(_, bars)| bars).map(|bar| bar.1).fold(f64::MIN_POSITIVE, f64::max);
     let (mut body, mut top) = (String::new(), GAP);
     for (name, bars) in rows {

@@ -25,31 +25,33 @@ const LOG_FROM: f64 = 100.0;
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
 /// How many colours a page has.
-pub(super) const COLOURS: usize = 8;
+pub(crate) const COLOURS: usize = 8;
 
 /// Several series over the same axes.
 #[derive(Debug)]
-pub(super) struct Chart {
-    pub(super) title: String,
+pub(crate) struct Chart {
+    pub(crate) title: String,
     /// What a value is, with its unit.
-    pub(super) unit: &'static str,
+    pub(crate) unit: &'static str,
+    /// What a place is, with its unit.
+    pub(crate) across: &'static str,
     /// Whether the axis of values may be logarithmic.
-    pub(super) may_be_log: bool,
-    pub(super) series: Vec<Series>,
+    pub(crate) may_be_log: bool,
+    pub(crate) series: Vec<Series>,
 }
 
 /// Points that are connected, in the order of their places.
 #[derive(Debug)]
-pub(super) struct Series {
-    pub(super) name: String,
-    pub(super) colour: usize,
-    pub(super) dash: usize,
-    pub(super) points: Vec<(f64, f64)>,
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) colour: usize,
+    pub(crate) dash: usize,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 impl Series {
     /// A series of all points; they may be many, and some not finite.
-    pub(super) fn of(name: String, colour: usize, dash: usize, points: &[(f64, f64)]) -> Self {
+    pub(crate) fn of(name: String, colour: usize, dash: usize, points: &[(f64, f64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         Self { name, colour: colour % COLOURS, dash: dash % DASHES.len(), points }
@@ -96,7 +98,7 @@ impl Axis {
 
 impl Chart {
     /// The chart as SVG, with what hovering shows as JSON beside it; nothing if there is no finite value.
-    pub(super) fn svg(&self) -> Option<String> {
+    pub(crate) fn svg(&self) -> Option<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let finite = || points().filter(|(_, value)| value.is_finite());
         let x = axis(points().map(|point| point.0), false, (LEFT, WIDTH - RIGHT))?;
@@ -149,11 +151,12 @@ impl Chart {
         let _ = write!(
             svg,
             "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{bottom:.0}\" y2=\"{bottom:.0}\"/>\
-             <text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">step</text>\
+             <text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{}</text>\
              <text transform=\"translate(12 {:.0}) rotate(-90)\" text-anchor=\"middle\">{}{}</text>",
             WIDTH - RIGHT,
             WIDTH - RIGHT,
             HEIGHT - 5.0,
+            escaped(self.across),
             f64::midpoint(TOP, bottom),
             escaped(self.unit),
             if y.is_log { ", log scale" } else { "" }

@@ -11,28 +11,28 @@ const SCRIPT: &str = include_str!("hover.js");
 
 /// A report that is written section by section.
 #[derive(Debug, Default)]
-pub(super) struct Page {
+pub(crate) struct Page {
     body: String,
 }
 
 impl Page {
     /// A heading of a section.
-    pub(super) fn section(&mut self, title: &str) {
+    pub(crate) fn section(&mut self, title: &str) {
         let _ = write!(self.body, "<h2>{}</h2>", escaped(title));
     }
 
     /// A paragraph of text.
-    pub(super) fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         let _ = write!(self.body, "<p>{}</p>", escaped(text));
     }
 
     /// What is HTML already.
-    pub(super) fn html(&mut self, html: &str) {
+    pub(crate) fn html(&mut self, html: &str) {
         self.body += html;
     }
 
     /// A table; a row that is marked stands out.
-    pub(super) fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = (bool, Vec<String>)>) {
+    pub(crate) fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = (bool, Vec<String>)>) {
         self.body += "<div class=\"wide\"><table><thead><tr>";
         for name in header {
             let _ = write!(self.body, "<th title=\"{0}\">{0}</th>", escaped(name));
@@ -49,7 +49,7 @@ impl Page {
     }
 
     /// Names with the colours and dashes that stand for them.
-    pub(super) fn legend<'n>(&mut self, items: impl IntoIterator<Item = (&'n str, usize, &'n str)>) {
+    pub(crate) fn legend<'n>(&mut self, items: impl IntoIterator<Item = (&'n str, usize, &'n str)>) {
         self.body += "<ul class=\"legend\">";
         for (name, colour, dashes) in items {
             let name = escaped(name);
@@ -63,7 +63,7 @@ impl Page {
     }
 
     /// The whole file.
-    pub(super) fn finish(self, title: &str) -> String {
+    pub(crate) fn finish(self, title: &str) -> String {
         let title = escaped(title);
         format!(
             "{HEAD}<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -78,7 +78,7 @@ impl Page {
 }
 
 /// Text as HTML shows it, in an attribute too. What would turn the direction of writing around is shown by its number.
-pub(super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

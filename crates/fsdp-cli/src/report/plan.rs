@@ -21,14 +21,14 @@ use crate::run_setup::RunSetup;
 use crate::units::bytes;
 
 /// The most operations that are drawn; a page with more would be slow.
-const OPS_MAX: usize = 4000;
+pub(crate) const OPS_MAX: usize = 4000;
 
 /// Operations in a row of the picture.
 const OPS_PER_ROW: usize = 160;
 
-const WIDTH: f64 = 1300.0;
-const LEFT: f64 = 70.0;
-const LANE: f64 = 18.0;
+pub(crate) const WIDTH: f64 = 1300.0;
+pub(crate) const LEFT: f64 = 70.0;
+pub(crate) const LANE: f64 = 18.0;
 
 /// The step of a run, compiled again from its resolved configuration.
 pub(super) struct Step {
@@ -113,7 +113,7 @@ fn places(plan: &Plan) -> Vec<usize> {
     places
 }
 
-fn lane(kind: &OpKind) -> usize {
+pub(crate) fn lane(kind: &OpKind) -> usize {
     let queue = kind.queue();
     Queue::ALL.iter().position(|&other| other == queue).expect("all queues are listed")
 }
@@ -150,11 +150,11 @@ fn row(plan: &Plan, places: &[usize], first: usize) -> String {
 }
 
 /// What has a colour of its own, in the order of colours.
-const COLOURED: [&str; 8] =
+pub(crate) const COLOURED: [&str; 8] =
     ["forward and others", "backward", "gather", "reduce", "upload", "download", "recompute", "update"];
 
 /// What is computed has several colours, each other queue has one.
-fn colour(kind: &OpKind, queue: usize) -> usize {
+pub(crate) fn colour(kind: &OpKind, queue: usize) -> usize {
     match kind {
         OpKind::Backward(_) | OpKind::Finish { backward: true, .. } => 1,
         OpKind::Forward { mode: ForwardMode::Recompute, .. } => 6,
@@ -164,7 +164,7 @@ fn colour(kind: &OpKind, queue: usize) -> usize {
     }
 }
 
-fn title(plan: &Plan, kind: &OpKind) -> String {
+pub(crate) fn title(plan: &Plan, kind: &OpKind) -> String {
     let unit = kind.unit().map(|unit| plan.layout.unit(unit).name.clone());
     let block = kind.block().map(|block| plan.spec.block(block).name.clone());
     let of =

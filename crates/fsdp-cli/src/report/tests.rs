@@ -66,10 +66,10 @@ fn runs_lie_over_each_other_in_their_own_colours() {
 fn only_a_report_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.html");
-    expect_replaceable(&path).unwrap();
+    expect_replaceable("--output", &path).unwrap();
     fs::write(&path, page::HEAD).unwrap();
-    expect_replaceable(&path).unwrap();
+    expect_replaceable("--output", &path).unwrap();
     fs::write(&path, "notes").unwrap();
-    let error = expect_replaceable(&path).unwrap_err();
+    let error = expect_replaceable("--output", &path).unwrap_err();
     assert!(error.to_string().contains("it would be lost"), "{error}");
 }

@@ -142,3 +142,26 @@ fn runs_of_a_file_are_predicted_row_by_row() {
     let wrong = refused(&sandbox, "plan check runs.csv");
     assert!(wrong.contains("runs.csv: line 2, column `layers`: \"eighteen\""), "{wrong}");
 }
+
+#[test]
+fn the_report_of_a_plan_stands_alone() {
+    let sandbox = sandbox();
+    sandbox.succeed(&format!("{ON_16} --report plan.html"));
+    let html = sandbox.read("plan.html");
+    for part in [
+        "One step",
+        "Memory of a device over the step",
+        "What computation waits for",
+        "on more nodes",
+        "Assumed",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(html.contains("<title>backward layers.0.mlp, ") && html.contains("all-gather of (root)"));
+    for source in ["src=", "href=", "@import", "url("] {
+        assert!(!html.contains(source), "{source}");
+    }
+    sandbox.write("mine.html", "my notes");
+    assert!(refused(&sandbox, &format!("{ON_16} --report mine.html")).contains("no report"));
+    assert_eq!(sandbox.read("mine.html"), "my notes");
+}
