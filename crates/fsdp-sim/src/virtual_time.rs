@@ -181,26 +181,32 @@ impl Timeline {
         spans.map(|(span, _)| span.end - span.start).fold(0.0, |sum, seconds| sum + seconds)
     }
 
-    /// How long computation stood still, by the operation that it waited for; after the last computation, for the last of
-    /// all to end.
+    /// How long computation stood still, by the operation that ran meanwhile and that it waited for, directly or through others;
+    /// after the last computation, by what ran until the end.
     pub fn exposed(&self, schedule: &Schedule) -> BTreeMap<OpId, f64> {
         let mut exposed = BTreeMap::new();
         let mut free = 0.0;
         for (span, op) in self.spans.iter().zip(&schedule.ops) {
-            if op.kind.queue() != Queue::Compute {
-                continue;
+            if op.kind.queue() == Queue::Compute {
+                self.blame(span.behind, free, &mut exposed);
+                free = span.end;
             }
-            if let Some(behind) = span.behind.filter(|_| span.start > free) {
-                *exposed.entry(behind).or_default() += span.start - free;
-            }
-            free = span.end;
         }
-        if self.end > free
-            && let Some(last) = self.last()
-        {
-            *exposed.entry(last).or_default() += self.end - free;
-        }
+        self.blame(self.last().filter(|_| self.end > free), free, &mut exposed);
         exposed
+    }
+
+    /// Notes what ran since `free`, from the last operation back to the one that began before.
+    fn blame(&self, last: Option<OpId>, free: f64, exposed: &mut BTreeMap<OpId, f64>) {
+        let mut next = last;
+        while let Some(op) = next {
+            let span = self.spans[op.0];
+            if span.end <= free {
+                return;
+            }
+            *exposed.entry(op).or_default() += span.end - span.start.max(free);
+            next = span.behind;
+        }
     }
 
     /// The operations that the length of the step hangs on, from the first to the last: each began when the one before it

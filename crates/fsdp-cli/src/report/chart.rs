@@ -105,7 +105,7 @@ impl Chart {
         let y = axis(finite().map(|point| point.1), self.may_be_log, (HEIGHT - BOTTOM, TOP))?;
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
-            escaped(&format!("{} by step", self.title))
+            escaped(&format!("{} by {}", self.title, self.across))
         );
         self.draw_axes(&mut svg, x, y);
         let drawn: Vec<Vec<(f64, f64)>> =
