@@ -21,8 +21,19 @@ use crate::error::CliError;
 use crate::logging;
 use crate::output;
 use crate::run_setup::RunSetup;
-use ahead::Foresight;
+use ahead::{Ahead, Foresight};
 use cost::Cost;
+use effects::Effect;
+
+/// All that is said of a run.
+struct Outlook<'a> {
+    ahead: Ahead<'a>,
+    cost: Cost,
+    /// Seconds of a step of PyTorch's FSDP2, compiled and not, where that can be said.
+    fsdp2: Option<[f64; 2]>,
+    /// What other settings would change.
+    effects: Vec<Effect>,
+}
 
 /// Predicts a step, or checks predictions.
 ///
@@ -49,20 +60,24 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let constants = Constants::fitted();
     let foresight = Foresight::new(&setup, &cluster, &constants)?;
     let ahead = foresight.ahead(&setup.config)?;
-    let cost = Cost::of(&ahead, args.tokens, args.price);
     if let Some(file) = &args.trace {
         trace::write(&ahead, file)?;
     }
     if args.search {
         return search::run(&foresight, args);
     }
-    let effects = effects::of(&foresight);
+    let outlook = Outlook {
+        cost: Cost::of(&ahead, args.tokens, args.price),
+        fsdp2: foresight.fsdp2(&ahead)?,
+        effects: effects::of(&foresight),
+        ahead,
+    };
     if let Some(file) = &args.report {
-        page::write(&foresight, &ahead, &cost, &effects, file)?;
+        page::write(&foresight, &outlook, file)?;
     }
     output::print(&match args.json {
-        true => format!("{:#}\n", text::json(&ahead, &cost, &effects)),
-        false => text::text(&ahead, &cost, &effects),
+        true => format!("{:#}\n", text::json(&outlook)),
+        false => text::text(&outlook),
     })
 }
 

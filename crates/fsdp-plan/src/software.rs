@@ -1,5 +1,7 @@
 //! What software does beside the arithmetic: ours, and that of others whose runs are published.
 
+use fsdp_core::schedule::Checkpointing;
+
 /// How operations that are no products are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elementwise {
@@ -87,4 +89,24 @@ impl Software {
         is_replication_exposed: false,
         gathered_bytes: None,
     };
+
+    /// What PyTorch's FSDP2 does with the same schedule: copies round collectives; layers that are run again in full but for their
+    /// last product, or half of their products where they are checkpointed selectively; kernels of Python unless compiled.
+    pub fn fsdp2(is_compiled: bool, checkpointing: Checkpointing) -> Self {
+        let recomputed = match checkpointing {
+            Checkpointing::None => None,
+            Checkpointing::Full => Some(Recomputed { spares_last: true, ..Recomputed::ALL }),
+            Checkpointing::Selective => {
+                Some(Recomputed { products: 0.5, attention: 0.0, elementwise: 1.0, spares_last: false })
+            }
+        };
+        Self {
+            elementwise: if is_compiled { Elementwise::Fused } else { Elementwise::EagerInF32 },
+            recomputed,
+            copies_forward: 4.0,
+            copies_backward: true,
+            logit_bytes: if is_compiled { 14.0 } else { 30.0 },
+            ..Self::OURS
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
+use fsdp_core::schedule::Offload;
 use fsdp_core::{Queue, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{Footprints, footprints};
@@ -134,6 +135,27 @@ impl<'a> Foresight<'a> {
             flops: self.flops,
             plan,
         })
+    }
+}
+
+impl Foresight<'_> {
+    /// Seconds of PyTorch's FSDP2 with the settings of a run, compiled and not; on GPUs without offload.
+    ///
+    /// # Errors
+    /// As [`Foresight::ahead`].
+    pub(super) fn fsdp2(&self, ahead: &Ahead<'_>) -> Result<Option<[f64; 2]>, CliError> {
+        let (config, plan) = (&ahead.config, &ahead.plan);
+        if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None {
+            return Ok(None);
+        }
+        let tables = rank_tables::<HostMemory>(config, plan, Rank(0))?;
+        let work = &StepWork::new(plan, self.asked(config, plan)?.0, &tables);
+        let seconds = |is_compiled| {
+            let software = Software::fsdp2(is_compiled, config.fsdp.activation_checkpointing);
+            let planned = Planned { plan, work, cluster: self.cluster, software, constants: self.constants };
+            forecast(&planned).map(|forecast| forecast.seconds)
+        };
+        Ok(Some([seconds(true)?, seconds(false)?]))
     }
 }
 

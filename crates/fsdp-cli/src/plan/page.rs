@@ -9,9 +9,8 @@ use fsdp_core::memory::Category;
 use fsdp_nn::model::unsharded::BlockCall;
 
 use super::ahead::{Ahead, Foresight};
-use super::cost::{Cost, span};
-use super::effects::Effect;
-use super::text;
+use super::cost::span;
+use super::{Outlook, text};
 use crate::error::CliError;
 use crate::report::bars::{self, Bar};
 use crate::report::chart::{Chart, Series};
@@ -34,16 +33,11 @@ const GIB: f64 = (1_u64 << 30) as f64;
 ///
 /// # Errors
 /// [`CliError`]: the file can not be written, or holds something else than a report.
-pub(super) fn write(
-    foresight: &Foresight<'_>,
-    ahead: &Ahead<'_>,
-    cost: &Cost,
-    effects: &[Effect],
-    file: &Path,
-) -> Result<(), CliError> {
+pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
+    let Outlook { ahead, effects, .. } = outlook;
     expect_replaceable("--report", file)?;
     let mut page = Page::default();
-    for (title, rows) in text::tables(ahead, cost) {
+    for (title, rows) in text::tables(outlook) {
         page.section(title);
         page.table(&["", ""], rows.into_iter().map(|[name, value]| (false, vec![name, value])));
     }

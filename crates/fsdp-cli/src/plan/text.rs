@@ -10,6 +10,7 @@ use fsdp_core::schedule::Op;
 use fsdp_plan::prices::stand_in;
 use serde_json::{Value, json};
 
+use super::Outlook;
 use super::ahead::Ahead;
 use super::cost::{Cost, span};
 use super::effects::Effect;
@@ -31,14 +32,15 @@ pub(super) fn name(plan: &Plan, op: &Op) -> String {
 }
 
 /// All of it, for people.
-pub(super) fn text(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> String {
+pub(super) fn text(outlook: &Outlook<'_>) -> String {
+    let Outlook { ahead, cost, fsdp2, effects } = outlook;
     let paint = Paint::of(&io::stdout());
     let mut text = head(ahead);
     let mut section = |title: &str, body: String| {
         let _ = write!(text, "\n{}\n{body}", paint.heading(title));
     };
     section("memory of a device", memory(ahead));
-    section("step", listed(&step_rows(ahead)));
+    section("step", listed(&step_rows(ahead, *fsdp2)));
     section("queues", queues(ahead));
     section("what computation waits for", exposed(ahead));
     section("critical path", critical_path(ahead));
@@ -87,7 +89,7 @@ fn memory(ahead: &Ahead<'_>) -> String {
     format!("{}{verdict}\n", table(["category", "peak"], rows))
 }
 
-fn step_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
+fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>) -> Vec<[String; 2]> {
     let forecast = &ahead.forecast;
     let [mfu, mfu_6n, hfu] = ahead.utilization().map(|part| format!("{:.1} %", 100.0 * part));
     let world = ahead.plan.mesh.world() as f64;
@@ -107,7 +109,12 @@ fn step_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
         ("MFU", format!("{mfu} (6 N + 12 L d T), {mfu_6n} (6 N)")),
         ("HFU", hfu),
     ];
-    rows.map(|(name, value)| [name.to_owned(), value]).into()
+    let mut rows: Vec<[String; 2]> = rows.map(|(name, value)| [name.to_owned(), value]).into();
+    if let Some([compiled, eager]) = fsdp2 {
+        let beside = format!("{} compiled, {} eager (predicted, same settings)", span(compiled), span(eager));
+        rows.push(["PyTorch FSDP2".to_owned(), beside]);
+    }
+    rows
 }
 
 /// Names with their values, one below the other.
@@ -116,10 +123,11 @@ fn listed(rows: &[[String; 2]]) -> String {
 }
 
 /// Memory, step and run, as tables.
-pub(super) fn tables(ahead: &Ahead<'_>, cost: &Cost) -> [(&'static str, Vec<[String; 2]>); 3] {
+pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>); 3] {
+    let Outlook { ahead, cost, fsdp2, .. } = outlook;
     [
         ("Memory of a device", device_rows(ahead)),
-        ("Step", step_rows(ahead)),
+        ("Step", step_rows(ahead, *fsdp2)),
         ("The whole run", run_rows(cost)),
     ]
 }
@@ -241,7 +249,8 @@ fn assumed(ahead: &Ahead<'_>) -> String {
 }
 
 /// All of it, for programs.
-pub(super) fn json(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> Value {
+pub(super) fn json(outlook: &Outlook<'_>) -> Value {
+    let Outlook { ahead, cost, fsdp2, effects } = outlook;
     let [mfu, mfu_6n, hfu] = ahead.utilization();
     let memory: serde_json::Map<String, Value> = fsdp_core::memory::Category::ALL
         .iter()
@@ -275,6 +284,7 @@ pub(super) fn json(ahead: &Ahead<'_>, cost: &Cost, effects: &[Effect]) -> Value 
             "exposed_seconds": ahead.forecast.exposed,
             "straggling": ahead.forecast.straggling,
             "tokens_per_second": ahead.tokens_per_second(),
+            "fsdp2_seconds": fsdp2.map(|[compiled, eager]| json!({ "compiled": compiled, "eager": eager })),
             "mfu": mfu, "mfu_6n": mfu_6n, "hfu": hfu,
             "queue_seconds": queues,
             "waits": waits(ahead).into_iter().map(|(name, seconds)| json!({ "for": name, "seconds": seconds })).collect::<Vec<_>>(),

@@ -185,6 +185,7 @@ pub(super) fn software(row: &Row, mesh: Mesh, cluster: &Cluster, is_gated: bool)
     Software {
         elementwise,
         recomputed: recomputed(row),
+        // FSDP2 copies what it has gathered out of one buffer.
         copies_forward: if copies && sharding.contains("fsdp2") { 4.0 } else { 0.0 },
         copies_backward: copies,
         attention: attention(row, cluster),
