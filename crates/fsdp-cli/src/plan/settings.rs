@@ -1,6 +1,6 @@
 //! Settings that decide how long a step takes and what it holds, and other values for them.
 
-use fsdp_core::schedule::{Checkpointing, Offload, Reshard};
+use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
 use fsdp_plan::cluster::{Cluster, Kind};
 use fsdp_train::config::{Device, Resolved};
 
@@ -34,6 +34,7 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
 pub(super) struct Settings {
     pub(super) reshard: Reshard,
     pub(super) prefetch: [usize; 2],
+    pub(super) accumulation: Accumulation,
     pub(super) checkpointing: Checkpointing,
     pub(super) offload: Offload,
     pub(super) replicas: usize,
@@ -46,6 +47,7 @@ impl Settings {
         Self {
             reshard: config.fsdp.reshard_after_forward,
             prefetch: [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch],
+            accumulation: config.fsdp.accumulation,
             checkpointing: config.fsdp.activation_checkpointing,
             offload: config.fsdp.offload,
             replicas: config.fsdp.mesh.replicate,
@@ -58,6 +60,7 @@ impl Settings {
         let mut config = config.clone();
         config.fsdp.reshard_after_forward = self.reshard;
         [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch] = self.prefetch;
+        config.fsdp.accumulation = self.accumulation;
         config.fsdp.activation_checkpointing = self.checkpointing;
         config.fsdp.offload = self.offload;
         config.fsdp.mesh.replicate = self.replicas;
@@ -79,6 +82,10 @@ impl Settings {
                 all.push(format!("fsdp.{key} = {}", self.prefetch[index]));
             }
         }
+        if self.accumulation != from.accumulation {
+            let when = if self.accumulation == Accumulation::Reduce { "reduce" } else { "unsharded" };
+            all.push(format!("fsdp.accumulation = \"{when}\""));
+        }
         if self.offload != from.offload {
             let offload = if self.offload == Offload::Cpu { "cpu" } else { "none" };
             all.push(format!("fsdp.offload = \"{offload}\""));
@@ -99,6 +106,7 @@ impl Settings {
         all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..self }));
         all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..self }));
         all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..self }));
+        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..self }));
         all.extend(range.offload.map(|offload| Self { offload, ..self }));
         all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..self }));
         all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..self }));
@@ -115,6 +123,7 @@ impl Settings {
         each(&|one| range.checkpointing.map(|checkpointing| Self { checkpointing, ..one }).into());
         each(&|one| range.reshard.iter().map(|&reshard| Self { reshard, ..one }).collect());
         each(&|one| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one }).collect());
+        each(&|one| range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one }).collect());
         each(&|one| range.offload.map(|offload| Self { offload, ..one }).into());
         each(&|one| range.replicas.iter().map(|&replicas| Self { replicas, ..one }).collect());
         each(&|one| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one }).collect());
@@ -127,6 +136,8 @@ struct Range {
     reshard: Vec<Reshard>,
     prefetch: [[usize; 2]; 3],
     checkpointing: [Checkpointing; 3],
+    /// Where there are several micro-batches.
+    accumulation: Vec<Accumulation>,
     offload: [Offload; 2],
     replicas: Vec<usize>,
     micro_batches: Vec<usize>,
@@ -150,6 +161,10 @@ impl Range {
             reshard,
             prefetch: [[1, 1], [2, 1], [2, 2]],
             checkpointing: [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full],
+            accumulation: match per_rank {
+                1 => vec![config.fsdp.accumulation],
+                _ => vec![Accumulation::Reduce, Accumulation::Unsharded],
+            },
             offload: [Offload::None, Offload::Cpu],
             replicas,
             micro_batches: (1..=per_rank.max(1)).filter(is_size).collect(),
