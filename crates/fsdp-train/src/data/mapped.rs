@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Advice, Mmap, MmapOptions};
 
 /// The bytes of a file, as long as it was when it was opened.
 #[derive(Debug)]
@@ -31,6 +31,12 @@ impl Mapped {
         // happens otherwise stands at the head of this file.
         let mapped = unsafe { MmapOptions::new().map_copy_read_only(file) };
         mapped.map(Mapped)
+    }
+
+    /// From now on reads of a part bring in that part and not what is around it, which may be megabytes each time.
+    pub(super) fn is_read_here_and_there(&self) {
+        // What the kernel does not take changes speed alone.
+        let _ = self.0.advise(Advice::Random);
     }
 }
 

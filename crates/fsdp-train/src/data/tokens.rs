@@ -164,6 +164,10 @@ impl Tokens {
 
     /// Reads the first ids of one in `every` blocks.
     fn sample(&self, every: usize) -> Scan {
+        // So are training samples of what is so large.
+        if let Bytes::Mapped(mapped) = &self.bytes {
+            mapped.is_read_here_and_there();
+        }
         let blocks = self.ids().par_chunks(BLOCK_BYTES).step_by(every);
         let samples = blocks.map(|block| Scan::of(&block[..block.len().min(SAMPLE_BYTES)], self.width));
         let len = DigestKind::Crc64.of(&(self.len as u64).to_le_bytes());
