@@ -115,6 +115,7 @@ pub fn project(row: &Row) -> String {
 mod tests {
     use super::*;
     use crate::published::read;
+    use crate::published::recipe::INCOMPLETE;
 
     const RUNS: &str = include_str!("../../data/published.csv");
     const TPU_V4: &str = include_str!("../../data/xla-fsdp-tpu-v4.csv");
@@ -146,6 +147,58 @@ mod tests {
         let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap();
         let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
         assert!(errors.runs == 6 && errors.mean < 10.0, "{errors:?}");
+    }
+
+    #[test]
+    fn sizes_that_no_model_has_are_a_reason_and_no_panic() {
+        let rows = RUNS.lines().next().unwrap().to_owned();
+        let columns: Vec<&str> = rows.split(',').collect();
+        let row = |changes: &[(&str, &str)]| {
+            let value = |column: &&str| -> String {
+                let change = changes.iter().find(|(name, _)| name == column).map(|(_, value)| *value);
+                let usual = match *column {
+                    "layers" => "2",
+                    "hidden" => "64",
+                    "heads" | "kv_heads" => "4",
+                    "ffn" | "vocab" | "seq" => "128",
+                    "micro_batch" | "row" => "1",
+                    "devices" => "8",
+                    "device_type" => "H100-80GB",
+                    "sharding" => "fsdp2(zero3)",
+                    "precision" => "bf16",
+                    "act_ckpt" => "full",
+                    "compile" => "yes",
+                    "step_time_ms" => "10",
+                    _ => "",
+                };
+                change.unwrap_or(usual).to_owned()
+            };
+            let line: Vec<String> = columns.iter().map(value).collect();
+            let rows = read(&format!("{}\n{}\n", columns.join(","), line.join(",")), "runs.csv").unwrap();
+            check(&rows, &Constants::fitted()).rows.remove(0).found
+        };
+        assert!(row(&[]).is_ok());
+        let reasons: [(&[(&str, &str)], &str); 10] = [
+            (&[("kv_heads", "3")], "do not share"),
+            (&[("heads", "3"), ("kv_heads", "3"), ("hidden", "63")], "can not rotate"),
+            (&[("layers", "1e9")], "layers = 1000000000"),
+            (&[("vocab", "1e12")], "vocab = 1000000000000"),
+            (&[("devices", "1e12")], "more than any run"),
+            (&[("micro_batch", "1e9")], "more than any run"),
+            (&[("micro_batch", "0.5")], "a micro-batch of 0.5 samples"),
+            (&[("devices", "12"), ("sharding", "hsdp")], "a mesh that 12 devices"),
+            (&[("hidden", "")], INCOMPLETE),
+            (&[("sharding", "unheard of")], "not understood"),
+        ];
+        for (changes, expected) in reasons {
+            let reason = row(changes).unwrap_err();
+            assert!(reason.contains(expected), "{changes:?}: {reason}");
+        }
+        for sharding in ["none", "ddp", "zero1", "hsdp", "zero2", "xla_fsdp", "jax_fsdp4", "jax_fsdp+dcn_dp2"]
+        {
+            let (seconds, _) = row(&[("sharding", sharding), ("global_batch_tokens", "1e9")]).unwrap();
+            assert!(seconds.is_finite() && seconds > 0.0, "{sharding}");
+        }
     }
 
     #[test]

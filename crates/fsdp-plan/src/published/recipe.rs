@@ -30,8 +30,12 @@ const RECOMPUTED: [(&str, [f64; 3]); 7] = [
 /// How sources name the runs of PyTorch/XLA's FSDP on TPU v4 of 2023.
 const XLA_FSDP: &str = "PyTorch/XLA FSDP";
 
+/// What the column `sharding` has of, where it is understood.
+const SHARDINGS: [&str; 7] = ["fsdp", "hsdp", "zero", "ddp", "shard", "intra", "none"];
+
 /// Why runs are outside of the model, in the order in which that is asked.
 pub(super) const INCOMPLETE: &str = "incomplete configuration";
+const UNKNOWN: &str = "sharding that is not understood";
 const NO_ACCELERATOR: &str = "no runs to calibrate this accelerator";
 const OTHER_PARALLELISM: &str = "tensor, pipeline or context parallel";
 const OFFLOAD: &str = "offload";
@@ -58,6 +62,9 @@ pub(super) fn outside(row: &Row) -> Option<&'static str> {
     }
     if matches(r"tp\d|tp|pp|cp\d|megatron", sharding) {
         return Some(OTHER_PARALLELISM);
+    }
+    if !SHARDINGS.iter().any(|word| sharding.contains(word)) {
+        return Some(UNKNOWN);
     }
     if sharding.contains("offload") || row.text("act_ckpt").contains("offload") {
         return Some(OFFLOAD);

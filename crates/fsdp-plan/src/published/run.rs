@@ -33,6 +33,21 @@ const UNGATED: &str = r"^(MPT|GPT|GPT3|minGPT|modded|nanochat|MaxText-22B|MaxTex
 /// Models whose head is their embedding.
 const TIED: &str = r"^(MPT|GPT|nanotron-(1|3))";
 
+/// What no model has more of: so many that all products of them are numbers of 64 bits.
+const LAYERS_MAX: usize = 4096;
+const HEADS_MAX: usize = 4096;
+const WIDTH_MAX: usize = 1 << 17;
+const INNER_MAX: usize = 1 << 19;
+const VOCAB_MAX: usize = 1 << 20;
+const SEQ_MAX: usize = 1 << 20;
+
+/// The most devices of a run, and tokens of a micro-batch.
+const DEVICES_MAX: f64 = (1 << 20) as f64;
+const TOKENS_MAX: f64 = (1 << 22) as f64;
+
+/// The most micro-batches that a schedule is compiled for.
+const ROUNDS_MAX: usize = 256;
+
 /// A run inside of the model.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -102,6 +117,27 @@ impl Sizes {
         })
     }
 
+    /// What is wrong with the sizes, if there can be no such model.
+    fn contradiction(&self) -> Option<String> {
+        let &Self { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, .. } = self;
+        let sizes = [
+            ("layers", layers, LAYERS_MAX),
+            ("hidden", hidden, WIDTH_MAX),
+            ("heads", heads, HEADS_MAX),
+            ("ffn", ffn, INNER_MAX),
+            ("vocab", vocab, VOCAB_MAX),
+            ("seq", seq, SEQ_MAX),
+        ];
+        if let Some((name, size, _)) = sizes.iter().find(|(_, size, most)| size > most) {
+            return Some(format!("{name} = {size}, more than any model has"));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Some(format!("{heads} heads do not share {kv_heads} key/value heads evenly"));
+        }
+        let is_odd = head_dim == 0 || self.is_gated && !head_dim.is_multiple_of(2);
+        is_odd.then(|| format!("heads of {head_dim} elements, which can not rotate"))
+    }
+
     /// A model of these sizes: with RMS norms, rotary positions and a gate, or with layer norms and none of these.
     fn config(&self) -> DecoderConfig {
         let names =
@@ -169,6 +205,12 @@ impl Run {
         if micro.fract() != 0.0 {
             return Err(format!("a micro-batch of {micro} samples"));
         }
+        if let Some(reason) = sizes.contradiction() {
+            return Err(reason);
+        }
+        if world > DEVICES_MAX || micro * sizes.seq as f64 > TOKENS_MAX {
+            return Err(format!("{world} devices with {micro} samples each, more than any run has"));
+        }
         let cluster = recipe::cluster(row).expect("it is inside");
         let world = world as usize;
         let mesh = recipe::mesh(row, world, &cluster);
@@ -222,9 +264,9 @@ impl Run {
         Ok((plan, work))
     }
 
-    /// Micro-batches of its schedule.
+    /// Micro-batches of its schedule; of more the rest are as long as these.
     fn rounds(&self) -> usize {
-        (self.accumulated.round() as usize).max(1)
+        (self.accumulated.round() as usize).clamp(1, ROUNDS_MAX)
     }
 
     /// Tokens of a step on a device.
