@@ -7,6 +7,7 @@ mod ckpt;
 mod eval;
 mod generate;
 mod gpu;
+mod init;
 mod launch;
 mod logs;
 mod plan;
@@ -26,6 +27,7 @@ pub(crate) use check::CheckArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use generate::GenerateArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
+pub(crate) use init::InitArgs;
 pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
 pub(crate) use plan::{PlanArgs, PlanCheckArgs, PlanCommand};
@@ -70,6 +72,8 @@ pub(crate) struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Write a run file to begin with
+    Init(InitArgs),
     /// Train a model as a run file says
     Train(TrainArgs),
     /// Compare sharded training with plain unsharded training, on your own run file
@@ -337,13 +341,18 @@ pub(crate) enum DeviceArg {
 }
 
 impl DeviceArg {
+    /// The device.
+    pub(crate) const fn device(self) -> Device {
+        match self {
+            DeviceArg::Cpu => Device::Cpu,
+            DeviceArg::TorchCpu => Device::TorchCpu,
+            DeviceArg::Cuda => Device::Cuda,
+        }
+    }
+
     /// The name in run files.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            DeviceArg::Cpu => Device::Cpu.name(),
-            DeviceArg::TorchCpu => Device::TorchCpu.name(),
-            DeviceArg::Cuda => Device::Cuda.name(),
-        }
+        self.device().name()
     }
 }
 

@@ -47,30 +47,45 @@ struct Finding {
 /// [`CliError`]: the report can not be printed.
 pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
-    let mut findings = Findings::default();
-    findings.all(args);
+    let place = cluster::place().unwrap_or_default();
+    let read = RunSetup::read(&args.run, &|device| device::ranks(place, device));
+    let findings = Findings::of(&args.run.file, read);
     output::print(&if args.json { findings.json() } else { findings.text() })?;
-    let is_wrong = findings.0.iter().any(|finding| finding.verdict == Verdict::Error);
-    Ok(if is_wrong { Exit::Input } else { Exit::Done })
+    Ok(if findings.is_wrong() { Exit::Input } else { Exit::Done })
 }
 
+/// What was found, subject by subject.
 #[derive(Debug, Default)]
-struct Findings(Vec<Finding>);
+pub(crate) struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn all(&mut self, args: &CheckArgs) {
-        let place = cluster::place().unwrap_or_default();
-        let read = RunSetup::read(&args.run, &|device| device::ranks(place, device));
-        let Some((setup, warnings)) = self.told("run file", read, |_| args.run.file.display().to_string())
-        else {
-            return;
-        };
-        warnings.into_iter().for_each(|detail| self.note("run file", Verdict::Warning, detail));
+    /// Looks at everything that a run file names; `read` is what came of reading it.
+    pub(crate) fn of(file: &Path, read: Result<(RunSetup, Vec<String>), CliError>) -> Findings {
+        let mut findings = Findings::default();
+        if let Some((setup, warnings)) = findings.told("run file", read, |_| file.display().to_string()) {
+            warnings.into_iter().for_each(|detail| findings.note("run file", Verdict::Warning, detail));
+            findings.setup(&setup);
+        }
+        findings
+    }
+
+    /// Whether a run would not start.
+    pub(crate) fn is_wrong(&self) -> bool {
+        self.0.iter().any(|finding| finding.verdict == Verdict::Error)
+    }
+
+    /// What a run would start with, although somebody should look at it.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
+        let warnings = self.0.iter().filter(|finding| finding.verdict == Verdict::Warning);
+        warnings.map(|Finding { subject, detail, .. }| format!("{subject}: {detail}"))
+    }
+
+    fn setup(&mut self, setup: &RunSetup) {
         let config = &setup.config;
         self.told("device", device::expect(config.run.device), |()| config.run.device.name().to_owned());
         self.data(&config.data, Path::new(&config.run.out_dir));
-        self.folder(&setup);
-        let Some(model) = self.told("model", setup.build(), |model| describe(&setup, model)) else { return };
+        self.folder(setup);
+        let Some(model) = self.told("model", setup.build(), |model| describe(setup, model)) else { return };
         self.told("positions", expect_positions(config, &model), |()| {
             format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
         });
@@ -88,7 +103,7 @@ impl Findings {
             Init::Random => "random".to_owned(),
             Init::Pretrained => format!("those in {}", config.model.path),
         });
-        self.memory(&setup, &model, &plan);
+        self.memory(setup, &model, &plan);
     }
 
     fn data(&mut self, data: &DataConfig, out_dir: &Path) {
@@ -179,7 +194,8 @@ impl Findings {
         self.0.push(Finding { subject: subject.to_owned(), verdict, detail });
     }
 
-    fn text(&self) -> String {
+    /// As lines for people.
+    pub(crate) fn text(&self) -> String {
         let paint = Paint::of(&io::stdout());
         let line = |Finding { subject, verdict, detail }: &Finding| {
             let verdict = match verdict {

@@ -1,4 +1,4 @@
-//! The `fsdp` command: train, verify, eval, generate, schedule, plan, report, ckpt and bench.
+//! The `fsdp` command: init, train, verify, eval, generate, schedule, plan, report, ckpt and bench.
 //!
 //! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
 //! itself is `fsdp-train`. One module per command; what several of them need stands below them.
@@ -14,6 +14,7 @@ mod ckpt;
 mod doctor;
 mod eval;
 mod generate;
+mod init;
 mod launch;
 mod plan;
 mod report;
@@ -90,7 +91,8 @@ fn run(command: Command) -> Result<Exit, CliError> {
     // What one process can say alone, several say once.
     let is_alone = matches!(
         command,
-        Command::Check(_)
+        Command::Init(_)
+            | Command::Check(_)
             | Command::Schedule(_)
             | Command::Generate(_)
             | Command::Plan(_)
@@ -110,6 +112,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         cluster::place()?;
     }
     match command {
+        Command::Init(args) => init::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),

@@ -10,7 +10,7 @@ use fsdp_ckpt::{is_url, objects};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
-use fsdp_train::config::{Device, Init, Resolved};
+use fsdp_train::config::{Device, Init, Loaded, Resolved};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError, adapter};
@@ -53,7 +53,14 @@ impl RunSetup {
         args: &RunFileArgs,
         ranks: &dyn Fn(Device) -> usize,
     ) -> Result<(Self, Vec<String>), CliError> {
-        let loaded = Resolved::load_for(&args.file, &args.overrides, ranks)?;
+        Self::of(Resolved::load_for(&args.file, &args.overrides, ranks)?)
+    }
+
+    /// A run file that was read, with the model that it names, and what the user should hear.
+    ///
+    /// # Errors
+    /// As [`RunSetup::load`].
+    pub(crate) fn of(loaded: Loaded) -> Result<(Self, Vec<String>), CliError> {
         let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         let config = loaded.config;
         let model = read_model(Path::new(&config.model.path))?;

@@ -52,6 +52,12 @@ impl ModelWeights {
         }
     }
 
+    /// Whether a model directory has weights, sound or not.
+    pub fn are_in(dir: impl AsRef<Path>) -> bool {
+        let (dir, files) = (dir.as_ref(), Files::anywhere());
+        [SINGLE_FILE, INDEX_FILE, TORCH_MODEL, TORCH_INDEX].iter().any(|name| files.exists(&dir.join(name)))
+    }
+
     /// The single file or the index that was opened.
     pub fn path(&self) -> &Path {
         match self {

@@ -9,6 +9,7 @@ fn help(args: &str) -> String {
 #[test]
 fn every_command_explains_itself() {
     insta::assert_snapshot!("help", help("--help"));
+    insta::assert_snapshot!("help_init", help("init --help"));
     insta::assert_snapshot!("help_train", help("train --help"));
     insta::assert_snapshot!("help_launch", help("launch --help"));
     insta::assert_snapshot!("help_verify", help("verify --help"));

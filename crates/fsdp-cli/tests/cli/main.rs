@@ -13,8 +13,9 @@ mod help;
 // A run: what it writes, and that it can be repeated and continued.
 mod train;
 
-// A run file that is looked at, and not run.
+// A run file that is looked at, and not run; one that is written.
 mod checking;
+mod init;
 
 // Runs that evaluations end.
 mod early_stopping;

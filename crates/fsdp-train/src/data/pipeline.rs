@@ -65,12 +65,14 @@ pub(super) fn run<E: From<DataError>>(
     Ok(())
 }
 
-/// Makes tokens of the first records of the first file.
+/// Makes tokens of the first records of the first file, and says how many bytes they are; there may be none.
 ///
 /// # Errors
 /// The first record that is wrong.
-pub(super) fn first(text: &Text<'_>) -> Result<(), DataError> {
-    Reader::new(text).batch()?.map_or(Ok(()), |batch| encoded(text, batch).map(drop))
+pub(super) fn first(text: &Text<'_>) -> Result<Option<(usize, Encoded)>, DataError> {
+    let Some(batch) = Reader::new(text).batch()? else { return Ok(None) };
+    let bytes = batch.len_bytes();
+    encoded(text, batch).map(|encoded| Some((bytes, encoded)))
 }
 
 /// Reads files one after the other.

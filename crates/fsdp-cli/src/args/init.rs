@@ -1,0 +1,69 @@
+//! Arguments of `fsdp init`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{DeviceArg, positive};
+
+/// `fsdp init`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "The run file has comments, and the keys that people change; all others have defaults. It trains
+the whole model where the directory has weights, and new ones where it has only config.json. The
+tokenizer is the directory's tokenizer.json, or bytes. What data holds is told by its name and its
+first records: conversations are packed, with the loss on answers; text is one stream.
+
+At a terminal, what options leave open is asked; elsewhere, and with --yes, it has its default,
+and --model and --data must be given. The file is looked at as by `fsdp check` before it is
+written: where something is wrong, that is printed, nothing is written, and the exit code is 2.
+
+Examples:
+  fsdp init
+  fsdp init chat.toml --model models/Qwen3-0.6B --data chats.jsonl --lora
+  fsdp init --yes --model examples/llama-tiny --data 'docs/*.md' --ranks 2 --steps 100"
+)]
+pub(crate) struct InitArgs {
+    /// The run file to write
+    #[arg(value_name = "RUN.toml", default_value = "run.toml")]
+    pub(crate) file: PathBuf,
+    /// The model: a Hugging Face directory with config.json
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<String>,
+    /// Train LoRA adapters beside the model, which stays as it is
+    #[arg(long)]
+    pub(crate) lora: bool,
+    /// Train new weights, although the directory has some
+    #[arg(long, conflicts_with = "lora")]
+    pub(crate) from_scratch: bool,
+    /// What to train on: a file, a folder or a pattern (may be repeated)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) data: Vec<String>,
+    /// What to evaluate on while training (may be repeated)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) eval: Vec<String>,
+    /// What the files hold, where their names do not say: a value of data.format, such as tokens-u16
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
+    /// The field or column with the document, where it has another name than messages, text or input_ids
+    #[arg(long, value_name = "NAME")]
+    pub(crate) column: Option<String>,
+    /// What computes [default: cuda where it can be used, else cpu]
+    #[arg(long, value_name = "DEVICE", value_enum)]
+    pub(crate) device: Option<DeviceArg>,
+    /// Ranks [default: one per GPU, or 1]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ranks: Option<usize>,
+    /// Optimizer steps [default: by the size of the data]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: Option<u64>,
+    /// The output folder of the run [default: runs/NAME of NAME.toml]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<String>,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Ask nothing
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+}

@@ -1,0 +1,216 @@
+//! `fsdp init`: a run file to begin with.
+//!
+//! What options leave open is answered at a terminal or by defaults, and sizes follow from the model and the data. The text is
+//! read and looked at as `fsdp check` does before the file gets its name.
+
+mod answers;
+mod choices;
+mod text;
+
+use std::fs::Permissions;
+use std::io::{BufRead, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use fsdp_ckpt::is_url;
+use fsdp_ckpt::training::ModelWeights;
+use fsdp_train::config::{Device, Resolved};
+use fsdp_train::data::{Survey, survey};
+
+use crate::args::InitArgs;
+use crate::check::Findings;
+use crate::error::CliError;
+use crate::exit_code::Exit;
+use crate::run_setup::{RunSetup, read_model};
+use crate::{device, logging, output};
+use answers::{Answers, OnTerminal};
+use choices::{Choices, Training};
+
+/// Steps where nothing is known of the data.
+const STEPS: u64 = 1000;
+
+/// Writes a run file, unless a run of it would not start.
+///
+/// # Errors
+/// [`CliError`]: options that do not fit, or the file can not be written.
+pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
+    logging::install(None)?;
+    expect_free(args)?;
+    let choices = choose(args, &mut OnTerminal::here(args.yes))?;
+    let text = text::of(&choices);
+    let read = parse(&text, &args.file).and_then(RunSetup::of);
+    let findings = Findings::of(&args.file, read);
+    if findings.is_wrong() {
+        output::print(&findings.text())?;
+        output::note(&format!("{} was not written", args.file.display()));
+        return Ok(Exit::Input);
+    }
+    findings.warnings().for_each(|warning| output::warning(&warning));
+    write(args, &text).map_err(CliError::write(&args.file))?;
+    let file = args.file.display();
+    output::print(&format!("wrote {file}\n\nnext:\n  fsdp check {file}\n  fsdp train {file}\n"))?;
+    Ok(Exit::Done)
+}
+
+/// That the file can be made; better known before questions are answered.
+fn expect_free(args: &InitArgs) -> Result<(), CliError> {
+    let wrong = |what| Err(CliError::Option { option: "RUN.toml", what });
+    let file = args.file.display();
+    if !args.force && args.file.symlink_metadata().is_ok() {
+        return wrong(format!("{file} is there already; give another name, or replace it with --force"));
+    }
+    match folder(&args.file) {
+        folder if folder.is_dir() => Ok(()),
+        folder => wrong(format!("{file} lies in {}, which is no folder; make it first", folder.display())),
+    }
+}
+
+/// Writes the file in one step. One that has come there meanwhile is not replaced without being asked.
+fn write(args: &InitArgs, text: &str) -> std::io::Result<()> {
+    let mut file = tempfile::Builder::new()
+        .prefix(".fsdp-init-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder(&args.file))?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    let named = if args.force { file.persist(&args.file) } else { file.persist_noclobber(&args.file) };
+    named.map(drop).map_err(|failed| failed.error)
+}
+
+fn folder(file: &Path) -> PathBuf {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new(".")).to_owned()
+}
+
+/// Decides everything that the file says.
+fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) -> Result<Choices, CliError> {
+    answers.expect(&[("--model", args.model.is_some()), ("--data", !args.data.is_empty())])?;
+    let question = "Model (a Hugging Face directory)";
+    let is_model = |answer: &str| read_model(Path::new(answer)).map(|_| answer.to_owned());
+    let model = answers.value("--model", question, args.model.clone(), None, is_model)?;
+    let described = read_model(Path::new(&model))?;
+    let training = training(args, &model, answers)?;
+    let mut choices = Choices::new(model, &described, training, output_folder(args)?)?;
+    choices.eval.clone_from(&args.eval);
+    choices.format.clone_from(&args.format);
+    choices.column.clone_from(&args.column);
+    choices.device = args.device.map_or_else(default_device, |device| device.device());
+
+    let found = data(args, &mut choices, answers)?;
+    choices.ranks = ranks(args, choices.device, answers)?;
+    choices.fit(found);
+    if choices.lacks_tokenizer && found.is_none_or(|found| found.tokens.is_none()) {
+        output::warning(&format!(
+            "{} has no tokenizer.json: text becomes bytes, which its weights do not know; set data.tokenizer",
+            choices.model
+        ));
+    }
+    let default = choices.epoch_steps.map_or(STEPS, |epoch| choices.training.steps(epoch));
+    let read = |answer: &str| {
+        let steps = answer.parse().ok().filter(|&steps| steps > 0);
+        steps.ok_or_else(|| "give an integer of at least 1".to_owned())
+    };
+    choices.steps = answers.value("--steps", "Optimizer steps", args.steps, Some(default), read)?;
+    Ok(choices)
+}
+
+/// What is trained: as options say, or, where there are weights to begin with, somebody.
+fn training<R: BufRead, W: Write>(
+    args: &InitArgs,
+    model: &str,
+    answers: &mut Answers<R, W>,
+) -> Result<Training, CliError> {
+    let has_weights = ModelWeights::are_in(model);
+    if args.lora && !has_weights {
+        let what = format!("{model} has no weights, to which adapters would be added");
+        return Err(CliError::Option { option: "--lora", what });
+    }
+    let given = match (args.lora, args.from_scratch || !has_weights) {
+        (true, _) => Some(Training::Adapters),
+        (_, true) => Some(Training::New),
+        _ => None,
+    };
+    let question = "What is trained: the \"whole\" model, \"lora\" adapters, or new weights from \"scratch\"";
+    answers.value("--lora", question, given, Some(Training::Whole), Training::read)
+}
+
+/// Looks at the data, and notes which it is. Where it can not be read, the check of the whole file says why.
+fn data<R: BufRead, W: Write>(
+    args: &InitArgs,
+    choices: &mut Choices,
+    answers: &mut Answers<R, W>,
+) -> Result<Option<Survey>, CliError> {
+    let draft = choices.clone();
+    let is_data = |answer: &str| {
+        let train = vec![answer.to_owned()];
+        look(&Choices { train: train.clone(), ..draft.clone() }, &args.file).map(|_| Paths(train))
+    };
+    let given = Some(args.data.clone()).filter(|data| !data.is_empty()).map(Paths);
+    let question = "Data (a file, a folder or a pattern)";
+    choices.train = answers.value("--data", question, given, None, is_data)?.0;
+    Ok(look(choices, &args.file).ok().flatten())
+}
+
+/// Paths, as they are shown.
+struct Paths(Vec<String>);
+
+impl std::fmt::Display for Paths {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0.join(" "))
+    }
+}
+
+/// What can be said of the data; nothing of what is in an object store.
+fn look(choices: &Choices, file: &Path) -> Result<Option<Survey>, CliError> {
+    let config = parse(&text::of(choices), file)?.config;
+    if config.data.train.iter().any(is_url) {
+        return Ok(None);
+    }
+    let found = survey(&config.data.train, &config.data, Path::new(&config.run.out_dir));
+    Ok(Some(found.map_err(fsdp_train::TrainError::from)?))
+}
+
+fn parse(text: &str, file: &Path) -> Result<fsdp_train::config::Loaded, CliError> {
+    Ok(Resolved::parse(text, &file.display().to_string(), &[])?)
+}
+
+fn ranks<R: BufRead, W: Write>(
+    args: &InitArgs,
+    device: Device,
+    answers: &mut Answers<R, W>,
+) -> Result<usize, CliError> {
+    let (what, default) = match device {
+        Device::Cuda => ("one per GPU", gpus().max(1)),
+        Device::Cpu | Device::TorchCpu => ("threads that share this machine's cores", 1),
+    };
+    let read = |answer: &str| {
+        let ranks = answer.parse().ok().filter(|&ranks| ranks > 0);
+        ranks.ok_or_else(|| "give an integer of at least 1".to_owned())
+    };
+    answers.value("--ranks", &format!("Ranks ({what})"), args.ranks, Some(default), read)
+}
+
+fn default_device() -> Device {
+    match device::expect(Device::Cuda) {
+        Ok(()) if gpus() > 0 => Device::Cuda,
+        _ => Device::Cpu,
+    }
+}
+
+fn gpus() -> usize {
+    // What is wrong with the driver is told when it is needed.
+    fsdp_cuda::device::gpu_count().unwrap_or(0)
+}
+
+/// The folder of the run: as given, or named after the file.
+fn output_folder(args: &InitArgs) -> Result<String, CliError> {
+    if let Some(folder) = &args.out {
+        return Ok(folder.clone());
+    }
+    let name = args.file.file_stem().and_then(|name| name.to_str());
+    let nameless = || CliError::Option {
+        option: "--out",
+        what: format!("give it: no folder can be named after {}", args.file.display()),
+    };
+    name.map(|name| format!("runs/{name}")).ok_or_else(nameless)
+}

@@ -1,0 +1,134 @@
+//! What options leave open: asked at a terminal, or left to defaults.
+
+use std::fmt::Display;
+use std::io::{self, BufRead, IsTerminal, Stderr, StdinLock, Write};
+
+use crate::error::CliError;
+use crate::output::shown;
+
+/// Somebody who can be asked, or nobody.
+#[derive(Debug)]
+pub(super) struct Answers<R, W> {
+    terminal: Option<(R, W)>,
+}
+
+/// Answers of whoever has started the command.
+pub(super) type OnTerminal = Answers<StdinLock<'static>, Stderr>;
+
+impl OnTerminal {
+    /// Whoever sits at a terminal, unless nothing is to be asked.
+    pub(super) fn here(asks_nothing: bool) -> Self {
+        let asks = !asks_nothing && io::stdin().is_terminal() && io::stderr().is_terminal();
+        Self { terminal: asks.then(|| (io::stdin().lock(), io::stderr())) }
+    }
+}
+
+impl<R: BufRead, W: Write> Answers<R, W> {
+    /// Where nobody can be asked, that the options without a default are given.
+    ///
+    /// # Errors
+    /// [`CliError::Option`] that names those that are not.
+    pub(super) fn expect(&self, options: &[(&str, bool)]) -> Result<(), CliError> {
+        let missing: Vec<&str> =
+            options.iter().filter(|(_, is_given)| !is_given).map(|(name, _)| *name).collect();
+        match (&self.terminal, missing.is_empty()) {
+            (None, false) => Err(not_given(&missing.join(" and "))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The value of an option: the given one, else an answer that can be read, else the default.
+    ///
+    /// # Errors
+    /// [`CliError`]: there is none of these, or the terminal can not be read.
+    pub(super) fn value<T: Display, E: Display>(
+        &mut self,
+        option: &str,
+        question: &str,
+        given: Option<T>,
+        default: Option<T>,
+        read: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<T, CliError> {
+        if let Some(given) = given {
+            return Ok(given);
+        }
+        let Some((input, output)) = &mut self.terminal else {
+            return default.ok_or_else(|| not_given(option));
+        };
+        let shown_default = default.as_ref().map_or(String::new(), |default| format!(" [{default}]"));
+        let prompt = shown(&format!("{question}{shown_default}: "));
+        loop {
+            let answer = ask(input, output, &prompt).map_err(unheard)?;
+            let answer = answer.ok_or_else(|| not_given(option))?;
+            if answer.is_empty() {
+                match default {
+                    Some(default) => return Ok(default),
+                    None => continue,
+                }
+            }
+            match read(&answer) {
+                Ok(value) => return Ok(value),
+                Err(fault) => writeln!(output, "  {}", shown(&fault.to_string())).map_err(unheard)?,
+            }
+        }
+    }
+}
+
+fn not_given(options: &str) -> CliError {
+    let what = format!("give {options}: there is no default, and nobody to ask");
+    CliError::Option { option: "fsdp init", what }
+}
+
+/// The answer to a question; none where no more will come.
+fn ask(input: &mut impl BufRead, output: &mut impl Write, prompt: &str) -> io::Result<Option<String>> {
+    write!(output, "{prompt}")?;
+    output.flush()?;
+    let mut line = String::new();
+    let read = input.read_line(&mut line)?;
+    Ok((read > 0).then(|| line.trim().to_owned()))
+}
+
+fn unheard(source: io::Error) -> CliError {
+    CliError::ReadFile { file: "the answer on the terminal".into(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(lines: &str, default: Option<usize>) -> (Result<usize, CliError>, String) {
+        let mut answers = Answers { terminal: Some((lines.as_bytes(), Vec::new())) };
+        let value = answers.value("--ranks", "Ranks", None, default, str::parse);
+        let (_, told) = answers.terminal.unwrap();
+        (value, String::from_utf8(told).unwrap())
+    }
+
+    #[test]
+    fn questions_are_asked_until_an_answer_can_be_read() {
+        let (value, told) = asked("many\n\n 3 \n", None);
+        assert_eq!(value.unwrap(), 3);
+        assert_eq!(told, "Ranks:   invalid digit found in string\nRanks: Ranks: ");
+        let (value, told) = asked("x\n\n", Some(8));
+        assert_eq!((value.unwrap(), told.matches("Ranks [8]: ").count()), (8, 2));
+    }
+
+    #[test]
+    fn who_gives_no_answer_hears_which_option_is_meant() {
+        let (value, _) = asked("\n", None);
+        let error = value.unwrap_err();
+        assert_eq!(error.exit().code(), 2);
+        assert!(error.to_string().contains("give --ranks"), "{error}");
+        let nobody: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
+        let error = nobody.expect(&[("--model", false), ("--data", false), ("--out", true)]).unwrap_err();
+        assert!(error.to_string().contains("give --model and --data:"), "{error}");
+    }
+
+    #[test]
+    fn nobody_is_asked_for_what_is_given_or_has_a_default() {
+        let mut nobody: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
+        let mut value = |given, default| nobody.value("--ranks", "Ranks", given, default, str::parse);
+        assert_eq!(value(Some(2), Some(8)).unwrap(), 2);
+        assert_eq!(value(None, Some(8)).unwrap(), 8);
+        value(None, None::<usize>).unwrap_err();
+    }
+}
