@@ -69,6 +69,7 @@ fn train() -> Vec<Vec<f64>> {
             gradient: &gradient,
             state: &mut state,
             pieces: &piece,
+            whole: None,
             not_finite: &mut not_finite,
         };
         let scalars = StepScalars { step, lr: 0.01, factors: Slice::whole(&factors) };

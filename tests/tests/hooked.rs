@@ -8,7 +8,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
 use fsdp_nn::op::Op;
-use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Sgd};
+use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
 
 /// Runs an operation on the backend below, or does something else.
 pub(crate) type Hook<M> =
@@ -162,6 +162,16 @@ macro_rules! rules_of_the_backend_below {
                 self.statistics(&memory.inner, shard, scalars, earlier, sums)
             }
 
+            fn direct(
+                &mut self,
+                memory: &Hooked<M>,
+                shard: &mut SegmentShard<'_, M::Buffer>,
+                scalars: &StepScalars<'_, M::Buffer>,
+                direction: &mut M::Buffer,
+            ) -> Result<(), Error> {
+                self.direct(&memory.inner, shard, scalars, direction)
+            }
+
             fn update(
                 &mut self,
                 memory: &Hooked<M>,
@@ -175,4 +185,4 @@ macro_rules! rules_of_the_backend_below {
     )+};
 }
 
-rules_of_the_backend_below!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Ema);
+rules_of_the_backend_below!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Muon, Ema);

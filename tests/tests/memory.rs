@@ -22,7 +22,7 @@ fn at(world: &WorldReport, place: &str, category: &str) -> (usize, usize) {
 #[test]
 fn the_ledger_predicts_every_category_to_the_byte() {
     let all = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "train.optimizer={ name = \"adamw\" }"];
-    let configurations: [(&str, &[&str], &[&str]); 12] = [
+    let configurations: [(&str, &[&str], &[&str]); 13] = [
         (LLAMA, &[], &["activations", "workspace", "unsharded slots", "gradient slots", "optimizer state"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"full\""], &["activations"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"selective\""], &["activations"]),
@@ -39,6 +39,15 @@ fn the_ledger_predicts_every_category_to_the_byte() {
             &["host copy staging", "accumulators"],
         ),
         (LLAMA, &["train.optimizer={ name = \"adafactor\" }"], &["optimizer state", "communication staging"]),
+        (
+            LLAMA,
+            &[
+                "train.optimizer={ name = \"muon\" }",
+                "fsdp.param_dtype=\"bf16\"",
+                "fsdp.accumulation=\"unsharded\"",
+            ],
+            &["optimizer state", "gradient slots", "workspace"],
+        ),
     ];
     for (model, overrides, used) in configurations {
         let dir = tempfile::tempdir().unwrap();

@@ -183,7 +183,7 @@ const PRECISIONS: [(&str, &str); 7] = [
     ("bf16", "f64"),
 ];
 
-const OPTIMIZERS: [&str; 8] = [
+const OPTIMIZERS: [&str; 9] = [
     r#"{ name = "sgd", lr = 1e-1 }"#,
     r#"{ name = "adamw", lr = 1e-2, weight_decay = 0.1 }"#,
     r#"{ name = "adamw", lr = 1e-2, no_decay = ["weight"] }"#,
@@ -191,6 +191,7 @@ const OPTIMIZERS: [&str; 8] = [
          group = [{ patterns = ["emb|wte"], lr = 1e-3 }, { patterns = ["weight"], lr_scale = 2 }] }"#,
     r#"{ name = "sgd", lr = 1e-2, momentum = 0.9, nesterov = true, weight_decay = 0.01 }"#,
     r#"{ name = "adamw8bit", lr = 1e-2, weight_decay = 0.1 }"#,
+    r#"{ name = "muon", lr = 1e-2, adamw_lr = 1e-2 }"#,
     r#"{ name = "adafactor" }"#,
     r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false, beta1 = 0.9 }"#,
 ];
@@ -261,7 +262,9 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 format!("train.optimizer={optimizer}"),
                 format!("train.grad_clip={clip}"),
             ];
-            overrides.extend(policies);
+            // Muon and offload exclude each other.
+            let fits = |policy: &String| !(optimizer.contains("muon") && policy.contains("fsdp.offload"));
+            overrides.extend(policies.into_iter().filter(fits));
             if !extra.is_empty() {
                 overrides.push(extra.to_owned());
             }

@@ -267,6 +267,26 @@ fn moments_of_8_bits_go_on_on_any_ranks() {
     }
 }
 
+#[test]
+fn momentum_goes_on_on_any_ranks() {
+    for after in [
+        vec!["run.ranks=1"],
+        vec!["run.ranks=2", "fsdp.wrap=[]", "checkpoint.async=false"],
+        vec!["run.ranks=8", "fsdp.mesh.replicate=2"],
+    ] {
+        Case {
+            model: WIDE,
+            settings: vec!["train.optimizer={name='muon', lr=1e-2, adamw_lr=1e-2}"],
+            before: vec!["run.ranks=4"],
+            after,
+            cut: 2,
+            steps: 4,
+            is_stopped: false,
+        }
+        .check();
+    }
+}
+
 /// A directory with a run of four steps that saved after each.
 fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
     let out = dir.join("out");

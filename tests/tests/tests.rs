@@ -15,6 +15,9 @@ mod parity_properties;
 // AdamW with 8-bit moments, against bitsandbytes and torchao (tests/golden) too.
 mod adamw8bit;
 
+// Muon, against PyTorch (tests/golden) too.
+mod muon;
+
 // Ranks of a run without the oracle.
 mod runs;
 

@@ -141,3 +141,21 @@ fn frozen_layers_are_neither_reduced_nor_gathered_again() {
     assert_eq!(gathers(traffic), sum(&[moved(2 * LAYERS, LAYER, 4, 4), moved(2, ROOT, 4, 4)]));
     assert_eq!(scatters(traffic), sum(&[moved(2, ROOT / 2, 4, 4)]));
 }
+
+#[test]
+fn directions_of_hidden_matrices_are_gathered_once_per_step() {
+    let muon = "train.optimizer={ name = \"muon\" }";
+    for (ranks, replicas, rounds) in [(1, 1, 1), (2, 1, 2), (4, 1, 1), (4, 2, 2), (8, 2, 1)] {
+        let (with, without) =
+            (measured(ranks, replicas, rounds, &[muon]), measured(ranks, replicas, rounds, &[]));
+        let layers = moved(2 * LAYERS * rounds, LAYER, 4, ranks / replicas);
+        let (root, directions) =
+            (moved(rounds, ROOT, 4, ranks / replicas), moved(LAYERS, LAYER, 4, ranks / replicas));
+        assert_eq!(gathers(with), sum(&[layers, root, directions]), "{ranks} / {replicas}");
+        assert_eq!((scatters(with), all_reduces(with)), (scatters(without), all_reduces(without)));
+    }
+    // In the type of reduced gradients; what holds no matrix stays where it is.
+    let half = measured(4, 1, 1, &[muon, "fsdp.reduce_dtype=\"bf16\""]);
+    let terms = [moved(2 * LAYERS, LAYER, 4, 4), moved(1, ROOT, 4, 4), moved(LAYERS, LAYER, 2, 4)];
+    assert_eq!(gathers(half), sum(&terms));
+}

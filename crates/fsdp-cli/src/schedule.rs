@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
     }
     let evaluates = !config.data.eval.is_empty();
     let plan = plan(config, &architecture.description().spec, evaluates)?;
-    let operations = Operations::new(config, &architecture, &plan)?;
+    let operations = Operations::new(config, &architecture, &plan, Rank(args.rank))?;
     if args.json {
         return output::print(&format!("{:#}\n", operations.json()));
     }

@@ -45,7 +45,7 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     }
     usage.device.live_bytes[Category::Activation as usize] = live;
     usage.device.peak_bytes[Category::Activation as usize] = activation_peak;
-    usage.device.peak_bytes[Category::Workspace as usize] = workspace_peak;
+    usage.device.peak_bytes[Category::Workspace as usize] += workspace_peak;
     usage.device.total_peak_bytes += total_peak;
     usage
 }

@@ -6,7 +6,7 @@ use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::rank::Mesh;
 use crate::schedule::{
-    Compiler, Policy, Schedule, compile_evaluation, compile_evaluation_alone, compile_step,
+    Compiler, Offload, Policy, Schedule, compile_evaluation, compile_evaluation_alone, compile_step,
 };
 use crate::update::RuleDecl;
 
@@ -60,7 +60,7 @@ impl Plan {
     /// As [`Plan::new`] without evaluation, but that nobody has proven the schedule safe: to predict with, not to run.
     ///
     /// # Errors
-    /// [`Error::Policy`].
+    /// [`Error::Policy`]: also where state is offloaded, and the rule must see whole parameters.
     pub fn unproven(
         spec: ModelSpec,
         layout: Layout,
@@ -70,6 +70,15 @@ impl Plan {
         rounds: usize,
     ) -> Result<Self, Error> {
         let policy = policy.resolve(mesh)?;
+        if policy.offload == Offload::Cpu && !rule.whole.is_empty() {
+            return Err(Error::Policy {
+                key: "offload",
+                value: "cpu".into(),
+                expected: "an optimizer that sees whole matrices (muon) updates where they are gathered; set offload to \
+                           \"none\", or take another optimizer"
+                    .into(),
+            });
+        }
         let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let step = compile_step(&compiler, rounds);
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
@@ -91,7 +100,7 @@ impl Plan {
         rounds: usize,
     ) -> Result<Self, Error> {
         let policy = policy.resolve(mesh)?;
-        let rule = &RuleDecl { state: Vec::new(), phases: Vec::new() };
+        let rule = &RuleDecl::default();
         let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let step = compile_evaluation_alone(&compiler, rounds);
         checker::check(&step, &spec, &layout)?;

@@ -181,6 +181,8 @@ pub(crate) struct Setup {
     pub(crate) mesh: Mesh,
     pub(crate) policy: Policy,
     pub(crate) phases: usize,
+    /// Whether the update sees matrices of layers whole (never under offload).
+    pub(crate) whole: bool,
     pub(crate) rounds: usize,
 }
 
@@ -193,6 +195,7 @@ impl Setup {
             mesh: Mesh::new(1, 2).unwrap(),
             policy: Policy::default(),
             phases: 0,
+            whole: false,
             rounds: 1,
         }
     }
@@ -207,7 +210,16 @@ impl Setup {
         let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
         let (mesh, rounds) = (self.mesh, self.rounds);
         let master = policy.param_dtype.master();
-        let rule = RuleDecl { state: vec![master; 2], phases: vec![7; self.phases] };
+        let is_whole = |id: &ParamId| {
+            let param = spec.param(*id);
+            self.whole
+                && policy.offload == Offload::None
+                && param.trainable
+                && param.fqn.starts_with("layers")
+                && param.shape.len() == 2
+        };
+        let whole = (0..spec.params.len()).map(ParamId).filter(is_whole).collect();
+        let rule = RuleDecl { state: vec![master; 2], phases: vec![7; self.phases], whole, scratch: 5 };
         Built { spec, layout, policy, mesh, rule, rounds }
     }
 }
@@ -338,8 +350,16 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
 
 /// Random runs.
 pub(crate) fn setups() -> impl Strategy<Value = Setup> {
-    (sketches(), wraps(), policies(), 0usize..3, 1usize..6).prop_map(
-        |(sketch, wrap, (mesh, policy), phases, rounds)| Setup { sketch, wrap, mesh, policy, phases, rounds },
+    (sketches(), wraps(), policies(), (0usize..3, any::<bool>()), 1usize..6).prop_map(
+        |(sketch, wrap, (mesh, policy), (phases, whole), rounds)| Setup {
+            sketch,
+            wrap,
+            mesh,
+            policy,
+            phases,
+            whole,
+            rounds,
+        },
     )
 }
 
@@ -364,7 +384,7 @@ pub(crate) fn grid(sketch: &Sketch) -> Vec<Setup> {
                     };
                     let mesh = Mesh::new(1 + prefetch % 2, 4).unwrap();
                     let setup = Setup::plain(sketch.clone());
-                    all.push(Setup { policy, mesh, rounds, phases: rounds % 2, ..setup });
+                    all.push(Setup { policy, mesh, rounds, phases: rounds % 2, whole: rounds == 2, ..setup });
                 }
             }
         }

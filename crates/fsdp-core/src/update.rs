@@ -5,8 +5,13 @@
 //! span ranks are declared as phases: the engine lets the rule compute this rank's part of every phase,
 //! sums it over the shard axis, and hands the sums back. They stay in buffers of the memory all the way, so a
 //! rule for a device never makes the host wait for them.
+//!
+//! A rule may have to see something of whole parameters: their **directions**. It makes this rank's rows of them, which are
+//! gathered over the shard axis, and finds them whole when it updates.
 
 mod tables;
+
+use std::collections::BTreeSet;
 
 pub use tables::{RankTables, UnitTables};
 
@@ -121,10 +126,31 @@ pub struct SegmentShard<'a, B> {
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
+    /// The directions of the segment, in an update of one that holds a parameter of [`RuleState::whole`].
+    pub whole: Option<WholeDirections<'a, B>>,
     /// One word (`I64`, exclusive), 0 at first. A rule sets it to 1 in the pass that writes a value which is not finite:
     /// of a parameter, of its copy (see [`SegmentShard::largest_param`]) or of state, but not of padding. Nobody
     /// clears it.
     pub not_finite: &'a mut B,
+}
+
+/// The directions of a whole segment, and room to work on them.
+#[derive(Debug)]
+pub struct WholeDirections<'a, B> {
+    /// What [`UpdateRule::direct`] wrote on all ranks, in the layout of the unsharded segment and in the reduce dtype; zeros
+    /// elsewhere.
+    pub directions: &'a B,
+    /// Where in them this rank's shard begins.
+    pub start: usize,
+    /// [`RuleState::scratch`] elements (exclusive), in the dtype of the master parameters, with any contents.
+    pub scratch: &'a mut B,
+}
+
+impl<B> WholeDirections<'_, B> {
+    /// The same for a shorter time.
+    pub fn reborrow(&mut self) -> WholeDirections<'_, B> {
+        WholeDirections { directions: self.directions, start: self.start, scratch: &mut *self.scratch }
+    }
 }
 
 impl<B: Buffer> SegmentShard<'_, B> {
@@ -160,6 +186,30 @@ pub struct RuleDecl {
     pub state: Vec<DType>,
     /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis.
     pub phases: Vec<usize>,
+    /// The parameters whose directions are gathered.
+    pub whole: BTreeSet<ParamId>,
+    /// Elements of the master dtype that an update of one of them needs beside.
+    pub scratch: usize,
+}
+
+/// Products of an `m x k` with a `k x n` matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Products {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// How many.
+    pub count: usize,
+}
+
+impl Products {
+    /// Floating-point operations of all of them.
+    pub fn flops(&self) -> u128 {
+        [2, self.m, self.n, self.k, self.count].into_iter().map(|factor| factor as u128).product()
+    }
 }
 
 /// What an update rule keeps and sums, whatever memory it works in.
@@ -174,10 +224,25 @@ pub trait RuleState {
         Vec::new()
     }
 
+    /// The parameters whose directions an update sees whole. None for element-wise rules.
+    fn whole(&self) -> BTreeSet<ParamId> {
+        BTreeSet::new()
+    }
+
+    /// Elements of the master dtype that an update of a segment with such a parameter works in.
+    fn scratch(&self) -> usize {
+        0
+    }
+
+    /// The products of matrices that an update of a shard with these pieces makes.
+    fn products(&self, _pieces: &[Piece]) -> Vec<Products> {
+        Vec::new()
+    }
+
     /// The rule's buffers, for master parameters of `dtype`.
     fn declare(&self, dtype: DType) -> RuleDecl {
-        let state = self.state(&[], 0, dtype).into_iter().map(|tensor| tensor.dtype);
-        RuleDecl { state: state.collect(), phases: self.phases() }
+        let state = self.state(&[], 0, dtype).into_iter().map(|tensor| tensor.dtype).collect();
+        RuleDecl { state, phases: self.phases(), whole: self.whole(), scratch: self.scratch() }
     }
 }
 
@@ -199,8 +264,23 @@ pub trait UpdateRule<M: Memory>: RuleState + Send {
         Ok(())
     }
 
-    /// Updates the shard's parameters, their copy, and the state, given the sums of all phases, as work of the
-    /// compute queue.
+    /// Writes this shard's part of the directions of the parameters of [`RuleState::whole`] to `direction`, which is as long as
+    /// the shard, of the reduce dtype and zero (exclusive), as work of the compute queue. May advance state.
+    ///
+    /// # Errors
+    /// Those of the memory.
+    fn direct(
+        &mut self,
+        _memory: &M,
+        _shard: &mut SegmentShard<'_, M::Buffer>,
+        _scalars: &StepScalars<'_, M::Buffer>,
+        _direction: &mut M::Buffer,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Updates the shard's parameters, their copy, and the state, given the sums of all phases and, in
+    /// [`SegmentShard::whole`], the directions, as work of the compute queue.
     ///
     /// # Errors
     /// Those of the memory.

@@ -34,6 +34,8 @@ pub struct Prices<'a> {
     software: Software,
     /// Products a second of the type that computes.
     peak: f64,
+    /// Of the type of master parameters, where it is known, and bytes of its elements.
+    master: (f64, usize),
     /// Bytes a second that passes over memory reach.
     bandwidth: f64,
     /// The part of the peak that large products reach.
@@ -70,8 +72,10 @@ impl<'a> Prices<'a> {
             Kind::Tpu => "attention.tpu".to_owned(),
             _ => format!("attention.{generation}"),
         };
+        let (peak, master) = (cluster.peak(dtype)?, dtype.master());
         Ok(Self {
-            peak: cluster.peak(dtype)?,
+            peak,
+            master: (cluster.peak(master).unwrap_or(peak), master.size_bytes()),
             bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED,
             products: constants.get(&format!("products.{generation}")),
             attention: constants.get(&attention) * compute::kernel(constants, software.attention),
@@ -122,13 +126,23 @@ impl<'a> Prices<'a> {
                 };
                 self.collective(bytes, group, 1.0)
             }
+            OpKind::GatherDirections(_) => self.collective(work.bytes_written, shards, 1.0),
             OpKind::ReduceScatter { .. } => self.collective(work.bytes_read, shards, 1.0),
             OpKind::AllReduceReplicas { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => self.collective(0.0, world, 2.0),
             OpKind::Update(_) if !self.software.is_update_fused => {
                 pass(work.elements_read * self.constants.get("update"))
             }
-            OpKind::Update(_) | OpKind::Statistics { .. } | OpKind::SquareNorm(_) | OpKind::Add { .. } => {
+            OpKind::Update(_) if !work.products.is_empty() => {
+                let bytes = work.bytes_read + 2.0 * work.bytes_written;
+                let products: f64 = work.products.iter().map(|product| self.master_product(product)).sum();
+                Work { seconds: bytes / self.bandwidth + products, ..Work::default() }
+            }
+            OpKind::Update(_)
+            | OpKind::Direct(_)
+            | OpKind::Statistics { .. }
+            | OpKind::SquareNorm(_)
+            | OpKind::Add { .. } => {
                 // What is written is read before.
                 let bytes = work.bytes_read + 2.0 * work.bytes_written - work.host_bytes;
                 let host = work.host_bytes / HOST_BANDWIDTH;

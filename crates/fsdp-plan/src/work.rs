@@ -6,8 +6,8 @@ use std::sync::Arc;
 use fsdp_core::model::BlockId;
 use fsdp_core::plan::Plan;
 use fsdp_core::program::ForwardMode;
-use fsdp_core::schedule::{BufferId, Op, Place, Role, Schedule};
-use fsdp_core::update::RankTables;
+use fsdp_core::schedule::{BufferId, Op, OpKind, Place, Role, Schedule};
+use fsdp_core::update::{Products, RankTables};
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::Step;
 use fsdp_nn::listing::Listing;
@@ -75,6 +75,8 @@ pub struct OpWork {
     pub bytes_written: f64,
     /// Bytes of operands in host memory; those that are written count twice.
     pub host_bytes: f64,
+    /// Products of an update, of the type of the master parameters.
+    pub products: Vec<Product>,
 }
 
 /// What the calls of a micro-batch ask for.
@@ -218,6 +220,12 @@ impl CallWork {
 impl OpWork {
     fn of(schedule: &Schedule, op: &Op, tables: &RankTables) -> Self {
         let mut work = Self::default();
+        if let OpKind::Update(unit) = op.kind {
+            let products = tables.unit(unit).products.iter();
+            work.products = products
+                .map(|&Products { m, n, k, count }| Product { m, n, k, count: count as f64 })
+                .collect();
+        }
         let mut sizes = |ids: &[BufferId], passes: f64| {
             let decls = ids.iter().map(|&id| schedule.buffer(id));
             let decls = decls.filter(|decl| !matches!(decl.role, Role::Scalars | Role::SpareScalars));

@@ -14,7 +14,7 @@ use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::schedule::{AccumulationOrder, Round};
-use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule, WholeDirections};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, ExactSum, Memory, Queue, tree};
 use fsdp_nn::model::{Architecture, ModelProgram};
@@ -227,9 +227,21 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             }
             reduced.push(sums);
         }
+        let (whole, scratch) = (self.rule.whole(), self.rule.scratch());
         for param in self.params.iter_mut() {
+            let (dtype, len) = (self.job.plan.policy.reduce_dtype, param.piece.len);
+            let (is_whole, master) = (whole.contains(&param.id), param.master.dtype());
             let Some(mut shard) = param.shard(&mut self.not_finite) else { continue };
-            self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+            if is_whole {
+                let mut direction = zeroed(&*memory, Category::Workspace, dtype, len)?;
+                let mut scratch = zeroed(&*memory, Category::Workspace, master, scratch)?;
+                self.rule.direct(&*memory, &mut shard, &scalars, &mut direction)?;
+                shard.whole =
+                    Some(WholeDirections { directions: &direction, start: 0, scratch: &mut scratch });
+                self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+            } else {
+                self.rule.update(&*memory, &mut shard, &scalars, &reduced)?;
+            }
             if let Some(low) = &mut param.low {
                 memory.copy(Queue::Compute, Slice::whole(&param.master), SliceMut::whole(low))?;
             }
@@ -282,6 +294,7 @@ impl<B: Buffer> Whole<B> {
             gradient,
             state: &mut self.state,
             pieces: std::slice::from_ref(&self.piece),
+            whole: None,
             not_finite,
         })
     }

@@ -6,10 +6,11 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::update::UpdateRule;
 use fsdp_nn::Backend;
 use fsdp_nn::update::{
-    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Sgd,
+    Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Muon, MuonOptions,
+    Sgd,
 };
 
-use crate::config::{AdamwConfig, FqnPatterns, OptimizerConfig, TrainConfig};
+use crate::config::{AdamwConfig, FqnPatterns, MuonConfig, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
 
 /// A backend that has all update rules of the configuration.
@@ -28,6 +29,7 @@ where
     Sgd: UpdateRule<M>,
     Adafactor: UpdateRule<M>,
     Lion: UpdateRule<M>,
+    Muon: UpdateRule<M>,
     Ema: UpdateRule<M>,
 {
     fn rule(config: &TrainConfig, spec: &ModelSpec) -> Result<Box<dyn UpdateRule<M>>, TrainError> {
@@ -52,6 +54,7 @@ where
                 Box::new(Adafactor::new(options, spec))
             }
             OptimizerConfig::Lion(c) => Box::new(Lion { betas: (c.betas[0], c.betas[1]), groups }),
+            OptimizerConfig::Muon(c) => Box::new(Muon::new(muon(c, groups), spec, &matrices(c, spec)?)),
         };
         Ok(match config.ema_decay {
             Some(decay) => Box::new(Both::new(rule, Box::new(Ema { decay }))),
@@ -64,11 +67,53 @@ fn adamw(config: &AdamwConfig, groups: Groups) -> AdamW {
     AdamW { betas: (config.betas[0], config.betas[1]), eps: config.eps, groups }
 }
 
+fn muon(config: &MuonConfig, groups: Groups) -> MuonOptions {
+    let [beta1, beta2] = config.adamw_betas;
+    MuonOptions {
+        momentum: config.momentum,
+        nesterov: config.nesterov,
+        eps: config.eps,
+        adjust_lr: config.adjust_lr_fn,
+        adamw: AdamW { betas: (beta1, beta2), eps: config.adamw_eps, groups },
+    }
+}
+
+/// The parameters that Muon orthogonalises: hidden matrices that no pattern gives to AdamW.
+fn matrices(config: &MuonConfig, spec: &ModelSpec) -> Result<BTreeSet<ParamId>, TrainError> {
+    let spared = matching(spec, "train.optimizer.adamw_params", &config.adamw_params)?;
+    Ok(&Muon::hidden_matrices(spec) - &spared)
+}
+
+/// Parameters that one rule updates, with its settings where no group says otherwise.
+struct Ruled {
+    rule: Option<&'static str>,
+    params: BTreeSet<ParamId>,
+    settings: GroupSettings,
+}
+
+/// All parameters of a model by the rules that update them.
+fn ruled(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Ruled>, TrainError> {
+    let all: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
+    let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
+    let OptimizerConfig::Muon(c) = config else {
+        return Ok(vec![Ruled { rule: None, params: all, settings }]);
+    };
+    let matrices = matrices(c, spec)?;
+    let beside = GroupSettings { lr_scale: c.adamw_lr / c.lr, weight_decay: c.adamw_weight_decay };
+    let others = &all - &matrices;
+    Ok(vec![
+        Ruled { rule: Some("muon"), params: matrices, settings },
+        Ruled { rule: Some("adamw"), params: others, settings: beside },
+    ])
+}
+
 /// Parameters that are updated with the same settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
     /// The patterns of the run file that chose them; none for all others.
     pub patterns: Vec<String>,
+    /// The rule that updates them, where the optimizer has several.
+    pub rule: Option<&'static str>,
     /// How they are updated.
     pub settings: GroupSettings,
     /// The parameters, in the order of the model, frozen ones included.
@@ -76,31 +121,36 @@ pub struct ParamGroup {
 }
 
 /// Every parameter of a model in the first group of the configuration that names it: the entries of `group` in their order,
-/// then `no_decay`, then all others. A group may be empty.
+/// then `no_decay`, then all others; each once for every rule of the optimizer. A group may be empty.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.
 pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<ParamGroup>, TrainError> {
-    let mut named = Vec::new();
-    for group in config.groups() {
-        let settings = GroupSettings {
-            lr_scale: group.scale(config.lr()),
-            weight_decay: group.weight_decay.unwrap_or(config.weight_decay()),
-        };
-        named.push(("train.optimizer.group", &group.patterns[..], settings));
-    }
-    let spared = GroupSettings { lr_scale: 1.0, weight_decay: 0.0 };
-    named.push(("train.optimizer.no_decay", config.no_decay(), spared));
+    let ruled = ruled(config, spec)?;
     let mut left: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
     let mut groups = Vec::new();
-    for (key, patterns, settings) in named {
-        let matched = matching(spec, key, patterns)?;
-        let params = left.intersection(&matched).copied().collect();
+    let mut add =
+        |patterns: &[String], params: &BTreeSet<ParamId>, own: &dyn Fn(GroupSettings) -> GroupSettings| {
+            groups.extend(ruled.iter().map(|ruled| ParamGroup {
+                patterns: patterns.to_vec(),
+                rule: ruled.rule,
+                settings: own(ruled.settings),
+                params: ruled.params.intersection(params).copied().collect(),
+            }));
+        };
+    for group in config.groups() {
+        let matched = matching(spec, "train.optimizer.group", &group.patterns)?;
+        add(&group.patterns, &(&left & &matched), &|base| GroupSettings {
+            // A learning rate of its own is that, whatever updates the parameter.
+            lr_scale: group.scale(config.lr()) * if group.lr.is_some() { 1.0 } else { base.lr_scale },
+            weight_decay: group.weight_decay.unwrap_or(base.weight_decay),
+        });
         left = &left - &matched;
-        groups.push(ParamGroup { patterns: patterns.to_vec(), settings, params });
     }
-    let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
-    groups.push(ParamGroup { patterns: Vec::new(), settings, params: left.into_iter().collect() });
+    let matched = matching(spec, "train.optimizer.no_decay", config.no_decay())?;
+    let spared = |base| GroupSettings { weight_decay: 0.0, ..base };
+    add(config.no_decay(), &(&left & &matched), &spared);
+    add(&[], &(&left - &matched), &|base| base);
     Ok(groups)
 }
 

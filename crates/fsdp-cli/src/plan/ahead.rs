@@ -139,13 +139,15 @@ impl<'a> Foresight<'a> {
 }
 
 impl Foresight<'_> {
-    /// Seconds of PyTorch's FSDP2 with the settings of a run, compiled and not; on GPUs without offload.
+    /// Seconds of PyTorch's FSDP2 with the settings of a run, compiled and not; on GPUs without offload, and with an optimizer
+    /// that needs no whole matrices.
     ///
     /// # Errors
     /// As [`Foresight::ahead`].
     pub(super) fn fsdp2(&self, ahead: &Ahead<'_>) -> Result<Option<[f64; 2]>, CliError> {
         let (config, plan) = (&ahead.config, &ahead.plan);
-        if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None {
+        let is_whole = plan.step.lasting.scratch.is_some();
+        if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None || is_whole {
             return Ok(None);
         }
         let tables = rank_tables::<HostMemory>(config, plan, Rank(0))?;

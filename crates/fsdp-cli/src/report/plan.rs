@@ -158,7 +158,7 @@ pub(crate) fn colour(kind: &OpKind, queue: usize) -> usize {
     match kind {
         OpKind::Backward(_) | OpKind::Finish { backward: true, .. } => 1,
         OpKind::Forward { mode: ForwardMode::Recompute, .. } => 6,
-        OpKind::Update(_) => 7,
+        OpKind::Direct(_) | OpKind::Update(_) => 7,
         _ if queue == 0 => 0,
         _ => queue + 1,
     }

@@ -2,16 +2,19 @@
 
 use std::fmt::Write;
 
+use fsdp_core::Rank;
 use fsdp_core::model::{BlockId, ModelSpec};
 use fsdp_core::plan::Plan;
 use fsdp_core::program::ForwardMode;
+use fsdp_core::update::{Products, RankTables};
+use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::graph::{Operand, Step};
 use fsdp_nn::listing::Listing;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::op::{Cost, Role};
 use fsdp_train::config::Resolved;
-use fsdp_train::{TrainError, listed};
+use fsdp_train::{TrainError, listed, rank_tables};
 use serde_json::{Value, json};
 
 use crate::output::table;
@@ -24,6 +27,8 @@ pub(super) struct Operations<'a> {
     shape: RunShape,
     rounds: usize,
     kinds: Vec<Kind>,
+    /// The products of a rank's updates.
+    update: Cost,
 }
 
 /// Calls of blocks that are alike.
@@ -33,8 +38,13 @@ struct Kind {
 }
 
 impl<'a> Operations<'a> {
-    /// Those of a training step.
-    pub(super) fn new(config: &Resolved, architecture: &Model, plan: &'a Plan) -> Result<Self, TrainError> {
+    /// Those of a training step, with the updates of a rank.
+    pub(super) fn new(
+        config: &Resolved,
+        architecture: &Model,
+        plan: &'a Plan,
+        rank: Rank,
+    ) -> Result<Self, TrainError> {
         let (shape, listed) = listed(config, architecture, plan)?;
         let mut kinds: Vec<Kind> = Vec::new();
         for (call, listing) in listed {
@@ -44,7 +54,9 @@ impl<'a> Operations<'a> {
                 None => kinds.push(Kind { calls: vec![call], listing }),
             }
         }
-        Ok(Self { spec: &plan.spec, shape, rounds: plan.step.rounds, kinds })
+        let tables = rank_tables::<HostMemory>(config, plan, rank)?;
+        let update = updates(plan, &tables);
+        Ok(Self { spec: &plan.spec, shape, rounds: plan.step.rounds, kinds, update })
     }
 
     /// Every call of an operation, with operands, shapes and dtypes.
@@ -71,6 +83,9 @@ impl<'a> Operations<'a> {
         let tokens = (self.rounds * self.shape.samples * self.shape.seq) as u64;
         let step = self.step();
         rows.push(row("the step of a rank".into(), "", step));
+        if self.update.product_flops > 0 {
+            rows.push(row("products of its updates".into(), "", self.update));
+        }
         let header = ["calls", "a micro-batch", "products", "other", "bytes", "FLOPs a byte"];
         format!("{}products for each token: {}\n", table(header, rows), flops(step.product_flops / tokens))
     }
@@ -92,6 +107,7 @@ impl<'a> Operations<'a> {
             "micro_batches": self.rounds,
             "calls": self.kinds.iter().map(kind).collect::<Vec<_>>(),
             "step_cost": cost_json(self.step()),
+            "update_products_cost": cost_json(self.update),
         })
     }
 
@@ -133,6 +149,22 @@ impl<'a> Operations<'a> {
             }
         }
     }
+}
+
+/// The products that a rank's updates make.
+fn updates(plan: &Plan, tables: &RankTables) -> Cost {
+    let bytes = plan.policy.param_dtype.master().size_bytes();
+    let cost = |&products: &Products| {
+        let Products { m, n, k, count } = products;
+        let elements = |elements: usize| (count * elements * bytes) as u64;
+        Cost {
+            product_flops: u64::try_from(products.flops()).unwrap_or(u64::MAX),
+            other_flops: 0,
+            bytes_read: elements(m * k + k * n),
+            bytes_written: elements(m * n),
+        }
+    };
+    plan.layout.unit_ids().flat_map(|unit| &tables.unit(unit).products).map(cost).sum()
 }
 
 fn what(call: BlockCall) -> &'static str {

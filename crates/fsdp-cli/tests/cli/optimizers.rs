@@ -97,6 +97,65 @@ fn moments_of_8_bits_are_kept_by_conversions_and_are_not_taken_for_others() {
 }
 
 #[test]
+fn muon_and_the_adamw_beside_it_are_told_and_their_state_is_kept_by_conversions() {
+    let sandbox = Sandbox::new();
+    let optimizer = "--set train.optimizer={name=\"muon\",lr=2e-2,adamw_lr=1e-2,adamw_params=[\"o_proj\"],no_decay=[\"norm\"]}";
+    let run = format!("train run.toml {optimizer}");
+    let ran = sandbox.succeed(&format!("{run} --set checkpoint.every=3"));
+    for line in [
+        "group norm by adamw: ",
+        "group all others by muon: ",
+        "lr 2e-2, weight decay 0.1",
+        "group all others by adamw: ",
+        "lr 1e-2, weight decay 0.01",
+    ] {
+        assert!(ran.stderr.contains(line), "no `{line}` in:\n{}", ran.stderr);
+    }
+    sandbox.succeed("ckpt convert out/checkpoints/step-00000003 dcp --to dcp --no-sync");
+    sandbox.succeed("ckpt diff out/checkpoints/step-00000003 dcp");
+    let report = sandbox.json("ckpt inspect dcp --tensors");
+    let names: Vec<&str> =
+        report["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    let has = |name: &str| names.iter().any(|found| found.ends_with(name));
+    assert!(has("model.layers.0.mlp.up_proj.weight.momentum_buffer"), "{names:?}");
+    assert!(!has("up_proj.weight.exp_avg") && !has("o_proj.weight.momentum_buffer"), "{names:?}");
+    assert!(has("o_proj.weight.exp_avg") && has("embed_tokens.weight.exp_avg_sq"), "{names:?}");
+    // Both go on, from either, on another number of ranks.
+    let on = |out_dir: &str, more: &str| {
+        let more = format!("--set run.out_dir={out_dir} --set train.steps=6 {more}");
+        sandbox.succeed(&format!("{run} {more}"));
+        weights(&sandbox, out_dir)
+    };
+    let whole = on("whole", "");
+    assert_eq!(on("native", "--set run.ranks=1 --resume-from out/checkpoints/step-00000003"), whole);
+    assert_eq!(on("foreign", "--set run.ranks=1 --resume-from dcp"), whole);
+    let costs = sandbox.succeed(&format!("schedule run.toml {optimizer} --costs")).stdout;
+    for line in [
+        "compute  directions model.layers.0",
+        "all-gather directions model.layers.0 -> gradient slot",
+        "products of its updates",
+    ] {
+        assert!(costs.contains(line), "no `{line}` in:\n{costs}");
+    }
+}
+
+#[test]
+fn muon_is_refused_where_it_can_not_be() {
+    let sandbox = Sandbox::new();
+    for (more, said) in [
+        ("--set run.device=cuda", "`run.device` is \"cuda\"; it must be \"cpu\" or \"torch-cpu\" with"),
+        ("--set fsdp.offload=cpu", "`fsdp.offload` is \"cpu\"; it must be \"none\" with"),
+        ("--set train.optimizer.adamw_params=[\"nothing\"]", "train.optimizer.adamw_params"),
+        ("--set train.optimizer.adjust_lr_fn=rms", "\"original\" or \"match_rms_adamw\""),
+        ("--set train.optimizer.lr=0", "a finite number above 0"),
+    ] {
+        let ran = sandbox.fsdp(&format!("train run.toml --set train.optimizer.name=muon {more}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(said), "no `{said}` in: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn an_average_is_exported_and_is_the_same_on_any_world_and_behind_a_checkpoint() {
     let sandbox = Sandbox::new();
     let run = |out_dir: &str, more: &str| {

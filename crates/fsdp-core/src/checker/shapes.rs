@@ -29,11 +29,13 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
         OpKind::Upload(_) => (1, 1, [host, device]),
         OpKind::Download(_) => (1, 1, [device, host]),
         OpKind::AllGather { source: Source::SubShard, .. } => (group, 1, [device; 2]),
-        OpKind::AllGather { .. } => (shards, 1, [device; 2]),
+        OpKind::AllGather { .. } | OpKind::GatherDirections(_) => (shards, 1, [device; 2]),
         OpKind::KeepSubShard(_) => (1, group, [device; 2]),
         OpKind::ReduceScatter { .. } => (1, shards, [device; 2]),
         OpKind::Add { .. } => (1, 1, [device; 2]),
-        OpKind::Update(_) | OpKind::Statistics { .. } => return check_update(names, at, op),
+        OpKind::Update(_) | OpKind::Direct(_) | OpKind::Statistics { .. } => {
+            return check_update(names, at, op);
+        }
         _ => return Ok(()),
     };
     for (&read, &write) in op.reads.iter().zip(&op.writes) {
@@ -48,12 +50,18 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
     Ok(())
 }
 
-/// Gradients are as long as the parameters, and where they are.
+/// Gradients are as long as the parameters, and where they are; the scratch is of their type, on the device.
 fn check_update(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
     let of_role = |ids: &[BufferId], role| -> Vec<BufferId> {
         ids.iter().copied().filter(|&id| names.schedule.buffer(id).role == role).collect()
     };
     let masters = of_role(&op.writes, Role::Master);
+    for (scratch, &master) in of_role(&op.writes, Role::Scratch).into_iter().zip(&masters) {
+        let (found, shard) = (names.schedule.buffer(scratch), names.schedule.buffer(master));
+        if (found.dtype, found.place) != (shard.dtype, Place::Device) {
+            return Err(misfit(names, at, scratch, format!("{} on the device", shard.dtype)));
+        }
+    }
     for (gradient, master) in of_role(&op.reads, Role::ShardedGradient).into_iter().zip(masters) {
         let (found, shard) = (names.schedule.buffer(gradient), names.schedule.buffer(master));
         if found.len != shard.len || found.place != shard.place {

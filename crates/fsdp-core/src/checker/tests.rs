@@ -79,6 +79,7 @@ fn sample() -> (Built, Schedule) {
     let setup = Setup {
         rounds: 2,
         phases: 1,
+        whole: true,
         mesh: crate::Mesh::new(2, 2).unwrap(),
         ..Setup::plain(Sketch { halves: true, ..Sketch::plain(3) })
     };
@@ -117,7 +118,7 @@ fn rejects_a_reshard_before_the_last_use() {
 /// The runs whose schedules faults are planted in: something of everything.
 fn samples() -> Vec<Built> {
     let sketch = Sketch { halves: true, tied: true, shared: true, ..Sketch::plain(2) };
-    let plain = Setup { phases: 2, rounds: 3, ..Setup::plain(sketch) };
+    let plain = Setup { phases: 2, whole: true, rounds: 3, ..Setup::plain(sketch) };
     let policy = Policy::default();
     let with = |policy, mesh: (usize, usize)| Setup {
         policy,
@@ -222,8 +223,14 @@ fn lengths_dtypes_and_places_of_operands_have_to_fit() {
                 let converted = number == 1
                     && matches!(schedule.buffers[index].role, Role::Master | Role::ShardedGradient)
                     && verdict.is_ok();
+                // How long the scratch is, only the update rule knows. Of a slot that only directions are gathered into,
+                // segments without directions are not used.
+                let id = crate::schedule::BufferId(index as u32);
+                let is_used = schedule.ops.iter().any(|op| op.accesses().any(|access| access.buffer == id));
+                let is_scratch = schedule.buffers[index].role == Role::Scratch;
+                let unknown = verdict.is_ok() && (!is_used || number == 0 && is_scratch);
                 let fits = matches!(verdict, Err(Violation::Misfit { .. }));
-                assert!(fits || converted, "{:?}: {verdict:?}", schedule.buffers[index]);
+                assert!(fits || converted || unknown, "{:?}: {verdict:?}", schedule.buffers[index]);
             }
         }
     }

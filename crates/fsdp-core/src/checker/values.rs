@@ -60,6 +60,11 @@ enum Value {
         stage: Stage,
     },
     GradientOfLastStep,
+    /// What an update must see whole.
+    Direction {
+        owner: Owner,
+        part: Part,
+    },
     /// With the losses of so many micro-batches.
     Scalars {
         losses: usize,
@@ -205,9 +210,9 @@ impl<'a> Values<'a> {
                 self.count(at, op, [0, 1])?;
                 self.turn(at, op.writes[0], self.statistics(phase.0, false), self.statistics(phase.0, true))
             }
-            OpKind::Update(unit) => {
-                self.update(at, op, unit, self.names.schedule.lasting.statistics.len(), 1, true)
-            }
+            OpKind::Direct(unit) => self.direct(at, op, unit),
+            OpKind::GatherDirections(unit) => self.gather_directions(at, op, unit),
+            OpKind::Update(unit) => self.finish_update(at, op, unit),
         }
     }
 

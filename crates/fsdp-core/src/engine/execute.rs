@@ -9,12 +9,12 @@
 //!    host: each only where the schedule has such an operation. Now it is the total of the step, a sum over micro-batches.
 //! 4. `SquareNorm` adds its square to the scalars of the step. `ReduceScalars` sums these over all ranks, and derives the
 //!    factors that make the total the gradient of the mean loss, and clip it.
-//! 5. `Update` gives the update rule the total where it lies, the factors, and this rank's parameters and state.
+//! 5. `Update` gives the update rule the total where it lies, the factors, and this rank's parameters and state (`update.rs`).
 
 use std::sync::Arc;
 
 use super::Engine;
-use crate::comm::{Completed, Purpose, ReduceOp};
+use crate::comm::{Completed, Purpose};
 use crate::error::Error;
 use crate::layout::SegmentId;
 use crate::memory::{Buffer, Memory, Slice, SliceMut, View};
@@ -22,7 +22,6 @@ use crate::model::BlockId;
 use crate::program::{Params, Program};
 use crate::rank::Queue;
 use crate::schedule::{Op, OpId, OpKind, Role, Schedule, Source};
-use crate::update::{SegmentShard, StepScalars, UpdateRule};
 use crate::wrap::UnitId;
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
@@ -81,6 +80,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             }
             OpKind::Statistics { unit, .. } => self.statistics(memory, op, unit),
             OpKind::ReduceStatistics(_) => self.reduce_statistics(memory, op),
+            OpKind::Direct(unit) => self.direct(memory, op, unit),
+            OpKind::GatherDirections(unit) => self.gather_directions(memory, id, op, unit),
             OpKind::Update(unit) => self.update(memory, op, unit),
         }
     }
@@ -219,78 +220,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 memory.square_sum(Queue::Reduce, slice, piece.row_len, sum)?;
             }
         }
-        Ok(())
-    }
-
-    fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        let own = *op.writes.last().expect("the checker proved that statistics are written");
-        let mut sums = self.table.take(own)?;
-        self.each_shard(op, unit, |rule, shard, scalars, earlier| {
-            rule.statistics(memory, shard, scalars, earlier, &mut sums)
-        })?;
-        self.table.put(own, sums);
-        Ok(())
-    }
-
-    fn reduce_statistics(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
-        let parts = self.table.take_all(&op.writes)?;
-        let (comm, purpose) = (&mut self.comms.reduce, Purpose::UpdateRule);
-        let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, parts)?;
-        self.table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
-        Ok(())
-    }
-
-    fn update(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        self.each_shard(op, unit, |rule, shard, scalars, statistics| {
-            rule.update(memory, shard, scalars, statistics)
-        })
-    }
-
-    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads. Operands are in
-    /// the order that [`OpKind::Update`] says.
-    fn each_shard(
-        &mut self,
-        op: &Op,
-        unit: UnitId,
-        mut visit: impl FnMut(
-            &mut dyn UpdateRule<M>,
-            &mut SegmentShard<'_, M::Buffer>,
-            &StepScalars<'_, M::Buffer>,
-            &[M::Buffer],
-        ) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let plan = Arc::clone(&self.plan);
-        let own = &plan.step.lasting.units[unit.0];
-        let (segments, stride, tensors) =
-            (own.gradient.len(), own.stride(), own.state.first().map_or(0, Vec::len));
-        let (gradients, rest) = op.reads.split_at(segments);
-        let (factors, statistics) = (self.table.get(rest[0])?.clone(), &rest[1..]);
-        let input = self.scalars.input();
-        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
-        let [mut state, mut sums] = std::mem::take(&mut self.lent);
-        self.table.lend(statistics, &mut sums)?;
-        let noted = op.writes[segments * stride];
-        let mut not_finite = self.table.take(noted)?;
-        for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
-            let (shard, state_ids) = ids.split_at(stride - tensors);
-            let mut params = self.table.take(shard[0])?;
-            let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
-            self.table.lend(state_ids, &mut state)?;
-            let mut view = SegmentShard {
-                params: &mut params,
-                low: low.as_mut(),
-                gradient: self.table.get(gradients[index])?,
-                state: &mut state,
-                pieces: &self.tables.unit(unit).pieces[index],
-                not_finite: &mut not_finite,
-            };
-            visit(&mut *self.rule, &mut view, &scalars, &sums)?;
-            self.table.put_all(shard, [Some(params), low].into_iter().flatten());
-            self.table.put_all(state_ids, state.drain(..));
-        }
-        self.table.put(noted, not_finite);
-        self.table.put_all(statistics, sums.drain(..));
-        self.lent = [state, sums];
         Ok(())
     }
 }

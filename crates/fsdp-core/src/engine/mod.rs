@@ -10,6 +10,7 @@ mod load;
 mod scalars;
 mod shards;
 mod table;
+mod update;
 
 pub use issue::{IssueOrder, Observer, ProgramOrder};
 pub use load::Origin;

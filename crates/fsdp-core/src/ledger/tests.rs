@@ -113,12 +113,15 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
     for decl in &step.buffers {
         let bytes = match decl.role {
             Role::Slot(_) | Role::StagingSlot(_) => param,
-            Role::GradientSlot(_) | Role::ReducedSlot(_) => reduce,
+            Role::GradientSlot(_) | Role::ReducedSlot(_) | Role::DirectionSlot(_) => reduce,
+            Role::Scratch => policy.param_dtype.master().size_bytes(),
             _ => continue,
         };
         let category = match decl.role {
             Role::Slot(_) => Category::Unsharded,
             Role::GradientSlot(_) => Category::GradientSlot,
+            Role::DirectionSlot(_) => Category::ShardedGradient,
+            Role::Scratch => Category::Workspace,
             _ => Category::HostStaging,
         };
         counter.allocate(category, decl.len.unwrap() * bytes);

@@ -53,6 +53,10 @@ pub enum Role {
     GradientSlot(usize),
     /// Holds a reduced gradient on its way to the host.
     ReducedSlot(usize),
+    /// Holds this rank's rows of directions, to be gathered into a gradient slot.
+    DirectionSlot(usize),
+    /// Room that updates work in.
+    Scratch,
     /// The whole gradient of a micro-batch, or a sum of some, that waits to be added.
     WholeSum(usize),
     /// A reduced gradient, or a sum of some, that waits to be added.
@@ -124,6 +128,8 @@ impl BufferDecl {
             Role::StagingSlot(number) => format!("staging slot {number}"),
             Role::GradientSlot(number) => format!("gradient slot {number}"),
             Role::ReducedSlot(number) => format!("reduced slot {number}"),
+            Role::DirectionSlot(number) => format!("direction slot {number}"),
+            Role::Scratch => "scratch".into(),
             Role::WholeSum(number) => format!("whole sum {number}"),
             Role::ShardedSum(number) => format!("sum {number}"),
             Role::ShardedGradient => "sharded gradient".into(),
@@ -146,6 +152,8 @@ pub struct UnitBuffers {
     pub gradient: Vec<BufferId>,
     /// Optimizer state per trainable segment.
     pub state: Vec<Vec<BufferId>>,
+    /// The trainable segments whose directions are gathered for an update.
+    pub whole: Vec<SegmentId>,
 }
 
 impl UnitBuffers {
@@ -157,6 +165,11 @@ impl UnitBuffers {
     /// How many buffers of a trainable segment an update writes: master parameters, their copy, state.
     pub fn stride(&self) -> usize {
         1 + usize::from(!self.low.is_empty()) + self.state.first().map_or(0, Vec::len)
+    }
+
+    /// Which of the segments with directions this one is.
+    pub fn whole_index(&self, segment: SegmentId) -> Option<usize> {
+        self.whole.iter().position(|&other| other == segment)
     }
 }
 
@@ -175,4 +188,6 @@ pub struct Lasting {
     pub not_finite: BufferId,
     /// The statistics of each phase of the update rule.
     pub statistics: Vec<BufferId>,
+    /// Room that updates of units with directions work in; none if no unit has any.
+    pub scratch: Option<BufferId>,
 }

@@ -12,6 +12,7 @@
 //! is nothing to sum, reduced gradients only pass through slots.
 
 mod declare;
+mod epilogue;
 mod gradients;
 
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use std::collections::BTreeMap;
 use super::emit::Emitter;
 use super::live::{ComputeStep, LiveRange, evaluation_steps, issue_points, live_ranges, training_steps};
 use super::policy::{Offload, Policy, Reshard};
-use super::{BufferId, OpKind, Phase, Role, Round, Schedule, SectionKind, Source};
+use super::{BufferId, OpKind, Role, Round, Schedule, SectionKind, Source};
 use crate::comm::ReduceOp;
 use crate::layout::{Layout, Segment};
 use crate::memory::Category;
@@ -105,6 +106,7 @@ struct Build<'a> {
     gradient_slots: Slots,
     staging_slots: Slots,
     reduced_slots: Slots,
+    direction_slots: Slots,
     /// Gathered units: slot and buffers.
     gathered: BTreeMap<UnitId, (usize, Vec<BufferId>)>,
     /// Staging slots of units that are not used yet.
@@ -154,6 +156,7 @@ impl<'a> Build<'a> {
             gradient_slots: slots(Role::GradientSlot, Category::GradientSlot, reduce_dtype),
             staging_slots: slots(Role::StagingSlot, Category::HostStaging, param_dtype),
             reduced_slots: slots(Role::ReducedSlot, Category::HostStaging, reduce_dtype),
+            direction_slots: slots(Role::DirectionSlot, Category::ShardedGradient, reduce_dtype),
             sums: sums(std::mem::take(&mut declared.sums)),
             whole_sums: sums(std::mem::take(&mut declared.whole_sums)),
             declared,
@@ -287,25 +290,5 @@ impl<'a> Build<'a> {
         }
         self.emit.push(OpKind::Reshard(unit), Vec::new(), buffers);
         self.slots.give_back(slot);
-    }
-
-    fn epilogue(&mut self) {
-        let lasting = &self.declared.lasting;
-        let units: Vec<UnitId> = self.compiler.layout.unit_ids().collect();
-        let units = || units.iter().filter(|unit| !lasting.units[unit.0].gradient.is_empty());
-        self.emit.push(OpKind::ReduceScalars, Vec::new(), vec![lasting.scalars, lasting.factors]);
-        for (phase, &statistics) in lasting.statistics.iter().enumerate() {
-            for &unit in units() {
-                let (reads, mut writes) = self.declared.update(unit, &lasting.statistics[..phase]);
-                writes.push(statistics);
-                self.emit.push(OpKind::Statistics { unit, phase: Phase(phase) }, reads, writes);
-            }
-            let phase = Phase(phase);
-            self.emit.push(OpKind::ReduceStatistics(phase), Vec::new(), vec![statistics]);
-        }
-        for &unit in units() {
-            let (reads, writes) = self.declared.update(unit, &lasting.statistics);
-            self.emit.push(OpKind::Update(unit), reads, writes);
-        }
     }
 }

@@ -127,7 +127,9 @@ pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String 
             let pass = if purpose == Purpose::Backward { "backward" } else { "forward" };
             format!("{} -> {to}{from}, for {pass}", of(unit))
         }
-        OpKind::Upload(unit) | OpKind::ReduceScatter { unit, .. } => format!("{} -> {to}", of(unit)),
+        OpKind::Upload(unit) | OpKind::ReduceScatter { unit, .. } | OpKind::GatherDirections(unit) => {
+            format!("{} -> {to}", of(unit))
+        }
         OpKind::Download(unit) => format!("{} from {from}", of(unit)),
         OpKind::OpenGradient(unit) => format!("{} in {to}", of(unit)),
         OpKind::Add { unit, .. } => format!("{}: {from} into {to}", of(unit)),

@@ -112,9 +112,14 @@ pub enum OpKind {
     },
     /// Sums the statistics of a phase over the shard axis, in place.
     ReduceStatistics(Phase),
+    /// Lets the update rule make this rank's rows of the directions that it must see whole. Operands as of [`OpKind::Update`],
+    /// but that it reads no statistics, and writes its rows last, per segment that has some.
+    Direct(UnitId),
+    /// Gathers the directions of a unit over the shard axis; what is read is given up; per segment that has some.
+    GatherDirections(UnitId),
     /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases; writes, segment
     /// by segment, the master parameters, their copy where there is one, and each tensor of the optimizer's state, then the
-    /// note of what is not finite.
+    /// note of what is not finite, and, where the unit has directions, gives them up per segment and works in the scratch.
     Update(UnitId),
 }
 
@@ -122,7 +127,7 @@ impl OpKind {
     /// The queue on which operations of this kind run.
     pub const fn queue(&self) -> Queue {
         match self {
-            OpKind::AllGather { .. } => Queue::Gather,
+            OpKind::AllGather { .. } | OpKind::GatherDirections(_) => Queue::Gather,
             OpKind::Upload(_) => Queue::Upload,
             OpKind::Download(_) => Queue::Download,
             OpKind::Add { queue, .. } => *queue,
@@ -139,7 +144,10 @@ impl OpKind {
     pub const fn is_collective(&self) -> bool {
         matches!(
             self,
-            OpKind::AllGather { .. } | OpKind::ReduceScatter { .. } | OpKind::AllReduceReplicas { .. }
+            OpKind::AllGather { .. }
+                | OpKind::GatherDirections(_)
+                | OpKind::ReduceScatter { .. }
+                | OpKind::AllReduceReplicas { .. }
         )
     }
 
@@ -148,6 +156,7 @@ impl OpKind {
         matches!(
             self,
             OpKind::AllGather { source: Source::SubShard | Source::Staged, .. }
+                | OpKind::GatherDirections(_)
                 | OpKind::ReduceScatter { .. }
                 | OpKind::Add { .. }
                 | OpKind::Download(_)
@@ -169,6 +178,8 @@ impl OpKind {
             | OpKind::Download(unit)
             | OpKind::SquareNorm(unit)
             | OpKind::Statistics { unit, .. }
+            | OpKind::Direct(unit)
+            | OpKind::GatherDirections(unit)
             | OpKind::Update(unit) => Some(unit),
             _ => None,
         }
@@ -208,6 +219,8 @@ impl OpKind {
             OpKind::ReduceScalars => "all-reduce scalars",
             OpKind::Statistics { .. } => "statistics",
             OpKind::ReduceStatistics(_) => "all-reduce statistics",
+            OpKind::Direct(_) => "directions",
+            OpKind::GatherDirections(_) => "all-gather directions",
             OpKind::Update(_) => "update",
         }
     }

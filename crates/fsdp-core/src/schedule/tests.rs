@@ -151,6 +151,12 @@ proptest! {
             prop_assert_eq!(count(&evaluation, reduces) + count(&evaluation, sums), 0);
             let statistics = |kind: &OpKind| matches!(kind, OpKind::Statistics { unit: u, .. } if *u == unit);
             prop_assert_eq!(count(&step, statistics), trains * setup.phases);
+            let holds_whole = layout.segments.iter().flat_map(|segment| &segment.params);
+            let directs = usize::from(holds_whole.into_iter().any(|place| built.rule.whole.contains(&place.param)));
+            for kind in [OpKind::Direct(unit), OpKind::GatherDirections(unit)] {
+                prop_assert_eq!(count(&step, |other| *other == kind), directs);
+                prop_assert_eq!(count(&evaluation, |other| *other == kind), 0);
+            }
         }
         let phases = |kind: &OpKind| matches!(kind, OpKind::ReduceStatistics(_));
         prop_assert_eq!(count(&step, phases), setup.phases);
@@ -323,10 +329,10 @@ fn the_calls_of_a_schedule_are_those_of_one_micro_batch() {
 
 #[test]
 fn collectives_meet_on_queues_of_their_own() {
-    let setup = Setup { rounds: 2, ..Setup::plain(Sketch::plain(2)) };
+    let setup = Setup { rounds: 2, whole: true, ..Setup::plain(Sketch::plain(2)) };
     for op in setup.build().step().ops {
         let queue = match op.kind.name() {
-            "all-gather" => crate::Queue::Gather,
+            "all-gather" | "all-gather directions" => crate::Queue::Gather,
             "reduce-scatter" | "add" | "square norm" => crate::Queue::Reduce,
             name if name.starts_with("all-reduce") => crate::Queue::Reduce,
             "upload" => crate::Queue::Upload,
@@ -335,6 +341,42 @@ fn collectives_meet_on_queues_of_their_own() {
         };
         assert_eq!(op.kind.queue(), queue, "{}", op.kind.name());
     }
+}
+
+#[test]
+fn directions_are_gathered_one_unit_ahead() {
+    let built = Setup { whole: true, ..Setup::plain(Sketch::plain(3)) }.build();
+    let step = built.step();
+    let of_rule =
+        |kind: &OpKind| matches!(kind, OpKind::Direct(_) | OpKind::GatherDirections(_) | OpKind::Update(_));
+    let kinds: Vec<OpKind> = step.ops.iter().map(|op| op.kind).filter(of_rule).collect();
+    let [root, first, second, third] = [0, 1, 2, 3].map(UnitId);
+    let gathered = |unit| [OpKind::Direct(unit), OpKind::GatherDirections(unit)];
+    let expected = [
+        &gathered(first)[..],
+        &[OpKind::Update(root)],
+        &gathered(second),
+        &[OpKind::Update(first)],
+        &gathered(third),
+        &[OpKind::Update(second), OpKind::Update(third)],
+    ];
+    assert_eq!(kinds, expected.concat());
+    // They need no room but for this rank's rows of two units, and the scratch.
+    let slots = |step: &Schedule| {
+        step.buffers.iter().filter(|decl| matches!(decl.role, Role::GradientSlot(_))).count()
+    };
+    assert_eq!(slots(&step), slots(&Setup::plain(Sketch::plain(3)).build().step()));
+    let rows = step.buffers.iter().filter(|decl| matches!(decl.role, Role::DirectionSlot(_)));
+    assert_eq!(rows.count(), 2);
+}
+
+#[test]
+fn whole_directions_and_offload_are_refused_together() {
+    let mut built = Setup { whole: true, ..Setup::plain(Sketch::plain(1)) }.build();
+    built.policy.offload = Offload::Cpu;
+    let Built { spec, layout, policy, mesh, rule, rounds } = built;
+    let refused = crate::plan::Plan::new(spec, layout, mesh, policy, &rule, rounds, 0).unwrap_err();
+    assert!(matches!(refused, crate::Error::Policy { key: "offload", .. }), "{refused}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What differs between ranks. Programs are the same for all; kernels that work on shards take these tables.
 
-use super::{Piece, StateTensor, UpdateRule};
+use super::{Piece, Products, StateTensor, UpdateRule};
 use crate::memory::Memory;
 use crate::plan::Plan;
 use crate::wrap::UnitId;
@@ -18,6 +18,8 @@ pub struct UnitTables {
     pub pieces: Vec<Vec<Piece>>,
     /// The optimizer's tensors for each trainable segment.
     pub state: Vec<Vec<StateTensor>>,
+    /// The products of matrices that an update of the unit makes.
+    pub products: Vec<Products>,
 }
 
 impl RankTables {
@@ -27,11 +29,12 @@ impl RankTables {
         let units = plan.layout.units.iter().zip(own).map(|(unit, own)| {
             let dtype = |segment: usize| plan.step.buffer(own.master[segment]).dtype;
             let pieces: Vec<Vec<Piece>> = unit.segments.iter().map(|segment| segment.pieces(shard)).collect();
-            let trained = unit.trainable_segments().zip(&pieces).enumerate();
-            let state = trained
+            let trained = || unit.trainable_segments().zip(&pieces).enumerate();
+            let state = trained()
                 .map(|(index, (segment, pieces))| rule.state(pieces, segment.shard_len(), dtype(index)))
                 .collect();
-            UnitTables { pieces, state }
+            let products = trained().flat_map(|(_, (_, pieces))| rule.products(pieces)).collect();
+            UnitTables { pieces, state, products }
         });
         Self { units: units.collect() }
     }

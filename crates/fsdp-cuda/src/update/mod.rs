@@ -11,6 +11,7 @@ mod adamw8bit;
 mod ema;
 mod factored;
 mod lion;
+mod muon;
 mod on_host;
 mod runs;
 mod sgd;

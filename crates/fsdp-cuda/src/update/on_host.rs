@@ -35,6 +35,8 @@ pub(super) fn with_host_shard(
             gradient: &gradient,
             state: &mut state,
             pieces: shard.pieces,
+            // Directions are not gathered where shards are in host memory.
+            whole: None,
             not_finite: &mut noted,
         };
         let scalars = StepScalars { step: scalars.step, lr: scalars.lr, factors };

@@ -14,7 +14,7 @@ use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory};
 use fsdp_nn::backend::{Backend, Operands, Outcome, Write};
 use fsdp_nn::host::{HostBlock, HostBlocks};
 use fsdp_nn::op::Op;
-use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Sgd};
+use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
 
 type In<'a> = Slice<'a, CudaBuffer>;
@@ -209,4 +209,4 @@ macro_rules! rules_of_the_device {
     )+};
 }
 
-rules_of_the_device!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Ema);
+rules_of_the_device!(AdamW, AdamW8bit, Sgd, Adafactor, Lion, Muon, Ema);

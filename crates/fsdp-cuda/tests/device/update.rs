@@ -103,6 +103,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            whole: None,
             not_finite: &mut not_finite,
         };
         run(rule, memory, &mut shard, &scalars).unwrap();
@@ -198,6 +199,7 @@ where
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            whole: None,
             not_finite: &mut not_finite,
         };
         rule.update(memory, &mut shard, &scalars, &[]).unwrap();
@@ -333,6 +335,7 @@ fn noted<M: Memory, R: UpdateRule<M>>(
         gradient: &gradient,
         state: &mut state,
         pieces: &pieces,
+        whole: None,
         not_finite: &mut not_finite,
     };
     run(rule, memory, &mut shard, &scalars).unwrap();

@@ -33,6 +33,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            whole: None,
             not_finite: &mut not_finite,
         };
         run(&mut rule, memory, &mut shard, &scalars).unwrap();

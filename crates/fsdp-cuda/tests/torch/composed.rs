@@ -107,6 +107,7 @@ fn update<M: Memory>(
         gradient: &gradient,
         state,
         pieces: &[piece],
+        whole: None,
         not_finite: &mut not_finite,
     };
     rule.update(memory, &mut shard, &scalars, &[]).map_err(|error| error.to_string())

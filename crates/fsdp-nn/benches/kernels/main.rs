@@ -200,6 +200,7 @@ fn optimizers(c: &mut Criterion) {
                     gradient: &gradient,
                     state: &mut state,
                     pieces: &[piece],
+                    whole: None,
                     not_finite: &mut not_finite,
                 };
                 let mut sums: Vec<HostBuffer> = Vec::new();

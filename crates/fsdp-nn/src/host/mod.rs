@@ -11,7 +11,7 @@ pub mod convert;
 pub(crate) mod element;
 pub(crate) mod floats;
 #[expect(clippy::too_many_arguments, reason = "a kernel takes its operands and sizes one by one")]
-mod kernels;
+pub(crate) mod kernels;
 pub(crate) mod math;
 mod memory;
 mod pool;

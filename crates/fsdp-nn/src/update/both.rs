@@ -1,11 +1,13 @@
 //! Two rules, one after the other.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, Products, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Memory};
 
-/// A rule, and one without statistics that works on what the first has written. The state is that of both.
+/// A rule, and one without statistics and directions that works on what the first has written. The state is that of both.
 pub struct Both<M: Memory> {
     first: Box<dyn UpdateRule<M>>,
     second: Box<dyn UpdateRule<M>>,
@@ -15,9 +17,10 @@ impl<M: Memory> Both<M> {
     /// The two of them.
     ///
     /// # Panics
-    /// When the second has statistics.
+    /// When the second has statistics or directions.
     pub fn new(first: Box<dyn UpdateRule<M>>, second: Box<dyn UpdateRule<M>>) -> Self {
         assert!(second.phases().is_empty(), "the second rule has no statistics");
+        assert!(second.whole().is_empty(), "the second rule has no directions");
         Self { first, second }
     }
 }
@@ -30,6 +33,18 @@ impl<M: Memory> RuleState for Both<M> {
 
     fn phases(&self) -> Vec<usize> {
         self.first.phases()
+    }
+
+    fn whole(&self) -> BTreeSet<ParamId> {
+        self.first.whole()
+    }
+
+    fn scratch(&self) -> usize {
+        self.first.scratch()
+    }
+
+    fn products(&self, pieces: &[Piece]) -> Vec<Products> {
+        self.first.products(pieces)
     }
 }
 
@@ -44,6 +59,17 @@ impl<M: Memory> UpdateRule<M> for Both<M> {
     ) -> Result<(), Error> {
         let count = self.first.state(&[], 0, DType::F32).len();
         self.first.statistics(memory, &mut with_state(shard, 0..count), scalars, earlier, sums)
+    }
+
+    fn direct(
+        &mut self,
+        memory: &M,
+        shard: &mut SegmentShard<'_, M::Buffer>,
+        scalars: &StepScalars<'_, M::Buffer>,
+        direction: &mut M::Buffer,
+    ) -> Result<(), Error> {
+        let count = self.first.state(&[], 0, DType::F32).len();
+        self.first.direct(memory, &mut with_state(shard, 0..count), scalars, direction)
     }
 
     fn update(
@@ -68,6 +94,7 @@ fn with_state<'s, B>(shard: &'s mut SegmentShard<'_, B>, state: Range<usize>) ->
         gradient: shard.gradient,
         state: &mut shard.state[state],
         pieces: shard.pieces,
+        whole: shard.whole.as_mut().map(|whole| whole.reborrow()),
         not_finite: &mut *shard.not_finite,
     }
 }

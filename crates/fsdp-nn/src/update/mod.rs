@@ -1,7 +1,8 @@
 //! Update rules of the host backend: fused passes over the shard of a segment.
 //!
 //! AdamW, SGD, Lion and averages are element-wise, AdamW with 8-bit moments works on blocks of a row, so their results do not
-//! depend on how a segment is cut into shards; Adafactor's depend on sums over ranks, and are only close.
+//! depend on how a segment is cut into shards; neither do those of Muon, which sees directions of whole matrices. Adafactor's
+//! depend on sums over ranks, and are only close.
 
 mod adafactor;
 mod adamw;
@@ -14,6 +15,9 @@ mod factored;
 mod groups;
 mod largest;
 mod lion;
+mod momentum;
+mod muon;
+mod orthogonal;
 mod sgd;
 #[cfg(test)]
 mod tests;
@@ -26,4 +30,5 @@ pub use dynamic::CodeBook;
 pub use ema::Ema;
 pub use groups::{GroupSettings, Groups};
 pub use lion::{Lion, LionFactors};
+pub use muon::{AdjustLr, Muon, MuonOptions};
 pub use sgd::Sgd;

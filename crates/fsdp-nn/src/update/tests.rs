@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
-use fsdp_core::update::{Piece, SegmentShard, StateAxis, StepScalars, UpdateRule};
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StateAxis, StepScalars, UpdateRule};
 use fsdp_core::{DType, Queue};
 use proptest::prelude::*;
 
@@ -19,6 +19,7 @@ const STEPS: u64 = 4;
 
 mod adafactor;
 mod adamw8bit;
+mod muon;
 mod not_finite;
 
 fn row_len(shape: &[usize]) -> usize {
@@ -176,7 +177,8 @@ impl Shard {
         let Self { memory, params, low, gradient, state, factors, not_finite, pieces, .. } = self;
         let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
         let low = low.as_mut();
-        (memory, SegmentShard { params, low, gradient, state, pieces, not_finite }, scalars)
+        let shard = SegmentShard { params, low, gradient, state, pieces, whole: None, not_finite };
+        (memory, shard, scalars)
     }
 }
 

@@ -39,6 +39,17 @@ impl Prices<'_> {
     /// Seconds of products of one shape: the roofline, with the fill and drain of tiles, and what whole tiles and waves of
     /// them compute in vain, half of which splitting the sums hides.
     pub fn product(&self, product: &Product) -> f64 {
+        let faster = if self.software.is_fp8 { self.constants.get("fp8") } else { 1.0 };
+        self.product_at(product, self.peak * faster, 2)
+    }
+
+    /// Seconds of products of the type of master parameters.
+    pub(super) fn master_product(&self, product: &Product) -> f64 {
+        let (peak, element_bytes) = self.master;
+        self.product_at(product, peak, element_bytes)
+    }
+
+    fn product_at(&self, product: &Product, peak: f64, element_bytes: usize) -> f64 {
         let Product { m, n, k, count } = *product;
         let filled = |terms: usize| 1.0 + self.constants.get("short_sums") / terms as f64;
         let mut reached = self.products / (filled(k) * filled(n));
@@ -51,9 +62,8 @@ impl Prices<'_> {
             let full = (m * n) as f64 / (short * long) as f64 / ((tiles / units).ceil() * units);
             reached /= 1.0 + 0.5 * (1.0 / full.min(1.0) - 1.0);
         }
-        let faster = if self.software.is_fp8 { self.constants.get("fp8") } else { 1.0 };
-        let arithmetic = product.flops() / (self.peak * reached * faster);
-        let bytes = 2.0 * (m * n + m * k + n * k) as f64 * count;
+        let arithmetic = product.flops() / (peak * reached);
+        let bytes = (element_bytes * (m * n + m * k + n * k)) as f64 * count;
         arithmetic.max(bytes / self.bandwidth)
     }
 

@@ -33,6 +33,7 @@ fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
             factors: BufferId(0),
             not_finite: BufferId(0),
             statistics: Vec::new(),
+            scratch: None,
         },
         ops: ops.iter().map(op).collect(),
         sections: vec![Section { kind: SectionKind::Prologue, start: 0, end: ops.len() }],

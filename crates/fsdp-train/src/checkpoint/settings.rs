@@ -72,7 +72,9 @@ fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
             vec![maximize, ("amsgrad", false, true), ("decoupled_weight_decay", true, true)]
         }
         OptimizerConfig::Sgd(c) => vec![maximize, ("nesterov", c.nesterov, false)],
-        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => vec![maximize],
+        OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) | OptimizerConfig::Muon(_) => {
+            vec![maximize]
+        }
     }
 }
 
@@ -89,6 +91,8 @@ fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, 
         }
         OptimizerConfig::Adafactor(_) => vec![decay],
         OptimizerConfig::Lion(c) => vec![lr, ("betas", c.betas.to_vec()), decay],
+        // Of matrices and of other parameters: what both have.
+        OptimizerConfig::Muon(_) => vec![lr, decay],
     }
 }
 
@@ -101,9 +105,11 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
             json!({ "amsgrad": false, "capturable": false, "decoupled_weight_decay": true })
         }
         OptimizerConfig::Sgd(c) => json!({ "nesterov": c.nesterov }),
-        OptimizerConfig::Adamw8bit(_) | OptimizerConfig::Adafactor(_) | OptimizerConfig::Lion(_) => {
-            return Json::Null;
-        }
+        // Muon and the AdamW beside it are two optimizers there.
+        OptimizerConfig::Adamw8bit(_)
+        | OptimizerConfig::Adafactor(_)
+        | OptimizerConfig::Lion(_)
+        | OptimizerConfig::Muon(_) => return Json::Null,
     };
     let spec = &job.plan.spec;
     let mut groups = rule::param_groups(optimizer, spec).expect("the rule of the job was made of them");

@@ -1,18 +1,16 @@
 //! `train.optimizer`: the update rules and their hyperparameters, with the defaults of `PyTorch` (`AdamW`,
-//! SGD), transformers (Adafactor) and the authors (Lion).
+//! SGD, Muon), transformers (Adafactor) and the authors (Lion).
 
+use fsdp_nn::update::AdjustLr;
 use serde::Serialize;
 
 use super::error::ConfigError;
-use super::kind::{
-    BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE, SOME_TEXTS,
-};
+use super::group::{GROUPS, GroupConfig, group_patterns};
+use super::kind::{BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
+use super::named::named;
 use super::reader::Reader;
 use super::table::table;
 use super::written;
-
-/// What `group` must be.
-const GROUPS: &str = "tables [[train.optimizer.group]] with patterns, and lr or lr_scale, and weight_decay";
 
 /// An update rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,6 +26,12 @@ pub enum OptimizerConfig {
     Adafactor(AdafactorConfig),
     /// Lion (Chen et al. 2023).
     Lion(LionConfig),
+    /// `torch.optim.Muon` for hidden matrices, and `torch.optim.AdamW` for all else.
+    Muon(MuonConfig),
+}
+
+named! {
+    AdjustLr { "original": Original, "match_rms_adamw": MatchRmsAdamw }
 }
 
 table! {
@@ -113,17 +117,34 @@ table! {
 }
 
 table! {
-    /// An entry of `[[train.optimizer.group]]`: settings of the parameters that no earlier entry names. What is not written
-    /// is that of the optimizer.
-    pub struct GroupConfig {
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of the parameters.
-        patterns: Vec<String> = patterns(),
-        /// Learning rate, which the schedule changes in the same proportion as the optimizer's.
-        lr: Option<f64> = or_none(NON_NEGATIVE),
-        /// Learning rate as a multiple of the optimizer's.
-        lr_scale: Option<f64> = or_none(NON_NEGATIVE),
-        /// Weight decay.
-        weight_decay: Option<f64> = or_none(NON_NEGATIVE),
+    /// Hyperparameters of `torch.optim.Muon`, and of the AdamW beside it.
+    pub struct MuonConfig {
+        /// Learning rate of matrices.
+        lr: f64 = or(POSITIVE, 1e-3),
+        /// Momentum.
+        momentum: f64 = or(BETA, 0.95),
+        /// Nesterov's momentum.
+        nesterov: bool = or(BOOL, true),
+        /// The least that a direction is divided by.
+        eps: f64 = or(POSITIVE, 1e-7),
+        /// How learning rates depend on shapes.
+        adjust_lr_fn: AdjustLr = named(AdjustLr::Original),
+        /// Decoupled weight decay of matrices.
+        weight_decay: f64 = or(NON_NEGATIVE, 0.1),
+        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of hidden matrices that AdamW updates too.
+        adamw_params: Vec<String> = patterns(),
+        /// Learning rate of AdamW, which the schedule changes in the same proportion.
+        adamw_lr: f64 = or(NON_NEGATIVE, 1e-3),
+        /// Decay of AdamW's first and second moment.
+        adamw_betas: [f64; 2] = or(BETAS, [0.9, 0.999]),
+        /// Added to the root of AdamW's second moment.
+        adamw_eps: f64 = or(NON_NEGATIVE, 1e-8),
+        /// Decoupled weight decay of AdamW.
+        adamw_weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
+        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        no_decay: Vec<String> = patterns(),
+        /// Parameters with settings of their own.
+        group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
 
@@ -135,6 +156,7 @@ macro_rules! chosen {
             OptimizerConfig::Sgd($settings) => $value,
             OptimizerConfig::Adafactor($settings) => $value,
             OptimizerConfig::Lion($settings) => $value,
+            OptimizerConfig::Muon($settings) => $value,
         }
     };
 }
@@ -154,12 +176,14 @@ impl OptimizerConfig {
     }
 
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {
-        let (name, reader) = reader.split_name(&["adamw", "adamw8bit", "sgd", "adafactor", "lion"])?;
+        let (name, reader) =
+            reader.split_name(&["adamw", "adamw8bit", "sgd", "adafactor", "lion", "muon"])?;
         let optimizer = match name {
             "adamw" => OptimizerConfig::Adamw(AdamwConfig::read(&reader)?),
             "adamw8bit" => OptimizerConfig::Adamw8bit(AdamwConfig::read(&reader)?),
             "sgd" => OptimizerConfig::Sgd(SgdConfig::read(&reader)?.checked(&reader)?),
             "lion" => OptimizerConfig::Lion(LionConfig::read(&reader)?),
+            "muon" => OptimizerConfig::Muon(MuonConfig::read(&reader)?),
             _ => OptimizerConfig::Adafactor(AdafactorConfig::read(&reader)?.checked(&reader)?),
         };
         let has_lr = optimizer.groups().iter().any(|group| group.lr.is_some());
@@ -178,10 +202,11 @@ impl OptimizerConfig {
             OptimizerConfig::Sgd(sgd) => Some(sgd.lr),
             OptimizerConfig::Adafactor(adafactor) => adafactor.lr,
             OptimizerConfig::Lion(lion) => Some(lion.lr),
+            OptimizerConfig::Muon(muon) => Some(muon.lr),
         }
     }
 
-    /// Weight decay of parameters in no group.
+    /// Weight decay of parameters in no group; with Muon of matrices.
     pub fn weight_decay(&self) -> f64 {
         chosen!(self, settings => settings.weight_decay)
     }
@@ -198,34 +223,17 @@ impl OptimizerConfig {
 
     /// Every list of patterns over parameters, with its key.
     pub fn patterns_mut(&mut self) -> Vec<(String, &mut Vec<String>)> {
+        let mut all = Vec::new();
+        if let OptimizerConfig::Muon(muon) = self {
+            all.push(("train.optimizer.adamw_params".to_owned(), &mut muon.adamw_params));
+            all.push(("train.optimizer.no_decay".to_owned(), &mut muon.no_decay));
+            all.extend(group_patterns(&mut muon.group));
+            return all;
+        }
         let (no_decay, groups) = chosen!(self, settings => (&mut settings.no_decay, &mut settings.group));
-        let groups = groups.iter_mut().enumerate();
-        let groups = groups
-            .map(|(index, group)| (format!("train.optimizer.group[{index}].patterns"), &mut group.patterns));
-        groups.chain([("train.optimizer.no_decay".to_owned(), no_decay)]).collect()
-    }
-}
-
-impl GroupConfig {
-    /// An entry that names something, with one learning rate.
-    fn read_checked(reader: &Reader<'_>) -> Result<GroupConfig, ConfigError> {
-        let group = Self::read(reader)?;
-        reader.required("patterns", SOME_TEXTS)?;
-        if group.lr.is_some() && group.lr_scale.is_some() {
-            return Err(reader.conflict("lr", "lr_scale", "remove one of them"));
-        }
-        Ok(group)
-    }
-
-    /// Its learning rate as a multiple of the optimizer's.
-    ///
-    /// # Panics
-    /// Where it has one of its own, but the optimizer has none: that is refused when a file is read.
-    pub fn scale(&self, base: Option<f64>) -> f64 {
-        match self.lr {
-            Some(lr) => lr / base.expect("a group has a learning rate only where the optimizer has one"),
-            None => self.lr_scale.unwrap_or(1.0),
-        }
+        all.extend(group_patterns(groups));
+        all.push(("train.optimizer.no_decay".to_owned(), no_decay));
+        all
     }
 }
 

@@ -1,7 +1,7 @@
 //! Rules between keys that need no model.
 
 use fsdp_ckpt::is_url;
-use fsdp_core::schedule::Reshard;
+use fsdp_core::schedule::{Offload, Reshard};
 
 use super::error::ConfigError;
 use super::kind::MICRO_BATCH_TOKENS_MAX;
@@ -9,7 +9,7 @@ use super::load::Resolved;
 use super::named::Named;
 use super::optimizer::OptimizerConfig;
 use super::reader::Origin;
-use super::run::ExportWeights;
+use super::run::{Device, ExportWeights};
 use super::schedule::{LrShape, MinLr};
 use super::warning::Warning;
 
@@ -30,6 +30,7 @@ pub(super) fn validate(
     columns(config, origin)?;
     mesh(config, origin)?;
     adapter(config, origin)?;
+    muon(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
 }
@@ -138,6 +139,19 @@ fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         }
         None => Ok(()),
     }
+}
+
+/// Muon works on whole matrices with the products of the host, where they are gathered.
+fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    let (key, value, allowed) = match (&config.train.optimizer, config.run.device, config.fsdp.offload) {
+        (OptimizerConfig::Muon(_), Device::Cuda, _) => {
+            ("run.device", Device::Cuda.name(), "\"cpu\" or \"torch-cpu\"")
+        }
+        (OptimizerConfig::Muon(_), _, Offload::Cpu) => ("fsdp.offload", Offload::Cpu.name(), "\"none\""),
+        _ => return Ok(()),
+    };
+    let allowed = format!("{allowed} with train.optimizer.name = \"muon\"; or take another optimizer");
+    Err(out_of_range(origin, key, &format!("\"{value}\""), allowed))
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {

@@ -8,9 +8,10 @@ use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
 use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
+use fsdp_core::update::RuleDecl;
 
-/// What one rank communicates in one training step, given the lengths of the update rule's statistics.
-pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
+/// What one rank communicates in one training step with an update rule.
+pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
     let (replicas, shards, world) = (plan.mesh.replicas(), plan.mesh.shards(), plan.mesh.world());
     let rounds = plan.step.rounds;
@@ -54,9 +55,17 @@ pub fn expected_traffic(plan: &Plan, statistics: &[usize]) -> Traffic {
                 add_all_reduce(&mut traffic, bytes / shards, replicas);
             }
         }
+        // Directions travel as segments do, of those that hold a parameter with some.
+        let is_whole =
+            |segment: &&Segment| segment.params.iter().any(|place| rule.whole.contains(&place.param));
+        let elements: usize =
+            unit.trainable_segments().filter(is_whole).map(|segment| segment.unsharded_len()).sum();
+        if elements > 0 {
+            add_gather(&mut traffic, 1, elements * plan.policy.reduce_dtype.size_bytes(), shards);
+        }
     }
     add_all_reduce(&mut traffic, SCALAR_WORDS * 8, world);
-    for &len in statistics {
+    for &len in &rule.phases {
         add_all_reduce(&mut traffic, len * 8, shards);
     }
     traffic

@@ -4,6 +4,7 @@ use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Origin, StepReport};
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::model::ModelSpec;
+use fsdp_core::update::RuleDecl;
 use fsdp_nn::model::Architecture;
 
 use super::bound;
@@ -27,7 +28,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<WorldReport, TrainError> {
     let (plan, spec) = (&job.plan, &job.plan.spec);
     let promise = Promise::of(&job.config);
-    let statistics = M::rule(&job.config.train, spec)?.phases();
+    let rule = M::rule(&job.config.train, spec)?.declare(plan.policy.param_dtype.master());
     let largest = |value: fn(&StepReport) -> f64| {
         let pairs = ranks[0].reports.iter().zip(&reference.reports);
         pairs.map(|(got, want)| (value(got) - value(want)).abs()).fold(0.0, f64::max)
@@ -49,7 +50,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
         params: in_last(|kind| kind == Kind::Param),
         gradients: in_first(|kind| kind == Kind::Gradient),
         states: in_last(|kind| matches!(kind, Kind::State(_))),
-        traffic: traffic_lines(job, ranks, steps, &statistics),
+        traffic: traffic_lines(job, ranks, steps, &rule),
         memory: memory_lines::<M, A>(job, ranks)?,
         failures: disagreements(ranks),
     };
@@ -181,7 +182,7 @@ fn difference<'a>(
     result
 }
 
-fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[usize]) -> Vec<TrafficLine> {
+fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, rule: &RuleDecl) -> Vec<TrafficLine> {
     let mut got = Traffic::default();
     let mut want = Traffic::default();
     for run in ranks {
@@ -190,7 +191,7 @@ fn traffic_lines<A>(job: &Job<A>, ranks: &[RankRun], steps: u64, statistics: &[u
             want += expected_loading_traffic(&job.plan);
         }
         for _ in 0..steps {
-            want += expected_traffic(&job.plan, statistics);
+            want += expected_traffic(&job.plan, rule);
         }
     }
     TrafficLine::of(got, want)

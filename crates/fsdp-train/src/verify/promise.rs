@@ -31,7 +31,7 @@ impl Promise {
         // An average over one rank is a product with one; over more, a product may be no normal number.
         let summed = fsdp.reduce_op == ReduceOp::Sum || axes == [1, 1];
         let exact_dtype = fsdp.reduce_dtype != DType::Bf16;
-        // All others work on elements, or on blocks of rows, which no cut divides.
+        // All others work on elements, on blocks of rows, which no cut divides, or on whole matrices.
         let ignores_cuts = !matches!(config.train.optimizer, OptimizerConfig::Adafactor(_));
         // libtorch does not say that its kernels give the same bits wherever their operands lie.
         let own_kernels = config.run.device == Device::Cpu;

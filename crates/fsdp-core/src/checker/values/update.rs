@@ -73,7 +73,45 @@ impl Values<'_> {
         self.turn(at, buffer, before, behind)
     }
 
-    /// The operands that statistics and updates have in common: so many phases of statistics are read, and behind the
+    /// The segments of a unit that have directions.
+    fn directed(&self, unit: UnitId) -> Vec<Owner> {
+        let own = &self.names.schedule.lasting.units[unit.0];
+        own.whole.iter().map(|&segment| (unit, segment)).collect()
+    }
+
+    pub(super) fn direct(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+        let directed = self.directed(unit);
+        self.update(at, op, unit, 0, 1 + directed.len(), false)?;
+        let rows = &op.writes[op.writes.len() - directed.len()..];
+        rows.iter().zip(directed).try_for_each(|(&id, owner)| {
+            self.turn(at, id, Value::Nothing, Value::Direction { owner, part: Part::Shard })
+        })
+    }
+
+    pub(super) fn gather_directions(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+        let directed = self.directed(unit);
+        self.count(at, op, [directed.len(); 2])?;
+        for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(directed) {
+            self.turn(at, read, Value::Direction { owner, part: Part::Shard }, Value::Nothing)?;
+            self.turn(at, write, Value::Nothing, Value::Direction { owner, part: Part::Whole })?;
+        }
+        Ok(())
+    }
+
+    /// An update, which gives up the directions of its unit, and leaves nothing in the scratch.
+    pub(super) fn finish_update(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+        let (directed, lasting) = (self.directed(unit), &self.names.schedule.lasting);
+        let scratch = lasting.scratch.filter(|_| !directed.is_empty());
+        let more = directed.len() + usize::from(scratch.is_some());
+        self.update(at, op, unit, lasting.statistics.len(), 1 + more, true)?;
+        let (gathered, rest) = op.writes[op.writes.len() - more..].split_at(directed.len());
+        gathered.iter().zip(directed).try_for_each(|(&id, owner)| {
+            self.turn(at, id, Value::Direction { owner, part: Part::Whole }, Value::Nothing)
+        })?;
+        rest.iter().try_for_each(|&id| self.keep(at, id, Value::Nothing))
+    }
+
+    /// The operands that statistics, directions and updates have in common: so many phases of statistics are read, and behind the
     /// shards of the unit and its state, which are updated or not, `more` buffers are written.
     pub(super) fn update(
         &mut self,

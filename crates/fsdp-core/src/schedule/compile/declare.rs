@@ -58,6 +58,7 @@ impl Declared {
             declared.declare_sums(compiler, unit, &own, rounds);
             declared.lasting.units.push(own);
         }
+        declared.declare_scratch(compiler);
         declared
     }
 
@@ -119,7 +120,22 @@ impl Declared {
             let tensors = self.per_segment(compiler, unit, true, declare);
             own.state.iter_mut().zip(tensors).for_each(|(state, tensor)| state.push(tensor));
         }
+        let is_whole = |segment: &Segment| {
+            segment.trainable && segment.params.iter().any(|place| compiler.rule.whole.contains(&place.param))
+        };
+        let segments = compiler.layout.unit(unit).segments.iter().enumerate();
+        own.whole =
+            segments.filter(|(_, segment)| is_whole(segment)).map(|(index, _)| SegmentId(index)).collect();
         own
+    }
+
+    /// Room for updates, where some unit has directions.
+    fn declare_scratch(&mut self, compiler: &Compiler<'_>) {
+        if self.lasting.units.iter().any(|unit| !unit.whole.is_empty()) {
+            let dtype = compiler.policy.kept_dtype(true);
+            self.lasting.scratch =
+                Some(self.push(decl(Role::Scratch, Category::Workspace, dtype, compiler.rule.scratch)));
+        }
     }
 
     /// Where gradients of several micro-batches are added up. Under offload, sharded sums are on the device all the same,
@@ -177,6 +193,7 @@ fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
         factors: small(Role::Factors, DType::F64, GradientFactors::LEN),
         not_finite: small(Role::NotFinite, DType::I64, 1),
         statistics: phases.map(|(phase, &len)| small(Role::Statistics(phase), DType::F64, len)).collect(),
+        scratch: None,
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) struct Reduction {
 }
 
 impl Build<'_> {
-    fn trained_lens(&self, unit: UnitId, len: fn(&Segment) -> usize) -> Vec<usize> {
+    pub(super) fn trained_lens(&self, unit: UnitId, len: fn(&Segment) -> usize) -> Vec<usize> {
         self.compiler.layout.unit(unit).trainable_segments().map(len).collect()
     }
 

@@ -89,6 +89,17 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
                 live[1].remove(&unit);
             }
             OpKind::Download(unit) => drop(live[3].remove(&unit)),
+            // Directions are in a gradient slot of their unit, of which only what has some is used.
+            OpKind::Direct(unit) => {
+                let layout = built.layout.unit(unit);
+                let lens: Vec<usize> =
+                    layout.trainable_segments().map(|segment| segment.unsharded_len()).collect();
+                live[1].insert(unit, lens.clone());
+                let now = live[1].values().filter(|other| **other == lens).count();
+                let peak = most[1].entry(lens).or_default();
+                *peak = now.max(*peak);
+            }
+            OpKind::Update(unit) => drop(live[1].remove(&unit)),
             OpKind::AllGather { .. }
             | OpKind::OpenGradient(_)
             | OpKind::Upload(_)

@@ -2,7 +2,7 @@
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
-use fsdp_nn::update::{Adafactor, AdamW8bit, Ema, Lion};
+use fsdp_nn::update::{Adafactor, AdamW8bit, Ema, Lion, Muon};
 
 use crate::torch::memory::Torch;
 use crate::torch::storage::TorchStorage;
@@ -24,6 +24,16 @@ macro_rules! below {
                 UpdateRule::<D>::statistics(self, memory.storage(), shard, scalars, earlier, sums)
             }
 
+            fn direct(
+                &mut self,
+                memory: &Torch<D>,
+                shard: &mut SegmentShard<'_, D::Buffer>,
+                scalars: &StepScalars<'_, D::Buffer>,
+                direction: &mut D::Buffer,
+            ) -> Result<(), Error> {
+                UpdateRule::<D>::direct(self, memory.storage(), shard, scalars, direction)
+            }
+
             fn update(
                 &mut self,
                 memory: &Torch<D>,
@@ -37,4 +47,4 @@ macro_rules! below {
     )*};
 }
 
-below!(Adafactor, AdamW8bit, Ema, Lion);
+below!(Adafactor, AdamW8bit, Ema, Lion, Muon);

@@ -7,7 +7,7 @@ mod experts;
 mod head;
 mod linear;
 mod lookup;
-mod matmul;
+pub(crate) mod matmul;
 mod norm;
 mod pointwise;
 mod rope;

@@ -1,0 +1,153 @@
+//! What the update rule does: its statistics, its directions, and updates.
+
+use std::sync::Arc;
+
+use super::Engine;
+use crate::comm::{Purpose, ReduceOp};
+use crate::error::Error;
+use crate::layout::SegmentId;
+use crate::memory::{Memory, Slice, SliceMut};
+use crate::program::Program;
+use crate::rank::Queue;
+use crate::schedule::{Op, OpId, UnitBuffers};
+use crate::update::{SegmentShard, StepScalars, UpdateRule, WholeDirections};
+use crate::wrap::UnitId;
+
+/// The gathered directions of a unit, per segment that has some, and the scratch.
+struct Gathered<B> {
+    directions: Vec<B>,
+    scratch: B,
+}
+
+impl<M: Memory, P: Program<M>> Engine<M, P> {
+    pub(super) fn statistics(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        let own = *op.writes.last().expect("the checker proved that statistics are written");
+        let mut sums = self.table.take(own)?;
+        self.each_shard(op, unit, None, |rule, _, shard, scalars, earlier| {
+            rule.statistics(memory, shard, scalars, earlier, &mut sums)
+        })?;
+        self.table.put(own, sums);
+        Ok(())
+    }
+
+    pub(super) fn reduce_statistics(&mut self, memory: &M, op: &Op) -> Result<(), Error> {
+        let parts = self.table.take_all(&op.writes)?;
+        let (comm, purpose) = (&mut self.comms.reduce, Purpose::UpdateRule);
+        let pending = comm.all_reduce(memory, ReduceOp::Sum, purpose, None, parts)?;
+        self.table.put_all(&op.writes, pending.wait_on(memory, Queue::Reduce)?.outputs);
+        Ok(())
+    }
+
+    pub(super) fn direct(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        let plan = Arc::clone(&self.plan);
+        let own = &plan.step.lasting.units[unit.0];
+        let ids = &op.writes[behind_note(own)..];
+        let mut rows = self.table.take_all(ids)?;
+        for rows in &mut rows {
+            // A rank may hold nothing that has a direction, and padding travels too.
+            memory.zero(Queue::Compute, SliceMut::whole(rows))?;
+        }
+        self.each_shard(op, unit, None, |rule, segment, shard, scalars, _| {
+            let Some(index) = own.whole_index(segment) else { return Ok(()) };
+            rule.direct(memory, shard, scalars, &mut rows[index])
+        })?;
+        self.table.put_all(ids, rows);
+        Ok(())
+    }
+
+    pub(super) fn gather_directions(
+        &mut self,
+        memory: &M,
+        id: OpId,
+        op: &Op,
+        unit: UnitId,
+    ) -> Result<(), Error> {
+        let inputs = op.reads.iter().map(|&id| self.table.get(id).cloned()).collect::<Result<_, _>>()?;
+        let outputs = self.table.take_all(&op.writes)?;
+        let (comm, purpose) = (&mut self.comms.gather, Purpose::UpdateRule);
+        let pending = comm.all_gather(memory, purpose, Some(unit), inputs, outputs)?;
+        self.in_flight.insert(id, pending);
+        Ok(())
+    }
+
+    pub(super) fn update(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
+        let ids = &op.writes[behind_note(&self.plan.step.lasting.units[unit.0])..];
+        let mut gathered = match ids.split_last() {
+            Some((&scratch, directions)) => Some(Gathered {
+                directions: self.table.take_all(directions)?,
+                scratch: self.table.take(scratch)?,
+            }),
+            None => None,
+        };
+        self.each_shard(op, unit, gathered.as_mut(), |rule, _, shard, scalars, statistics| {
+            rule.update(memory, shard, scalars, statistics)
+        })?;
+        let Some(Gathered { directions, scratch }) = gathered else { return Ok(()) };
+        self.table.put_all(ids, directions.into_iter().chain([scratch]));
+        let given_up = &ids[..ids.len() - 1];
+        given_up.iter().try_for_each(|&id| self.table.release(memory, Queue::Compute, id))
+    }
+
+    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads, and with its
+    /// directions, if they are gathered. Operands are in the order that [`OpKind::Update`](crate::schedule::OpKind::Update) says.
+    fn each_shard(
+        &mut self,
+        op: &Op,
+        unit: UnitId,
+        mut gathered: Option<&mut Gathered<M::Buffer>>,
+        mut visit: impl FnMut(
+            &mut dyn UpdateRule<M>,
+            SegmentId,
+            &mut SegmentShard<'_, M::Buffer>,
+            &StepScalars<'_, M::Buffer>,
+            &[M::Buffer],
+        ) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let plan = Arc::clone(&self.plan);
+        let own = &plan.step.lasting.units[unit.0];
+        let (segments, stride, tensors) =
+            (own.gradient.len(), own.stride(), own.state.first().map_or(0, Vec::len));
+        let (gradients, rest) = op.reads.split_at(segments);
+        let (factors, statistics) = (self.table.get(rest[0])?.clone(), &rest[1..]);
+        let input = self.scalars.input();
+        let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
+        let [mut state, mut sums] = std::mem::take(&mut self.lent);
+        self.table.lend(statistics, &mut sums)?;
+        let noted = op.writes[behind_note(own) - 1];
+        let mut not_finite = self.table.take(noted)?;
+        for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
+            let (shard, state_ids) = ids.split_at(stride - tensors);
+            let mut params = self.table.take(shard[0])?;
+            let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
+            self.table.lend(state_ids, &mut state)?;
+            let start = plan.mesh.shard_of(self.rank) * plan.layout.unit(unit).segments[index].shard_len();
+            let whole = own.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
+            let whole = whole.map(|(at, Gathered { directions, scratch })| WholeDirections {
+                directions: &directions[at],
+                start,
+                scratch,
+            });
+            let mut view = SegmentShard {
+                params: &mut params,
+                low: low.as_mut(),
+                gradient: self.table.get(gradients[index])?,
+                state: &mut state,
+                pieces: &self.tables.unit(unit).pieces[index],
+                whole,
+                not_finite: &mut not_finite,
+            };
+            visit(&mut *self.rule, SegmentId(index), &mut view, &scalars, &sums)?;
+            self.table.put_all(shard, [Some(params), low].into_iter().flatten());
+            self.table.put_all(state_ids, state.drain(..));
+        }
+        self.table.put(noted, not_finite);
+        self.table.put_all(statistics, sums.drain(..));
+        self.lent = [state, sums];
+        Ok(())
+    }
+}
+
+/// How many operands an update writes up to the note of what is not finite.
+fn behind_note(own: &UnitBuffers) -> usize {
+    own.gradient.len() * own.stride() + 1
+}

@@ -1,0 +1,78 @@
+//! What follows the last micro-batch: the scalars of the step, what the update rule must know of other ranks, and updates.
+//!
+//! A unit whose update needs whole directions gets them while the unit before it is updated: its rows of them are made, and
+//! their all-gather issued, one unit ahead. They are gathered into gradient slots, which hold nothing by then.
+
+use super::super::{BufferId, OpKind, Phase};
+use super::Build;
+use crate::layout::{Segment, SegmentId};
+use crate::wrap::UnitId;
+
+/// A unit that is updated next, with its directions on their way.
+struct Next {
+    unit: UnitId,
+    /// Gradient slot, direction slot, and the directions per segment that has some.
+    directions: Option<(usize, usize, Vec<BufferId>)>,
+}
+
+impl Build<'_> {
+    pub(super) fn epilogue(&mut self) {
+        let lasting = &self.declared.lasting;
+        let units = self.compiler.layout.unit_ids();
+        let units: Vec<UnitId> = units.filter(|unit| !lasting.units[unit.0].gradient.is_empty()).collect();
+        self.emit.push(OpKind::ReduceScalars, Vec::new(), vec![lasting.scalars, lasting.factors]);
+        for (phase, &statistics) in lasting.statistics.iter().enumerate() {
+            for &unit in &units {
+                let (reads, mut writes) = self.declared.update(unit, &lasting.statistics[..phase]);
+                writes.push(statistics);
+                self.emit.push(OpKind::Statistics { unit, phase: Phase(phase) }, reads, writes);
+            }
+            let phase = Phase(phase);
+            self.emit.push(OpKind::ReduceStatistics(phase), Vec::new(), vec![statistics]);
+        }
+        let mut ahead: Option<Next> = None;
+        for &unit in &units {
+            let directions = self.directions(unit);
+            if let Some(next) = ahead.replace(Next { unit, directions }) {
+                self.update(next);
+            }
+        }
+        if let Some(last) = ahead {
+            self.update(last);
+        }
+    }
+
+    /// Has the directions of a unit made and gathered, if it has some.
+    fn directions(&mut self, unit: UnitId) -> Option<(usize, usize, Vec<BufferId>)> {
+        let whole = self.declared.lasting.units[unit.0].whole.clone();
+        if whole.is_empty() {
+            return None;
+        }
+        let lens = |len: fn(&Segment) -> usize, of: &[SegmentId]| -> Vec<usize> {
+            let segments = &self.compiler.layout.unit(unit).segments;
+            of.iter().map(|segment| len(&segments[segment.0])).collect()
+        };
+        let (own, all) = (lens(Segment::shard_len, &whole), self.trained_lens(unit, Segment::unsharded_len));
+        let (rows_slot, rows) = self.direction_slots.take(&mut self.declared, own);
+        let (slot, buffers) = self.gradient_slots.take(&mut self.declared, all);
+        let gathered: Vec<BufferId> = whole.iter().map(|segment| buffers[segment.0]).collect();
+        let (reads, mut writes) = self.declared.update(unit, &[]);
+        writes.extend(&rows);
+        self.emit.push(OpKind::Direct(unit), reads, writes);
+        self.emit.push(OpKind::GatherDirections(unit), rows, gathered.clone());
+        Some((slot, rows_slot, gathered))
+    }
+
+    fn update(&mut self, Next { unit, directions }: Next) {
+        let (reads, mut writes) = self.declared.update(unit, &self.declared.lasting.statistics);
+        let Some((slot, rows_slot, gathered)) = directions else {
+            self.emit.push(OpKind::Update(unit), reads, writes);
+            return;
+        };
+        writes.extend(gathered);
+        writes.extend(self.declared.lasting.scratch);
+        self.emit.push(OpKind::Update(unit), reads, writes);
+        self.gradient_slots.give_back(slot);
+        self.direction_slots.give_back(rows_slot);
+    }
+}

@@ -1,0 +1,25 @@
+//! Muon: not on a device yet. Run files that ask for it are refused before ranks start.
+
+use fsdp_core::Error;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_nn::update::Muon;
+
+use crate::device::{CudaBuffer, CudaMemory};
+
+impl UpdateRule<CudaMemory> for Muon {
+    fn update(
+        &mut self,
+        _memory: &CudaMemory,
+        _shard: &mut SegmentShard<'_, CudaBuffer>,
+        _scalars: &StepScalars<'_, CudaBuffer>,
+        _statistics: &[CudaBuffer],
+    ) -> Result<(), Error> {
+        Err(Error::Policy {
+            key: "optimizer",
+            value: "muon".into(),
+            expected:
+                "GPUs have no Muon; train on the device \"cpu\" or \"torch-cpu\", or take another optimizer"
+                    .into(),
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! The nearest orthogonal matrix, roughly: five Newton-Schulz steps of Keller Jordan's Muon.
+//!
+//! A step turns a matrix X = U S V^T, whose singular values S are at most one, into U f(S) V^T with the odd polynomial
+//! f(s) = a s + b s^3 + c s^5. It is steep at zero, so five steps bring nearly all singular values near one, where they stay
+//! between about 0.7 and 1.2. With G = X X^T (X^T X where there are more rows than columns) it takes three products:
+//! G, G G, and (b G + c G G) X.
+//!
+//! All arithmetic is in the type of the master parameters; `torch.optim.Muon` rounds to bf16 at every operation.
+
+use fsdp_core::update::Products;
+
+use crate::host::element::Float;
+use crate::host::floats::{Floats, Target, transfer};
+use crate::host::kernels::matmul::{Matrix, MatrixMut, matmul};
+use crate::host::math::sum1;
+use crate::host::raw::vectorized;
+use crate::host::workers::{TASK_ELEMS, Workers};
+
+/// How many steps are made.
+pub(super) const STEPS: usize = 5;
+
+/// The factors a, b and c of the polynomial.
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+/// A shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+impl Shape {
+    pub(super) fn len(self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// The shorter side.
+    fn least(self) -> usize {
+        self.rows.min(self.cols)
+    }
+
+    /// Elements that [`orthogonalize`] works in.
+    pub(super) fn scratch(self) -> usize {
+        2 * (self.len() + self.least() * self.least())
+    }
+
+    /// The products that it makes.
+    pub(super) fn products(self) -> [Products; 3] {
+        let (k, l, count) = (self.least(), self.rows.max(self.cols), STEPS);
+        [(k, k, l), (k, k, k), (self.rows, self.cols, k)].map(|(m, n, k)| Products { m, n, k, count })
+    }
+}
+
+/// Orthogonalises a matrix; the result is in the first elements of `scratch`. `eps` is the least that it is divided by.
+///
+/// # Panics
+/// When the scratch is too short.
+pub(super) fn orthogonalize<'s, A: Float>(
+    workers: &Workers,
+    shape: Shape,
+    direction: Floats<'_>,
+    eps: f64,
+    scratch: &'s mut [A],
+) -> &'s [A] {
+    let (k, [a, b, c]) = (shape.least(), COEFFICIENTS.map(A::of));
+    let (x, rest) = scratch.split_at_mut(shape.len());
+    let (next, rest) = rest.split_at_mut(shape.len());
+    let (gram, rest) = rest.split_at_mut(k * k);
+    let square = &mut rest[..k * k];
+    transfer(direction, A::floats_mut(x), false);
+    let norm = x.chunks(shape.cols).map(squares).sum::<f64>().sqrt();
+    each_chunk(workers, x, |_, x| divide(A::of(norm.max(eps)), x));
+    for _ in 0..STEPS {
+        let matrix = Matrix::new(x, shape.rows, shape.cols, shape.cols);
+        let is_tall = shape.rows > shape.cols;
+        let (left, right) = if is_tall { (matrix.t(), matrix) } else { (matrix, matrix.t()) };
+        matmul(workers, dense(gram, k, k), left, right);
+        let of_gram = Matrix::new(gram, k, k, k);
+        matmul(workers, dense(square, k, k), of_gram, of_gram);
+        each_chunk(workers, square, |start, square| combine([b, c], &gram[start..][..square.len()], square));
+        let factor = Matrix::new(square, k, k, k);
+        let (left, right) = if is_tall { (matrix, factor) } else { (factor, matrix) };
+        matmul(workers, dense(next, shape.rows, shape.cols), left, right);
+        each_chunk(workers, x, |start, x| add_scaled(a, &next[start..][..x.len()], x));
+    }
+    x
+}
+
+fn dense<A: Float>(data: &mut [A], rows: usize, cols: usize) -> MatrixMut<'_> {
+    MatrixMut::dense(Target { data: A::floats_mut(data), accumulate: false }, rows, cols)
+}
+
+/// Runs an element-wise pass in parts, each with where it begins.
+fn each_chunk<A: Float>(workers: &Workers, values: &mut [A], pass: impl Fn(usize, &mut [A]) + Sync + Send) {
+    let chunks = values.chunks_mut(TASK_ELEMS).enumerate();
+    workers.each(chunks, |(index, chunk)| pass(index * TASK_ELEMS, chunk));
+}
+
+vectorized! {
+    /// The sum of squares of a row.
+    fn squares<A: Float>(row: &[A]) -> f64 {
+        sum1(row, |value| value.as_f64() * value.as_f64())
+    }
+}
+
+vectorized! {
+    fn divide<A: Float>(divisor: A, values: &mut [A]) {
+        values.iter_mut().for_each(|value| *value = *value / divisor);
+    }
+}
+
+vectorized! {
+    /// `square = b gram + c square`.
+    fn combine<A: Float>(factors: [A; 2], gram: &[A], square: &mut [A]) {
+        let [b, c] = factors;
+        for (square, &gram) in square.iter_mut().zip(gram) {
+            *square = b * gram + c * *square;
+        }
+    }
+}
+
+vectorized! {
+    /// `x = a x + product`.
+    fn add_scaled<A: Float>(a: A, product: &[A], x: &mut [A]) {
+        for (x, &product) in x.iter_mut().zip(product) {
+            *x = a * *x + product;
+        }
+    }
+}
