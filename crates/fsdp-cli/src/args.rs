@@ -2,6 +2,7 @@
 //!
 //! Texts here are the help pages: each command says what it does, what it leaves behind and how it is called.
 
+mod calibrate;
 mod check;
 mod ckpt;
 mod eval;
@@ -23,6 +24,7 @@ use fsdp_train::config::Device;
 
 use crate::exit_code;
 
+pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use check::CheckArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use generate::GenerateArgs;
@@ -90,6 +92,8 @@ pub(crate) enum Command {
     Schedule(ScheduleArgs),
     /// Say what a run would take on machines that are not here: memory, time, cost, better settings
     Plan(PlanArgs),
+    /// Measure what operations and collectives take here, for plans
+    Calibrate(CalibrateArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations
     Report(ReportArgs),
     /// Inspect, convert, verify and compare checkpoints, PyTorch's too

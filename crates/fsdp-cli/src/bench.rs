@@ -2,7 +2,7 @@
 
 pub(crate) mod gpu;
 mod report;
-mod tokens;
+pub(crate) mod tokens;
 mod workload;
 
 use std::time::{Duration, Instant};

@@ -108,6 +108,11 @@ impl Team<'_> {
         self.carrier.to_string()
     }
 
+    /// What carries the data, in the words of `run.transport`.
+    pub(crate) fn carrier(&self) -> &'static str {
+        self.carrier.name()
+    }
+
     /// Who they are, for the metrics.
     pub(crate) fn census(&self) -> Census {
         let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {

@@ -65,16 +65,21 @@ fn events() -> Box<dyn Layer<Registry> + Send + Sync> {
     layer.with_ansi(io::stderr().is_terminal()).map_event_format(Spoken).boxed()
 }
 
-/// A line of JSON for what is no event of `tracing`, in the form of those that are.
-pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
+/// The time now, as events say it: `2026-11-23T12:00:00.000000Z`.
+pub(crate) fn now() -> String {
     let mut timestamp = String::new();
     // Writing into a string does not fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    timestamp
+}
+
+/// A line of JSON for what is no event of `tracing`, in the form of those that are.
+pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
     let mut fields = json!({ "message": message });
     if !caused_by.is_empty() {
         fields["caused_by"] = json!(caused_by);
     }
-    let line = json!({ "timestamp": timestamp, "level": level, "fields": fields, "target": "fsdp" });
+    let line = json!({ "timestamp": now(), "level": level, "fields": fields, "target": "fsdp" });
     with_speaker(&line.to_string())
 }
 

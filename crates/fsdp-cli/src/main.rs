@@ -9,6 +9,7 @@
 mod args;
 mod bench;
 mod byte_progress;
+mod calibrate;
 mod check;
 mod ckpt;
 mod doctor;
@@ -122,6 +123,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Check(args) => check::run(&args),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Plan(args) => plan::run(&args).map(|()| Exit::Done),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),
         Command::Bench(BenchCommand::Gpu(args)) => bench::gpu::run(&args).map(|()| Exit::Done),

@@ -3,6 +3,7 @@
 mod ahead;
 mod cost;
 mod effects;
+mod json;
 mod page;
 mod runs;
 mod search;
@@ -50,8 +51,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
 fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let cluster = cluster(args)?;
     if args.print_cluster {
-        let text = toml::to_string(&cluster).expect("a cluster is tables of numbers and texts");
-        return output::print(&text);
+        return output::print(&cluster.to_toml());
     }
     let nodes = args.nodes.unwrap_or(1);
     let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| nodes * cluster.devices_per_node())?;
@@ -76,7 +76,7 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
         page::write(&foresight, &outlook, file)?;
     }
     output::print(&match args.json {
-        true => format!("{:#}\n", text::json(&outlook)),
+        true => format!("{:#}\n", json::json(&outlook)),
         false => text::text(&outlook),
     })
 }

@@ -6,6 +6,8 @@ use std::fmt;
 use fsdp_core::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::measured::Measured;
+
 /// The clusters that are known by name: the text of a file for each.
 const KNOWN: [(&str, &str); 12] = [
     ("a100-40-sxm", include_str!("../clusters/a100-40-sxm.toml")),
@@ -80,9 +82,11 @@ pub struct Cluster {
     pub network: Option<Network>,
     /// What it costs, and how often it fails.
     pub operation: Operation,
+    /// What was measured on it.
+    pub measured: Option<Measured>,
 }
 
-/// One device.
+/// One device; of processors the whole machine, which its ranks share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
@@ -100,7 +104,7 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// How many.
+    /// How many; of processors how many ranks a machine has room for.
     pub devices: Sourced,
     /// Bytes a second between a device and the memory of its host, one way.
     pub host_link: Sourced,
@@ -220,47 +224,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// All numbers, with their keys, in the order of the file.
-    pub fn numbers(&self) -> Vec<(String, &Sourced)> {
-        let mut all = vec![
-            ("device.memory".to_owned(), &self.device.memory),
-            ("device.memory_bandwidth".to_owned(), &self.device.memory_bandwidth),
-            ("device.units".to_owned(), &self.device.units),
-        ];
-        all.extend(self.device.peak.iter().map(|(dtype, peak)| (format!("device.peak.{dtype}"), peak)));
-        let (node, link) = (&self.node, &self.node.link);
-        all.push(("node.devices".to_owned(), &node.devices));
-        all.push(("node.host_link".to_owned(), &node.host_link));
-        all.push(("node.link.bandwidth".to_owned(), &link.bandwidth));
-        all.push(("node.link.latency".to_owned(), &link.latency));
-        all.extend(link.largest.iter().map(|largest| ("node.link.largest".to_owned(), largest)));
-        if let Some(network) = &self.network {
-            all.push(("network.bandwidth".to_owned(), &network.bandwidth));
-            all.push(("network.latency".to_owned(), &network.latency));
-            all.push(("network.rails".to_owned(), &network.rails));
-        }
-        let operation = &self.operation;
-        all.push(("operation.failures_per_device_year".to_owned(), &operation.failures_per_device_year));
-        all.push(("operation.price_per_device_hour".to_owned(), &operation.price_per_device_hour));
-        all
+    /// As a file, with a line for each measured point.
+    pub fn to_toml(&self) -> String {
+        let specified = Self { measured: None, ..self.clone() };
+        let text = toml::to_string(&specified).expect("a cluster is tables of numbers and texts");
+        let measured = self.measured.as_ref().map(|measured| format!("\n{}", measured.to_toml()));
+        text + &measured.unwrap_or_default()
     }
 
-    fn check(&self, origin: &str) -> Result<(), ClusterError> {
-        let counts = ["device.units", "node.devices", "node.link.largest", "network.rails"];
-        for (key, &Sourced { value, .. }) in self.numbers() {
-            let allowed = match () {
-                () if counts.contains(&&*key) => Some("a whole number, at least 1")
-                    .filter(|_| !(value >= 1.0 && value.fract() == 0.0 && value < 1e9)),
-                () if key.starts_with("operation.") || key.ends_with("latency") => {
-                    Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
-                }
-                () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
-            };
-            if let Some(allowed) = allowed {
-                return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
-            }
-        }
-        Ok(())
+    /// How many of a world's ranks share a device: those of a machine share its processors.
+    pub fn sharing(&self, world: usize) -> usize {
+        if self.kind == Kind::Cpu { world.clamp(1, self.devices_per_node()) } else { 1 }
     }
 
     /// Floating-point operations a second in products of an element type.
@@ -293,5 +267,6 @@ impl fmt::Display for Cluster {
     }
 }
 
+mod numbers;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,14 @@
 //! A step on a cluster.
 
+use std::collections::BTreeMap;
+
 use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
 use fsdp_sim::virtual_time::{Pace, Timeline, Work, simulate, straggling};
 
 use crate::cluster::{Cluster, ClusterError, Kind};
 use crate::constants::Constants;
-use crate::prices::Prices;
+use crate::prices::{Prices, Setting};
 use crate::software::Software;
 use crate::work::StepWork;
 
@@ -23,6 +25,8 @@ pub struct Planned<'a> {
     pub software: Software,
     /// The constants.
     pub constants: &'a Constants,
+    /// What carries collectives.
+    pub transport: &'static str,
 }
 
 /// A step in the future.
@@ -40,6 +44,8 @@ pub struct Forecast {
     pub exposed: f64,
     /// By what ranks that differ lengthen a step.
     pub straggling: f64,
+    /// Where operations were measured: the parts of computing that take those of which there is no point near, by name.
+    pub far: BTreeMap<&'static str, f64>,
 }
 
 /// Devices of a slice of TPUs, as far as their jitter goes.
@@ -50,10 +56,18 @@ const SLICE: f64 = 256.0;
 /// # Errors
 /// [`ClusterError::NoPeak`].
 pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
-    let Planned { plan, work, cluster, software, constants } = *planned;
-    let prices = Prices::new(cluster, constants, software, plan.policy.param_dtype)?;
+    let Planned { plan, work, cluster, software, constants, transport } = *planned;
+    let setting = Setting { world: plan.mesh.world(), dtype: plan.policy.param_dtype, transport };
+    let prices = Prices::new(cluster, constants, software, setting)?;
+    let mut far = prices.far_from_points(plan, work);
     let work = prices.of_step(plan, work);
-    let timeline = simulate(&plan.step, &work, Pace::default());
+    let measured = cluster.measured.as_ref();
+    let pace = Pace {
+        issue_seconds: measured.map_or(0.0, |measured| measured.issue),
+        // On the host, operations run on the thread that issues them.
+        is_serial: cluster.kind == Kind::Cpu,
+    };
+    let timeline = simulate(&plan.step, &work, pace);
     let computing = timeline.busy(&plan.step, Queue::Compute);
     let exposed = timeline.end - computing;
     let world = plan.mesh.world();
@@ -64,6 +78,12 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
         }
         _ => straggling(world.div_ceil(cluster.devices_per_node()), constants.get("jitter")),
     };
-    let seconds = (timeline.end + constants.get("outside")) * straggling;
-    Ok(Forecast { seconds, work, timeline, computing, exposed, straggling })
+    // What was measured is of this engine, and has all in it that is outside of operations.
+    let whole = match measured.filter(|_| software == Software::OURS) {
+        Some(measured) => measured.whole(transport, world, timeline.end),
+        None => timeline.end + constants.get("outside"),
+    };
+    let seconds = whole * straggling;
+    far.values_mut().for_each(|seconds| *seconds /= computing);
+    Ok(Forecast { seconds, work, timeline, computing, exposed, straggling, far })
 }

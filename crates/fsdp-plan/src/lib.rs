@@ -7,13 +7,14 @@
 //! ```text
 //! schedule, listings ── work ── prices ── virtual time ── Forecast
 //!                                  │
-//!              cluster (specifications), constants (fitted), software
+//!              cluster (specifications, measured points), constants (fitted), software
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod cluster;
 mod constants;
 mod forecast;
+pub mod measured;
 pub mod prices;
 pub mod published;
 mod software;
@@ -22,4 +23,4 @@ mod work;
 pub use constants::{Constants, NAMES};
 pub use forecast::{Forecast, Planned, forecast};
 pub use software::{AttentionKernel, Elementwise, Recomputed, Software};
-pub use work::{AttentionWork, CallWork, Calls, Product, StepWork};
+pub use work::{AttentionWork, CallWork, Calls, Listed, OpWork, Product, StepWork};

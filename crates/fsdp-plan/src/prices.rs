@@ -2,6 +2,7 @@
 
 mod collectives;
 mod compute;
+mod points;
 
 use fsdp_core::DType;
 use fsdp_core::plan::Plan;
@@ -13,6 +14,7 @@ use crate::cluster::{Cluster, ClusterError, Kind, LinkKind};
 use crate::constants::Constants;
 use crate::software::{Recomputed, Software};
 use crate::work::{CallKind, CallWork, OpWork, StepWork};
+pub use collectives::Collective;
 
 /// The part of the bandwidth of memory that passes over it reach (BabelStream on A100 and H100: 0.85 to 0.92).
 const MEMORY_REACHED: f64 = 0.85;
@@ -26,13 +28,27 @@ pub const NODE_LINK: usize = 0;
 /// The links between nodes.
 pub const NETWORK: usize = 1;
 
+/// What a run is, as far as prices depend on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Ranks.
+    pub world: usize,
+    /// The element type that computes.
+    pub dtype: DType,
+    /// What carries collectives, in the words of [`Measured::collectives`].
+    pub transport: &'static str,
+}
+
 /// What operations take.
 #[derive(Clone, Debug)]
 pub struct Prices<'a> {
     cluster: &'a Cluster,
     constants: &'a Constants,
     software: Software,
-    /// Products a second of the type that computes.
+    setting: Setting,
+    /// Ranks that share a device.
+    sharing: usize,
+    /// Products a second of the type that computes, of a rank.
     peak: f64,
     /// Of the type of master parameters, where it is known, and bytes of its elements.
     master: (f64, usize),
@@ -57,7 +73,7 @@ pub fn stand_in(generation: &str) -> Option<&'static str> {
 }
 
 impl<'a> Prices<'a> {
-    /// Those of a cluster for products of `dtype`.
+    /// Those of a cluster for a run.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -65,24 +81,28 @@ impl<'a> Prices<'a> {
         cluster: &'a Cluster,
         constants: &'a Constants,
         software: Software,
-        dtype: DType,
+        setting: Setting,
     ) -> Result<Self, ClusterError> {
+        let sharing = cluster.sharing(setting.world);
         let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
         let attention = match cluster.kind {
             Kind::Tpu => "attention.tpu".to_owned(),
             _ => format!("attention.{generation}"),
         };
-        let (peak, master) = (cluster.peak(dtype)?, dtype.master());
+        let (own, master) = (cluster.peak(setting.dtype)?, setting.dtype.master());
+        let peak_of_master = cluster.peak(master).unwrap_or(own);
         Ok(Self {
-            peak,
-            master: (cluster.peak(master).unwrap_or(peak), master.size_bytes()),
-            bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED,
+            peak: own / sharing as f64,
+            master: (peak_of_master / sharing as f64, master.size_bytes()),
+            bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED / sharing as f64,
             products: constants.get(&format!("products.{generation}")),
             attention: constants.get(&attention) * compute::kernel(constants, software.attention),
             elementwise: compute::elementwise(constants, software.elementwise),
             cluster,
             constants,
             software,
+            setting,
+            sharing,
         })
     }
 
@@ -110,6 +130,9 @@ impl<'a> Prices<'a> {
 
     /// What an operation takes that calls no block.
     fn op(&self, plan: &Plan, op: &Op, work: &OpWork) -> Work {
+        if let Some(said) = self.operation(op, work) {
+            return Work { seconds: said.seconds, ..Work::default() };
+        }
         let pass = |bytes: f64| Work { seconds: bytes / self.bandwidth, ..Work::default() };
         let (shards, world) = (plan.mesh.shards(), plan.mesh.world());
         let host =
@@ -124,12 +147,18 @@ impl<'a> Prices<'a> {
                     Some(each) => work.elements_written * each,
                     None => work.bytes_written,
                 };
-                self.collective(bytes, group, 1.0)
+                self.collective(Collective::AllGather, bytes, group)
             }
-            OpKind::GatherDirections(_) => self.collective(work.bytes_written, shards, 1.0),
-            OpKind::ReduceScatter { .. } => self.collective(work.bytes_read, shards, 1.0),
+            OpKind::ReduceScatter { .. } => {
+                self.collective(Collective::ReduceScatter, work.bytes_read, shards)
+            }
+            OpKind::GatherDirections(_) => {
+                self.collective(Collective::AllGather, work.bytes_written, shards)
+            }
             OpKind::AllReduceReplicas { .. } => self.replicated(work.bytes_written, plan.mesh),
-            OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => self.collective(0.0, world, 2.0),
+            OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {
+                self.collective(Collective::AllReduce, 0.0, world)
+            }
             OpKind::Update(_) if !self.software.is_update_fused => {
                 pass(work.elements_read * self.constants.get("update"))
             }
@@ -164,6 +193,14 @@ impl<'a> Prices<'a> {
 
     /// What a call of a block takes.
     pub fn call(&self, call: &CallWork) -> f64 {
+        match self.measured() {
+            Some(measured) => call.listed.iter().map(|listed| self.listed(measured, listed).seconds).sum(),
+            None => self.estimated(call),
+        }
+    }
+
+    /// What a call takes by the roofline.
+    fn estimated(&self, call: &CallWork) -> f64 {
         let products: f64 = call.products.iter().map(|product| self.product(product)).sum();
         products + self.attention_of(call) + self.passes(call)
     }

@@ -14,6 +14,8 @@ use fsdp_nn::listing::Listing;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::op::{Attention, Head, Op as CallOp};
 
+use crate::measured::Point;
+
 /// Products of one shape: of `m x k` with `k x n` matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
@@ -60,6 +62,38 @@ pub struct CallWork {
     pub elementwise_bytes: f64,
     /// Logits that are made.
     pub logits: f64,
+    /// The same again, operation by operation: what [measured points](crate::measured) are of.
+    pub listed: Vec<Listed>,
+}
+
+/// An operation that a call of a block lists.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Listed {
+    /// What it is called.
+    pub op: &'static str,
+    /// Of products rows, columns and terms; of attention sequences, positions and elements of a head; of all else bytes, and ones.
+    pub size: [f64; 3],
+    /// Floating-point operations of products; of all else bytes.
+    pub work: f64,
+}
+
+impl Listed {
+    /// A step of a list.
+    pub fn of(step: &Step, shape: RunShape) -> Self {
+        let described = step.call.op.describe();
+        let cost = step.call.cost(shape.dtype, shape.gradient_dtype);
+        let flops = cost.product_flops as f64;
+        let (size, work) = match &step.call.op {
+            CallOp::Attention(Attention::Forward { dims, .. } | Attention::Backward { dims, .. }) => {
+                ([dims.batch * dims.heads, dims.seq, dims.head_dim].map(|size| size as f64), flops)
+            }
+            _ => match described.matmul {
+                Some(size) => (size.map(|size| size as f64), flops),
+                None => ([cost.bytes() as f64, 1.0, 1.0], cost.bytes() as f64),
+            },
+        };
+        Self { op: described.name, size, work }
+    }
 }
 
 /// What an operation of the schedule asks for.
@@ -169,6 +203,7 @@ impl CallWork {
     }
 
     fn add(&mut self, step: &Step, shape: RunShape) {
+        self.listed.push(Listed::of(step, shape));
         match &step.call.op {
             CallOp::Attention(Attention::Forward { dims, .. } | Attention::Backward { dims, .. }) => {
                 let cost = step.call.cost(shape.dtype, shape.gradient_dtype);
@@ -218,6 +253,14 @@ impl CallWork {
 }
 
 impl OpWork {
+    /// Its sizes, as those of a [point](crate::measured): bytes, those that are written twice because they are read before, and
+    /// elements.
+    pub fn point(&self) -> Point {
+        let bytes = (self.bytes_read + 2.0 * self.bytes_written).max(1.0);
+        let elements = (self.elements_read + self.elements_written).max(1.0);
+        Point { ranks: 1, size: vec![bytes, elements], work: bytes, seconds: 0.0 }
+    }
+
     fn of(schedule: &Schedule, op: &Op, tables: &RankTables) -> Self {
         let mut work = Self::default();
         if let OpKind::Update(unit) = op.kind {

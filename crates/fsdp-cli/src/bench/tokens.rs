@@ -11,7 +11,7 @@ use crate::error::CliError;
 const TOKENS_MAX: usize = 1 << 26;
 
 /// A file of random tokens (`tokens-u32`), which is gone when they have been read.
-pub(super) struct Tokens {
+pub(crate) struct Tokens {
     file: PathBuf,
     count: usize,
 }
@@ -22,7 +22,7 @@ impl Tokens {
     ///
     /// # Errors
     /// [`CliError::Option`] when they are more than a measurement needs.
-    pub(super) fn of_step(option: &'static str, sequences: usize, seq: usize) -> Result<Self, CliError> {
+    pub(crate) fn of_step(option: &'static str, sequences: usize, seq: usize) -> Result<Self, CliError> {
         let tokens = sequences.saturating_mul(seq);
         if tokens > TOKENS_MAX {
             let what = format!(
@@ -38,14 +38,14 @@ impl Tokens {
     ///
     /// # Errors
     /// [`CliError::Write`].
-    pub(super) fn write(&self, vocab: usize) -> Result<(), CliError> {
+    pub(crate) fn write(&self, vocab: usize) -> Result<(), CliError> {
         let bytes: Vec<u8> =
             (0..self.count as u64).flat_map(|index| token(vocab, index).to_le_bytes()).collect();
         fs::write(&self.file, bytes).map_err(CliError::write(&self.file))
     }
 
     /// The file's path as a TOML string: a string in JSON spelling, whose escapes are TOML's too.
-    pub(super) fn toml(&self) -> String {
+    pub(crate) fn toml(&self) -> String {
         serde_json::Value::from(self.file.display().to_string()).to_string()
     }
 }

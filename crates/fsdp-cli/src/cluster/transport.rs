@@ -31,6 +31,15 @@ pub(super) enum Carrier {
 }
 
 impl Carrier {
+    /// In the words of `run.transport`.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Carrier::Tcp => "tcp",
+            Carrier::Nccl => "nccl",
+            Carrier::Mpi { .. } => "mpi",
+        }
+    }
+
     /// Chooses what `run.transport` asks for, the same in all processes, and makes the links of the cluster of it.
     ///
     /// # Errors

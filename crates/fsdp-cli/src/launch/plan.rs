@@ -29,9 +29,12 @@ impl Plan {
         let command = Args::try_parse_from(given).map_err(|told| CliError::Launched(Box::new(told)))?.command;
         let run = match &command {
             Command::Train(train) => Some(run_of(train, args)?),
-            Command::Bench(BenchCommand::Train(_)) | Command::Verify(_) | Command::Doctor(_) => None,
+            Command::Bench(BenchCommand::Train(_))
+            | Command::Verify(_)
+            | Command::Doctor(_)
+            | Command::Calibrate(_) => None,
             _ => {
-                let what = "only `train`, `bench train`, `verify` and `doctor` have several processes; start anything else by itself";
+                let what = "only `train`, `bench train`, `verify`, `calibrate` and `doctor` have several processes; start anything else by itself";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

@@ -14,7 +14,7 @@ use fsdp_nn::model::Architecture as _;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_plan::cluster::{Cluster, Kind};
 use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, forecast};
-use fsdp_train::config::Resolved;
+use fsdp_train::config::{Resolved, RunConfig, Transport};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{TrainError, draft, expect_positions, listed, rank_tables};
 
@@ -30,6 +30,12 @@ const BAND: f64 = 0.10;
 
 /// The same where another generation stands for the devices. Assumed.
 const BAND_OF_STAND_INS: f64 = 0.25;
+
+/// What of ten runs on a machine that was calibrated nine are within (bench/plan.py).
+const BAND_OF_MEASURED: f64 = 0.15;
+
+/// Where more than this part of computing is far from all points, they are no better than a stand-in.
+const FAR_MAX: f64 = 0.2;
 
 /// From so many ranks on, collectives of all ranks have been up to 66 % slower than predicted.
 const LARGE_WORLD: usize = 512;
@@ -115,11 +121,16 @@ impl<'a> Foresight<'a> {
         let input = LedgerInput { tables: &tables, calls: &held.calls, data_bytes };
         let priced = |cluster: &Cluster| {
             let (software, constants) = (Software::OURS, self.constants);
-            forecast(&Planned { plan: &plan, work: &work, cluster, software, constants })
+            let transport = transport(&config.run, cluster);
+            forecast(&Planned { plan: &plan, work: &work, cluster, software, constants, transport })
         };
         let forecast = priced(self.cluster)?;
         let is_stood_for = fsdp_plan::prices::stand_in(&self.cluster.generation).is_some();
-        let band = if is_stood_for { BAND_OF_STAND_INS } else { BAND };
+        let band = match &self.cluster.measured {
+            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => BAND_OF_MEASURED,
+            None if !is_stood_for => BAND,
+            _ => BAND_OF_STAND_INS,
+        };
         let mut most = forecast.seconds;
         if plan.mesh.world() > LARGE_WORLD {
             most = priced(&slower(self.cluster))?.seconds.max(most);
@@ -154,7 +165,8 @@ impl Foresight<'_> {
         let work = &StepWork::new(plan, self.asked(config, plan)?.0, &tables);
         let seconds = |is_compiled| {
             let software = Software::fsdp2(is_compiled, config.fsdp.activation_checkpointing);
-            let planned = Planned { plan, work, cluster: self.cluster, software, constants: self.constants };
+            let (cluster, constants) = (self.cluster, self.constants);
+            let planned = Planned { plan, work, cluster, software, constants, transport: "nccl" };
             forecast(&planned).map(|forecast| forecast.seconds)
         };
         Ok(Some([seconds(true)?, seconds(false)?]))
@@ -172,9 +184,15 @@ impl Ahead<'_> {
         if self.cluster.kind == Kind::Gpu { BESIDE_BYTES } else { 0 }
     }
 
-    /// Bytes of a device.
+    /// Bytes of a device, or of a rank's part of it.
     pub(super) fn capacity(&self) -> u64 {
-        self.cluster.device.memory.value as u64
+        self.cluster.device.memory.value as u64 / self.cluster.sharing(self.plan.mesh.world()) as u64
+    }
+
+    /// Devices that the ranks have.
+    pub(super) fn devices(&self) -> f64 {
+        let world = self.plan.mesh.world();
+        world as f64 / self.cluster.sharing(world) as f64
     }
 
     /// Whether a device holds all.
@@ -195,7 +213,7 @@ impl Ahead<'_> {
     /// Peak of all devices, in operations a second.
     pub(super) fn peak(&self) -> f64 {
         let peak = self.cluster.peak(self.plan.policy.param_dtype).expect("the step has been priced with it");
-        peak * self.plan.mesh.world() as f64
+        peak * self.devices()
     }
 
     /// Parts of the peak: of the model's operations with attention, of 6 for each parameter, and of all that are done.
@@ -209,6 +227,17 @@ impl Ahead<'_> {
     /// Seconds in which a queue is at work.
     pub(super) fn busy(&self, queue: Queue) -> f64 {
         self.forecast.timeline.busy(&self.plan.step, queue)
+    }
+}
+
+/// What carries collectives: between the ranks of a host's process memory does, unless the run file says that they are processes.
+fn transport(run: &RunConfig, cluster: &Cluster) -> &'static str {
+    match run.transport {
+        Transport::Mpi => "mpi",
+        Transport::Tcp => "tcp",
+        Transport::Nccl => "nccl",
+        Transport::Auto if cluster.kind == Kind::Cpu => "threads",
+        Transport::Auto => "nccl",
     }
 }
 

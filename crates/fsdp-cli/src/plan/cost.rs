@@ -37,7 +37,7 @@ impl Cost {
     pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Self {
         let per_step = ahead.tokens();
         let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
-        let devices = ahead.plan.mesh.world() as f64;
+        let devices = ahead.devices();
         let operation = &ahead.cluster.operation;
         let between_failures = YEAR_SECONDS / (operation.failures_per_device_year.value * devices);
         let state = ahead.usage.device.live_bytes.iter().sum::<usize>() as f64;

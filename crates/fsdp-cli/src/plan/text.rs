@@ -1,4 +1,4 @@
-//! A plan as text, and as JSON.
+//! A plan as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,6 @@ use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
 use fsdp_plan::prices::stand_in;
-use serde_json::{Value, json};
 
 use super::Outlook;
 use super::ahead::Ahead;
@@ -17,6 +16,9 @@ use super::effects::Effect;
 use crate::output::{Paint, table};
 use crate::train::{memory_rows, parameters};
 use crate::units::{bytes, grouped, rate};
+
+/// The least part of computing that is said to be far from what was measured.
+const FAR_SAID: f64 = 0.02;
 
 /// The most units whose exposed communication is listed, and the most effects.
 const SHOWN: usize = 8;
@@ -165,7 +167,7 @@ fn exposed(ahead: &Ahead<'_>) -> String {
 }
 
 /// The operations that the length of the step hangs on, by kind: how many, how long, and which is the longest.
-fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64, String)> {
+pub(super) fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64, String)> {
     let (step, timeline) = (&ahead.plan.step, &ahead.forecast.timeline);
     let mut kinds: BTreeMap<&'static str, (usize, f64, f64, String)> = BTreeMap::new();
     for id in timeline.critical_path() {
@@ -230,7 +232,23 @@ fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
 pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     let cluster = ahead.cluster;
     let mut all: Vec<String> = Vec::new();
-    if let Some(other) = stand_in(&cluster.generation) {
+    if let Some(measured) = &cluster.measured {
+        all.push(format!(
+            "times are interpolated between {} points that were measured on {} ({}) at {} by version {}",
+            measured.len(),
+            measured.machine,
+            measured.device,
+            measured.date,
+            measured.version
+        ));
+        let far = ahead.forecast.far.iter();
+        all.extend(far.filter(|(_, part)| **part >= FAR_SAID).map(|(op, part)| {
+            format!(
+                "{op}, {:.0} % of computing, was measured at other sizes only, or not at all",
+                100.0 * part
+            )
+        }));
+    } else if let Some(other) = stand_in(&cluster.generation) {
         all.push(format!(
             "{} devices reach the part of their peak that {other} ones do: no run was fitted",
             cluster.generation
@@ -239,64 +257,13 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     let numbers = cluster.numbers();
     let assumed = numbers.iter().filter(|(_, number)| number.source.starts_with("assumed"));
     all.extend(assumed.map(|(key, number)| format!("{key} = {:e}: {}", number.value, number.source)));
-    all.push("constants of prices are fitted to runs of other software (docs/planning.md); this engine has not been timed on such devices".to_owned());
+    if cluster.measured.is_none() {
+        all.push("constants of prices are fitted to runs of other software (docs/planning.md); this engine has not been timed on such devices".to_owned());
+    }
     all.push("a restart takes 10 minutes".to_owned());
     all
 }
 
 fn assumed(ahead: &Ahead<'_>) -> String {
     assumptions(ahead).iter().map(|one| format!("- {one}\n")).collect()
-}
-
-/// All of it, for programs.
-pub(super) fn json(outlook: &Outlook<'_>) -> Value {
-    let Outlook { ahead, cost, fsdp2, effects } = outlook;
-    let [mfu, mfu_6n, hfu] = ahead.utilization();
-    let memory: serde_json::Map<String, Value> = fsdp_core::memory::Category::ALL
-        .iter()
-        .map(|&category| (category.name().to_owned(), ahead.usage.device.peak(category).into()))
-        .collect();
-    let effect = |effect: &Effect| {
-        json!({
-            "change": effect.change, "step_seconds": effect.seconds, "device_bytes": effect.device_bytes, "fits": effect.fits,
-        })
-    };
-    let queues: serde_json::Map<String, Value> =
-        Queue::ALL.iter().map(|&queue| (queue.name().to_owned(), ahead.busy(queue).into())).collect();
-    let critical = critical_kinds(ahead).into_iter().map(|(kind, count, seconds, longest)| {
-        json!({ "operation": kind, "count": count, "seconds": seconds, "longest": longest })
-    });
-    json!({
-        "cluster": ahead.cluster.name,
-        "devices": ahead.plan.mesh.world(),
-        "memory": {
-            "peak_bytes": memory,
-            "device_peak_bytes": ahead.usage.device.total_peak_bytes,
-            "host_peak_bytes": ahead.usage.host.total_peak_bytes,
-            "beside_bytes": ahead.beside_bytes(),
-            "device_bytes": ahead.capacity(),
-            "fits": ahead.fits(),
-        },
-        "step": {
-            "seconds": ahead.forecast.seconds,
-            "band_seconds": ahead.band,
-            "computing_seconds": ahead.forecast.computing,
-            "exposed_seconds": ahead.forecast.exposed,
-            "straggling": ahead.forecast.straggling,
-            "tokens_per_second": ahead.tokens_per_second(),
-            "fsdp2_seconds": fsdp2.map(|[compiled, eager]| json!({ "compiled": compiled, "eager": eager })),
-            "mfu": mfu, "mfu_6n": mfu_6n, "hfu": hfu,
-            "queue_seconds": queues,
-            "waits": waits(ahead).into_iter().map(|(name, seconds)| json!({ "for": name, "seconds": seconds })).collect::<Vec<_>>(),
-            "critical_path": critical.collect::<Vec<_>>(),
-        },
-        "other_settings": effects.iter().map(effect).collect::<Vec<_>>(),
-        "run": {
-            "tokens": cost.tokens, "steps": cost.steps, "seconds": cost.seconds, "seconds_with_failures": cost.whole(),
-            "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
-            "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
-            "lost": cost.lost, "device_hours": cost.device_hours(), "dollars": cost.dollars(), "price": cost.price,
-        },
-        "assumed": assumptions(ahead),
-    })
 }

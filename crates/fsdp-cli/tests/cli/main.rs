@@ -58,6 +58,9 @@ mod launchers;
 mod launching;
 mod namespaces;
 mod planning;
+
+// What a machine takes, for plans.
+mod calibrating;
 mod processes;
 mod shell;
 mod slurm;

@@ -6,6 +6,39 @@ use fsdp_sim::virtual_time::Work;
 use super::{NETWORK, NODE_LINK, Prices, link_reached};
 use crate::cluster::{Kind, LinkKind};
 
+/// What ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Everybody gets all shards.
+    AllGather,
+    /// Everybody gets its shard of a sum.
+    ReduceScatter,
+    /// Everybody gets a sum.
+    AllReduce,
+}
+
+impl Collective {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
+
+    /// What it is called in [points](crate::measured).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllGather => "all-gather",
+            Collective::ReduceScatter => "reduce-scatter",
+            Collective::AllReduce => "all-reduce",
+        }
+    }
+
+    /// How often the bytes go round a ring.
+    const fn passes(self) -> f64 {
+        match self {
+            Collective::AllGather | Collective::ReduceScatter => 1.0,
+            Collective::AllReduce => 2.0,
+        }
+    }
+}
+
 /// Seconds until a collective of one node begins to move bytes (NCCL's launch).
 const START: f64 = 9e-6;
 
@@ -14,8 +47,20 @@ const LEAST_OF_NETWORK: f64 = 0.3;
 
 impl Prices<'_> {
     /// A collective of `bytes`, the whole of what is gathered or reduced, over groups of `group` ranks that are next to each
-    /// other; `passes` is how often they go round: once for an all-gather or reduce-scatter, twice for an all-reduce.
-    pub(super) fn collective(&self, bytes: f64, group: usize, passes: f64) -> Work {
+    /// other.
+    pub(super) fn collective(&self, collective: Collective, bytes: f64, group: usize) -> Work {
+        let specified = self.ring(collective.passes(), bytes, group);
+        match self.timed(collective, bytes, group) {
+            // What slows computation is the traffic, which is the same.
+            Some(seconds) => {
+                Work { seconds, drag: specified.drag * specified.seconds / seconds, ..specified }
+            }
+            None => specified,
+        }
+    }
+
+    /// Seconds by what is specified of links.
+    fn ring(&self, passes: f64, bytes: f64, group: usize) -> Work {
         if group < 2 {
             return Work::default();
         }
@@ -52,7 +97,8 @@ impl Prices<'_> {
         }
         let per_node = self.cluster.devices_per_node();
         if shards == 1 || mesh.world() <= per_node {
-            return self.collective(bytes, if shards == 1 { replicas } else { mesh.world() }, 2.0);
+            let group = if shards == 1 || self.measured().is_some() { replicas } else { mesh.world() };
+            return self.collective(Collective::AllReduce, bytes, group);
         }
         // Every device of a node has its own ring, and its share of the network.
         let network = self.cluster.network.as_ref();

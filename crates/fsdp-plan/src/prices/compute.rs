@@ -4,7 +4,7 @@ use super::Prices;
 use crate::cluster::Kind;
 use crate::constants::Constants;
 use crate::software::{AttentionKernel, Elementwise};
-use crate::work::{AttentionWork, CallWork, Product};
+use crate::work::{AttentionWork, CallWork, Listed, Product};
 
 /// The tile of a product that one multiprocessor makes at a time (cuBLAS and CUTLASS, large bf16 products).
 const TILE: [usize; 2] = [128, 256];
@@ -91,6 +91,12 @@ impl Prices<'_> {
             reached *= self.constants.get("attention.backward");
         }
         work.flops / (self.peak * reached)
+    }
+
+    /// Seconds of an operation of which there are no points: at the speed of large products, or of passes over memory.
+    pub(super) fn by_size(&self, listed: &Listed) -> f64 {
+        let [_, _, terms] = listed.size;
+        if terms > 1.0 { listed.work / (self.peak * self.products) } else { listed.work / self.bandwidth }
     }
 
     /// Seconds of all that is neither a product nor attention.

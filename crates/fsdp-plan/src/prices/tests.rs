@@ -6,7 +6,8 @@ use crate::work::Product;
 
 fn on<T>(name: &str, say: impl FnOnce(&Prices<'_>) -> T) -> T {
     let (cluster, constants) = (Cluster::known(name).unwrap(), Constants::expected());
-    say(&Prices::new(&cluster, &constants, Software::OURS, DType::Bf16).unwrap())
+    let setting = Setting { world: 8, dtype: DType::Bf16, transport: "nccl" };
+    say(&Prices::new(&cluster, &constants, Software::OURS, setting).unwrap())
 }
 
 #[test]
@@ -29,14 +30,14 @@ fn a_thin_product_takes_the_time_of_its_bytes() {
 #[test]
 fn a_large_gather_takes_the_time_of_the_slowest_link() {
     let bytes = 64e9;
-    let in_node = on("h100-sxm", |prices| prices.collective(bytes, 8, 1.0));
+    let in_node = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 8));
     assert!((in_node.seconds / (bytes * 7.0 / 8.0 / (450e9 * 0.79)) - 1.0).abs() < 0.01);
     assert_eq!(in_node.link, Some(NODE_LINK));
-    let between = on("h100-sxm", |prices| prices.collective(bytes, 16, 1.0));
+    let between = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 16));
     let network = 400e9 * 0.80 * (1.0 - 0.04);
     assert!((between.seconds / (bytes * 15.0 / 16.0 / network) - 1.0).abs() < 0.01);
     assert_eq!(between.link, Some(NETWORK));
-    assert_eq!(on("h100-sxm", |prices| prices.collective(bytes, 1, 1.0)), Work::default());
+    assert_eq!(on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 1)), Work::default());
 }
 
 #[test]
@@ -54,7 +55,8 @@ fn a_generation_of_which_no_run_was_fitted_has_a_stand_in() {
         let cluster = Cluster::known(name).unwrap();
         let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
         assert!(stand_in(generation).is_none(), "{name}");
-        Prices::new(&cluster, &Constants::fitted(), Software::OURS, DType::F32).unwrap();
+        let setting = Setting { world: 8, dtype: DType::F32, transport: "nccl" };
+        Prices::new(&cluster, &Constants::fitted(), Software::OURS, setting).unwrap();
     }
 }
 
@@ -62,7 +64,7 @@ proptest! {
     #[test]
     fn more_takes_longer(bytes in 1.0f64..1e11, more in 1.01f64..10.0, group in 2usize..1024, m in 1usize..20_000) {
         let (less, longer) = on("a100-80-sxm", |prices| {
-            (prices.collective(bytes, group, 1.0).seconds, prices.collective(bytes * more, group, 1.0).seconds)
+            (prices.collective(Collective::AllGather, bytes, group).seconds, prices.collective(Collective::AllGather, bytes * more, group).seconds)
         });
         prop_assert!(less < longer);
         let product = |m| on("a100-80-sxm", |prices| prices.product(&Product { m, n: 4096, k: 4096, count: 1.0 }));

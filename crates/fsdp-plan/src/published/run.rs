@@ -306,7 +306,14 @@ impl Prepared {
     /// [`ClusterError::NoPeak`].
     pub fn forecast(&self, constants: &Constants) -> Result<Forecast, ClusterError> {
         let Self { run, plan, work } = self;
-        forecast(&Planned { plan, work, cluster: &run.cluster, software: run.software, constants })
+        forecast(&Planned {
+            plan,
+            work,
+            cluster: &run.cluster,
+            software: run.software,
+            constants,
+            transport: "nccl",
+        })
     }
 
     /// Seconds of a step that are predicted.

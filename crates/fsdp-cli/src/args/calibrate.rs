@@ -1,0 +1,49 @@
+//! Arguments of `fsdp calibrate`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{DeviceArg, NetworkArgs, positive};
+
+/// `fsdp calibrate`.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(
+    after_help = "Small models of several shapes are trained for a few steps, on one rank and on as many as there are
+cores or GPUs; what each operation takes is noted with its sizes. Then collectives are timed: between
+ranks of this process, and on the CPU between processes too, which `fsdp launch` starts. All points go
+to the file, with the machine, the version and the date. It is the description of a cluster, which
+`fsdp plan --cluster FILE` takes; what is not measured (network, price, failures) is that of --like, and
+said to be so. It takes some minutes; other work on the machine makes the times wrong.
+
+Where a launcher has started several processes, only collectives between them are timed, and added to
+a file of the same machine, device and version.
+
+Examples:
+  fsdp calibrate --out mine.toml
+  fsdp calibrate --device cuda --like h100-sxm --out mine.toml
+  mpirun -np 4 fsdp calibrate --out mine.toml
+  fsdp plan run.toml --cluster mine.toml"
+)]
+pub(crate) struct CalibrateArgs {
+    /// Where the points go; of files that are there, only an earlier calibration is replaced
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// What computes
+    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
+    /// The cluster by name that says what is not measured [default: cpu-2core on CPUs]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) like: Option<String>,
+    /// The most ranks on this machine [default: twice its cores, or its GPUs]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ranks: Option<usize>,
+    /// Steps of each model that are timed, in each of three passes over all models
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = positive)]
+    pub(crate) steps: usize,
+    /// So many of the models, the smallest first [default: all]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) models: Option<usize>,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
+}

@@ -1,0 +1,276 @@
+//! `fsdp calibrate`: what operations and collectives take here, as a file for `fsdp plan`.
+
+mod collectives;
+mod computing;
+mod file;
+mod machine;
+mod models;
+mod watch;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs, io};
+
+use fsdp_core::DType;
+use fsdp_plan::cluster::Cluster;
+use fsdp_plan::measured::{Measured, Points, left_out};
+use fsdp_train::config::{Device, RunConfig};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::CalibrateArgs;
+use crate::cluster::{self, Team};
+use crate::error::CliError;
+use crate::exit_code::Exit;
+use crate::host::total_threads;
+use crate::{device, logging, output};
+use collectives::Collectives;
+use computing::{Samples, Step, Steps};
+use file::{add, earlier, expect_replaceable, expect_same, write};
+use models::{SHAPES, Shape, WHOLE};
+
+/// How often all models are run.
+const PASSES: usize = 3;
+
+/// The element types that are timed.
+const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
+
+/// Measures, and writes the file.
+///
+/// # Errors
+/// [`CliError`]: the device is not there, the file is of something else, or a run failed.
+pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
+    logging::install(None)?;
+    let device = args.device.device();
+    device::expect(device)?;
+    let Some(place) = cluster::place()? else { return alone(args, device).map(|()| Exit::Done) };
+    let before = earlier(&args.out)?;
+    let (before, measured) = expect_same(before, device, &args.out)?;
+    let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device));
+    let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
+    cluster::within(Some(place), &run, args.network, |team| {
+        let Some(team) = team else { return Ok(Exit::Done) };
+        let cluster = together(team, args, &run, (before, measured))?;
+        if team.cluster.is_leader() {
+            write(&cluster, &args.out)?;
+        }
+        Ok(Exit::Done)
+    })
+}
+
+impl CalibrateArgs {
+    /// The models that are run.
+    fn shapes(&self) -> &'static [Shape] {
+        &SHAPES[..self.models.unwrap_or(SHAPES.len()).min(SHAPES.len())]
+    }
+}
+
+/// Collectives and whole steps between processes, beside what was measured before.
+fn together(
+    team: Team<'_>,
+    args: &CalibrateArgs,
+    run: &RunConfig,
+    (mut cluster, mut measured): (Cluster, Measured),
+) -> Result<Cluster, CliError> {
+    let (ranks, transport) = (run.ranks, team.carrier());
+    let work = Collectives { ranks, transport };
+    add(&mut measured.collectives, device::training(run, Some(team.cluster), work)??);
+    cluster.node.devices.value = cluster.node.devices.value.max(ranks as f64);
+    cluster.measured = Some(measured);
+    let samples = steps(args, run.device, ranks, Some(team))?;
+    add_steps(&mut cluster, &samples.steps(), transport)?;
+    Ok(cluster)
+}
+
+/// Whole steps of some models, which nobody watches.
+fn steps(
+    args: &CalibrateArgs,
+    device: Device,
+    ranks: usize,
+    team: Option<Team<'_>>,
+) -> Result<Samples, CliError> {
+    let mut samples = Samples::default();
+    for shape in WHOLE.into_iter().filter(|&index| index < args.shapes().len()).map(|index| SHAPES[index]) {
+        for dtype in DTYPES {
+            let job = shape.job(device, dtype, ranks)?;
+            let of = format!("{shape:?} {dtype} {ranks}");
+            let steps = Steps { job: &job, count: args.steps, of, is_watched: false, samples: &mut samples };
+            device::training(&job.config.run, team.map(|team| team.cluster), steps)??;
+        }
+    }
+    Ok(samples)
+}
+
+/// Adds points of whole steps, beside what a cluster's other points say of them.
+fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> Result<(), CliError> {
+    let points = steps.iter().map(|step| step.point(cluster, transport)).collect::<Result<Vec<_>, _>>()?;
+    let measured = cluster.measured.as_mut().expect("steps come last");
+    add(&mut measured.steps, [(transport.to_owned(), points)].into());
+    Ok(())
+}
+
+/// Everything that one process can measure; others are started for the rest.
+fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
+    expect_replaceable(&args.out)?;
+    let like = machine::like(args.like.as_deref(), device)?;
+    let (threads, most) = most_ranks(args, device);
+    let (worlds, shapes) = (worlds(most), args.shapes());
+    let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads.min(most)).collect();
+    let processes: &[usize] = if device == Device::Cuda { &[] } else { &worlds[1..] };
+    let progress =
+        bar(PASSES * computing.len() * DTYPES.len() * shapes.len() + worlds.len() + processes.len());
+    let mut measured = Measured {
+        machine: machine::name(device, device_name(device)?, threads),
+        device: device.name().to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        date: logging::now(),
+        threads,
+        issue: 0.0,
+        between_calls: 0.0,
+        calls: Points::new(),
+        operations: Points::new(),
+        collectives: Points::new(),
+        steps: Points::new(),
+    };
+    let mut whole = compute(args, device, shapes, &computing, &progress)?.finish(&mut measured);
+    let transport = if device == Device::Cuda { "nccl" } else { "threads" };
+    for &ranks in &worlds {
+        progress.set_message(format!("collectives of {ranks} ranks"));
+        let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
+        add(&mut measured.collectives, device::training(&run, None, Collectives { ranks, transport })??);
+        if !computing.contains(&ranks) {
+            whole.extend(steps(args, device, ranks, None)?.steps());
+        }
+        progress.inc(1);
+    }
+    let mut cluster = machine::cluster(like, measured, most);
+    add_steps(&mut cluster, &whole, transport)?;
+    write(&cluster, &args.out)?;
+    for &ranks in processes {
+        progress.set_message(format!("{ranks} processes"));
+        launch(args, ranks)?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    tell(&args.out)
+}
+
+fn compute(
+    args: &CalibrateArgs,
+    device: Device,
+    shapes: &[Shape],
+    worlds: &[usize],
+    progress: &ProgressBar,
+) -> Result<Samples, CliError> {
+    let mut samples = Samples::default();
+    // What disturbs a machine for some seconds then disturbs one of several times that a model is run.
+    let models = DTYPES.into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)));
+    let of_worlds = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
+    for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(of_worlds)) {
+        progress.set_message(format!("{dtype} on {ranks} ranks"));
+        let job = shape.job(device, dtype, ranks)?;
+        let of = format!("{shape:?} {dtype} {ranks}");
+        let steps = Steps { job: &job, count: args.steps, of, is_watched: true, samples: &mut samples };
+        device::training(&job.config.run, None, steps)??;
+        progress.inc(1);
+    }
+    Ok(samples)
+}
+
+/// Threads that compute, or GPUs; and the most ranks that are timed.
+fn most_ranks(args: &CalibrateArgs, device: Device) -> (usize, usize) {
+    let threads = match device {
+        Device::Cuda => fsdp_cuda::device::gpu_count().unwrap_or(1).max(1),
+        Device::Cpu | Device::TorchCpu => total_threads(0),
+    };
+    let most = if device == Device::Cuda { threads } else { 2 * threads };
+    (threads, args.ranks.unwrap_or(most))
+}
+
+/// 1, 2, 4, up to the most.
+fn worlds(most: usize) -> Vec<usize> {
+    (0..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= most).collect()
+}
+
+/// The name of the first GPU.
+fn device_name(device: Device) -> Result<Option<String>, CliError> {
+    if device != Device::Cuda {
+        return Ok(None);
+    }
+    struct Name;
+    impl device::Work for Name {
+        type Outcome = Result<Vec<Option<String>>, fsdp_train::TrainError>;
+
+        fn on<L: fsdp_comm::launch::Launcher>(self, launcher: &L) -> Self::Outcome
+        where
+            L::Memory: fsdp_train::TrainBackend + crate::clock::Clock,
+        {
+            let name = |seat: fsdp_comm::launch::Seat<L::Memory>| {
+                Ok::<_, fsdp_train::TrainError>(crate::clock::Clock::device_name(&*seat.memory))
+            };
+            Ok(launcher.launch(1, &name)?)
+        }
+    }
+    let run = SHAPES[0].job(device, DType::F32, 1)?.config.run;
+    Ok(device::training(&run, None, Name)??.pop().flatten())
+}
+
+/// Starts this program once for each of so many ranks, to time collectives between them.
+fn launch(args: &CalibrateArgs, ranks: usize) -> Result<(), CliError> {
+    let what = || format!("{ranks} processes");
+    let failed = |source| CliError::Start { what: what(), source };
+    let program = env::current_exe().map_err(failed)?;
+    let mut command = Command::new(program);
+    command.args(["launch", "--nproc", &ranks.to_string(), "--max-restarts", "0", "--", "calibrate"]);
+    command
+        .args(["--device", args.device.name(), "--steps", &args.steps.to_string(), "--out"])
+        .arg(&args.out);
+    let done = command.stdin(Stdio::null()).output().map_err(failed)?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr);
+    Err(failed(io::Error::other(format!("they ended with {}: {}", done.status, said.trim()))))
+}
+
+/// Says what is in a file now.
+fn tell(file: &Path) -> Result<(), CliError> {
+    let cluster = earlier(file)?;
+    let measured = cluster.measured.as_ref().expect("it was written with its points");
+    let percent = |points: &Points| {
+        left_out(points).map_or_else(|| "not known".to_owned(), |part| format!("{:.1} %", 100.0 * part))
+    };
+    let bytes = fs::metadata(file).map_or(0, |file| file.len());
+    output::print(&format!(
+        "{} points of {} ({}) in {} ({bytes} bytes)\n\
+         how far a point is from what the others say, left out (mean, by time):\n\
+         calls {}, other operations {}, collectives {}, whole steps {}\n",
+        measured.len(),
+        measured.machine,
+        measured.device,
+        file.display(),
+        percent(&measured.calls),
+        percent(&measured.operations),
+        percent(&measured.collectives),
+        percent(&measured.steps),
+    ))
+}
+
+fn bar(steps: usize) -> ProgressBar {
+    if !output::draws_bars() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:28} {pos}/{len} {msg}, ETA {eta}");
+    ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worlds_are_powers_of_two() {
+        assert_eq!(worlds(1), [1]);
+        assert_eq!(worlds(6), [1, 2, 4]);
+        assert_eq!(worlds(8), [1, 2, 4, 8]);
+    }
+}

@@ -1,0 +1,119 @@
+//! What collectives take, by how many bytes and ranks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::comm::{Comm, Purpose, ReduceOp};
+use fsdp_core::memory::{Category, SliceMut};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_plan::measured::{Point, Points};
+use fsdp_plan::prices::Collective;
+use fsdp_train::{TrainBackend, TrainError};
+
+use super::computing::undisturbed;
+use crate::clock::Clock;
+use crate::device::Work;
+
+/// Bytes of what is gathered or reduced; the last ones on devices with memory of their own.
+const BYTES: [usize; 10] =
+    [256, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+
+/// The most on a host.
+const BYTES_OF_HOST: usize = 64 << 20;
+
+/// A size is repeated until so many bytes have moved, within limits.
+const BYTES_EACH: usize = 96 << 20;
+const REPEATED: [usize; 2] = [3, 40];
+
+/// Repetitions before those that count.
+const WARM_UP: usize = 2;
+
+/// Collectives of all ranks of a world.
+pub(super) struct Collectives {
+    pub(super) ranks: usize,
+    /// What carries them.
+    pub(super) transport: &'static str,
+}
+
+impl Work for Collectives {
+    type Outcome = Result<Points, TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend + Clock,
+    {
+        let measured =
+            launcher.launch(self.ranks, &|seat: Seat<L::Memory>| measure(seat).map_err(TrainError::from))?;
+        let mut points = Points::new();
+        // All ranks have done the same; whoever waited longest has seen all of it.
+        for (index, &(collective, bytes, _)) in measured[0].iter().enumerate() {
+            let seconds = measured.iter().map(|rank| rank[index].2).fold(0.0, f64::max).max(1e-9);
+            let point = Point { ranks: self.ranks, size: vec![bytes as f64], work: bytes as f64, seconds };
+            points.entry(format!("{} {}", collective.name(), self.transport)).or_default().push(point);
+        }
+        Ok(points)
+    }
+}
+
+/// A collective, its bytes and what it took.
+type Timed = (Collective, usize, f64);
+
+fn measure<M: Clock>(seat: Seat<M>) -> Result<Vec<Timed>, Error> {
+    let Seat { memory, mut gathers, mut reductions, .. } = seat;
+    let mut timed = Vec::new();
+    for collective in Collective::ALL {
+        for bytes in BYTES.into_iter().filter(|&bytes| bytes <= BYTES_OF_HOST || memory.is_asynchronous()) {
+            let comm = if collective == Collective::AllGather { &mut gathers } else { &mut reductions };
+            timed.push((collective, bytes, undisturbed(&mut times(&memory, comm, collective, bytes)?)));
+        }
+    }
+    Ok(timed)
+}
+
+/// Seconds of each repetition that counts.
+fn times<M: Clock>(
+    memory: &Arc<M>,
+    comm: &mut Comm<M>,
+    collective: Collective,
+    bytes: usize,
+) -> Result<Vec<f64>, Error> {
+    let [least, most] = REPEATED;
+    let count = (BYTES_EACH / bytes).clamp(least, most);
+    let (ranks, elements) = (comm.size(), (bytes / DType::F32.size_bytes()).next_multiple_of(comm.size()));
+    let mut seconds = Vec::new();
+    for repetition in 0..WARM_UP + count {
+        let (whole, part) = (zeroed(&**memory, elements)?, zeroed(&**memory, elements / ranks)?);
+        let queue = if collective == Collective::AllGather { Queue::Gather } else { Queue::Reduce };
+        let (issued, begin) = (Instant::now(), memory.mark(queue)?);
+        let pending = match collective {
+            Collective::AllGather => {
+                comm.all_gather(memory, Purpose::Forward, None, vec![part], vec![whole])?
+            }
+            Collective::ReduceScatter => {
+                comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole], vec![part])?
+            }
+            Collective::AllReduce => {
+                comm.all_reduce(memory, ReduceOp::Sum, Purpose::Gradient, None, vec![whole])?
+            }
+        };
+        let done = pending.wait_on(memory, queue)?;
+        let end = memory.mark(queue)?;
+        let took = if memory.is_asynchronous() {
+            memory.milliseconds(&begin, &end)? / 1e3
+        } else {
+            issued.elapsed().as_secs_f64()
+        };
+        drop(done);
+        if repetition >= WARM_UP {
+            seconds.push(took);
+        }
+    }
+    Ok(seconds)
+}
+
+fn zeroed<M: Clock>(memory: &M, elements: usize) -> Result<M::Buffer, Error> {
+    let mut buffer = memory.allocate(Category::Workspace, DType::F32, elements)?;
+    memory.zero(Queue::Compute, SliceMut::whole(&mut buffer))?;
+    Ok(buffer)
+}

@@ -1,0 +1,205 @@
+//! What operations and calls take, and whole steps, of small models.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_core::plan::Plan;
+use fsdp_core::{DType, Rank};
+use fsdp_nn::model::unsharded::BlockCall;
+use fsdp_plan::cluster::Cluster;
+use fsdp_plan::measured::{Measured, Point, Points};
+use fsdp_plan::{Calls, Constants, Listed, Planned, Software, StepWork, forecast};
+use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError, listed, rank_tables};
+
+use super::watch::{Seen, Watch};
+use crate::clock::Clock;
+use crate::device::Work;
+use crate::error::CliError;
+use crate::run_setup::Model;
+
+/// Steps before those that count: memory is taken, caches are warm.
+const WARM_UP: u64 = 1;
+
+/// Times of what is the same, by what it is, ranks and sizes.
+#[derive(Default)]
+pub(super) struct Samples {
+    calls: Times,
+    operations: Times,
+    /// Seconds of a step for each of its operations, beside what they take.
+    issue: Vec<f64>,
+    between_calls: Vec<f64>,
+    /// Steps that nobody watched, by what they are of.
+    steps: BTreeMap<String, Step>,
+}
+
+/// A step, and what it took.
+pub(super) struct Step {
+    plan: Arc<Plan>,
+    work: StepWork,
+    seconds: Vec<f64>,
+}
+
+impl Step {
+    /// As a point, beside what a cluster's other points say of it.
+    ///
+    /// # Errors
+    /// [`ClusterError`](fsdp_plan::cluster::ClusterError): an element type that the cluster does not have.
+    pub(super) fn point(&self, cluster: &Cluster, transport: &'static str) -> Result<Point, CliError> {
+        let (plan, work, software) = (&*self.plan, &self.work, Software::OURS);
+        let constants = &Constants::fitted();
+        let said = forecast(&Planned { plan, work, cluster, software, constants, transport })?;
+        Ok(Measured::step(plan.mesh.world(), said.timeline.end, undisturbed(&mut self.seconds.clone())))
+    }
+}
+
+/// Sizes are those of [`Point::size`], by their bits, and then its work.
+type Times = BTreeMap<(String, usize, Vec<u64>), Vec<f64>>;
+
+/// The steps of a model.
+pub(super) struct Steps<'a> {
+    pub(super) job: &'a Job<Model>,
+    pub(super) count: usize,
+    /// What tells the model from others.
+    pub(super) of: String,
+    /// Whether operations are watched, too.
+    pub(super) is_watched: bool,
+    pub(super) samples: &'a mut Samples,
+}
+
+/// A step of a rank: seconds, and what was seen.
+type Watched = (f64, Vec<Seen>);
+
+impl Work for Steps<'_> {
+    type Outcome = Result<(), TrainError>;
+
+    fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
+    where
+        L::Memory: TrainBackend + Clock,
+    {
+        let Self { job, count, of, is_watched, samples } = self;
+        let ranks = job.config.run.ranks;
+        let measured =
+            launcher.launch(ranks, &|seat: Seat<L::Memory>| measure(job, seat, count as u64, is_watched))?;
+        samples.add::<L::Memory>(job, of, &measured[0])
+    }
+}
+
+/// What a rank measured.
+struct Measurement {
+    watched: Vec<Watched>,
+    /// Seconds of steps that nobody watched.
+    steps: Vec<f64>,
+}
+
+fn measure<M: TrainBackend + Clock>(
+    job: &Job<Model>,
+    seat: Seat<M>,
+    count: u64,
+    is_watched: bool,
+) -> Result<Measurement, TrainError> {
+    let memory = Arc::clone(&seat.memory);
+    let mut trainer = RankTrainer::new(job, seat)?;
+    let mut measured = Measurement { watched: Vec::new(), steps: Vec::new() };
+    for step in 0..WARM_UP + count {
+        let begin = Instant::now();
+        trainer.step(step, false, &mut ProgramOrder, &mut ())?;
+        measured.steps.extend((step >= WARM_UP).then(|| begin.elapsed().as_secs_f64()));
+    }
+    if is_watched {
+        let (mut watch, _guard) = Watch::new(&memory);
+        for step in WARM_UP + count..WARM_UP + 2 * count {
+            let begin = Instant::now();
+            trainer.step(step, false, &mut ProgramOrder, &mut watch)?;
+            measured.watched.push((begin.elapsed().as_secs_f64(), watch.take()?));
+        }
+    }
+    Ok(measured)
+}
+
+impl Samples {
+    fn add<M: TrainBackend>(
+        &mut self,
+        job: &Job<Model>,
+        of: String,
+        measured: &Measurement,
+    ) -> Result<(), TrainError> {
+        let (plan, ranks) = (&job.plan, job.config.run.ranks);
+        let (shape, listings) = listed(&job.config, &job.architecture, plan)?;
+        let calls = Arc::new(Calls::new(shape, &listings));
+        let tables = rank_tables::<M>(&job.config, plan, Rank(0))?;
+        let work = StepWork::new(plan, calls, &tables);
+        let dtype = plan.policy.param_dtype;
+        for (seconds, seen) in &measured.watched {
+            let mut own = 0.0;
+            for Seen { op, seconds, calls } in seen {
+                own += seconds;
+                let kind = plan.step.op(*op).kind;
+                let called = BlockCall::of(kind);
+                let steps = called.and_then(|called| listings.iter().find(|(call, _)| *call == called));
+                if let Some((_, listing)) = steps {
+                    assert_eq!(calls.len(), listing.list.steps.len(), "a block runs what it lists");
+                    let listed = listing.list.steps.iter().map(|step| Listed::of(step, shape));
+                    listed
+                        .zip(calls)
+                        .for_each(|(listed, &seconds)| self.call(&listed, dtype, ranks, seconds));
+                    let inside: f64 = calls.iter().sum();
+                    self.between_calls.push((seconds - inside) / calls.len().max(1) as f64);
+                } else if !kind.is_collective() {
+                    let point = work.ops[op.0].point();
+                    let key = key(kind.name().to_owned(), ranks, &point.size, point.work);
+                    self.operations.entry(key).or_default().push(*seconds);
+                }
+            }
+            if ranks == 1 {
+                self.issue.push((seconds - own) / plan.step.ops.len() as f64);
+            }
+        }
+        let step = || Step { plan: Arc::clone(plan), work, seconds: Vec::new() };
+        self.steps.entry(of).or_insert_with(step).seconds.extend(&measured.steps);
+        Ok(())
+    }
+
+    fn call(&mut self, listed: &Listed, dtype: DType, ranks: usize, seconds: f64) {
+        let key = key(format!("{} {dtype}", listed.op), ranks, &listed.size, listed.work);
+        self.calls.entry(key).or_default().push(seconds);
+    }
+
+    /// Puts what nothing has disturbed into what was measured; the steps are left.
+    pub(super) fn finish(mut self, measured: &mut Measured) -> Vec<Step> {
+        measured.calls = points(self.calls);
+        measured.operations = points(self.operations);
+        measured.issue = undisturbed(&mut self.issue).max(0.0);
+        measured.between_calls = undisturbed(&mut self.between_calls).max(0.0);
+        self.steps.into_values().collect()
+    }
+
+    /// The steps alone.
+    pub(super) fn steps(self) -> Vec<Step> {
+        self.steps.into_values().collect()
+    }
+}
+
+fn key(what: String, ranks: usize, size: &[f64], work: f64) -> (String, usize, Vec<u64>) {
+    (what, ranks, size.iter().chain([&work]).map(|size| size.to_bits()).collect())
+}
+
+fn points(times: Times) -> Points {
+    let mut points = Points::new();
+    for ((what, ranks, sizes), mut seconds) in times {
+        let mut size: Vec<f64> = sizes.into_iter().map(f64::from_bits).collect();
+        let work = size.pop().expect("a key has its work");
+        // The clock has a grain.
+        let seconds = undisturbed(&mut seconds).max(1e-9);
+        points.entry(what).or_default().push(Point { ranks, size, work, seconds });
+    }
+    points
+}
+
+/// The lower quartile, because what disturbs a measurement only makes it longer; 0 of nothing.
+pub(super) fn undisturbed(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 4).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,96 @@
+//! Files of points: of the same machine, and whole.
+
+use std::io::Write;
+use std::path::Path;
+
+use fsdp_plan::cluster::Cluster;
+use fsdp_plan::measured::{Measured, Points};
+use fsdp_train::config::Device;
+use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
+
+use super::machine;
+use crate::error::CliError;
+
+/// The cluster that is in a file.
+///
+/// # Errors
+/// [`CliError`]: it can not be read, or is no cluster.
+pub(super) fn earlier(file: &Path) -> Result<Cluster, CliError> {
+    let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
+    let text = input_file::read_text(file, CONFIG_BYTES_MAX).map_err(unreadable)?;
+    Ok(Cluster::parse(&text, &file.display().to_string())?)
+}
+
+/// That points of this machine may stand beside those of a file; its cluster, and its points.
+///
+/// # Errors
+/// [`CliError::Option`]: it has none, or those of another machine, device or version.
+pub(super) fn expect_same(
+    mut cluster: Cluster,
+    device: Device,
+    file: &Path,
+) -> Result<(Cluster, Measured), CliError> {
+    let refused = |what: String| CliError::Option { option: "--out", what };
+    let file = file.display();
+    let Some(measured) = cluster.measured.take() else {
+        return Err(refused(format!(
+            "{file} has no measured points; run `fsdp calibrate --out {file}` without a launcher first"
+        )));
+    };
+    // Processes do not ask a GPU for its name before they have it.
+    let here =
+        machine::name(device, (device == Device::Cuda).then(|| measured.machine.clone()), measured.threads);
+    let version = env!("CARGO_PKG_VERSION");
+    let own = [("machine", here.as_str()), ("device", device.name()), ("version", version)];
+    let theirs = [&measured.machine, &measured.device, &measured.version];
+    for ((what, own), theirs) in own.into_iter().zip(theirs) {
+        if own != theirs {
+            return Err(refused(format!(
+                "{file} is of another {what}: \"{theirs}\", and this one is \"{own}\"; times of different ones do not go \
+                 together, so choose another file"
+            )));
+        }
+    }
+    Ok((cluster, measured))
+}
+
+/// Adds points, in the place of those with the same number of ranks.
+pub(super) fn add(all: &mut Points, more: Points) {
+    for (what, points) in more {
+        let there = all.entry(what).or_default();
+        there.retain(|point| points.iter().all(|new| new.ranks != point.ranks));
+        there.extend(points);
+    }
+}
+
+/// That a file is not there, or is a calibration.
+///
+/// # Errors
+/// [`CliError::Option`]: it is something else.
+pub(super) fn expect_replaceable(file: &Path) -> Result<(), CliError> {
+    if !file.exists() {
+        return Ok(());
+    }
+    if earlier(file).is_ok_and(|cluster| cluster.measured.is_some()) {
+        return Ok(());
+    }
+    let what = format!("{} is there, and is no calibration; choose another file", file.display());
+    Err(CliError::Option { option: "--out", what })
+}
+
+/// Writes a file, whole or not at all.
+///
+/// # Errors
+/// [`CliError::Write`].
+pub(super) fn write(cluster: &Cluster, file: &Path) -> Result<(), CliError> {
+    let failed = || CliError::write(file);
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut whole = tempfile::NamedTempFile::new_in(folder).map_err(failed())?;
+    whole.write_all(cluster.to_toml().as_bytes()).map_err(failed())?;
+    whole.as_file().sync_all().map_err(failed())?;
+    whole.persist(file).map_err(|error| failed()(error.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

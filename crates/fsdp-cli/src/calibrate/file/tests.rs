@@ -1,0 +1,76 @@
+use std::fs;
+
+use fsdp_plan::measured::Point;
+
+use super::*;
+
+fn points(what: &str, of: &[(usize, f64)]) -> Points {
+    let point = |&(ranks, seconds): &(usize, f64)| Point { ranks, size: vec![8.0], work: 8.0, seconds };
+    [(what.to_owned(), of.iter().map(point).collect())].into()
+}
+
+fn measured(machine: &str) -> Measured {
+    Measured {
+        machine: machine.to_owned(),
+        device: "cpu".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        date: "2026-11-23T00:00:00Z".into(),
+        threads: 2,
+        issue: 0.0,
+        between_calls: 0.0,
+        calls: points("linear f32", &[(1, 1.0)]),
+        operations: Points::new(),
+        collectives: points("all-gather threads", &[(1, 1.0), (2, 2.0)]),
+        steps: Points::new(),
+    }
+}
+
+#[test]
+fn points_of_as_many_ranks_are_replaced_and_others_stay() {
+    let mut all = points("x", &[(1, 1.0), (2, 2.0)]);
+    add(&mut all, points("x", &[(2, 3.0), (4, 4.0)]));
+    add(&mut all, points("y", &[(1, 5.0)]));
+    let seconds = |what: &str| all[what].iter().map(|point| (point.ranks, point.seconds)).collect::<Vec<_>>();
+    assert_eq!(seconds("x"), [(1, 1.0), (2, 3.0), (4, 4.0)]);
+    assert_eq!(seconds("y"), [(1, 5.0)]);
+}
+
+#[test]
+fn points_of_another_machine_device_or_version_are_refused() {
+    let like = || machine::like(None, Device::Cpu).unwrap();
+    let file = Path::new("mine.toml");
+    let here = machine::name(Device::Cpu, None, 2);
+    assert!(expect_same(machine::cluster(like(), measured(&here), 2), Device::Cpu, file).is_ok());
+    let told = |measured: Measured, device: Device| {
+        expect_same(machine::cluster(like(), measured, 2), device, file).unwrap_err().to_string()
+    };
+    let error = told(measured("an abacus"), Device::Cpu);
+    assert!(error.contains("mine.toml is of another machine: \"an abacus\""), "{error}");
+    let error = told(measured(&here), Device::TorchCpu);
+    assert!(error.contains("another device: \"cpu\", and this one is \"torch-cpu\""), "{error}");
+    let error = told(Measured { version: "0.0.1".into(), ..measured(&here) }, Device::Cpu);
+    assert!(error.contains("another version: \"0.0.1\""), "{error}");
+    let error = expect_same(like(), Device::Cpu, file).unwrap_err().to_string();
+    assert!(error.contains("no measured points"), "{error}");
+}
+
+#[test]
+fn a_file_that_was_written_is_read_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mine.toml");
+    let cluster = machine::cluster(machine::like(None, Device::Cpu).unwrap(), measured("a \"machine\""), 4);
+    write(&cluster, &file).unwrap();
+    assert_eq!(earlier(&file).unwrap(), cluster);
+    expect_replaceable(&file).unwrap();
+    fs::write(&file, "mine").unwrap();
+    let error = expect_replaceable(&file).unwrap_err().to_string();
+    assert!(error.contains("is no calibration"), "{error}");
+}
+
+#[test]
+fn gpus_need_a_cluster_that_says_what_is_not_measured() {
+    let error = machine::like(None, Device::Cuda).unwrap_err().to_string();
+    assert!(error.contains("--like: name a cluster"), "{error}");
+    let error = machine::like(Some("h100-sxm"), Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("h100-sxm has other devices than \"cpu\""), "{error}");
+}

@@ -1,0 +1,80 @@
+//! From what was measured to the description of a cluster.
+
+use std::fs;
+
+use fsdp_comm::process::cluster::cpu_model;
+use fsdp_plan::cluster::{Cluster, Kind, Sourced};
+use fsdp_plan::measured::{Measured, Point, Points};
+use fsdp_train::config::Device;
+
+use crate::error::CliError;
+
+/// What this machine is called in files of points.
+pub(super) fn name(device: Device, device_name: Option<String>, threads: usize) -> String {
+    match (device, device_name) {
+        (Device::Cuda, Some(name)) => name,
+        _ => format!("{}, {threads} threads", cpu_model()),
+    }
+}
+
+/// The cluster by name that says what is not measured.
+///
+/// # Errors
+/// [`CliError`]: none is called so, one of other devices, or none was named for GPUs.
+pub(super) fn like(named: Option<&str>, device: Device) -> Result<Cluster, CliError> {
+    let refused = |what: String| CliError::Option { option: "--like", what };
+    let wants_cpu = device != Device::Cuda;
+    let cluster = match named {
+        Some(name) => Cluster::known(name)?,
+        None if wants_cpu => Cluster::known("cpu-2core")?,
+        None => return Err(refused(
+            "name a cluster with such GPUs, as h100-sxm: its network, price and failures are not measured"
+                .to_owned(),
+        )),
+    };
+    if (cluster.kind == Kind::Cpu) != wants_cpu {
+        return Err(refused(format!("{} has other devices than \"{}\"", cluster.name, device.name())));
+    }
+    Ok(cluster)
+}
+
+/// The cluster that is made of such machines.
+pub(super) fn cluster(mut cluster: Cluster, measured: Measured, ranks: usize) -> Cluster {
+    let source = |what: &str| format!("measured by `fsdp calibrate` on {}: {what}", measured.date);
+    cluster.name = "measured".to_owned();
+    cluster.about = measured.machine.clone();
+    if cluster.kind == Kind::Cpu {
+        let threads = measured.threads as f64;
+        cluster.device.units = Sourced { value: threads, source: source("threads that compute") };
+        if let Some(bytes) = memory() {
+            cluster.device.memory = Sourced { value: bytes, source: source("MemTotal of /proc/meminfo") };
+        }
+        cluster.node.devices =
+            Sourced { value: ranks as f64, source: source("the most ranks that were timed") };
+    }
+    for (dtype, peak) in &mut cluster.device.peak {
+        if let Some(best) = fastest(&measured.calls, &format!("linear {dtype}")) {
+            *peak = Sourced { value: best, source: source("the fastest product of one rank") };
+        }
+    }
+    if let Some(best) = fastest(&measured.calls, "add f32").filter(|_| cluster.kind == Kind::Cpu) {
+        cluster.device.memory_bandwidth =
+            Sourced { value: best, source: source("the fastest sum of one rank") };
+    }
+    cluster.measured = Some(measured);
+    cluster
+}
+
+/// The most work a second of any point of one rank.
+fn fastest(points: &Points, what: &str) -> Option<f64> {
+    let rate = |point: &Point| point.work / point.seconds;
+    let alone = points.get(what)?.iter().filter(|point| point.ranks == 1);
+    alone.map(rate).max_by(f64::total_cmp)
+}
+
+/// Bytes of memory of this machine.
+fn memory() -> Option<f64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(kib.trim().trim_end_matches("kB").trim().parse::<f64>().ok()? * 1024.0)
+}

@@ -1,0 +1,173 @@
+//! The models whose operations are timed: of both kinds of layers, with sizes that lie about evenly on a logarithmic scale.
+//!
+//! They are written as a user would write them, so that every point is of a run like any other.
+
+use fsdp_core::DType;
+use fsdp_nn::hf::HfConfig;
+use fsdp_train::config::{Device, Resolved};
+use fsdp_train::{Job, adapter};
+use serde_json::json;
+
+use crate::bench::tokens::Tokens;
+use crate::error::CliError;
+use crate::run_setup::{self, Model};
+
+/// What a model's layers are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// RMS norms, rotations, gated activations, no biases.
+    Llama,
+    /// Layer norms, biases, `gelu`, dropout, an embedding that is the head too.
+    Gpt2,
+}
+
+/// A model, and how much of it is run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    kind: Kind,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: usize,
+    vocab: usize,
+    seq: usize,
+    /// Samples of a micro-batch.
+    samples: usize,
+    /// Micro-batches of a rank's step.
+    rounds: usize,
+    optimizer: &'static str,
+    checkpointing: &'static str,
+}
+
+const fn llama(
+    [hidden, heads, kv_heads, ffn]: [usize; 4],
+    [vocab, seq, samples, rounds]: [usize; 4],
+) -> Shape {
+    let (kind, optimizer, checkpointing) = (Kind::Llama, "adamw", "none");
+    Shape { kind, hidden, heads, kv_heads, ffn, vocab, seq, samples, rounds, optimizer, checkpointing }
+}
+
+const fn gpt2([hidden, heads]: [usize; 2], sizes: [usize; 4]) -> Shape {
+    Shape { kind: Kind::Gpt2, ..llama([hidden, heads, heads, 4 * hidden], sizes) }
+}
+
+/// A small model that is there for its update rule.
+const fn updated_by(optimizer: &'static str) -> Shape {
+    Shape { optimizer, ..llama([160, 4, 4, 432], [3000, 32, 1, 1]) }
+}
+
+/// From small to large.
+pub(super) const SHAPES: [Shape; 18] = [
+    llama([64, 2, 1, 176], [1000, 96, 2, 2]),
+    gpt2([96, 3], [2000, 64, 6, 1]),
+    updated_by("sgd"),
+    updated_by("lion"),
+    updated_by("adafactor"),
+    updated_by("adamw8bit"),
+    llama([144, 4, 2, 400], [5000, 160, 3, 2]),
+    Shape { checkpointing: "full", ..llama([112, 4, 4, 300], [3000, 320, 1, 1]) },
+    gpt2([208, 4], [6000, 224, 2, 1]),
+    llama([200, 5, 5, 540], [12_000, 384, 1, 1]),
+    llama([224, 7, 7, 608], [2500, 128, 12, 1]),
+    llama([288, 6, 2, 768], [3000, 80, 4, 2]),
+    gpt2([352, 11], [12_000, 96, 5, 1]),
+    llama([416, 8, 8, 1120], [24_000, 48, 3, 1]),
+    llama([448, 7, 7, 1216], [4500, 640, 1, 1]),
+    llama([320, 5, 5, 864], [6000, 256, 10, 1]),
+    llama([608, 8, 4, 1632], [9000, 176, 4, 1]),
+    llama([832, 13, 13, 2240], [16_000, 128, 3, 1]),
+];
+
+/// Those of them whose whole steps are timed between processes, and with more ranks than threads.
+pub(super) const WHOLE: [usize; 6] = [0, 6, 8, 9, 12, 14];
+
+impl Shape {
+    /// The job of training it: values of `dtype`, so many steps on so many ranks.
+    ///
+    /// # Errors
+    /// [`CliError`]: the tokens can not be written.
+    pub(super) fn job(&self, device: Device, dtype: DType, ranks: usize) -> Result<Job<Model>, CliError> {
+        let origin = || "calibrate".to_owned();
+        let model = HfConfig::parse(&self.config().to_string())
+            .map_err(|source| CliError::Model { origin: origin(), source })?;
+        let tokens = Tokens::of_step("--ranks", self.samples * self.rounds * ranks, self.seq)?;
+        tokens.write(self.vocab)?;
+        let config = Resolved::parse(&self.run(&tokens, device, dtype, ranks), &origin(), &[])?.config;
+        let architecture = adapter::adapt(&config, model.build()?)?;
+        let init = run_setup::random(config.model.seed, &architecture);
+        Ok(Job::new(config, architecture, init)?)
+    }
+
+    fn config(&self) -> serde_json::Value {
+        let Self { hidden, heads, kv_heads, ffn, vocab, seq, .. } = *self;
+        match self.kind {
+            Kind::Llama => json!({
+                "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn,
+                "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+                "max_position_embeddings": seq, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+            }),
+            Kind::Gpt2 => json!({
+                "model_type": "gpt2", "vocab_size": vocab, "n_embd": hidden, "n_layer": 2, "n_head": heads,
+                "n_positions": seq, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1,
+            }),
+        }
+    }
+
+    fn run(&self, tokens: &Tokens, device: Device, dtype: DType, ranks: usize) -> String {
+        let Self { seq, samples, rounds, optimizer, checkpointing, .. } = self;
+        let wrap = if self.kind == Kind::Llama { "LlamaDecoderLayer" } else { "GPT2Block" };
+        format!(
+            r#"
+[model]
+path = "made by calibrate"
+[data]
+train = [{tokens}]
+format = "tokens-u32"
+seq_len = {seq}
+[train]
+steps = 100
+micro_batch_size = {samples}
+global_batch_size = {global}
+grad_clip = 1.0
+optimizer = {{ name = "{optimizer}"{lr} }}
+[fsdp]
+wrap = ["{wrap}"]
+param_dtype = "{dtype}"
+activation_checkpointing = "{checkpointing}"
+[run]
+device = "{device}"
+ranks = {ranks}
+out_dir = "unused"
+"#,
+            tokens = tokens.toml(),
+            global = samples * rounds * ranks,
+            device = device.name(),
+            // Adafactor has a rate of its own.
+            lr = if *optimizer == "adafactor" { "" } else { ", lr = 1e-3" },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_model_is_one_that_can_be_trained() {
+        for shape in SHAPES {
+            let job = shape.job(Device::Cpu, DType::F32, 2).unwrap();
+            assert_eq!(job.plan.step.rounds, shape.rounds, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_models_have_the_same_products() {
+        let sizes = |shape: &Shape| (shape.hidden, shape.seq * shape.samples);
+        let without_rules = SHAPES.iter().filter(|shape| shape.seq != 32);
+        let mut all: Vec<(usize, usize)> = without_rules.map(sizes).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+}

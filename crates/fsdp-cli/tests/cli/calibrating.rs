@@ -1,0 +1,112 @@
+//! `fsdp calibrate`: what this machine takes, and plans that stand on it.
+
+use std::fs;
+
+use crate::support::Sandbox;
+
+/// The smallest calibration: one model, two ranks at most.
+const SMALL: &str = "calibrate --out mine.toml --models 1 --steps 1 --ranks 2";
+
+/// Of which plans are made: the model of the sandbox.
+fn planned(sandbox: &Sandbox, args: &str) -> serde_json::Value {
+    let plan = format!("plan run.toml --cluster mine.toml --json {args}");
+    serde_json::from_str(&sandbox.succeed(&plan).stdout).unwrap()
+}
+
+fn refused(sandbox: &Sandbox, args: &str) -> String {
+    let ran = sandbox.fsdp(args);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    ran.stderr
+}
+
+fn points(sandbox: &Sandbox) -> toml::Table {
+    let text = fs::read_to_string(sandbox.path("mine.toml")).unwrap();
+    text.parse::<toml::Table>().unwrap()["measured"].as_table().unwrap().clone()
+}
+
+fn ranks(points: &toml::Table, table: &str, what: &str) -> Vec<i64> {
+    let points = points[table][what].as_array().unwrap();
+    let mut ranks: Vec<i64> = points.iter().map(|point| point["ranks"].as_integer().unwrap()).collect();
+    ranks.dedup();
+    ranks
+}
+
+#[test]
+fn a_machine_is_measured_and_plans_stand_on_it() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.succeed(SMALL).stdout;
+    assert!(said.contains("points of") && said.contains("in mine.toml"), "{said}");
+    let measured = points(&sandbox);
+    for (table, what) in [
+        ("calls", "linear f32"),
+        ("calls", "rms_norm_backward bf16"),
+        ("calls", "attention f32"),
+        ("operations", "update"),
+        ("collectives", "all-gather threads"),
+        ("steps", "threads"),
+    ] {
+        assert_eq!(ranks(&measured, table, what)[0], 1, "{table} {what}");
+    }
+    for (table, what) in [("collectives", "reduce-scatter tcp"), ("steps", "tcp")] {
+        assert_eq!(ranks(&measured, table, what), [2], "{table} {what}");
+    }
+    let plan = planned(&sandbox, "");
+    let seconds = plan["step"]["seconds"].as_f64().unwrap();
+    assert!(seconds > 0.0 && seconds < 100.0, "{seconds}");
+    let assumed = plan["assumed"].to_string();
+    assert!(
+        assumed.contains("that were measured on") && !assumed.contains("has not been timed"),
+        "{assumed}"
+    );
+    // What carries collectives is that of the run file.
+    let over_tcp = planned(&sandbox, "--set run.transport=tcp")["step"]["queue_seconds"].clone();
+    assert_ne!(over_tcp, plan["step"]["queue_seconds"]);
+
+    // The same again takes the place of what is there.
+    sandbox.succeed(SMALL);
+    assert_eq!(ranks(&points(&sandbox), "collectives", "reduce-scatter tcp"), [2]);
+
+    // Another machine's points stay apart.
+    let file = sandbox.path("mine.toml");
+    let text = fs::read_to_string(&file).unwrap();
+    let machine = measured["machine"].as_str().unwrap();
+    fs::write(&file, text.replacen(&format!("machine = \"{machine}\""), "machine = \"an abacus\"", 1))
+        .unwrap();
+    let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out mine.toml");
+    assert!(error.contains("mine.toml is of another machine: \"an abacus\""), "{error}");
+}
+
+#[test]
+fn a_file_of_something_else_is_kept() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path("mine.toml"), "important").unwrap();
+    let error = refused(&sandbox, SMALL);
+    assert!(error.contains("mine.toml is there, and is no calibration"), "{error}");
+    assert_eq!(fs::read_to_string(sandbox.path("mine.toml")).unwrap(), "important");
+    let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out none.toml");
+    assert!(error.contains("cannot read none.toml"), "{error}");
+    let error = refused(&sandbox, "calibrate --out new.toml --like h100-sxm");
+    assert!(error.contains("h100-sxm has other devices than \"cpu\""), "{error}");
+    assert!(!sandbox.path("new.toml").exists());
+}
+
+#[test]
+fn points_that_can_not_be_are_named() {
+    let sandbox = Sandbox::new();
+    let cluster = sandbox.succeed("plan run.toml --on cpu-2core --print-cluster").stdout;
+    let measured = |seconds: &str| {
+        format!(
+            "{cluster}\n[measured]\nmachine = \"m\"\ndevice = \"cpu\"\nversion = \"1\"\ndate = \"d\"\nthreads = 2\nissue = 0.0\n\
+             between_calls = 0.0\n[measured.calls]\n\"linear f32\" = [{{ ranks = 1, size = [1.0, 1.0, 1.0], work = 2.0, \
+             seconds = {seconds} }}]\n[measured.operations]\n[measured.collectives]\n[measured.steps]\n"
+        )
+    };
+    fs::write(sandbox.path("mine.toml"), measured("1e-6")).unwrap();
+    let plan = planned(&sandbox, "");
+    // What was not measured is priced by its sizes, and said.
+    let assumed = plan["assumed"].to_string();
+    assert!(assumed.contains("was measured at other sizes only, or not at all"), "{assumed}");
+    fs::write(sandbox.path("mine.toml"), measured("-1e-6")).unwrap();
+    let error = refused(&sandbox, "plan run.toml --cluster mine.toml");
+    assert!(error.contains("`measured.calls.\"linear f32\"[0].seconds` is -0.000001"), "{error}");
+}

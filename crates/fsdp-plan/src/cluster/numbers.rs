@@ -1,0 +1,58 @@
+//! The numbers of a cluster by their keys, and what they may be.
+
+use super::{Cluster, ClusterError, Sourced};
+use crate::measured::Measured;
+
+impl Cluster {
+    /// All numbers, with their keys, in the order of the file.
+    pub fn numbers(&self) -> Vec<(String, &Sourced)> {
+        let mut all = vec![
+            ("device.memory".to_owned(), &self.device.memory),
+            ("device.memory_bandwidth".to_owned(), &self.device.memory_bandwidth),
+            ("device.units".to_owned(), &self.device.units),
+        ];
+        all.extend(self.device.peak.iter().map(|(dtype, peak)| (format!("device.peak.{dtype}"), peak)));
+        let (node, link) = (&self.node, &self.node.link);
+        all.push(("node.devices".to_owned(), &node.devices));
+        all.push(("node.host_link".to_owned(), &node.host_link));
+        all.push(("node.link.bandwidth".to_owned(), &link.bandwidth));
+        all.push(("node.link.latency".to_owned(), &link.latency));
+        all.extend(link.largest.iter().map(|largest| ("node.link.largest".to_owned(), largest)));
+        if let Some(network) = &self.network {
+            all.push(("network.bandwidth".to_owned(), &network.bandwidth));
+            all.push(("network.latency".to_owned(), &network.latency));
+            all.push(("network.rails".to_owned(), &network.rails));
+        }
+        let operation = &self.operation;
+        all.push(("operation.failures_per_device_year".to_owned(), &operation.failures_per_device_year));
+        all.push(("operation.price_per_device_hour".to_owned(), &operation.price_per_device_hour));
+        all
+    }
+
+    /// That all numbers can be.
+    ///
+    /// # Errors
+    /// [`ClusterError::Impossible`].
+    pub(super) fn check(&self, origin: &str) -> Result<(), ClusterError> {
+        let counts = ["device.units", "node.devices", "node.link.largest", "network.rails"];
+        for (key, &Sourced { value, .. }) in self.numbers() {
+            let allowed = match () {
+                () if counts.contains(&&*key) => Some("a whole number, at least 1")
+                    .filter(|_| !(value >= 1.0 && value.fract() == 0.0 && value < 1e9)),
+                () if key.starts_with("operation.") || key.ends_with("latency") => {
+                    Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
+                }
+                () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
+            };
+            if let Some(allowed) = allowed {
+                return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
+            }
+        }
+        let wrong = self.measured.as_ref().and_then(Measured::impossible);
+        wrong.map_or(Ok(()), |(key, value)| {
+            let (origin, allowed) =
+                (origin.to_owned(), "a number above 0, or at least 0 where it is a time beside others");
+            Err(ClusterError::Impossible { origin, key, value, allowed })
+        })
+    }
+}
