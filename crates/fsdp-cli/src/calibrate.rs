@@ -25,7 +25,7 @@ use crate::host::total_threads;
 use crate::{device, logging, output};
 use collectives::Collectives;
 use computing::{Samples, Step, Steps};
-use file::{add, earlier, expect_replaceable, expect_same, write};
+use file::{add, earlier, expect_replaceable, expect_same, folder_of, write};
 use models::{SHAPES, Shape, WHOLE};
 
 /// How often all models are run.
@@ -142,7 +142,8 @@ fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
         }
         progress.inc(1);
     }
-    let mut cluster = machine::cluster(like, measured, most);
+    let written = machine::written(folder_of(&args.out))?;
+    let mut cluster = machine::cluster(like, measured, most, Some(written));
     add_steps(&mut cluster, &whole, transport)?;
     write(&cluster, &args.out)?;
     for &ranks in processes {

@@ -80,6 +80,8 @@ pub struct Cluster {
     pub node: Node,
     /// What connects nodes; of a torus, its slices.
     pub network: Option<Network>,
+    /// Where checkpoints go.
+    pub storage: Storage,
     /// What it costs, and how often it fails.
     pub operation: Operation,
     /// What was measured on it.
@@ -138,6 +140,14 @@ pub struct Network {
     pub latency: Sourced,
     /// Network cards of a node.
     pub rails: Sourced,
+}
+
+/// Where checkpoints go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Storage {
+    /// Bytes a second that a node writes.
+    pub write: Sourced,
 }
 
 /// What a cluster costs, and how often it fails.

@@ -78,14 +78,18 @@ pub(super) fn expect_replaceable(file: &Path) -> Result<(), CliError> {
     Err(CliError::Option { option: "--out", what })
 }
 
+/// The folder of a file.
+pub(super) fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Writes a file, whole or not at all.
 ///
 /// # Errors
 /// [`CliError::Write`].
 pub(super) fn write(cluster: &Cluster, file: &Path) -> Result<(), CliError> {
     let failed = || CliError::write(file);
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut whole = tempfile::NamedTempFile::new_in(folder).map_err(failed())?;
+    let mut whole = tempfile::NamedTempFile::new_in(folder_of(file)).map_err(failed())?;
     whole.write_all(cluster.to_toml().as_bytes()).map_err(failed())?;
     whole.as_file().sync_all().map_err(failed())?;
     whole.persist(file).map_err(|error| failed()(error.error))?;

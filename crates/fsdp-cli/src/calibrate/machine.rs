@@ -1,6 +1,9 @@
 //! From what was measured to the description of a cluster.
 
 use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
 
 use fsdp_comm::process::cluster::cpu_model;
 use fsdp_plan::cluster::{Cluster, Kind, Sourced};
@@ -8,6 +11,10 @@ use fsdp_plan::measured::{Measured, Point, Points};
 use fsdp_train::config::Device;
 
 use crate::error::CliError;
+
+/// What is written to learn how fast that goes.
+const BLOCK: usize = 4 << 20;
+const BLOCKS: usize = 64;
 
 /// What this machine is called in files of points.
 pub(super) fn name(device: Device, device_name: Option<String>, threads: usize) -> String {
@@ -39,7 +46,12 @@ pub(super) fn like(named: Option<&str>, device: Device) -> Result<Cluster, CliEr
 }
 
 /// The cluster that is made of such machines.
-pub(super) fn cluster(mut cluster: Cluster, measured: Measured, ranks: usize) -> Cluster {
+pub(super) fn cluster(
+    mut cluster: Cluster,
+    measured: Measured,
+    ranks: usize,
+    written: Option<f64>,
+) -> Cluster {
     let source = |what: &str| format!("measured by `fsdp calibrate` on {}: {what}", measured.date);
     cluster.name = "measured".to_owned();
     cluster.about = measured.machine.clone();
@@ -61,8 +73,29 @@ pub(super) fn cluster(mut cluster: Cluster, measured: Measured, ranks: usize) ->
         cluster.device.memory_bandwidth =
             Sourced { value: best, source: source("the fastest sum of one rank") };
     }
+    if let Some(value) = written {
+        cluster.storage.write =
+            Sourced { value, source: source("a file in the folder of this one, made durable") };
+    }
     cluster.measured = Some(measured);
     cluster
+}
+
+/// Bytes a second that are written to a folder and made durable.
+///
+/// # Errors
+/// [`CliError::Write`].
+pub(super) fn written(folder: &Path) -> Result<f64, CliError> {
+    let failed = || CliError::write(folder);
+    let mut file = tempfile::tempfile_in(folder).map_err(failed())?;
+    // Not zeros: some file systems keep no pages of them.
+    let block: Vec<u8> = (0..BLOCK).map(|index| (index * 7 % 251) as u8).collect();
+    let begin = Instant::now();
+    for _ in 0..BLOCKS {
+        file.write_all(&block).map_err(failed())?;
+    }
+    file.sync_all().map_err(failed())?;
+    Ok((BLOCK * BLOCKS) as f64 / begin.elapsed().as_secs_f64())
 }
 
 /// The most work a second of any point of one rank.

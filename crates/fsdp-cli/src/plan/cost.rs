@@ -20,10 +20,12 @@ pub(super) struct Cost {
     pub(super) seconds: f64,
     /// Seconds between failures of any device; infinite if they never fail.
     pub(super) between_failures: f64,
-    /// Seconds that a save stops the steps for: the copy of a device's state to the host.
-    pub(super) save_seconds: f64,
-    /// Seconds between saves that lose the least.
+    /// What a save takes.
+    pub(super) save: Save,
+    /// Seconds between saves: as the run file says, or those that lose the least.
     pub(super) save_every: f64,
+    /// Whether the run file says it.
+    pub(super) is_every_given: bool,
     /// The part of all time that goes to saves, restarts and steps that are done again.
     pub(super) lost: f64,
     /// US dollars for a device and hour.
@@ -40,17 +42,21 @@ impl Cost {
         let devices = ahead.devices();
         let operation = &ahead.cluster.operation;
         let between_failures = YEAR_SECONDS / (operation.failures_per_device_year.value * devices);
-        let state = ahead.usage.device.live_bytes.iter().sum::<usize>() as f64;
-        let save_seconds = state / ahead.cluster.node.host_link.value;
-        let save_every = save_every(save_seconds, between_failures);
+        let save = Save::of(ahead);
+        let given = ahead.config.checkpoint.every as f64 * ahead.forecast.seconds;
+        let is_every_given = given > 0.0;
+        // The next save waits for the last one.
+        let save_every =
+            if is_every_given { given } else { save_every(save.stop, between_failures) }.max(save.write);
         Self {
             tokens: steps * per_step,
             steps,
             seconds: steps * ahead.forecast.seconds,
             between_failures,
-            save_seconds,
+            save,
             save_every,
-            lost: lost(save_seconds, save_every, between_failures).min(0.99),
+            is_every_given,
+            lost: lost(save, save_every, between_failures).min(0.99),
             price: price.unwrap_or(operation.price_per_device_hour.value),
             devices,
         }
@@ -72,6 +78,27 @@ impl Cost {
     }
 }
 
+/// Seconds of a save.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Save {
+    /// That no step is done in: the copy of a device's state to the host, and what is written before the run goes on.
+    pub(super) stop: f64,
+    /// Until all is written, beside steps or not.
+    pub(super) write: f64,
+}
+
+impl Save {
+    fn of(ahead: &Ahead<'_>) -> Self {
+        let state = ahead.usage.device.live_bytes.iter().sum::<usize>() as f64;
+        let on_node = ahead.plan.mesh.world().min(ahead.cluster.devices_per_node()) as f64;
+        let copy = state / ahead.cluster.node.host_link.value;
+        // Replicas have the same state, which one of them writes.
+        let write = state * on_node / ahead.cluster.storage.write.value;
+        let is_async = ahead.config.checkpoint.is_async;
+        Self { stop: if is_async { copy } else { copy + write }, write: copy + write }
+    }
+}
+
 /// How often to save, for the least loss (Young, 1974; Daly, 2006, to the first order): the root of twice the time of a save
 /// times the time between failures.
 fn save_every(save: f64, between_failures: f64) -> f64 {
@@ -82,12 +109,15 @@ fn save_every(save: f64, between_failures: f64) -> f64 {
     }
 }
 
-/// The part of all time that saves take, and with each failure the restart and half of what was done since a save.
-fn lost(save: f64, every: f64, between_failures: f64) -> f64 {
-    if !between_failures.is_finite() {
+/// The part of all time that saves take, and with each failure the restart and what is done again: what was done since the last
+/// save that was written, on average half of the time between two, and the time of writing.
+fn lost(save: Save, every: f64, between_failures: f64) -> f64 {
+    if !every.is_finite() {
         return 0.0;
     }
-    save / every + (RESTART_SECONDS + every / 2.0) / between_failures
+    let again = every / 2.0 + save.write - save.stop;
+    save.stop / every
+        + if between_failures.is_finite() { (RESTART_SECONDS + again) / between_failures } else { 0.0 }
 }
 
 /// A time in the largest units that fit: `3.2 days`, `4.1 hours`, `12 min`, `35 s`, `120 ms`.
@@ -112,11 +142,16 @@ mod tests {
     fn saves_as_often_as_young_found_lose_the_least() {
         for (save, between) in [(1.0, 1e4), (30.0, 86_400.0), (5.0, 1e6)] {
             let best = save_every(save, between);
+            let save = Save { stop: save, write: 3.0 * save };
             for other in [0.5, 0.8, 1.25, 2.0] {
                 assert!(lost(save, best, between) < lost(save, best * other, between));
             }
         }
-        assert_eq!(lost(1.0, save_every(1.0, f64::INFINITY), f64::INFINITY), 0.0);
+        let save = Save { stop: 1.0, write: 5.0 };
+        assert_eq!(lost(save, save_every(1.0, f64::INFINITY), f64::INFINITY), 0.0);
+        // Devices that never fail lose what saves take; what is written beside steps is lost with a failure.
+        assert_eq!(lost(save, 100.0, f64::INFINITY), 0.01);
+        assert!((lost(save, 100.0, 1e4) - (0.01 + (600.0 + 54.0) / 1e4)).abs() < 1e-12);
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
             "tokens": cost.tokens, "steps": cost.steps, "seconds": cost.seconds, "seconds_with_failures": cost.whole(),
             "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
             "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
-            "lost": cost.lost, "device_hours": cost.device_hours(), "dollars": cost.dollars(), "price": cost.price,
+            "save_stop_seconds": cost.save.stop, "save_write_seconds": cost.save.write, "lost": cost.lost, "device_hours": cost.device_hours(), "dollars": cost.dollars(), "price": cost.price,
         },
         "assumed": assumptions(ahead),
     })

@@ -213,9 +213,11 @@ fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
         (
             "save",
             format!(
-                "every {} (Young and Daly), {} each; {:.1} % are lost to saves and failures",
+                "every {} ({}), steps stop for {}, written after {}; {:.1} % are lost to saves and failures",
                 span(cost.save_every),
-                span(cost.save_seconds),
+                if cost.is_every_given { "checkpoint.every" } else { "Young and Daly" },
+                span(cost.save.stop),
+                span(cost.save.write),
                 100.0 * cost.lost
             ),
         ),

@@ -23,6 +23,7 @@ impl Cluster {
             all.push(("network.latency".to_owned(), &network.latency));
             all.push(("network.rails".to_owned(), &network.rails));
         }
+        all.push(("storage.write".to_owned(), &self.storage.write));
         let operation = &self.operation;
         all.push(("operation.failures_per_device_year".to_owned(), &operation.failures_per_device_year));
         all.push(("operation.price_per_device_hour".to_owned(), &operation.price_per_device_hour));

@@ -40,9 +40,9 @@ fn points_of_another_machine_device_or_version_are_refused() {
     let like = || machine::like(None, Device::Cpu).unwrap();
     let file = Path::new("mine.toml");
     let here = machine::name(Device::Cpu, None, 2);
-    assert!(expect_same(machine::cluster(like(), measured(&here), 2), Device::Cpu, file).is_ok());
+    assert!(expect_same(machine::cluster(like(), measured(&here), 2, None), Device::Cpu, file).is_ok());
     let told = |measured: Measured, device: Device| {
-        expect_same(machine::cluster(like(), measured, 2), device, file).unwrap_err().to_string()
+        expect_same(machine::cluster(like(), measured, 2, None), device, file).unwrap_err().to_string()
     };
     let error = told(measured("an abacus"), Device::Cpu);
     assert!(error.contains("mine.toml is of another machine: \"an abacus\""), "{error}");
@@ -58,7 +58,8 @@ fn points_of_another_machine_device_or_version_are_refused() {
 fn a_file_that_was_written_is_read_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("mine.toml");
-    let cluster = machine::cluster(machine::like(None, Device::Cpu).unwrap(), measured("a \"machine\""), 4);
+    let cluster =
+        machine::cluster(machine::like(None, Device::Cpu).unwrap(), measured("a \"machine\""), 4, None);
     write(&cluster, &file).unwrap();
     assert_eq!(earlier(&file).unwrap(), cluster);
     expect_replaceable(&file).unwrap();
