@@ -152,9 +152,7 @@ impl<'a> Prices<'a> {
             OpKind::ReduceScatter { .. } => {
                 self.collective(Collective::ReduceScatter, work.bytes_read, shards)
             }
-            OpKind::GatherDirections(_) => {
-                self.collective(Collective::AllGather, work.bytes_written, shards)
-            }
+            OpKind::GatherDirections(_) => self.collective(Collective::AllGather, work.bytes_written, shards),
             OpKind::AllReduceReplicas { .. } => self.replicated(work.bytes_written, plan.mesh),
             OpKind::ReduceScalars | OpKind::ReduceStatistics(_) => {
                 self.collective(Collective::AllReduce, 0.0, world)
