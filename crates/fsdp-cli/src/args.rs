@@ -34,7 +34,7 @@ pub(crate) use launch::LaunchArgs;
 pub(crate) use logs::{LogArgs, LogFormat};
 pub(crate) use plan::{PlanArgs, PlanCheckArgs, PlanCommand};
 pub(crate) use report::ReportArgs;
-pub(crate) use shell::{CompletionsArgs, ManArgs};
+pub(crate) use shell::{CompletionsArgs, ManArgs, SchemaArgs};
 
 pub(crate) use ckpt::{
     CkptCommand, ConvertArgs, DiffArgs, InspectArgs, MemoryArgs, ReadArgs, TargetArg, VerifyCkptArgs,
@@ -108,6 +108,8 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Write man pages
     Man(ManArgs),
+    /// Print the JSON schema of run files, for editors
+    Schema(SchemaArgs),
 }
 
 /// What can be measured.

@@ -101,6 +101,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
             | Command::Bench(BenchCommand::Gpu(_))
             | Command::Completions(_)
             | Command::Man(_)
+            | Command::Schema(_)
     );
     if is_alone && cluster::is_another(cluster::place()?) {
         return Ok(Exit::Done);
@@ -130,6 +131,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions(args) => shell::completions(&args).map(|()| Exit::Done),
         Command::Man(args) => shell::man(&args).map(|()| Exit::Done),
+        Command::Schema(_) => shell::schema().map(|()| Exit::Done),
     }
 }
 

@@ -1,4 +1,5 @@
-//! `fsdp completions` and `fsdp man`: what shells and `man` want to know of the command line.
+//! `fsdp completions`, `fsdp man` and `fsdp schema`: what shells and `man` want to know of the command line, and editors of
+//! run files.
 
 use std::fs;
 
@@ -16,6 +17,14 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "fsdp", &mut script);
     output::print(&String::from_utf8_lossy(&script))
+}
+
+/// Prints the JSON schema of run files.
+///
+/// # Errors
+/// [`CliError::Write`].
+pub(crate) fn schema() -> Result<(), CliError> {
+    output::print(&format!("{:#}\n", fsdp_train::config::schema()))
 }
 
 /// Writes a page for every command.

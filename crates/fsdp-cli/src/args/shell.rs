@@ -1,4 +1,4 @@
-//! Arguments of `fsdp completions` and `fsdp man`.
+//! Arguments of `fsdp completions`, `fsdp man` and `fsdp schema`.
 
 use std::path::PathBuf;
 
@@ -18,6 +18,17 @@ pub(crate) struct CompletionsArgs {
     #[arg(value_name = "SHELL", value_enum)]
     pub(crate) shell: Shell,
 }
+
+/// `fsdp schema`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Editors that read JSON schemas of TOML (taplo, Even Better TOML) complete keys with it, show what they are
+for, and mark unknown ones and wrong types. What several keys decide together is for `fsdp check`.
+
+Examples:
+  fsdp schema > run.schema.json      (and in a run file, as its first line: #:schema ./run.schema.json)"
+)]
+pub(crate) struct SchemaArgs {}
 
 /// `fsdp man`.
 #[derive(Debug, ClapArgs)]

@@ -23,11 +23,20 @@ fn every_command_explains_itself() {
     insta::assert_snapshot!("help_doctor", help("doctor --help"));
     insta::assert_snapshot!("help_completions", help("completions --help"));
     insta::assert_snapshot!("help_man", help("man --help"));
+    insta::assert_snapshot!("help_schema", help("schema --help"));
     insta::assert_snapshot!("help_ckpt", help("ckpt --help"));
     insta::assert_snapshot!("help_ckpt_inspect", help("ckpt inspect --help"));
     insta::assert_snapshot!("help_ckpt_convert", help("ckpt convert --help"));
     insta::assert_snapshot!("help_ckpt_verify", help("ckpt verify --help"));
     insta::assert_snapshot!("help_ckpt_diff", help("ckpt diff --help"));
+}
+
+#[test]
+fn the_published_schema_of_run_files_is_the_one_that_is_printed() {
+    let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/run.schema.json");
+    let published = std::fs::read_to_string(published).unwrap();
+    let printed = help("schema");
+    assert!(printed == published, "docs/run.schema.json is old: fsdp schema > docs/run.schema.json");
 }
 
 #[test]

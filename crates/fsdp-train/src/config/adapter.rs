@@ -59,7 +59,8 @@ pub enum Targets {
     Named(Vec<String>),
 }
 
-const ALL_LINEAR: &str = "all-linear";
+/// [`Targets::AllLinear`] as it is written.
+pub(super) const ALL_LINEAR: &str = "all-linear";
 
 fn targets(value: &Value) -> Option<Targets> {
     match value {

@@ -9,7 +9,7 @@ use super::error::ConfigError;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
 /// The key that names the file beneath.
-const KEY: &str = "extends";
+pub(super) const KEY: &str = "extends";
 
 /// Reads a run file and those that it extends, itself first. What they say of `extends` is not in them any more.
 ///

@@ -40,7 +40,7 @@ table! {
         offload: Offload = named(Offload::None),
         /// The axes of the world.
         mesh: MeshConfig = table(MeshConfig::read),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that are not trained.
+        /// Regular expressions, found anywhere in a name, of parameters that are not trained.
         frozen: Vec<String> = patterns(),
     }
 }

@@ -14,7 +14,7 @@ table! {
     /// An entry of `[[train.optimizer.group]]`: settings of the parameters that no earlier entry names. What is not written
     /// is that of the optimizer.
     pub struct GroupConfig {
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of the parameters.
+        /// Regular expressions, found anywhere in a name, of the parameters.
         patterns: Vec<String> = patterns(),
         /// Learning rate, which the schedule changes in the same proportion as the optimizer's.
         lr: Option<f64> = or_none(NON_NEGATIVE),

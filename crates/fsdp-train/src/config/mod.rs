@@ -27,6 +27,7 @@ mod patterns;
 mod reader;
 mod run;
 mod schedule;
+mod schema;
 mod table;
 mod train;
 mod validate;
@@ -48,6 +49,7 @@ pub use patterns::FqnPatterns;
 pub(crate) use reader::nearest;
 pub use run::{Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport};
 pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
+pub use schema::schema;
 pub use train::TrainConfig;
 pub use warning::Warning;
 

@@ -9,6 +9,7 @@ use super::group::{GROUPS, GroupConfig, group_patterns};
 use super::kind::{BETA, BETAS, BOOL, NON_NEGATIVE, NON_NEGATIVES, NON_POSITIVE, NUMBER, POSITIVE};
 use super::named::named;
 use super::reader::Reader;
+use super::schema::{self, TableSchema};
 use super::table::table;
 use super::written;
 
@@ -45,7 +46,7 @@ table! {
         eps: f64 = or(NON_NEGATIVE, 1e-8),
         /// Decoupled weight decay.
         weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
         /// Parameters with settings of their own.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
@@ -65,7 +66,7 @@ table! {
         weight_decay: f64 = or(NON_NEGATIVE, 0.0),
         /// Nesterov's momentum.
         nesterov: bool = or(BOOL, false),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
         /// Parameters with settings of their own.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
@@ -93,7 +94,7 @@ table! {
         relative_step: bool = or(BOOL, true),
         /// With `relative_step`: start small.
         warmup_init: bool = or(BOOL, false),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
         /// Parameters with settings of their own.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
@@ -109,7 +110,7 @@ table! {
         betas: [f64; 2] = or(BETAS, [0.9, 0.99]),
         /// Decoupled weight decay.
         weight_decay: f64 = or(NON_NEGATIVE, 0.0),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
         /// Parameters with settings of their own.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
@@ -131,7 +132,7 @@ table! {
         adjust_lr_fn: AdjustLr = named(AdjustLr::Original),
         /// Decoupled weight decay of matrices.
         weight_decay: f64 = or(NON_NEGATIVE, 0.1),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of hidden matrices that AdamW updates too.
+        /// Regular expressions, found anywhere in a name, of hidden matrices that AdamW updates too.
         adamw_params: Vec<String> = patterns(),
         /// Learning rate of AdamW, which the schedule changes in the same proportion.
         adamw_lr: f64 = or(NON_NEGATIVE, 1e-3),
@@ -141,10 +142,34 @@ table! {
         adamw_eps: f64 = or(NON_NEGATIVE, 1e-8),
         /// Decoupled weight decay of AdamW.
         adamw_weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
-        /// Patterns (see [`FqnPatterns`](super::FqnPatterns)) of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
         no_decay: Vec<String> = patterns(),
         /// Parameters with settings of their own.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
+    }
+}
+
+/// An update rule: its name, how its settings are read, and their schema.
+type Rule =
+    (&'static str, fn(&Reader<'_>) -> Result<OptimizerConfig, ConfigError>, fn() -> serde_json::Value);
+
+/// All of them, the default first.
+const RULES: [Rule; 6] = [
+    ("adamw", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw), AdamwConfig::schema),
+    ("adamw8bit", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw8bit), AdamwConfig::schema),
+    ("sgd", |reader| SgdConfig::read(reader)?.checked(reader).map(OptimizerConfig::Sgd), SgdConfig::schema),
+    (
+        "adafactor",
+        |reader| AdafactorConfig::read(reader)?.checked(reader).map(OptimizerConfig::Adafactor),
+        AdafactorConfig::schema,
+    ),
+    ("lion", |reader| LionConfig::read(reader).map(OptimizerConfig::Lion), LionConfig::schema),
+    ("muon", |reader| MuonConfig::read(reader).map(OptimizerConfig::Muon), MuonConfig::schema),
+];
+
+impl TableSchema for OptimizerConfig {
+    fn schema() -> serde_json::Value {
+        schema::by_name(RULES.map(|(name, _, schema)| (name, schema())))
     }
 }
 
@@ -176,16 +201,9 @@ impl OptimizerConfig {
     }
 
     pub(super) fn read(reader: &Reader<'_>) -> Result<OptimizerConfig, ConfigError> {
-        let (name, reader) =
-            reader.split_name(&["adamw", "adamw8bit", "sgd", "adafactor", "lion", "muon"])?;
-        let optimizer = match name {
-            "adamw" => OptimizerConfig::Adamw(AdamwConfig::read(&reader)?),
-            "adamw8bit" => OptimizerConfig::Adamw8bit(AdamwConfig::read(&reader)?),
-            "sgd" => OptimizerConfig::Sgd(SgdConfig::read(&reader)?.checked(&reader)?),
-            "lion" => OptimizerConfig::Lion(LionConfig::read(&reader)?),
-            "muon" => OptimizerConfig::Muon(MuonConfig::read(&reader)?),
-            _ => OptimizerConfig::Adafactor(AdafactorConfig::read(&reader)?.checked(&reader)?),
-        };
+        let (name, reader) = reader.split_name(&RULES.map(|(name, ..)| name))?;
+        let rule = RULES.iter().find(|(known, ..)| *known == name);
+        let optimizer = rule.expect("the name is one of these").1(&reader)?;
         let has_lr = optimizer.groups().iter().any(|group| group.lr.is_some());
         if has_lr && optimizer.lr().is_none_or(|lr| lr == 0.0) {
             let allowed =

@@ -7,6 +7,7 @@ use super::error::ConfigError;
 use super::kind::{COUNT, FACTOR, NON_NEGATIVE, POSITIVE_COUNT, SHARE};
 use super::named::{Named, named};
 use super::reader::Reader;
+use super::schema::{self, TableSchema};
 
 /// A learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -120,11 +121,22 @@ const NAMES: [(&str, &[&str]); 6] = [
     ("warmup-stable-decay", &["min_lr", "min_lr_ratio", "decay_share", "decay"]),
 ];
 
+/// The keys of the warm-up.
+const WARMUP: [&str; 2] = ["warmup_steps", "start_factor"];
+
+impl TableSchema for LrScheduleConfig {
+    fn schema() -> serde_json::Value {
+        let of =
+            |(name, own): (_, &[&str])| (name, schema::of_table("", Vec::new(), &[&WARMUP, own].concat()));
+        schema::by_name(NAMES.map(of))
+    }
+}
+
 impl LrScheduleConfig {
     pub(super) fn read(reader: &Reader<'_>) -> Result<LrScheduleConfig, ConfigError> {
         let (name, reader) = reader.split_name(&NAMES.map(|(name, _)| name))?;
         let own = NAMES.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, keys)| keys);
-        reader.expect_known(&[&["warmup_steps", "start_factor"], own].concat())?;
+        reader.expect_known(&[&WARMUP, own].concat())?;
         let warmup = Warmup {
             steps: reader.or("warmup_steps", COUNT, 0)?,
             start_factor: reader.or("start_factor", FACTOR, 0.1)?,

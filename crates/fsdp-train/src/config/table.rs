@@ -3,18 +3,19 @@
 //! This is not derived from `serde`, whose errors name neither the dotted key nor what is allowed, and do not know
 //! whether the file or a `--set` wrote the value.
 
-/// Declares the struct of a table, with how it is read and written.
+/// Declares the struct of a table, with how it is read, written and described.
 ///
 /// Behind `=` stands the method of [`Reader`](super::reader::Reader) that reads the key; the function of that name in
-/// [`written`](super::written) writes it. `as` gives the key, where it is not the name of the field; `also` names keys that
+/// [`written`](super::written) writes it, and that in [`schema`](super::schema) describes it for editors, together with the
+/// comment above. `as` gives the key, where it is not the name of the field; `also` names keys that
 /// are read together with others.
 macro_rules! table {
-    ($(#[$attribute:meta])* pub struct $table:ident $(also [$($also:literal),*])? {
-        $($(#[$doc:meta])* $field:ident $(as $key:literal)?: $type:ty = $method:ident($($argument:expr),*),)*
+    ($(#[doc = $about:literal])* pub struct $table:ident $(also [$($also:literal),*])? {
+        $($(#[doc = $doc:literal])* $field:ident $(as $key:literal)?: $type:ty = $method:ident($($argument:expr),*),)*
     }) => {
-        $(#[$attribute])*
+        $(#[doc = $about])*
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $table { $($(#[$doc])* pub $field: $type,)* }
+        pub struct $table { $($(#[doc = $doc])* pub $field: $type,)* }
 
         impl $table {
             /// Reads the table: unknown keys first, then key by key.
@@ -24,6 +25,22 @@ macro_rules! table {
             pub(super) fn read(reader: &Reader<'_>) -> Result<$table, ConfigError> {
                 reader.expect_known(&[$(table!(@ $field $($key)?),)* $($($also),*)?])?;
                 Ok($table { $($field: reader.$method(table!(@ $field $($key)?), $($argument),*)?,)* })
+            }
+        }
+
+        impl $crate::config::schema::TableSchema for $table {
+            fn schema() -> serde_json::Value {
+                use std::marker::PhantomData;
+                use $crate::config::schema;
+                schema::of_table(
+                    concat!($($about),*),
+                    vec![$((
+                        table!(@ $field $($key)?),
+                        concat!($($doc),*),
+                        schema::$method(PhantomData::<$type>, $($argument),*),
+                    )),*],
+                    &[$($($also),*)?],
+                )
             }
         }
 

@@ -8,7 +8,7 @@ use super::*;
 mod refusals;
 
 /// Every key of the specification, as a user would write it.
-const FULL: &str = r#"
+pub(super) const FULL: &str = r#"
 [model]
 path = "examples/llama-tiny"
 init = "random"
