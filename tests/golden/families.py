@@ -91,6 +91,16 @@ CASES = {
         dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, head_dim=6, mlp_only_layers=[0],
              norm_topk_prob=False),
     ),
+    # The same with the balancing loss of routers, over two mixtures and over one.
+    "mixtral-balanced": (
+        "mixtral",
+        dict(num_local_experts=5, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.5),
+    ),
+    "qwen3_moe-balanced": (
+        "qwen3_moe",
+        dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8, head_dim=6, mlp_only_layers=[0],
+             norm_topk_prob=True, output_router_logits=True, router_aux_loss_coef=0.5),
+    ),
 }  # fmt: skip
 
 
@@ -141,9 +151,13 @@ def named(model, value_of=lambda parameter: parameter):
 
 
 def loss_of(model, ids):
-    """Logits, and the mean cross-entropy over all targets (the ids, shifted by one)."""
-    logits = model(ids[:, :-1], use_cache=False).logits
-    return logits, F.cross_entropy(logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+    """Logits, and the mean cross-entropy over all targets (the ids, shifted by one), with the balancing loss of routers if the
+    configuration asks for it: what the model itself adds."""
+    found = model(ids[:, :-1], use_cache=False)
+    loss = F.cross_entropy(found.logits.reshape(-1, VOCAB), ids[:, 1:].reshape(-1))
+    if getattr(model.config, "output_router_logits", False):
+        loss = loss + model.router_aux_loss_coef * found.aux_loss
+    return found.logits, loss
 
 
 def expected(model, ids):

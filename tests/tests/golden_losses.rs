@@ -1,9 +1,10 @@
-//! Label smoothing and z-loss against PyTorch (tests/golden/loss_terms.py), in double precision.
+//! Label smoothing and z-loss against PyTorch (tests/golden/loss_terms.py), the balancing loss of routers against transformers
+//! (tests/golden/router_loss.py), in double precision.
 
-use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
 use fsdp_nn::backend::{Backend, BatchFacts, IGNORED_TARGET, Operands, Write};
-use fsdp_nn::op::{Head, LogitsDims, LossTerms, Op};
+use fsdp_nn::op::{Balance, Experts, Head, LogitsDims, LossTerms, Op, Routing};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
 use serde_json::Value;
 
@@ -21,9 +22,15 @@ fn filled(memory: &HostMemory, values: &[f64]) -> HostBuffer {
     buffer
 }
 
+fn read(memory: &HostMemory, buffer: &HostBuffer) -> Vec<f64> {
+    let mut values = vec![0.0; buffer.len()];
+    memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
+    values
+}
+
 fn assert_close(memory: &HostMemory, buffer: &HostBuffer, expected: &[f64], what: &str) {
-    let mut got = vec![0.0; expected.len()];
-    memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut got)).unwrap();
+    let got = read(memory, buffer);
+    assert_eq!(got.len(), expected.len(), "{what}");
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert!(
             (got - expected).abs() <= TOLERANCE * (1.0 + expected.abs()),
@@ -46,7 +53,7 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
             .map(|&t| if t < 0.0 { IGNORED_TARGET } else { t as u32 })
             .collect();
         let vocab = entry["vocab"].as_u64().unwrap() as usize;
-        let terms = LossTerms { label_smoothing, z_loss };
+        let terms = LossTerms { label_smoothing, z_loss, router_loss: 0.0 };
         let dims = LogitsDims { terms, ..LogitsDims::new(targets.len(), vocab) };
         let mut there = filled(&memory, &logits);
         let mut found = filled(&memory, &vec![0.0; targets.len()]);
@@ -60,5 +67,68 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
             .unwrap();
         assert_close(&memory, &found, &losses, &format!("losses with {terms:?}"));
         assert_close(&memory, &there, &numbers(entry, "gradient"), &format!("gradient with {terms:?}"));
+    }
+}
+
+/// The balancing loss of an entry, and its gradients to the logits of all layers.
+fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
+    let [experts, top] = ["experts", "top"].map(|key| entry[key].as_u64().unwrap() as usize);
+    let lengths: Vec<usize> = numbers(entry, "lengths").iter().map(|&length| length as usize).collect();
+    let logits: Vec<HostBuffer> = (entry["logits"].as_array().unwrap().iter())
+        .map(|layer| {
+            filled(memory, &layer.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>())
+        })
+        .collect();
+    let routing = Routing { rows: 6 * lengths.len(), experts, top };
+    let balance = Balance { layers: logits.len(), experts, coefficient: 1.0 };
+    let batch = BatchFacts { targets: 1, lengths: &lengths, ..BatchFacts::default() };
+    let run = |op, reads: &[Slice<'_, HostBuffer>], writes: &mut [&mut HostBuffer]| {
+        let mut writes: Vec<_> =
+            writes.iter_mut().map(|buffer| Write::over(SliceMut::whole(buffer))).collect();
+        memory.run(&Op::Experts(op), Operands { reads, writes: &mut writes, batch }).unwrap();
+    };
+    let zeros = |len| filled(memory, &vec![0.0; len]);
+    let (mut loads, mut routes) = (Vec::new(), Vec::new());
+    for logits in &logits {
+        let (mut weights, mut load) = (zeros(routing.slots()), zeros(balance.load_len()));
+        let mut chosen = memory.allocate(Category::Workspace, DType::U32, routing.slots()).unwrap();
+        let op = Experts::Route { routing, normalized: true, load: Some(balance) };
+        run(op, &[Slice::whole(logits)], &mut [&mut weights, &mut chosen, &mut load]);
+        loads.extend(read(memory, &load));
+        routes.push(chosen);
+    }
+    let (loads, mut loss, dweights) = (filled(memory, &loads), zeros(1), zeros(routing.slots()));
+    run(Experts::BalanceLoss { balance }, &[Slice::whole(&loads)], &mut [&mut loss]);
+    let gradient = |(logits, routes): (&HostBuffer, &HostBuffer)| {
+        let mut dlogits = zeros(routing.rows * experts);
+        let op = Experts::RouteBackward { routing, normalized: true, balance: Some(balance) };
+        run(op, &[logits, routes, &dweights, &loads].map(Slice::whole), &mut [&mut dlogits]);
+        read(memory, &dlogits)
+    };
+    (read(memory, &loss)[0], logits.iter().zip(&routes).map(gradient).collect())
+}
+
+#[test]
+fn the_balancing_loss_of_routers_and_its_gradients_are_those_of_transformers() {
+    let text = std::fs::read_to_string(golden("router_loss.json")).unwrap();
+    let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
+    assert_eq!(entries.len(), 4);
+    let memory = HostMemory::new(HostOptions::default()).unwrap();
+    for entry in &entries {
+        let (loss, gradients) = balanced(&memory, entry);
+        let expected = entry["loss"].as_f64().unwrap();
+        // transformers adds at most 72 numbers, and multiplies, in single precision.
+        let band = 80.0 * f64::from(f32::EPSILON);
+        assert!((loss - expected).abs() <= band * expected, "{loss} for {expected}");
+        let layers = entry["gradients"].as_array().unwrap();
+        assert_eq!(gradients.len(), layers.len());
+        for (layer, got) in layers.iter().zip(&gradients) {
+            let layer = layer.as_array().unwrap();
+            assert_eq!(layer.len(), got.len());
+            for (got, expected) in got.iter().zip(layer.iter().map(|x| x.as_f64().unwrap())) {
+                assert!((got - expected).abs() <= band, "{got} for {expected}");
+            }
+        }
+        assert!(gradients.iter().flatten().any(|gradient| gradient.abs() > 1e-3), "nothing was compared");
     }
 }

@@ -1,6 +1,7 @@
 //! `fsdp train`.
 
 mod groups;
+mod routers;
 mod summary;
 
 pub(crate) use summary::{evaluation_row, memory_rows, parameters};
@@ -64,6 +65,7 @@ fn run_within(
     let job = cluster::in_turns(team, load, |job| job.data.share())?;
     output::data_warnings(&job.data);
     groups::lines(&job)?.iter().for_each(|line| output::note(line));
+    routers::line(&job).iter().for_each(|line| output::note(line));
     output::sources(&job.data, job.config.train.steps);
     job.data.first_sample(&job.config.data)?.iter().for_each(output::sample);
     // From here on there is something to leave as it was, or to save.

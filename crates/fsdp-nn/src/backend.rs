@@ -58,12 +58,22 @@ pub struct BatchFacts<'o> {
     pub keys: &'o [u64],
     /// The rows of each document, in order, where samples hold several that do not see each other.
     pub documents: &'o [Range<usize>],
+    /// Targets that count.
+    pub targets: u64,
+    /// Of each sample the rows up to its last counted target: what is behind them, padding above all, has no part in any loss.
+    pub lengths: &'o [usize],
 }
 
 impl<'o> BatchFacts<'o> {
     /// Dropout keys alone.
     pub fn with_keys(keys: &'o [u64]) -> Self {
         Self { keys, ..Self::default() }
+    }
+
+    /// Which of so many rows count.
+    pub fn counted(&self, rows: usize) -> impl Iterator<Item = bool> + use<'o> {
+        let seq = rows / self.lengths.len().max(1);
+        self.lengths.iter().flat_map(move |&length| (0..seq).map(move |row| row < length))
     }
 }
 

@@ -17,6 +17,7 @@ use fsdp_core::wrap;
 use fsdp_core::{Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
+use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, ProgramOptions};
@@ -163,6 +164,7 @@ impl<A: Architecture + Clone> Job<A> {
             return Err(TrainError::Misfit { key: "run.ranks", reason });
         }
         adapter::expect(&config, architecture.description())?;
+        expect_routers(&config, architecture.description())?;
         let plan = Arc::new(plan?);
         init.check(&described(&plan))?;
         let schedule = LrSchedule::new(
@@ -179,7 +181,7 @@ impl<A: Architecture + Clone> Job<A> {
         ProgramOptions {
             dtype: self.plan.policy.param_dtype,
             seed: self.config.train_seed(),
-            terms: self.config.train.loss_terms(),
+            terms: self.config.train.loss_terms(self.architecture.description()),
         }
     }
 
@@ -206,6 +208,18 @@ impl<A: Architecture + Clone> Job<A> {
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let config = self.config.at_world(world)?;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
+    }
+}
+
+/// Refuses a balancing loss where there is nothing to balance.
+fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainError> {
+    match config.train.router_aux_loss_coef {
+        Some(coefficient) if coefficient > 0.0 && model.mixtures.is_empty() => {
+            let reason = "the model has no mixture of experts whose routers it could balance; remove the key"
+                .to_owned();
+            Err(TrainError::Misfit { key: "train.router_aux_loss_coef", reason })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -255,7 +269,12 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     say: impl FnOnce(&LedgerInput<'_>) -> T,
 ) -> Result<T, TrainError> {
     let tables = rank_tables::<M>(config, plan, rank)?;
-    let footprints = footprints(architecture, &plan.spec, run_shape(config, plan), &calls(plan))?;
+    let footprints = footprints(
+        architecture,
+        &plan.spec,
+        run_shape(config, architecture.description(), plan),
+        &calls(plan),
+    )?;
     let input = LedgerInput {
         tables: &tables,
         calls: &footprints.calls,
@@ -286,19 +305,19 @@ pub fn listed<A: Architecture + Clone>(
     architecture: &A,
     plan: &Plan,
 ) -> Result<(RunShape, Vec<(BlockCall, Listing)>), TrainError> {
-    let (shape, calls) = (run_shape(config, plan), calls(plan));
+    let (shape, calls) = (run_shape(config, architecture.description(), plan), calls(plan));
     let listings = listings(architecture, &plan.spec, shape, &calls)?;
     Ok((shape, calls.into_iter().zip(listings).collect()))
 }
 
-fn run_shape(config: &Resolved, plan: &Plan) -> RunShape {
+fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
     RunShape {
         samples: config.train.micro_batch_size,
         seq: config.data.seq_len,
         dtype: plan.policy.param_dtype,
         gradient_dtype: plan.policy.reduce_dtype,
         head_chunks: config.run.device.head_chunks(),
-        terms: config.train.loss_terms(),
+        terms: config.train.loss_terms(model),
         packed: config.data.packing == Packing::Packed,
     }
 }

@@ -62,9 +62,9 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         dropout(sizes),
         head(sizes, None, LossTerms::default()),
         head(sizes, Some(2.0), LossTerms::default()),
-        head(sizes, None, LossTerms { label_smoothing: 0.2, z_loss: 0.0 }),
-        head(sizes, None, LossTerms { label_smoothing: 0.0, z_loss: 0.03 }),
-        head(sizes, Some(2.0), LossTerms { label_smoothing: 0.1, z_loss: 0.01 }),
+        head(sizes, None, LossTerms { label_smoothing: 0.2, z_loss: 0.0, router_loss: 0.0 }),
+        head(sizes, None, LossTerms { label_smoothing: 0.0, z_loss: 0.03, router_loss: 0.0 }),
+        head(sizes, Some(2.0), LossTerms { label_smoothing: 0.1, z_loss: 0.01, router_loss: 0.0 }),
     ]
     .into_iter()
     .chain(activations(sizes))
@@ -275,7 +275,7 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
         let operands = Operands {
             reads: &[qkv.read()],
             writes,
-            batch: BatchFacts { keys: &all_keys[..keys], documents },
+            batch: BatchFacts { keys: &all_keys[..keys], documents, ..BatchFacts::default() },
         };
         kit.memory.run(&Op::Attention(Attention::Forward { dims, scores }), operands).unwrap();
         [qkv, y, lse]
@@ -296,7 +296,8 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
             let (dy, mut dqkv) = (kit.put(dy), kit.result(len));
             let reads = &[qkv.read(), y.read(), lse.read(), dy.read()];
             let writes = &mut [Write::over(dqkv.write())];
-            let batch = BatchFacts { keys: &all_keys[..keys], documents: &of_backward };
+            let batch =
+                BatchFacts { keys: &all_keys[..keys], documents: &of_backward, ..BatchFacts::default() };
             let operands = Operands { reads, writes, batch };
             kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
             vec![kit.get(&dqkv)]

@@ -35,6 +35,7 @@ pub(crate) fn llama() -> DecoderConfig {
         mlp_bias: true,
         attention_dropout: 0.2,
         residual_dropout: 0.0,
+        router_loss: 0.0,
         initializer_range: 0.3,
         max_position_embeddings: 32,
     }
@@ -131,12 +132,13 @@ fn gemma() -> DecoderConfig {
     }
 }
 
-/// Mixtures of experts, whose weights sum to one in the first layer (Mixtral) and not in the second (Qwen 3).
+/// Mixtures of experts, whose weights sum to one in the first layer (Mixtral) and not in the second (Qwen 3), with their balancing
+/// loss.
 fn mixture() -> DecoderConfig {
     let layer = |is_normalized| LayerConfig {
         rope: None,
         window: None,
         mixture: Some(Mixture { experts: 4, top: 2, inner: 5, is_normalized }),
     };
-    DecoderConfig { layers: vec![layer(true), layer(false)], ..llama() }
+    DecoderConfig { layers: vec![layer(true), layer(false)], router_loss: 0.4, ..llama() }
 }

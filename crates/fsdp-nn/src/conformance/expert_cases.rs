@@ -1,19 +1,20 @@
 //! The operations of mixtures of experts under test.
 
+use fsdp_core::DType;
 use fsdp_core::memory::Slice;
 
 use super::calls::Calls;
 use super::cases::{Sizes, magnitudes};
 use super::kit::{Case, Kit, Operand, integers, numbers};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
-use crate::op::{Experts, Op, Routing};
+use crate::op::{Balance, Experts, Op, Routing};
 
 const EXPERTS: usize = 5;
 
 /// All of them at these sizes. One expert has no row.
 pub(super) fn all<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
     let routed = [route(sizes, 1, false), route(sizes, 2, false), route(sizes, 3, true)];
-    routed.into_iter().chain([dispatch(sizes), product(sizes), combine(sizes)])
+    routed.into_iter().chain([balance(sizes), dispatch(sizes), product(sizes), combine(sizes)])
 }
 
 fn routing(sizes: Sizes, top: usize) -> Routing {
@@ -32,30 +33,95 @@ fn largest(values: &[f64]) -> f64 {
 }
 
 /// Logits that lie apart, so that rounding them changes no order.
+fn logits(seed: u64, rows: usize) -> Vec<f64> {
+    let first = integers(seed, rows, EXPERTS);
+    let apart = |expert: usize, first: u32| ((expert as u32 * 2 + first) % EXPERTS as u32) as f64 * 0.5;
+    let noise: Vec<f64> = numbers(seed + 1, rows * EXPERTS);
+    let logit = |i: usize| apart(i % EXPERTS, first[i / EXPERTS]) + noise[i].clamp(-1.0, 1.0) / 16.0;
+    (0..rows * EXPERTS).map(|i| half::bf16::from_f64(logit(i)).to_f64()).collect()
+}
+
+/// The load and the routes of a mixture, of whose rows the last one does not count.
+fn loaded<M: Backend>(
+    kit: &Kit<M>,
+    (routing, load): (Routing, Balance),
+    facts: BatchFacts<'_>,
+    logits: &Operand<M::Buffer>,
+) -> (Vec<f64>, Operand<M::Buffer>) {
+    let (mut weights, mut routes) = (kit.result(routing.slots()), kit.room(DType::U32, routing.slots()));
+    let mut loads = kit.room(DType::F64, load.load_len());
+    let op = Op::Experts(Experts::Route { routing, normalized: true, load: Some(load) });
+    let writes = &mut [&mut weights, &mut routes, &mut loads].map(|operand| Write::over(operand.write()));
+    kit.memory.run(&op, Operands { reads: &[logits.read()], writes, batch: facts }).unwrap();
+    (kit.get(&loads), routes)
+}
+
+/// The balancing loss of two mixtures.
+fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
+    let (routing, rows) = (routing(sizes, 2), sizes.rows);
+    let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5 };
+    let lengths = [rows - 1];
+    fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
+        BatchFacts { targets: lengths[0] as u64, lengths, ..BatchFacts::default() }
+    }
+    Case {
+        name: "balance_loss",
+        inputs: vec![logits(sizes.seed, rows), logits(sizes.seed + 9, rows)],
+        doutput: vec![1.5],
+        forward: Box::new(move |kit, inputs| {
+            let load =
+                |logits: &Vec<f64>| loaded(kit, (routing, balance), facts(&lengths), &kit.put(logits)).0;
+            let loads = kit.put_as(DType::F64, &inputs.iter().flat_map(load).collect::<Vec<f64>>());
+            let mut loss = kit.room(DType::F64, 1);
+            let writes = &mut [Write::over(loss.write())];
+            let op = Op::Experts(Experts::BalanceLoss { balance });
+            let operands = Operands { reads: &[loads.read()], writes, batch: facts(&lengths) };
+            kit.memory.run(&op, operands).unwrap();
+            kit.get(&loss)
+        }),
+        backward: Box::new(move |kit, inputs, dy| {
+            let (facts, logits) = (facts(&lengths), [0, 1].map(|i| kit.put(&inputs[i])));
+            let found = [0, 1].map(|i| loaded(kit, (routing, balance), facts, &logits[i]));
+            let loads: Vec<f64> = found.iter().flat_map(|(load, _)| load.clone()).collect();
+            let (loads, dweights) = (kit.put_as(DType::F64, &loads), kit.put(&vec![0.0; routing.slots()]));
+            let balance = Balance { coefficient: balance.coefficient * dy[0], ..balance };
+            let gradient = |(logits, (_, routes)): (&Operand<M::Buffer>, &(Vec<f64>, _))| {
+                let routes: &Operand<M::Buffer> = routes;
+                let mut dx = kit.result(rows * EXPERTS);
+                let op =
+                    Op::Experts(Experts::RouteBackward { routing, normalized: true, balance: Some(balance) });
+                let reads = &[logits.read(), routes.read(), dweights.read(), loads.read()];
+                let writes = &mut [Write::over(dx.write())];
+                kit.memory.run(&op, Operands { reads, writes, batch: facts }).unwrap();
+                kit.get(&dx)
+            };
+            logits.iter().zip(&found).map(gradient).collect()
+        }),
+        // As routes; sums are in double precision.
+        bound: Box::new(|inputs, y| {
+            (4.0 * largest(&inputs[0]).max(largest(&inputs[1])) + 16.0, magnitudes(y))
+        }),
+    }
+}
+
 fn route<M: Backend>(sizes: Sizes, top: usize, normalized: bool) -> Case<M> {
     let (routing, rows) = (routing(sizes, top), sizes.rows);
-    let first = integers(sizes.seed, rows, EXPERTS);
-    let apart = |expert: usize, first: u32| ((expert as u32 * 2 + first) % EXPERTS as u32) as f64 * 0.5;
-    let noise: Vec<f64> = numbers(sizes.seed + 1, rows * EXPERTS);
-    let logits = (0..rows * EXPERTS)
-        .map(|i| apart(i % EXPERTS, first[i / EXPERTS]) + noise[i].clamp(-1.0, 1.0) / 16.0);
-    let exact = |value: f64| half::bf16::from_f64(value).to_f64();
     let run = move |kit: &Kit<M>, logits: &[f64]| {
         let (logits, mut weights) = (kit.put(logits), kit.result(routing.slots()));
-        let mut routes = kit.room(fsdp_core::DType::U32, routing.slots());
-        let op = Op::Experts(Experts::Route { routing, normalized });
+        let mut routes = kit.room(DType::U32, routing.slots());
+        let op = Op::Experts(Experts::Route { routing, normalized, load: None });
         kit.memory.call(op, &[logits.read()], [weights.write(), routes.write()]).unwrap();
         (logits, weights, routes)
     };
     Case {
         name: "route",
-        inputs: vec![logits.map(exact).collect()],
+        inputs: vec![logits(sizes.seed, rows)],
         doutput: numbers(sizes.seed + 2, routing.slots()),
         forward: Box::new(move |kit, inputs| kit.get(&run(kit, &inputs[0]).1)),
         backward: Box::new(move |kit, inputs, dy| {
             let (logits, _, routes) = run(kit, &inputs[0]);
             let (dy, mut dx) = (kit.put(dy), kit.result(rows * EXPERTS));
-            let op = Op::Experts(Experts::RouteBackward { routing, normalized });
+            let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance: None });
             kit.memory.call(op, &[logits.read(), routes.read(), dy.read()], [dx.write()]).unwrap();
             vec![kit.get(&dx)]
         }),

@@ -16,16 +16,21 @@ use crate::model::unsharded::Pass;
 pub(crate) const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
 
 /// Families beside those, and ways to scale rotary positions: folders in `families`.
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 15] = [
+    "gemma2",
     "llama-dynamic",
     "llama-linear",
     "llama-llama3",
     "llama-yarn",
     "mistral",
+    "mixtral",
+    "mixtral-balanced",
     "olmo2",
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "qwen3_moe-balanced",
     "smollm3",
 ];
 

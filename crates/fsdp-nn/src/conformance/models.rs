@@ -53,7 +53,9 @@ impl<A: Architecture + Clone> Sample<A> {
     }
 
     pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
-        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms: LossTerms::default() };
+        let router_loss = self.architecture.description().router_loss;
+        let terms = LossTerms { router_loss, ..LossTerms::default() };
+        let options = ProgramOptions { dtype: self.dtype, seed: 11, terms };
         ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
     }
 

@@ -18,6 +18,10 @@ pub(crate) struct MicroBatch<'a, B> {
     pub(crate) positions: Option<Slice<'a, B>>,
     /// The rows of each document, where samples hold several.
     pub(crate) documents: &'a [Range<usize>],
+    /// Targets that count.
+    pub(crate) counted: u64,
+    /// Of each sample the rows up to its last counted target.
+    pub(crate) lengths: &'a [usize],
     /// Global ids of the samples.
     pub(crate) samples: &'a [u64],
     /// Seed of the run, for dropout.

@@ -10,7 +10,7 @@ use fsdp_core::{DType, Error};
 use super::{BlockGraph, Call, Decl, Node, Operand};
 use crate::error::ModelError;
 use crate::layer::Adapter;
-use crate::op::Op;
+use crate::op::{Balance, Op};
 
 /// A matrix of rows that an operation makes. It may be used any number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,7 @@ pub struct Builder<'a> {
     dtype: DType,
     training: bool,
     packed: bool,
+    balance: Option<Balance>,
     values: Vec<Decl>,
     nodes: Vec<Node>,
     sites: u64,
@@ -58,7 +59,26 @@ impl<'a> Builder<'a> {
         (training, packed): (bool, bool),
     ) -> Self {
         let (values, nodes) = (Vec::new(), Vec::new());
-        Self { spec, block, adapters, samples, seq, length, dtype, training, packed, values, nodes, sites: 0 }
+        Self {
+            spec,
+            block,
+            adapters,
+            samples,
+            seq,
+            length,
+            dtype,
+            training,
+            packed,
+            balance: None,
+            values,
+            nodes,
+            sites: 0,
+        }
+    }
+
+    /// With the balancing loss of the model's mixtures.
+    pub(crate) fn balanced(self, balance: Option<Balance>) -> Self {
+        Self { balance, ..self }
     }
 
     /// The block that ends with `output`.
@@ -138,6 +158,11 @@ impl<'a> Builder<'a> {
     /// The type of its values.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// The balancing loss of the model's mixtures, in training.
+    pub(crate) fn balance(&self) -> Option<Balance> {
+        self.balance.filter(|_| self.training)
     }
 
     /// Whether samples hold several documents.

@@ -16,6 +16,9 @@
 //! | rope, add, dropout, embedding, regroup | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
+//! Routers whose experts are balanced leave a *load* each, in a table of the micro-batch that is no place: the loss and every
+//! router's backward read all of it. A second forward writes the same numbers again.
+//!
 //! The output of a norm or an activation is never kept: backward computes it again from what is kept anyway, one
 //! pass over memory, with the same bits. The first gradient that reaches a value is written, later ones are added, in
 //! backward order.
@@ -49,7 +52,7 @@ pub use builder::{Builder, Tensor};
 pub(crate) use derive::Backward;
 pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
-pub(crate) use walk::{Counting, DeviceRunner, Inputs, Runner, walk};
+pub(crate) use walk::{Counting, DeviceRunner, Inputs, Routers, Runner, walk};
 
 /// A value of a graph, or a place of a plan: some rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +103,12 @@ pub enum Operand {
     Targets,
     /// The losses of the micro-batch.
     Losses,
+    /// The load of the block's experts in the micro-batch.
+    Load,
+    /// The loads of all mixtures.
+    Loads,
+    /// The balancing loss of the micro-batch.
+    RouterLoss,
 }
 
 /// An operation with its operands.

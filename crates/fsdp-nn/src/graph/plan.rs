@@ -6,7 +6,7 @@ use super::derive::Backward;
 use super::forward::{Forward, at};
 use super::list::{Draft, List};
 use super::{BlockGraph, Call, Decl, Operand, Trained};
-use crate::op::{Head, HeadDims, LossTerms, Op};
+use crate::op::{Balance, Experts, Head, HeadDims, LossTerms, Op};
 
 /// A way to run a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub(crate) struct HeadCall {
     pub(crate) trained: bool,
     /// Whether the gradient of logits has room of its own.
     pub(crate) rounds: bool,
+    /// The balancing loss that is added in training, if one is.
+    pub(crate) balance: Option<Balance>,
 }
 
 /// One way to run a block.
@@ -224,7 +226,7 @@ impl BlockPlan {
         route: Route,
         derived: Option<Derived>,
     ) -> Self {
-        let HeadCall { dims, weight, trained, rounds } = head;
+        let HeadCall { dims, weight, trained, rounds, balance } = head;
         let x = places[output].expect("forward has an output");
         let rows = draft.places[x];
         let (losses, workspace) = ((Operand::Losses, false), Category::Workspace);
@@ -251,6 +253,10 @@ impl BlockPlan {
                 }
                 let op = Op::Head(Head::LossBackward { dims, weight: trained, rounds });
                 draft.call(op, reads, writes);
+                if let Some(balance) = balance {
+                    let op = Op::Experts(Experts::BalanceLoss { balance });
+                    draft.call(op, vec![Operand::Loads], vec![(Operand::RouterLoss, false)]);
+                }
                 derived.and_then(|derived| derived.emit(&mut draft, places, Some(dx)).1)
             }
             _ => {

@@ -1,5 +1,6 @@
 //! Walking a list: on a device, or to count what that would allocate.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fsdp_core::memory::{Slice, SliceMut};
@@ -14,6 +15,8 @@ use crate::backend::{Backend, BatchFacts, Operands, Write};
 
 /// The target of spans of calls: that of the engine's operations, within which they lie.
 const CALLS: &str = "fsdp::op";
+
+const ROUTERS: &str = "a model with mixtures has room for what routers leave";
 
 /// Who makes calls.
 pub(crate) trait Runner {
@@ -71,6 +74,18 @@ pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) gradients: Option<&'a mut Gradients<M::Buffer>>,
     /// Where the loss of each row goes.
     pub(crate) losses: SliceMut<'a, M::Buffer>,
+    /// What routers leave, if the model has any.
+    pub(crate) routers: Option<Routers<'a, M::Buffer>>,
+}
+
+/// What the routers of a micro-batch leave.
+pub(crate) struct Routers<'a, B> {
+    /// The loads of all mixtures.
+    pub(crate) loads: SliceMut<'a, B>,
+    /// Which of them is the block's, if it is a mixture.
+    pub(crate) own: Range<usize>,
+    /// The balancing loss.
+    pub(crate) loss: SliceMut<'a, B>,
 }
 
 /// What calls read that is no place.
@@ -111,8 +126,21 @@ impl<M: Backend> DeviceRunner<'_, M> {
         owned: &mut [Option<(usize, M::Buffer)>],
     ) -> Result<(), Error> {
         let inputs = &self.inputs;
-        let reads = call.reads.iter().map(|read| inputs.read(*read, places));
-        let reads: Vec<Slice<'_, M::Buffer>> = reads.collect::<Result<_, _>>()?;
+        // Whoever writes a load reads none.
+        let writes_load = call.writes.iter().any(|(operand, _)| *operand == Operand::Load);
+        let (loads, mut load, mut router_loss) = match &mut self.routers {
+            None => (None, None, None),
+            Some(Routers { loads, own, loss }) if writes_load => {
+                let own = SliceMut::new(loads.buffer, loads.offset + own.start, own.len());
+                (None, Some(own), Some(loss.reborrow()))
+            }
+            Some(Routers { loads, loss, .. }) => (Some(loads.as_slice()), None, Some(loss.reborrow())),
+        };
+        let read = |operand: &Operand| match operand {
+            Operand::Loads => Ok(loads.expect(ROUTERS)),
+            other => inputs.read(*other, places),
+        };
+        let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
         let mut losses = Some(self.losses.reborrow());
         let mut gradients = self.gradients.as_deref_mut();
         let mut writes = Vec::with_capacity(call.writes.len());
@@ -128,14 +156,17 @@ impl<M: Backend> DeviceRunner<'_, M> {
                     Write::from(target.ok_or_else(|| inputs.without_gradient(id))?)
                 }
                 Operand::Losses => Write::over(losses.take().expect("a call writes the losses once")),
-                Operand::Param(_) | Operand::Ids | Operand::Positions | Operand::Targets => {
+                Operand::Load => Write::over(load.take().expect(ROUTERS)),
+                Operand::RouterLoss => Write::over(router_loss.take().expect(ROUTERS)),
+                Operand::Param(_) | Operand::Ids | Operand::Positions | Operand::Targets | Operand::Loads => {
                     unreachable!("{operand:?} is only read")
                 }
             });
         }
         let keys = call.site.map_or_else(Vec::new, |site| inputs.batch.dropout_keys(inputs.block, site));
         let _span = trace_span!(target: CALLS, "call", queue = Queue::Compute.name(), op = call.op.name());
-        let batch = BatchFacts { keys: &keys, documents: inputs.batch.documents };
+        let MicroBatch { documents, counted: targets, lengths, .. } = inputs.batch;
+        let batch = BatchFacts { keys: &keys, documents, targets, lengths };
         inputs.memory.run(&call.op, Operands { reads: &reads, writes: &mut writes, batch })
     }
 }
@@ -154,7 +185,10 @@ impl<M: Backend> Inputs<'_, M> {
             Operand::Ids => self.batch.ids,
             Operand::Positions => self.batch.positions.expect("packed samples have positions"),
             Operand::Targets => self.batch.targets,
-            Operand::ParamGradient(_) | Operand::Losses => unreachable!("{operand:?} is only written"),
+            Operand::ParamGradient(_) | Operand::Losses | Operand::Load | Operand::RouterLoss => {
+                unreachable!("{operand:?} is only written")
+            }
+            Operand::Loads => unreachable!("loads lie with what routers leave"),
         })
     }
 

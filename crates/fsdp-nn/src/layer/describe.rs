@@ -4,12 +4,14 @@
 //! classes gives the names of its checkpoint.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use fsdp_core::Error;
-use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use fsdp_core::model::{BlockId, BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
+use crate::op::Balance;
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,12 +26,29 @@ pub struct Description {
     pub adapters: BTreeMap<ParamId, Adapter>,
     /// The part of all tokens that meets a parameter, where that is not every token: those of experts.
     pub token_shares: BTreeMap<ParamId, f64>,
+    /// The blocks that are mixtures, and the experts of each.
+    pub mixtures: BTreeMap<BlockId, usize>,
+    /// Coefficient of the balancing loss of routers that the model's own configuration asks for; 0 if it asks for none.
+    pub router_loss: f64,
 }
 
 impl Description {
     /// How a parameter starts.
     pub fn init(&self, id: ParamId) -> Init {
         self.init[id.0]
+    }
+
+    /// The balancing loss of its mixtures, if it has any and the coefficient is not 0; all have as many experts.
+    pub(crate) fn balance(&self, coefficient: f64) -> Option<Balance> {
+        let &experts = self.mixtures.values().next().filter(|_| coefficient > 0.0)?;
+        Some(Balance { layers: self.mixtures.len(), experts, coefficient })
+    }
+
+    /// Where the load of a block's experts lies among those of all mixtures; nowhere, if it is none.
+    pub(crate) fn load(&self, block: BlockId) -> Range<usize> {
+        let len = |experts: &usize| 2 * experts;
+        let start = self.mixtures.range(..block).map(|(_, experts)| len(experts)).sum();
+        start..start + self.mixtures.get(&block).map_or(0, len)
     }
 }
 
@@ -52,6 +71,8 @@ impl Describe {
             linears: Vec::new(),
             adapters: BTreeMap::new(),
             token_shares: BTreeMap::new(),
+            mixtures: BTreeMap::new(),
+            router_loss: 0.0,
         };
         Self { description, open: 0, std }
     }
@@ -177,6 +198,17 @@ impl Describe {
         params.sort();
         params.dedup();
         self.description.spec.blocks.push(BlockSpec { name: name.into(), params, layer });
+    }
+
+    /// Says that the last block is a mixture of so many experts.
+    pub fn mixture(&mut self, experts: usize) {
+        let block = BlockId(self.description.spec.blocks.len() - 1);
+        self.description.mixtures.insert(block, experts);
+    }
+
+    /// The coefficient of the balancing loss of routers that the model's own configuration asks for.
+    pub fn router_loss(&mut self, coefficient: f64) {
+        self.description.router_loss = coefficient;
     }
 
     /// The finished description.

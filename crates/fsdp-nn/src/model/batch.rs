@@ -10,7 +10,8 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use super::architecture::Architecture;
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::error::ModelError;
-use crate::graph::MicroBatch;
+use crate::graph::{MicroBatch, Routers};
+use crate::op::Balance;
 
 /// One micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +33,12 @@ impl Batch {
     /// Number of targets that count.
     pub fn counted(&self) -> u64 {
         self.targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as u64
+    }
+
+    /// Of each sample the rows up to its last counted target.
+    fn lengths(&self) -> Vec<usize> {
+        let length = |targets: &[u32]| targets.iter().rposition(|&target| target != IGNORED_TARGET);
+        self.targets.chunks(self.seq).map(|targets| length(targets).map_or(0, |last| last + 1)).collect()
     }
 
     /// The rows of each document, in order, if samples hold several.
@@ -88,11 +95,13 @@ pub(super) struct StepData<B> {
     batches: Vec<Batch>,
     /// The rows of the documents of each, if samples are packed.
     documents: Vec<Vec<Range<usize>>>,
+    /// Of each sample of each the rows up to its last counted target.
+    lengths: Vec<Vec<usize>>,
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
-    /// Micro-batches whose losses were computed and not yet read.
-    finished: Vec<usize>,
+    /// Micro-batches whose losses were computed and not yet read, and whether for training, with a balancing loss if there is one.
+    finished: Vec<(usize, bool)>,
 }
 
 struct Device<B> {
@@ -100,12 +109,27 @@ struct Device<B> {
     targets: B,
     losses: B,
     positions: Option<B>,
+    routers: Option<RouterRoom<B>>,
+}
+
+/// What routers leave of all micro-batches, one after the other.
+struct RouterRoom<B> {
+    loads: B,
+    /// One for each.
+    losses: B,
 }
 
 impl<B> Default for StepData<B> {
     fn default() -> Self {
-        let (batches, documents, offsets) = (Vec::new(), Vec::new(), Vec::new());
-        Self { step: 0, batches, documents, offsets, device: None, finished: Vec::new() }
+        Self {
+            step: 0,
+            batches: Vec::new(),
+            documents: Vec::new(),
+            lengths: Vec::new(),
+            offsets: Vec::new(),
+            device: None,
+            finished: Vec::new(),
+        }
     }
 }
 
@@ -114,7 +138,7 @@ impl<B: Buffer> StepData<B> {
     pub(super) fn set<M: Backend<Buffer = B>, A: Architecture>(
         &mut self,
         memory: &M,
-        architecture: &A,
+        (architecture, balance): (&A, Option<Balance>),
         step: u64,
         batches: Vec<Batch>,
     ) -> Result<(), Error> {
@@ -130,26 +154,42 @@ impl<B: Buffer> StepData<B> {
             self.offsets.push(rows);
             rows += batch.ids.len();
         }
+        self.lengths = batches.iter().map(Batch::lengths).collect();
         self.batches = batches;
         self.step = step;
         self.finished.clear();
-        self.reserve(memory, rows, packed)?;
+        self.reserve(memory, (rows, packed), balance.map_or(0, |balance| balance.loads_len()))?;
         self.upload(memory)
     }
 
-    fn reserve<M: Memory<Buffer = B>>(&mut self, memory: &M, rows: usize, packed: bool) -> Result<(), Error> {
-        let fits = |device: &Device<B>| device.ids.len() >= rows && (device.positions.is_some() || !packed);
+    fn reserve<M: Memory<Buffer = B>>(
+        &mut self,
+        memory: &M,
+        (rows, packed): (usize, bool),
+        loads: usize,
+    ) -> Result<(), Error> {
+        let count = self.batches.len();
+        let has_routers =
+            |device: &Device<B>| device.routers.as_ref().is_none_or(|routers| routers.losses.len() >= count);
+        let fits = |device: &Device<B>| {
+            device.ids.len() >= rows && (device.positions.is_some() || !packed) && has_routers(device)
+        };
         if self.device.as_ref().is_some_and(fits) {
             return Ok(());
         }
         self.device = None;
-        let allocate = |dtype| memory.allocate(Category::Activation, dtype, rows);
-        let mut losses = allocate(DType::F64)?;
         // Written now, so that it has its storage from the first step on.
-        memory.zero(Queue::Compute, SliceMut::whole(&mut losses))?;
-        let mut ids = || allocate(DType::U32);
+        let numbers = |len| {
+            let mut numbers = memory.allocate(Category::Activation, DType::F64, len)?;
+            memory.zero(Queue::Compute, SliceMut::whole(&mut numbers))?;
+            Ok::<_, Error>(numbers)
+        };
+        let losses = numbers(rows)?;
+        let room = || Ok::<_, Error>(RouterRoom { loads: numbers(count * loads)?, losses: numbers(count)? });
+        let routers = (loads > 0).then(room).transpose()?;
+        let mut ids = || memory.allocate(Category::Activation, DType::U32, rows);
         let positions = packed.then(&mut ids).transpose()?;
-        self.device = Some(Device { ids: ids()?, targets: ids()?, losses, positions });
+        self.device = Some(Device { ids: ids()?, targets: ids()?, losses, positions, routers });
         Ok(())
     }
 
@@ -177,9 +217,15 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// A micro-batch, its sizes, and where its losses go.
-    pub(super) fn parts(&mut self, round: usize, seed: u64) -> Parts<'_, B> {
+    /// A micro-batch, its sizes, and where its losses go, and what routers leave; `own` of it is the block's.
+    pub(super) fn parts(
+        &mut self,
+        (round, seed): (usize, u64),
+        balance: Option<Balance>,
+        own: Range<usize>,
+    ) -> Parts<'_, B> {
         let batch = &self.batches[round];
+        let loads = balance.map_or(0, |balance| balance.loads_len());
         let device = self.device.as_mut().expect("data with micro-batches is on the device");
         let (offset, len) = (self.offsets[round], batch.ids.len());
         let positions = device.positions.as_ref().filter(|_| batch.positions.is_some());
@@ -189,19 +235,26 @@ impl<B: Buffer> StepData<B> {
                 targets: Slice::new(&device.targets, offset, len),
                 positions: positions.map(|positions| Slice::new(positions, offset, len)),
                 documents: &self.documents[round],
+                counted: batch.counted(),
+                lengths: &self.lengths[round],
                 samples: &batch.samples,
                 seed,
                 step: self.step,
             },
             losses: SliceMut::new(&mut device.losses, offset, len),
+            routers: device.routers.as_mut().map(|RouterRoom { loads: all, losses }| Routers {
+                loads: SliceMut::new(all, round * loads, loads),
+                own,
+                loss: SliceMut::new(losses, round, 1),
+            }),
             samples: batch.samples.len(),
             seq: batch.seq,
         }
     }
 
     /// Notes that a micro-batch's losses were computed.
-    pub(super) fn finish(&mut self, round: usize) {
-        self.finished.push(round);
+    pub(super) fn finish(&mut self, round: usize, training: bool) {
+        self.finished.push((round, training));
     }
 
     /// Adds the losses that were computed since the last call to `sum`; returns how many targets counted.
@@ -213,10 +266,13 @@ impl<B: Buffer> StepData<B> {
     ) -> Result<u64, Error> {
         let mut count = 0;
         let Some(device) = &self.device else { return Ok(count) };
-        for round in self.finished.drain(..) {
+        for (round, training) in self.finished.drain(..) {
             let batch = &self.batches[round];
             let losses = Slice::new(&device.losses, self.offsets[round], batch.ids.len());
             memory.exact_sum(queue, losses, sum.reborrow())?;
+            if let Some(routers) = device.routers.as_ref().filter(|_| training) {
+                memory.exact_sum(queue, Slice::new(&routers.losses, round, 1), sum.reborrow())?;
+            }
             count += batch.counted();
         }
         Ok(count)
@@ -227,6 +283,7 @@ impl<B: Buffer> StepData<B> {
 pub(super) struct Parts<'a, B> {
     pub(super) batch: MicroBatch<'a, B>,
     pub(super) losses: SliceMut<'a, B>,
+    pub(super) routers: Option<Routers<'a, B>>,
     pub(super) samples: usize,
     pub(super) seq: usize,
 }

@@ -63,11 +63,13 @@ impl Kinds {
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
         let adapters = &architecture.description().adapters;
+        let balance = architecture.description().balance(shape.terms.router_loss);
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
             let Shape { samples, seq, length, dtype, training, packed, .. } = shape;
             let mut builder =
-                Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed));
+                Builder::new((spec, block), adapters, (samples, seq, length), dtype, (training, packed))
+                    .balanced(balance);
             let input = (block.0 > 0).then(|| builder.rows(width));
             let output = match input {
                 None => architecture.first(&mut builder)?,
@@ -142,5 +144,5 @@ fn head<A: Architecture>(
     let dims =
         HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap, terms: shape.terms };
     let (trained, rounds) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
-    Ok(HeadCall { dims, weight, trained, rounds })
+    Ok(HeadCall { dims, weight, trained, rounds, balance: builder.balance() })
 }

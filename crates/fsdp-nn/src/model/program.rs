@@ -17,7 +17,7 @@ use super::kinds::Shape;
 use super::unsharded::BlockCall;
 use crate::backend::Backend;
 use crate::graph::{DeviceRunner, Inputs, Route};
-use crate::op::LossTerms;
+use crate::op::{Balance, LossTerms};
 
 /// What a program computes with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,13 +58,14 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     }
 
     /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and
-    /// losses take 16 bytes per token, with positions 20, kept from step to step.
+    /// losses take 16 bytes per token, with positions 20, kept from step to step; so do loads of experts, where they are balanced.
     ///
     /// # Errors
     /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token`, `Positions` or `Position` inside
     /// [`Error::Program`], or those of the memory.
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
-        self.data.set(memory, &self.blocks.architecture, step, batches)
+        let balance = self.balance();
+        self.data.set(memory, (&self.blocks.architecture, balance), step, batches)
     }
 
     /// Runs the last block on what the block before it left behind, and returns the logits of every token in
@@ -77,6 +78,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         self.with_runner(memory, (block, false), (params, None), |blocks, shape, runner| {
             Ok(blocks.last(block, Route::Logits, shape, runner)?.expect("a plan of logits leaves them"))
         })
+    }
+
+    /// The balancing loss of training.
+    fn balance(&self) -> Option<Balance> {
+        self.blocks.architecture.description().balance(self.options.terms.router_loss)
     }
 
     /// Makes a call on a device.
@@ -100,13 +106,15 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         (params, gradients): (&Params<M::Buffer>, Option<&mut Gradients<M::Buffer>>),
         body: impl FnOnce(&mut Blocks<A, M::Buffer>, Shape, &mut DeviceRunner<'_, M>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let Parts { batch, losses, samples, seq } = self.data.parts(self.round, self.options.seed);
+        let (balance, own) = (self.balance(), self.blocks.architecture.description().load(block));
+        let place = (self.round, self.options.seed);
+        let Parts { batch, losses, routers, samples, seq } = self.data.parts(place, balance, own);
         let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
         let ProgramOptions { dtype, terms, .. } = self.options;
         let shape = Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed };
         let spec = Arc::clone(&self.blocks.spec);
         let inputs = Inputs { memory, spec: &spec, block, params, batch };
-        body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses })
+        body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses, routers })
     }
 }
 
@@ -139,9 +147,10 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         params: &Params<M::Buffer>,
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
-        let call = if gradients.is_some() { BlockCall::Finish(block) } else { BlockCall::Evaluate(block) };
+        let training = gradients.is_some();
+        let call = if training { BlockCall::Finish(block) } else { BlockCall::Evaluate(block) };
         self.call(memory, call, params, gradients)?;
-        self.data.finish(self.round);
+        self.data.finish(self.round, training);
         Ok(())
     }
 

@@ -147,12 +147,15 @@ impl<A: Architecture> Session<A> {
             targets: Slice::whole(&ids),
             positions: Some(Slice::whole(&positions)),
             documents: std::slice::from_ref(&whole),
+            counted: 0,
+            lengths: &[],
             samples: &[0],
             seed: 0,
             step: 0,
         };
         let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
-        let device = DeviceRunner { inputs, gradients: None, losses: SliceMut::whole(&mut losses) };
+        let losses = SliceMut::whole(&mut losses);
+        let device = DeviceRunner { inputs, gradients: None, losses, routers: None };
         let mut keeping =
             Keeping { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
         walk(&plan.forward, &plan.places, &mut places, &mut keeping)?;

@@ -14,12 +14,22 @@ impl Op {
     /// When they do not fit, which only a bug of ours can cause; it names operation and operand.
     pub fn check<B: Buffer>(&self, operands: &Operands<'_, '_, B>) {
         let description = self.describe();
-        let BatchFacts { keys, documents } = operands.batch;
+        let BatchFacts { keys, documents, lengths, .. } = operands.batch;
         lengths::expect("dropout keys", keys.len(), description.keys);
         if description.document_rows > 0 {
             let end = documents.iter().try_fold(0, |end, rows| (rows.start == end).then_some(rows.end));
             let rows = description.document_rows;
             assert_eq!(end, Some(rows), "{}: documents follow one another to the last row", description.name);
+        }
+        if description.counted_rows > 0 {
+            let samples = lengths.len().max(1);
+            let fits = description.counted_rows.is_multiple_of(samples)
+                && lengths.iter().all(|&length| length <= description.counted_rows / samples);
+            assert!(
+                fits && !lengths.is_empty(),
+                "{}: samples count as far as they have rows",
+                description.name
+            );
         }
         let Description { name, reads: read, writes: written, .. } = &description;
         lengths::expect("operands that are read", operands.reads.len(), read.len());

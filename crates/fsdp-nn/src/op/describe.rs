@@ -74,7 +74,12 @@ impl Role {
 
     /// One loss per row.
     pub(super) fn losses(rows: usize) -> Self {
-        Self::new("losses", rows, Kind::Of(DType::F64))
+        Self::double("losses", rows)
+    }
+
+    /// Numbers in double precision, whatever the values are.
+    pub(super) fn double(name: &'static str, len: usize) -> Self {
+        Self::new(name, len, Kind::Of(DType::F64))
     }
 
     pub(super) fn touching(self, touched: usize) -> Self {
@@ -121,6 +126,8 @@ pub struct Description {
     pub(super) keys: usize,
     /// How many rows the documents have that it asks for; 0 if it does not.
     pub(super) document_rows: usize,
+    /// How many rows there are of which it asks which ones count; 0 if it does not.
+    pub(super) counted_rows: usize,
     /// Whether its output is computed again for backward instead of being kept.
     pub(crate) is_recomputed: bool,
 }
@@ -138,6 +145,7 @@ impl Description {
             other_flops: 0,
             keys: 0,
             document_rows: 0,
+            counted_rows: 0,
             is_recomputed: false,
         }
     }
@@ -183,6 +191,11 @@ impl Description {
     /// It asks for the documents of so many rows.
     pub(super) fn of_documents(self, document_rows: usize) -> Self {
         Self { document_rows, ..self }
+    }
+
+    /// It asks which of so many rows count.
+    pub(super) fn of_counted(self, counted_rows: usize) -> Self {
+        Self { counted_rows, ..self }
     }
 
     pub(super) fn recomputed(self) -> Self {

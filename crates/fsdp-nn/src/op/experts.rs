@@ -8,6 +8,7 @@
 use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error};
 
+use super::balance::Balance;
 use super::describe::{Description, Role};
 use super::routing::Routing;
 use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
@@ -15,14 +16,18 @@ use crate::layer::ExpertMaps;
 use crate::op::Op;
 
 /// Operations of mixtures. `routes` has the expert of every route, row by row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Experts {
     /// The `top` most probable experts of every row, by the softmax of its logits, the most probable first and the first of equal
-    /// ones; and their probabilities, divided by their sum if `normalized`.
-    Route { routing: Routing, normalized: bool },
-    /// Backward of [`Experts::Route`], from the gradients of the probabilities.
-    RouteBackward { routing: Routing, normalized: bool },
+    /// ones; and their probabilities, divided by their sum if `normalized`. With a balancing loss also the *load*: how many routes
+    /// lead to each expert, and the sum of its probabilities, of rows up to the last counted target of their sample.
+    Route { routing: Routing, normalized: bool, load: Option<Balance> },
+    /// Backward of [`Experts::Route`], from the gradients of the probabilities; with `balance` of the balancing loss, too, from
+    /// the loads of all mixtures.
+    RouteBackward { routing: Routing, normalized: bool, balance: Option<Balance> },
+    /// The balancing loss of a micro-batch, from the loads of all mixtures, times its coefficient and its counted targets.
+    BalanceLoss { balance: Balance },
     /// Slot by slot the row that is there.
     Dispatch { routing: Routing, width: usize },
     /// The sum of the slots of every row, in the order of its routes.
@@ -40,33 +45,31 @@ pub enum Experts {
 }
 
 impl Experts {
-    fn routing(&self) -> Routing {
-        let (Experts::Route { routing, .. }
-        | Experts::RouteBackward { routing, .. }
-        | Experts::Dispatch { routing, .. }
-        | Experts::DispatchBackward { routing, .. }
-        | Experts::Product { routing, .. }
-        | Experts::ProductBackwardInput { routing, .. }
-        | Experts::ProductBackwardWeight { routing, .. }
-        | Experts::Combine { routing, .. }
-        | Experts::CombineBackward { routing, .. }) = self;
-        *routing
+    pub(super) fn describe(&self) -> Description {
+        match *self {
+            Experts::Route { routing, load, .. } => describe_route(routing, load),
+            Experts::RouteBackward { routing, balance, .. } => describe_route_backward(routing, balance),
+            Experts::BalanceLoss { balance } => Description::new("balance_loss")
+                .read([Role::double("loads", balance.loads_len())])
+                .write([Role::double("loss", 1)])
+                .constant(balance.coefficient)
+                .flops(balance.loads_len() + balance.load_len()),
+            Experts::Dispatch { routing, .. }
+            | Experts::DispatchBackward { routing, .. }
+            | Experts::Product { routing, .. }
+            | Experts::ProductBackwardInput { routing, .. }
+            | Experts::ProductBackwardWeight { routing, .. }
+            | Experts::Combine { routing, .. }
+            | Experts::CombineBackward { routing, .. } => self.describe_routed(routing),
+        }
     }
 
-    pub(super) fn describe(&self) -> Description {
-        let routing = self.routing();
+    /// What works on rows that are routed.
+    fn describe_routed(&self, routing: Routing) -> Description {
         let (Routing { rows, experts, .. }, slots) = (routing, routing.slots());
         let routes = Role::ids("routes", slots);
         let all = |width: usize| (slots * width, rows * width);
         match *self {
-            Experts::Route { .. } => Description::new("route")
-                .read([Role::value("logits", rows * experts)])
-                .write([Role::value("weights", slots), routes])
-                .flops(5 * rows * experts),
-            Experts::RouteBackward { .. } => Description::new("route_backward")
-                .read([Role::value("logits", rows * experts), routes, Role::value("dweights", slots)])
-                .write([Role::value("dlogits", rows * experts)])
-                .flops(8 * rows * experts),
             Experts::Dispatch { width, .. } => Description::new("dispatch")
                 .read([Role::value("x", all(width).1), routes])
                 .write([Role::value("y", all(width).0)])
@@ -116,19 +119,21 @@ impl Experts {
                 ])
                 .write([Role::value("dx", all(width).0), Role::value("dweights", slots)])
                 .flops(3 * slots * width),
+            _ => unreachable!("{self:?} is described by itself"),
         }
     }
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match *self {
-            Experts::Route { routing, normalized } => {
+            Experts::Route { routing, normalized, load } => {
                 let Some(dweights) = b.take(output) else { return };
                 let call = node.main();
                 let logits = call.reads[0].local().expect("logits are a value");
                 let (read, routes) = (b.load(logits), call.writes[1].0);
                 let Some(place) = b.overwrite(logits) else { return };
-                let op = Op::Experts(Experts::RouteBackward { routing, normalized });
-                let reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
+                let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance: load });
+                let mut reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
+                reads.extend(load.map(|_| Operand::Loads));
                 b.draft.call(op, reads, vec![(b.draft.whole(place), false)]);
                 b.put(logits, place);
             }
@@ -158,6 +163,37 @@ impl Experts {
             }
             _ => unreachable!("{} is no operation of forward", self.describe().name),
         }
+    }
+}
+
+fn describe_route(routing: Routing, load: Option<Balance>) -> Description {
+    let Routing { rows, experts, .. } = routing;
+    let slots = routing.slots();
+    Description::new("route")
+        .read([Role::value("logits", rows * experts)])
+        .write([Role::value("weights", slots), Role::ids("routes", slots)])
+        .write(load.map(|balance| Role::double("load", balance.load_len())))
+        .of_counted(if load.is_some() { rows } else { 0 })
+        .flops((5 + usize::from(load.is_some())) * rows * experts)
+}
+
+fn describe_route_backward(routing: Routing, balance: Option<Balance>) -> Description {
+    let Routing { rows, experts, .. } = routing;
+    let slots = routing.slots();
+    let described = Description::new("route_backward")
+        .read([
+            Role::value("logits", rows * experts),
+            Role::ids("routes", slots),
+            Role::value("dweights", slots),
+        ])
+        .write([Role::value("dlogits", rows * experts)]);
+    match balance {
+        None => described.flops(8 * rows * experts),
+        Some(balance) => described
+            .read([Role::double("loads", balance.loads_len())])
+            .constant(balance.coefficient)
+            .of_counted(rows)
+            .flops(13 * rows * experts + balance.loads_len()),
     }
 }
 
@@ -211,8 +247,10 @@ impl Builder<'_> {
         let routing = Routing { rows: self.row_count(), experts: logits.width(), top };
         let weights = self.rows(top);
         let routes = self.value(top, DType::U32, Category::Workspace);
-        let writes = [(self.whole(weights), false), (self.whole(routes), false)];
-        let op = Op::Experts(Experts::Route { routing, normalized });
+        let mut writes = vec![(self.whole(weights), false), (self.whole(routes), false)];
+        let load = self.balance();
+        writes.extend(load.map(|_| (Operand::Load, false)));
+        let op = Op::Experts(Experts::Route { routing, normalized, load });
         let read = self.whole(logits);
         self.node(vec![Call::new(op, vec![read], writes)], None);
         (Routes { routing, routes }, weights)

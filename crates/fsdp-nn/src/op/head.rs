@@ -14,6 +14,8 @@ pub struct LossTerms {
     /// Coefficient of the squared logarithm of the sum of exponentials (z-loss: PaLM, Chowdhery et al. 2022, section 5): at
     /// least 0.
     pub z_loss: f64,
+    /// Coefficient of the [balancing loss](super::Balance) of routers: at least 0. No operation of the head looks at it.
+    pub router_loss: f64,
 }
 
 /// Sizes of a linear map to logits followed by cross-entropy.
@@ -173,8 +175,10 @@ mod tests {
     #[test]
     fn smoothing_costs_an_operation_for_each_logit_and_pass_and_a_z_loss_none() {
         let plain = HeadDims::new([5, 3, 7], 2);
-        let terms =
-            |label_smoothing, z_loss| HeadDims { terms: LossTerms { label_smoothing, z_loss }, ..plain };
+        let terms = |label_smoothing, z_loss| HeadDims {
+            terms: LossTerms { label_smoothing, z_loss, router_loss: 0.0 },
+            ..plain
+        };
         let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32).other_flops;
         let backward = |dims| cost(Head::LossBackward { dims, weight: true, rounds: false });
         let forward = |dims| cost(Head::Loss { dims });

@@ -9,6 +9,7 @@
 
 mod activation;
 mod attention;
+mod balance;
 mod check;
 mod cost;
 mod describe;
@@ -22,6 +23,7 @@ mod routing;
 
 pub use activation::{Activation, Function, Pass};
 pub use attention::{Attention, AttentionDims, Scores};
+pub use balance::Balance;
 pub use cost::Cost;
 pub use describe::{Access, Description, Kind, Role};
 pub use experts::{Experts, Routes};

@@ -45,9 +45,16 @@ objects are refused. Frequencies are computed in single precision, as in transfo
 In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Weights of experts have the names of published
 files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts. No token is dropped, so buffers have
 the same sizes whatever the router says, and predicted memory is exact. Products run over the tokens of each expert, so time, and
-`mfu`, follow the experts that tokens are sent to. Equal probabilities go to the expert with the lower number. The balancing loss
-(`output_router_logits`) joins the routes of all layers, and is refused. Adapters take the maps of attention, as in PEFT: neither routers
+`mfu`, follow the experts that tokens are sent to. Equal probabilities go to the expert with the lower number. Adapters take the maps of attention, as in PEFT: neither routers
 nor experts. On `torch-cpu` and `cuda` the order of rows is worked out on the host, which waits for the device in every layer.
+
+The balancing loss of routers is added in training if `config.json` has `output_router_logits`, with `router_aux_loss_coef`, as in
+transformers; `train.router_aux_loss_coef` of the run file goes before both. It is `load_balancing_loss_func` of transformers, held
+to it by golden files: over the tokens of a micro-batch and of all layers together. Of a step it is the mean over
+micro-batches, weighted by their counted targets (transformers' trainer adds it up where it accumulates gradients), so
+`micro_batch_size` says among how many tokens experts are balanced, and the number of ranks changes nothing. Tokens behind the last
+counted target of their sample, padding among them, are left out; transformers leaves out what `attention_mask` does, which keeps
+tokens that are not padding. Evaluations are of the cross-entropy alone.
 ";
 
 fn golden(family: &Family) -> PathBuf {

@@ -51,5 +51,5 @@ fn parameters_are_in_the_order_of_transformers() {
         assert_eq!(names, read("parameters.txt").lines().collect::<Vec<_>>(), "{}", folder.display());
         compared += 1;
     }
-    assert_eq!(compared, 17);
+    assert_eq!(compared, 19);
 }

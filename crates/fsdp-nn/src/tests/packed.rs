@@ -67,7 +67,7 @@ fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
         let (packed, width) = (dims.packed(), dims.heads * dims.head_dim);
         let (qkv, dy) = (numbers(1, dims.rows() * packed), numbers(2, dims.rows() * width));
         let scores = Scores { window, ..Scores::default() };
-        let facts = BatchFacts { keys: &[], documents: &documents };
+        let facts = BatchFacts { documents: &documents, ..BatchFacts::default() };
         let all = attention(dtype, dims, (Scores { packed: true, ..scores }, facts), [&qkv, &dy]);
         for rows in documents.clone() {
             let dims = AttentionDims { batch: 1, seq: rows.len(), ..dims };

@@ -173,6 +173,7 @@ impl Sizes {
             mlp_bias: false,
             attention_dropout: 0.0,
             residual_dropout: 0.0,
+            router_loss: 0.0,
             initializer_range: 0.02,
             max_position_embeddings: self.seq,
         }

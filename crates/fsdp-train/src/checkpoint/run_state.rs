@@ -49,13 +49,14 @@ const FREE: [&str; 25] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 6] = [
+const RECORDED: [&str; 7] = [
     "train.steps",
     "train.grad_clip",
     "train.lr_schedule",
     "train.optimizer",
     "train.label_smoothing",
     "train.z_loss",
+    "train.router_aux_loss_coef",
 ];
 /// Of these, what must stay: the state of another update rule is of another kind.
 const FIXED: &str = "train.optimizer.name";

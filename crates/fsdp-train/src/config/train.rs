@@ -1,5 +1,6 @@
 //! The `[train]` table: how long, in what batches, and with which update.
 
+use fsdp_nn::layer::Description;
 use fsdp_nn::op::LossTerms;
 
 use super::early_stop::EarlyStopConfig;
@@ -30,6 +31,8 @@ table! {
         label_smoothing: f64 = or(BETA, 0.0),
         /// Coefficient of the squared logarithm of the sum of the logits' exponentials.
         z_loss: f64 = or(NON_NEGATIVE, 0.0),
+        /// Coefficient of the balancing loss of routers, if not the one that the model's `config.json` asks for.
+        router_aux_loss_coef: Option<f64> = or_none(NON_NEGATIVE),
         /// How the learning rate goes over the steps.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
         /// When evaluations end the run before its last step, if they do.
@@ -38,9 +41,10 @@ table! {
 }
 
 impl TrainConfig {
-    /// What training adds to the cross-entropy.
-    pub fn loss_terms(&self) -> LossTerms {
-        LossTerms { label_smoothing: self.label_smoothing, z_loss: self.z_loss }
+    /// What training adds to the cross-entropy of a model.
+    pub fn loss_terms(&self, model: &Description) -> LossTerms {
+        let router_loss = self.router_aux_loss_coef.unwrap_or(model.router_loss);
+        LossTerms { label_smoothing: self.label_smoothing, z_loss: self.z_loss, router_loss }
     }
 
     /// V: the micro-batches of one step, whatever the world.

@@ -1,8 +1,8 @@
 //! Mixtures of experts. Where rows lie is worked out on the host, which waits for the routes.
 
 use fsdp_core::memory::{Buffer, Slice};
-use fsdp_nn::backend::{Operands, Write};
-use fsdp_nn::op::{Experts, Places, Routing};
+use fsdp_nn::backend::{BatchFacts, Operands, Write};
+use fsdp_nn::op::{Balance, Experts, Places, Routing};
 use tch::{Device, Kind, Tensor};
 
 use super::int;
@@ -22,13 +22,8 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let reads = operands.reads;
         match *op {
-            Experts::Route { routing, normalized } => {
-                let ([logits], [weights, routes], _) = operands.split();
-                self.aten_route(routing, normalized, logits, weights, routes)
-            }
-            Experts::RouteBackward { routing, normalized } => {
-                let (reads, [dlogits], _) = operands.split();
-                self.aten_route_backward(routing, normalized, reads, dlogits)
+            Experts::Route { .. } | Experts::RouteBackward { .. } | Experts::BalanceLoss { .. } => {
+                self.routers(op, operands)
             }
             Experts::Dispatch { routing, width } => {
                 let ([x, routes], [y], _) = operands.split();
@@ -79,6 +74,38 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
+    fn routers(&self, op: &Experts, operands: Operands<'_, '_, D::Buffer>) -> Result<(), Failure> {
+        let reads = operands.reads;
+        match *op {
+            Experts::Route { routing, normalized, .. } => {
+                let facts = operands.batch;
+                let ([logits], [weights, routes], mut load) = operands.split();
+                let (probabilities, order) = self.aten_route(routing, normalized, logits, weights, routes)?;
+                match load.next() {
+                    None => Ok(()),
+                    Some(load) => self.put(load, &loaded(routing, facts, &probabilities, &order)?),
+                }
+            }
+            Experts::RouteBackward { routing, normalized, balance } => {
+                let (facts, loads) = (operands.batch, reads.get(3).copied());
+                let (reads, [dlogits], _) = operands.split();
+                let slopes = match balance.zip(loads) {
+                    None => None,
+                    Some((balance, loads)) => Some(self.slopes(balance, facts, loads)?),
+                };
+                self.aten_route_backward((routing, normalized), (facts, slopes), reads, dlogits)
+            }
+            Experts::BalanceLoss { balance } => {
+                let facts = operands.batch;
+                let ([loads], [loss], _) = operands.split();
+                let product = self.sums(balance, loads)?.f_prod_dim_int(0, false, None)?;
+                let sum = product.f_sum_dim_intlist(0_i64, true, None)?;
+                self.put(loss, &sum.f_mul_scalar(balance.scale(facts))?)
+            }
+            _ => unreachable!("the caller asks for routers only"),
+        }
+    }
+
     fn places(&self, routing: Routing, routes: In<'_, D>) -> Result<Places, Failure> {
         let routes = self.view(routes, &[int(routing.slots())])?;
         let routes = routes.f_to_device(Device::Cpu)?.f_to_kind(Kind::Int64)?;
@@ -118,6 +145,18 @@ impl<D: TorchStorage> Torch<D> {
         Ok(self.view(logits, &[int(routing.rows), int(routing.experts)])?.f_softmax(-1, kind)?)
     }
 
+    /// Routes and probabilities of each expert, over all mixtures: 2 x experts.
+    fn sums(&self, balance: Balance, loads: In<'_, D>) -> Result<Tensor, Failure> {
+        let loads = self.view(loads, &[int(balance.layers), 2, int(balance.experts)])?;
+        Ok(loads.f_sum_dim_intlist(0_i64, false, None)?)
+    }
+
+    /// The derivatives of the balancing loss by the probabilities of a row that counts.
+    fn slopes(&self, balance: Balance, facts: BatchFacts<'_>, loads: In<'_, D>) -> Result<Tensor, Failure> {
+        Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.scale(facts))?)
+    }
+
+    /// Returns probabilities, and the experts of rows.
     fn aten_route(
         &self,
         routing: Routing,
@@ -125,19 +164,20 @@ impl<D: TorchStorage> Torch<D> {
         logits: In<'_, D>,
         weights: To<'_, D>,
         routes: To<'_, D>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(Tensor, Tensor), Failure> {
         let probabilities = self.probabilities(routing, logits)?;
         let (sorted, order) = probabilities.f_sort_stable(true, -1, true)?;
         let (chosen, order) =
             (sorted.f_narrow(1, 0, int(routing.top))?, order.f_narrow(1, 0, int(routing.top))?);
         self.put(weights, &if normalized { shares(&chosen)? } else { chosen })?;
-        self.put(routes, &order)
+        self.put(routes, &order)?;
+        Ok((probabilities, order))
     }
 
     fn aten_route_backward(
         &self,
-        routing: Routing,
-        normalized: bool,
+        (routing, normalized): (Routing, bool),
+        (facts, slopes): (BatchFacts<'_>, Option<Tensor>),
         [logits, routes, dweights]: [In<'_, D>; 3],
         dlogits: To<'_, D>,
     ) -> Result<(), Failure> {
@@ -151,7 +191,14 @@ impl<D: TorchStorage> Torch<D> {
         let gradient = chosen.f_mul(&dweights.f_sub(&mean)?)?;
         let others =
             if normalized { probabilities.f_zeros_like()? } else { probabilities.f_mul(&mean)?.f_neg()? };
-        self.put(dlogits, &others.f_scatter(1, &order, &gradient)?)
+        let mut gradients = others.f_scatter(1, &order, &gradient)?;
+        if let Some(slopes) = slopes {
+            let slopes = slopes.f_to_kind(probabilities.f_kind()?)?;
+            let mean = probabilities.f_mul(&slopes)?.f_sum_dim_intlist(1_i64, true, None)?;
+            let more = probabilities.f_mul(&slopes.f_sub(&mean)?)?;
+            gradients = gradients.f_add(&more.f_mul(&counted(routing, facts, more.device())?)?)?;
+        }
+        self.put(dlogits, &gradients)
     }
 
     fn aten_combine_backward(
@@ -203,6 +250,26 @@ impl<D: TorchStorage> Torch<D> {
         }
         Ok(())
     }
+}
+
+/// The load of the experts of rows: how many routes lead to each, and the sums of probabilities.
+fn loaded(
+    routing: Routing,
+    facts: BatchFacts<'_>,
+    probabilities: &Tensor,
+    order: &Tensor,
+) -> Result<Tensor, Failure> {
+    let rows = counted(routing, facts, probabilities.device())?.f_to_kind(Kind::Double)?;
+    let probabilities = probabilities.f_to_kind(Kind::Double)?;
+    let routes = probabilities.f_zeros_like()?.f_scatter_value(1, order, 1.0)?;
+    let both = Tensor::f_cat(&[routes, probabilities], 1)?;
+    Ok(both.f_mul(&rows)?.f_sum_dim_intlist(0_i64, false, None)?)
+}
+
+/// One for each row that counts, zero for the others: rows x 1.
+fn counted(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
+    let rows: Vec<f32> = facts.counted(routing.rows).map(|counts| f32::from(u8::from(counts))).collect();
+    Ok(Tensor::f_from_slice(&rows)?.f_view([-1, 1])?.f_to_device(device)?)
 }
 
 /// What of a row's sum each number is.

@@ -96,6 +96,7 @@ pub(super) fn parse_rotated(
         mlp_bias: false,
         attention_dropout: keys.probability("attention_dropout", 0.0)?,
         residual_dropout: 0.0,
+        router_loss: 0.0,
         initializer_range: keys.initializer_range(0.02)?,
         max_position_embeddings: positions,
     })
@@ -145,10 +146,16 @@ pub(super) fn set_windows(
     Ok(())
 }
 
-/// Experts of a mixture, and how many a token is sent to; the balancing loss is refused: it joins the routes of all layers,
-/// so no block can make its gradient.
+/// The coefficient of the balancing loss of routers: it is added where logits of routers are asked for, as in transformers.
+pub(super) fn router_loss(keys: Keys<'_>) -> Result<f64, ConfigError> {
+    let expected = "a number that is not negative";
+    let coefficient =
+        keys.number("router_aux_loss_coef", 0.001, expected, |coefficient| coefficient >= 0.0)?;
+    Ok(if keys.flag("output_router_logits", false)? { coefficient } else { 0.0 })
+}
+
+/// Experts of a mixture, and how many a token is sent to.
 pub(super) fn experts(keys: Keys<'_>, [experts, top]: [usize; 2]) -> Result<[usize; 2], ConfigError> {
-    keys.only_false("output_router_logits")?;
     let experts = keys.size(&["num_local_experts", "num_experts"], EXPERTS_MAX)?.unwrap_or(experts);
     let top = keys.size(&["num_experts_per_tok"], EXPERTS_MAX)?.unwrap_or(top);
     if top > experts {

@@ -32,6 +32,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
         output_bias: bias,
         ..decoder::parse(keys, NAMES, &DEFAULTS)?
     };
+    config.router_loss = decoder::router_loss(keys)?;
     let [experts, top] = decoder::experts(keys, [128, 8])?;
     let inner = keys.size(&["moe_intermediate_size"], INNER_MAX)?.unwrap_or(768);
     let is_normalized = keys.flag("norm_topk_prob", false)?;

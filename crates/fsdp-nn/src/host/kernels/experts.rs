@@ -15,8 +15,8 @@ use crate::host::floats::Target;
 use crate::host::math::sum2;
 use crate::host::raw::vectorized;
 use crate::host::workers::{Workers, task_rows};
-use crate::op::{Experts, Places, Routing};
-use route::{route, route_backward};
+use crate::op::{Balance, Experts, Places, Routing};
+use route::{Rows, route, route_backward};
 
 impl HostMemory {
     pub(in crate::host) fn experts<E: Element>(
@@ -26,17 +26,8 @@ impl HostMemory {
     ) -> Result<Outcome, Error> {
         let workers = self.workers();
         match *op {
-            Experts::Route { routing, normalized } => {
-                let ([logits], [weights, routes], _) = operands.split();
-                let logits = self.elements::<E>(logits)?;
-                let (weights, routes) = (self.elements_mut(weights.slice)?, self.elements_mut(routes.slice)?);
-                route(workers, routing, normalized, logits, weights, routes);
-            }
-            Experts::RouteBackward { routing, normalized } => {
-                let ([logits, routes, dweights], [dlogits], _) = operands.split();
-                let (logits, routes) = (self.elements::<E>(logits)?, self.elements(routes)?);
-                let (dweights, dlogits) = (self.elements(dweights)?, self.elements_mut(dlogits.slice)?);
-                route_backward(workers, routing, normalized, logits, routes, dweights, dlogits);
+            Experts::Route { .. } | Experts::RouteBackward { .. } | Experts::BalanceLoss { .. } => {
+                self.routers::<E>(op, operands)?
             }
             Experts::Dispatch { routing, width } => {
                 let ([x, routes], [y], _) = operands.split();
@@ -69,6 +60,48 @@ impl HostMemory {
             | Experts::ProductBackwardWeight { .. } => self.expert_products::<E>(op, operands)?,
         }
         Ok(Outcome::Done)
+    }
+
+    fn routers<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
+        let workers = self.workers();
+        match *op {
+            Experts::Route { routing, normalized, load } => {
+                let rows = load.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
+                let ([logits], [weights, routes], mut load) = operands.split();
+                let logits = self.elements::<E>(logits)?;
+                let (weights, routes) = (self.elements_mut(weights.slice)?, self.elements_mut(routes.slice)?);
+                let rows = Rows { routing, normalized, counted: rows.as_deref() };
+                let found = route(workers, rows, logits, weights, routes);
+                if let Some(load) = load.next() {
+                    self.elements_mut::<f64>(load.slice)?.copy_from_slice(&found);
+                }
+            }
+            Experts::RouteBackward { routing, normalized, balance } => {
+                let counted = balance.map(|_| operands.batch.counted(routing.rows).collect::<Vec<bool>>());
+                let (facts, loads) = (operands.batch, operands.reads.get(3).copied());
+                let ([logits, routes, dweights], [dlogits], _) = operands.split();
+                let slopes: Vec<E::Acc> = match balance.zip(loads) {
+                    None => Vec::new(),
+                    Some((balance, loads)) => {
+                        let sums = balance.sums(self.elements(loads)?);
+                        let slope = |count: &f64| E::Acc::of(balance.scale(facts) * count);
+                        sums[..balance.experts].iter().map(slope).collect()
+                    }
+                };
+                let (logits, routes) = (self.elements::<E>(logits)?, self.elements(routes)?);
+                let (dweights, dlogits) = (self.elements(dweights)?, self.elements_mut(dlogits.slice)?);
+                let rows = Rows { routing, normalized, counted: counted.as_deref() };
+                route_backward(workers, rows, &slopes, (logits, routes, dweights), dlogits);
+            }
+            Experts::BalanceLoss { balance } => {
+                let facts = operands.batch;
+                let ([loads], [loss], _) = operands.split();
+                let found = balance_loss(balance, self.elements(loads)?) * balance.scale(facts);
+                self.elements_mut::<f64>(loss.slice)?[0] = found;
+            }
+            _ => unreachable!("the caller asks for routers only"),
+        }
+        Ok(())
     }
 
     fn expert_products<E: Element>(&self, op: &Experts, operands: Call<'_, '_>) -> Result<(), Error> {
@@ -116,6 +149,13 @@ impl HostMemory {
     fn weights<'a, E: Element>(&self, weights: &[Slice<'a, HostBuffer>]) -> Result<Vec<&'a [E]>, Error> {
         weights.iter().map(|weight| self.elements(*weight)).collect()
     }
+}
+
+/// The sum over experts of routes times probabilities.
+fn balance_loss(balance: Balance, loads: &[f64]) -> f64 {
+    let sums = balance.sums(loads);
+    let (routes, probabilities) = sums.split_at(balance.experts);
+    routes.iter().zip(probabilities).map(|(routes, probability)| routes * probability).sum()
 }
 
 /// Each expert's slots of `x` times its matrix.

@@ -64,6 +64,8 @@ pub struct DecoderConfig {
     pub attention_dropout: f64,
     /// Probability of dropping an element of what a half layer adds.
     pub residual_dropout: f64,
+    /// Coefficient of the balancing loss of routers; 0 if there is none.
+    pub router_loss: f64,
     /// Deviation of initial weights.
     pub initializer_range: f64,
     /// The positions it was made for; nothing depends on it.

@@ -66,8 +66,12 @@ impl Decoder {
                 describe.block(&format!("layers.{i}.attention"), Some(i), &attention);
                 describe.block(&format!("layers.{i}.mlp"), Some(i), &mlp);
             }
+            if let Some(mixture) = config.layers[i].mixture {
+                describe.mixture(mixture.experts);
+            }
         }
         describe.block("head", None, &[&norm, &head]);
+        describe.router_loss(config.router_loss);
         Ok(Self {
             description: describe.finish()?,
             embedding,

@@ -6,28 +6,46 @@ use crate::host::element::{Element, Float};
 use crate::host::workers::{Workers, task_rows};
 use crate::op::Routing;
 
-/// The most probable experts of each row, and their probabilities.
+/// Rows, and what is wanted of them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) routing: Routing,
+    pub(super) normalized: bool,
+    /// Which rows have a part in loads and their loss, where these are wanted.
+    pub(super) counted: Option<&'a [bool]>,
+}
+
+impl Rows<'_> {
+    fn counts(&self, row: usize) -> bool {
+        self.counted.is_some_and(|counted| counted[row])
+    }
+}
+
+/// The most probable experts of each row, and their probabilities. Returns the load: the routes to each expert, and the sums
+/// of probabilities, added in the order of rows within blocks of them, and then of blocks.
 pub(super) fn route<E: Element>(
     workers: &Workers,
-    Routing { experts, top, .. }: Routing,
-    normalized: bool,
+    wanted: Rows<'_>,
     logits: &[E],
     weights: &mut [E],
     routes: &mut [u32],
-) {
+) -> Vec<f64> {
+    let Routing { rows: all, experts, top } = wanted.routing;
     let rows = task_rows(experts);
+    let mut loads = vec![0.0; all.div_ceil(rows) * 2 * experts];
     let outputs = weights.chunks_mut(rows * top).zip(routes.chunks_mut(rows * top));
-    workers.each(logits.chunks(rows * experts).zip(outputs), |(logits, (weights, routes))| {
+    let outputs = outputs.zip(loads.chunks_mut(2 * experts)).enumerate();
+    workers.each(logits.chunks(rows * experts).zip(outputs), |(logits, (task, (outputs, load)))| {
         let (mut probabilities, mut order) = (vec![E::Acc::ZERO; experts], Vec::new());
-        let rows = weights.chunks_exact_mut(top).zip(routes.chunks_exact_mut(top));
-        for (logits, (weights, routes)) in logits.chunks_exact(experts).zip(rows) {
+        let outputs = outputs.0.chunks_exact_mut(top).zip(outputs.1.chunks_exact_mut(top));
+        for (row, (logits, (weights, routes))) in logits.chunks_exact(experts).zip(outputs).enumerate() {
             softmax(logits, &mut probabilities);
             order.clear();
             order.extend(0..experts);
             // The sort is stable, so that the first of equal ones comes first.
             order.sort_by_key(|&expert| Reverse(ordered(probabilities[expert])));
             let chosen = &order[..top];
-            let sum = if normalized {
+            let sum = if wanted.normalized {
                 chosen.iter().map(|&expert| probabilities[expert]).sum::<E::Acc>()
             } else {
                 E::Acc::ONE
@@ -35,8 +53,24 @@ pub(super) fn route<E: Element>(
             for ((weight, route), &expert) in weights.iter_mut().zip(routes).zip(chosen) {
                 (*weight, *route) = (E::store(probabilities[expert] / sum), expert as u32);
             }
+            if wanted.counts(task * rows + row) {
+                add_load(load, &probabilities, chosen);
+            }
         }
     });
+    let (first, others) = loads.split_at_mut(2 * experts);
+    for load in others.chunks_exact(2 * experts) {
+        first.iter_mut().zip(load).for_each(|(sum, value)| *sum += value);
+    }
+    loads.truncate(2 * experts);
+    loads
+}
+
+/// Adds what a row brings to a load.
+fn add_load<A: Float>(load: &mut [f64], probabilities: &[A], chosen: &[usize]) {
+    let (routes, sums) = load.split_at_mut(probabilities.len());
+    chosen.iter().for_each(|&expert| routes[expert] += 1.0);
+    sums.iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += p.as_f64());
 }
 
 /// A key in the order of numbers.
@@ -56,38 +90,63 @@ fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
     probabilities.iter_mut().for_each(|p| *p = *p / sum);
 }
 
-/// The gradient of the logits of [`route`]. Normalised probabilities are a softmax over those that were chosen.
+/// The gradient of the logits of [`route`]. Normalised probabilities are a softmax over those that were chosen. `slopes` are
+/// the derivatives of the balancing loss by the probabilities of each row that counts.
 pub(super) fn route_backward<E: Element>(
     workers: &Workers,
-    Routing { experts, top, .. }: Routing,
-    normalized: bool,
-    logits: &[E],
-    routes: &[u32],
-    dweights: &[E],
+    wanted: Rows<'_>,
+    slopes: &[E::Acc],
+    (logits, routes, dweights): (&[E], &[u32], &[E]),
     dlogits: &mut [E],
 ) {
+    let Routing { experts, top, .. } = wanted.routing;
     let rows = task_rows(experts);
     let inputs =
         logits.chunks(rows * experts).zip(routes.chunks(rows * top)).zip(dweights.chunks(rows * top));
     workers.each(
-        dlogits.chunks_mut(rows * experts).zip(inputs),
-        |(dlogits, ((logits, routes), dweights))| {
+        dlogits.chunks_mut(rows * experts).zip(inputs).enumerate(),
+        |(task, (dlogits, ((logits, routes), dweights)))| {
             let mut probabilities = vec![E::Acc::ZERO; experts];
-            let rows = routes.chunks_exact(top).zip(dweights.chunks_exact(top));
-            let rows = logits.chunks_exact(experts).zip(rows).zip(dlogits.chunks_exact_mut(experts));
-            for ((logits, (routes, dweights)), dlogits) in rows {
+            let mut gradients = probabilities.clone();
+            let inputs = routes.chunks_exact(top).zip(dweights.chunks_exact(top));
+            let inputs = logits.chunks_exact(experts).zip(inputs).zip(dlogits.chunks_exact_mut(experts));
+            for (row, ((logits, (routes, dweights)), dlogits)) in inputs.enumerate() {
                 softmax(logits, &mut probabilities);
-                let chosen = || routes.iter().map(|&expert| probabilities[expert as usize]).zip(dweights);
-                let sum = if normalized { chosen().map(|(p, _)| p).sum() } else { E::Acc::ONE };
-                let mean = chosen().map(|(p, dw)| p / sum * dw.load()).sum::<E::Acc>();
-                for (dlogit, &p) in dlogits.iter_mut().zip(&probabilities) {
-                    *dlogit = E::store(if normalized { E::Acc::ZERO } else { -(p * mean) });
+                of_weights::<E>(wanted.normalized, &probabilities, (routes, dweights), &mut gradients);
+                if wanted.counts(task * rows + row) {
+                    add_slopes(&probabilities, slopes, &mut gradients);
                 }
-                for (&expert, dw) in routes.iter().zip(dweights) {
-                    let p = probabilities[expert as usize] / sum;
-                    dlogits[expert as usize] = E::store(p * (dw.load() - mean));
+                for (dlogit, &gradient) in dlogits.iter_mut().zip(&gradients) {
+                    *dlogit = E::store(gradient);
                 }
             }
         },
     );
+}
+
+/// The gradient of a row's logits from those of the weights of its experts.
+fn of_weights<E: Element>(
+    normalized: bool,
+    probabilities: &[E::Acc],
+    (routes, dweights): (&[u32], &[E]),
+    gradients: &mut [E::Acc],
+) {
+    let chosen = || routes.iter().map(|&expert| probabilities[expert as usize]).zip(dweights);
+    let sum = if normalized { chosen().map(|(p, _)| p).sum() } else { E::Acc::ONE };
+    let mean = chosen().map(|(p, dw)| p / sum * dw.load()).sum::<E::Acc>();
+    for (gradient, &p) in gradients.iter_mut().zip(probabilities) {
+        *gradient = if normalized { E::Acc::ZERO } else { -(p * mean) };
+    }
+    for (&expert, dw) in routes.iter().zip(dweights) {
+        let p = probabilities[expert as usize] / sum;
+        gradients[expert as usize] = p * (dw.load() - mean);
+    }
+}
+
+/// Adds the gradient of a softmax whose probabilities have these derivatives.
+fn add_slopes<A: Float>(probabilities: &[A], slopes: &[A], gradients: &mut [A]) {
+    let mean = probabilities.iter().zip(slopes).map(|(&p, &slope)| p * slope).sum::<A>();
+    for (gradient, (&p, &slope)) in gradients.iter_mut().zip(probabilities.iter().zip(slopes)) {
+        *gradient += p * (slope - mean);
+    }
 }
