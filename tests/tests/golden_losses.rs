@@ -84,7 +84,7 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
     let batch = BatchFacts { targets: 1, lengths: &lengths, ..BatchFacts::default() };
     let run = |op, reads: &[Slice<'_, HostBuffer>], writes: &mut [&mut HostBuffer]| {
         let mut writes: Vec<_> =
-            writes.iter_mut().map(|buffer| Write::over(SliceMut::whole(buffer))).collect();
+            writes.iter_mut().map(|buffer| Write::over(SliceMut::whole(&mut **buffer))).collect();
         memory.run(&Op::Experts(op), Operands { reads, writes: &mut writes, batch }).unwrap();
     };
     let zeros = |len| filled(memory, &vec![0.0; len]);
