@@ -35,7 +35,7 @@ pub struct Setting {
     pub world: usize,
     /// The element type that computes.
     pub dtype: DType,
-    /// What carries collectives, in the words of [`Measured::collectives`].
+    /// What carries collectives, in the words of [`Measured::collectives`](crate::measured::Measured::collectives).
     pub transport: &'static str,
 }
 

@@ -1,6 +1,6 @@
 //! Models of all families against transformers on PyTorch: loss, logits, gradients and SGD (`tests/golden`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use fsdp_core::DType;
@@ -14,25 +14,6 @@ use crate::model::Batch;
 use crate::model::unsharded::Pass;
 
 pub(crate) const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
-
-/// Families beside those, and ways to scale rotary positions: folders in `families`.
-const FAMILIES: [&str; 15] = [
-    "gemma2",
-    "llama-dynamic",
-    "llama-linear",
-    "llama-llama3",
-    "llama-yarn",
-    "mistral",
-    "mixtral",
-    "mixtral-balanced",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_moe-balanced",
-    "smollm3",
-];
 
 pub(crate) struct Case {
     pub(crate) subject: Sample<HfModel>,
@@ -93,7 +74,7 @@ fn mean(outcome: &Outcome) -> Vec<Vec<f64>> {
     outcome.gradients.iter().map(scale).collect()
 }
 
-/// Loss, logits, gradients and three steps of SGD of models of all families are PyTorch's, within bands of the largest value
+/// Loss, logits, gradients and three steps of SGD of models of all families (each folder in `families`, and the first ones) are PyTorch's, within bands of the largest value
 /// of each tensor.
 ///
 /// # Panics
@@ -105,9 +86,11 @@ pub fn golden_models<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
         three_sgd_steps(subject, folder, name);
         half_precision(subject, folder, name);
     }
-    for name in FAMILIES {
-        single_precision(subject, &folder.join("families"), name);
-        three_sgd_steps(subject, &folder.join("families"), name);
+    let families = folder.join("families");
+    let all = std::fs::read_dir(&families).unwrap().map(|entry| entry.unwrap().file_name());
+    for name in all.collect::<BTreeSet<_>>().iter().map(|name| name.to_str().unwrap()) {
+        single_precision(subject, &families, name);
+        three_sgd_steps(subject, &families, name);
     }
 }
 
@@ -140,7 +123,9 @@ fn three_sgd_steps<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &s
             });
         }
     }
-    case.compare("sgd", &case.subject.values, 1e-5);
+    // After three steps, the Gemma 3 of transformers in f32 is 3.4e-5 of a tensor's largest value from itself in f64.
+    let band = if name == "gemma3_text" { 7e-5 } else { 1e-5 };
+    case.compare("sgd", &case.subject.values, band);
 }
 
 /// In bf16 an activation is wrong by 2^-8 after every operation; a loss is a mean of many.
