@@ -150,7 +150,10 @@ fn what_would_fail_again_is_not_started_again() {
         ("train", "<RUN.toml>"),
         ("train none.toml", "none.toml"),
         ("train run.toml --set run.ranks=x", "run.ranks"),
-        ("schedule run.toml", "only `train`, `bench train`, `verify` and `doctor` have several processes"),
+        (
+            "schedule run.toml",
+            "only `train`, `bench train`, `verify`, `calibrate` and `doctor` have several processes",
+        ),
     ] {
         let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));
         assert_eq!(ran.code, Some(2), "{args}: {}", ran.stderr);
