@@ -15,7 +15,7 @@ use std::path::Path;
 
 use fsdp_plan::Constants;
 use fsdp_plan::cluster::Cluster;
-use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
+use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use crate::args::{PlanArgs, PlanCommand};
 use crate::error::CliError;
@@ -53,7 +53,7 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
     if args.print_cluster {
         return output::print(&cluster.to_toml());
     }
-    let nodes = args.nodes.unwrap_or(1);
+    let nodes = args.nodes.or(cluster.nodes).unwrap_or(1);
     let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| nodes * cluster.devices_per_node())?;
     warnings.iter().for_each(|warning| output::warning(warning));
     settings::place(&mut setup.config, &cluster, args.nodes)?;
@@ -93,5 +93,5 @@ fn cluster(args: &PlanArgs) -> Result<Cluster, CliError> {
 /// The text of a file that the user names.
 fn read(file: &Path) -> Result<String, CliError> {
     let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
-    input_file::read_text(file, CONFIG_BYTES_MAX).map_err(unreadable)
+    input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)
 }

@@ -126,7 +126,14 @@ fn of_column(runs: &[Record], (column, title, unit, may_be_log): (&str, &str, &'
     let series = runs.iter().enumerate().filter(|(_, run)| !run.column(column).is_empty());
     let series = series
         .map(|(number, run)| Series::of(run.name.clone(), number, number / COLOURS, run.column(column)));
-    Chart { title: title.to_owned(), unit, across: "step", may_be_log, series: series.collect() }
+    Chart {
+        title: title.to_owned(),
+        unit,
+        across: "step",
+        may_be_log,
+        has_zero: false,
+        series: series.collect(),
+    }
 }
 
 /// A series per run and set: a run has a colour, a set its dashes.
@@ -144,7 +151,7 @@ fn evaluation(page: &mut Page, runs: &[Record]) {
             sets.iter().enumerate().filter_map(of_set).collect::<Vec<_>>()
         };
         let series = runs.iter().enumerate().flat_map(of_run).collect();
-        Chart { title: title.to_owned(), unit, across: "step", may_be_log, series }
+        Chart { title: title.to_owned(), unit, across: "step", may_be_log, has_zero: false, series }
     };
     page.html("<div class=\"charts\">");
     draw(page, &chart("Evaluation loss", "cross-entropy", false, |found| &found.loss));
@@ -178,6 +185,7 @@ fn waiting(page: &mut Page, runs: &[Record]) {
             unit: "milliseconds",
             across: "step",
             may_be_log: true,
+            has_zero: false,
             series,
         },
     );

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::measured::Measured;
 
 /// The clusters that are known by name: the text of a file for each.
-const KNOWN: [(&str, &str); 12] = [
+const KNOWN: [(&str, &str); 13] = [
     ("a100-40-sxm", include_str!("../clusters/a100-40-sxm.toml")),
     ("a100-80-sxm", include_str!("../clusters/a100-80-sxm.toml")),
     ("a100-80-pcie", include_str!("../clusters/a100-80-pcie.toml")),
@@ -22,6 +22,18 @@ const KNOWN: [(&str, &str); 12] = [
     ("tpu-v5e", include_str!("../clusters/tpu-v5e.toml")),
     ("tpu-v5p", include_str!("../clusters/tpu-v5p.toml")),
     ("cpu-2core", include_str!("../clusters/cpu-2core.toml")),
+    ("cpu-96core", include_str!("../clusters/cpu-96core.toml")),
+];
+
+/// Shorter names, as people say them: the usual machine of that kind.
+const ALIASES: [(&str, &str); 7] = [
+    ("a100", "a100-80-sxm"),
+    ("a100-40", "a100-40-sxm"),
+    ("a100-80", "a100-80-sxm"),
+    ("h100", "h100-sxm"),
+    ("h200", "h200-sxm"),
+    ("b200", "b200-sxm"),
+    ("cpu", "cpu-2core"),
 ];
 
 /// A number, and where it is from.
@@ -62,7 +74,7 @@ pub enum LinkKind {
     Memory,
 }
 
-/// Machines of one kind, as many as are asked for.
+/// Machines of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
@@ -74,6 +86,8 @@ pub struct Cluster {
     pub kind: Kind,
     /// Devices of one generation share the constants that are fitted.
     pub generation: String,
+    /// How many machines there are; without it as many as a run asks for.
+    pub nodes: Option<usize>,
     /// One device.
     pub device: Device,
     /// The devices of a machine.
@@ -124,8 +138,6 @@ pub struct Link {
     pub bandwidth: Sourced,
     /// Seconds of a hop.
     pub latency: Sourced,
-    /// Dimensions of a torus.
-    pub dimensions: Option<u32>,
     /// Devices of the largest torus.
     pub largest: Option<Sourced>,
 }
@@ -138,8 +150,6 @@ pub struct Network {
     pub bandwidth: Sourced,
     /// Seconds of a hop.
     pub latency: Sourced,
-    /// Network cards of a node.
-    pub rails: Sourced,
 }
 
 /// Where checkpoints go.
@@ -213,12 +223,14 @@ fn near(name: &str) -> String {
 }
 
 impl Cluster {
-    /// A cluster by its name.
+    /// A cluster by its name, or by a shorter one (`a100-80`), in letters of any case.
     ///
     /// # Errors
     /// [`ClusterError::Unknown`], which names the nearest.
     pub fn known(name: &str) -> Result<Self, ClusterError> {
-        let text = KNOWN.iter().find(|(known, _)| *known == name).map(|(_, text)| text);
+        let asked = name.to_lowercase();
+        let full = ALIASES.iter().find(|(alias, _)| *alias == asked).map_or(asked.as_str(), |(_, full)| full);
+        let text = KNOWN.iter().find(|(known, _)| *known == full).map(|(_, text)| text);
         let text = text.ok_or_else(|| ClusterError::Unknown { name: name.to_owned() })?;
         Self::parse(text, name)
     }

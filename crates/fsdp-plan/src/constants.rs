@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::cluster::{Cluster, Kind};
+use crate::prices::stand_in;
+
 /// What was fitted.
 const FITTED: &str = include_str!("../constants.toml");
 
@@ -88,6 +91,24 @@ impl Constants {
         let mut values = self.values.clone();
         values.insert(name, value);
         Self { values }
+    }
+
+    /// Those that decide about steps of this engine on a cluster that was not measured.
+    pub fn of(&self, cluster: &Cluster) -> Vec<(&'static str, f64)> {
+        let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
+        let is_tpu = cluster.kind == Kind::Tpu;
+        let attention = if is_tpu { "tpu" } else { generation };
+        let is_used = |name: &str| match name.split_once('.') {
+            Some(("products", of)) => of == generation,
+            Some(("attention", of)) => of == attention || of == "backward",
+            Some(("elementwise", of)) => of == "fused",
+            Some(_) => false,
+            None if matches!(name, "fp8" | "copies" | "update") => false,
+            None if matches!(name, "torus" | "slices" | "slice_jitter") => is_tpu,
+            None if matches!(name, "network" | "congestion" | "drag") => !is_tpu,
+            None => true,
+        };
+        NAMES.iter().filter(|(name, ..)| is_used(name)).map(|(name, ..)| (*name, self.values[name])).collect()
     }
 
     /// As a file.

@@ -1,6 +1,6 @@
 //! A step on a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
@@ -46,6 +46,8 @@ pub struct Forecast {
     pub straggling: f64,
     /// Where operations were measured: the parts of computing that take those of which there is no point near, by name.
     pub far: BTreeMap<&'static str, f64>,
+    /// Where operations were measured: what was not, and what its price is instead.
+    pub unmeasured: BTreeSet<String>,
 }
 
 /// Devices of a slice of TPUs, as far as their jitter goes.
@@ -60,6 +62,7 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
     let setting = Setting { world: plan.mesh.world(), dtype: plan.policy.param_dtype, transport };
     let prices = Prices::new(cluster, constants, software, setting)?;
     let mut far = prices.far_from_points(plan, work);
+    let unmeasured = prices.unmeasured(plan, work);
     let work = prices.of_step(plan, work);
     let measured = cluster.measured.as_ref();
     let pace = Pace {
@@ -85,5 +88,5 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
     };
     let seconds = whole * straggling;
     far.values_mut().for_each(|seconds| *seconds /= computing);
-    Ok(Forecast { seconds, work, timeline, computing, exposed, straggling, far })
+    Ok(Forecast { seconds, work, timeline, computing, exposed, straggling, far, unmeasured })
 }

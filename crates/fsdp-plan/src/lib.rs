@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod band;
 pub mod cluster;
 mod constants;
 mod forecast;

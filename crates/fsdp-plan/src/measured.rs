@@ -106,7 +106,7 @@ fn estimate_but(points: &Points, question: Question<'_>, without: Option<&Point>
 }
 
 /// The points whose number of ranks is nearest.
-fn nearest<'a>(
+pub(crate) fn nearest<'a>(
     points: impl Iterator<Item = &'a Point> + Clone,
     ranks: usize,
 ) -> impl Iterator<Item = &'a Point> {

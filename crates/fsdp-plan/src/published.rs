@@ -4,10 +4,15 @@
 //! priced with what that software does differently. What the model does not cover is told apart by a reason.
 
 mod check;
+mod hardware;
+mod memory;
 mod recipe;
 mod row;
 mod run;
+mod sizes;
+mod words;
 
-pub use check::{Check, Checked, Errors, check, project};
+pub use check::{Check, Checked, Errors, Found, check, project};
+pub use memory::PeakMemory;
 pub use row::{Row, RowError, read};
 pub use run::{Prepared, Run};

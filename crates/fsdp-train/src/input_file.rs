@@ -12,6 +12,8 @@ use rustix::fs::OFlags;
 
 /// The longest run file, `config.json` or `fsdp_config.json`: what people write has some kilobytes.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// The longest file of measurements: a calibration of a machine with hundreds of threads has some megabytes.
+pub const MEASUREMENT_BYTES_MAX: u64 = 64 << 20;
 /// The longest `tokenizer.json`: the largest that are published have some 30 MiB.
 pub const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 

@@ -17,12 +17,14 @@ simulated with the queues and waits of the engine. No GPU, network or training d
 Memory is exact; times are as good as docs/planning.md says, and come with a band.
 
 Clusters by name: a100-40-sxm, a100-80-sxm, a100-80-pcie, h100-sxm, h100-pcie, h200-sxm, b200-sxm,
-mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core. A file of your own begins as a copy: --print-cluster.
+mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core, cpu-96core; shorter where it is the usual one: a100-40, a100-80 or
+a100, h100, h200, b200. A file of your own begins as a copy: --print-cluster.
 
 Examples:
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 2 --set fsdp.mesh.replicate=1 --search
-  fsdp plan examples/llama-8b.toml --on a100-80-sxm --nodes 8 --tokens 1.4e12 --price 2.1
+  fsdp plan examples/llama-8b.toml --cluster examples/clusters/h100-8x8.toml
+  fsdp plan examples/llama-8b.toml --on a100-80 --tokens 1.4e12 --price 2.1
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --trace plan.json   (open it in ui.perfetto.dev)
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8 --report plan.html
   fsdp plan examples/llama-8b.toml --on h100-sxm --print-cluster > mine.toml
@@ -43,7 +45,7 @@ pub(crate) struct PlanArgs {
     /// Machines as a file describes them
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster: Option<PathBuf>,
-    /// How many nodes, all of whose devices are ranks [default: what run.ranks needs]
+    /// How many nodes, all of whose devices are ranks [default: `nodes` of the cluster's file, or what run.ranks needs]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) nodes: Option<usize>,
     /// Try settings of the table `fsdp`, micro-batches and meshes, and print the best that fit
@@ -59,10 +61,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "DOLLARS", value_parser = above_zero)]
     pub(crate) price: Option<f64>,
     /// Write the predicted step as Chrome/Perfetto JSON; of files that are there, only an earlier trace is replaced
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "search")]
     pub(crate) trace: Option<PathBuf>,
     /// Write a report with pictures: one HTML file that needs no network; of files that are there, only a report is replaced
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "search")]
     pub(crate) report: Option<PathBuf>,
     /// Print the description of the cluster, with the source of every number, and nothing else
     #[arg(long)]
@@ -93,7 +95,8 @@ pub(crate) enum PlanCommand {
 /// `fsdp plan check`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "The columns are those of crates/fsdp-plan/data/published.csv. A run is compiled as a schedule with the
+    after_help = "The columns are those of crates/fsdp-plan/data/published.csv; layers, hidden, heads, ffn, vocab, seq, micro_batch,
+devices, device_type, sharding and act_ckpt must be there. A run is compiled as a schedule with the
 policies of its software, and priced with what that does differently; runs that the model does not
 cover are told apart by a reason.
 

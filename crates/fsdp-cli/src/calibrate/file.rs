@@ -6,7 +6,7 @@ use std::path::Path;
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Points};
 use fsdp_train::config::Device;
-use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
+use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use super::machine;
 use crate::error::CliError;
@@ -17,7 +17,7 @@ use crate::error::CliError;
 /// [`CliError`]: it can not be read, or is no cluster.
 pub(super) fn earlier(file: &Path) -> Result<Cluster, CliError> {
     let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
-    let text = input_file::read_text(file, CONFIG_BYTES_MAX).map_err(unreadable)?;
+    let text = input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)?;
     Ok(Cluster::parse(&text, &file.display().to_string())?)
 }
 

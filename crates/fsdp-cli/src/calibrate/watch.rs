@@ -134,3 +134,6 @@ impl<M: Clock> Drop for Watch<M> {
         AT_CALL.set(None);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,13 +7,14 @@ use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Offload;
+use fsdp_core::wrap::WrapPolicy;
 use fsdp_core::{Queue, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{Footprints, footprints};
 use fsdp_nn::model::Architecture as _;
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_plan::cluster::{Cluster, Kind};
-use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, forecast};
+use fsdp_plan::{Calls, Constants, Forecast, Planned, Software, StepWork, band, forecast};
 use fsdp_train::config::{Resolved, RunConfig, Transport};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{TrainError, draft, expect_positions, listed, rank_tables};
@@ -25,21 +26,8 @@ use crate::run_setup::{Model, RunSetup};
 /// Bytes that a GPU holds beside what a step declares: context, cuBLAS' workspace and NCCL's buffers. Assumed.
 const BESIDE_BYTES: u64 = 1 << 30;
 
-/// What of ten predictions of published runs nine are within, each left out of the fit with all runs of its kind: the band.
-const BAND: f64 = 0.10;
-
-/// The same where another generation stands for the devices. Assumed.
-const BAND_OF_STAND_INS: f64 = 0.25;
-
-/// What of ten runs on a machine that was calibrated nine are within (bench/plan.py).
-const BAND_OF_MEASURED: f64 = 0.15;
-
 /// Where more than this part of computing is far from all points, they are no better than a stand-in.
 const FAR_MAX: f64 = 0.2;
-
-/// From so many ranks on, collectives of all ranks have been up to 66 % slower than predicted.
-const LARGE_WORLD: usize = 512;
-const SLOWER_IN_LARGE_WORLDS: f64 = 1.66;
 
 /// A run on a cluster.
 #[derive(Debug)]
@@ -62,6 +50,8 @@ pub(super) struct Ahead<'a> {
 pub(super) struct Foresight<'a> {
     pub(super) config: &'a Resolved,
     pub(super) cluster: &'a Cluster,
+    /// Ways to cut the model into units.
+    pub(super) wraps: Vec<WrapPolicy>,
     constants: &'a Constants,
     model: Model,
     flops: FlopModel,
@@ -86,7 +76,8 @@ impl<'a> Foresight<'a> {
         expect_positions(config, &model)?;
         let described = model.description();
         let flops = setup.flops(&draft(config, &described.spec)?.spec, &described.token_shares);
-        Ok(Self { config, cluster, constants, flops, calls: Mutex::default(), model })
+        let wraps = settings::wraps(&described.spec, &config.fsdp.wrap);
+        Ok(Self { config, cluster, wraps, constants, flops, calls: Mutex::default(), model })
     }
 
     /// What a micro-batch of a plan asks for and holds.
@@ -126,19 +117,19 @@ impl<'a> Foresight<'a> {
         };
         let forecast = priced(self.cluster)?;
         let is_stood_for = fsdp_plan::prices::stand_in(&self.cluster.generation).is_some();
-        let band = match &self.cluster.measured {
-            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => BAND_OF_MEASURED,
-            None if !is_stood_for => BAND,
-            _ => BAND_OF_STAND_INS,
+        let part = match &self.cluster.measured {
+            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => band::OF_MEASURED,
+            None if !is_stood_for => band::OF_FITTED,
+            _ => band::OF_STAND_INS,
         };
         let mut most = forecast.seconds;
-        if plan.mesh.world() > LARGE_WORLD {
-            most = priced(&slower(self.cluster))?.seconds.max(most);
+        if plan.mesh.world() > band::LARGE_WORLD {
+            most = priced(&band::slower(self.cluster))?.seconds.max(most);
         }
         Ok(Ahead {
             done_flops: done_flops(&plan, &work),
             config: config.clone(),
-            band: [forecast.seconds * (1.0 - band), most * (1.0 + band)],
+            band: [forecast.seconds * (1.0 - part), most * (1.0 + part)],
             cluster: self.cluster,
             usage: ledger::predict(&plan.step, &input),
             held: Arc::clone(&held),
@@ -239,16 +230,6 @@ fn transport(run: &RunConfig, cluster: &Cluster) -> &'static str {
         Transport::Auto if cluster.kind == Kind::Cpu => "threads",
         Transport::Auto => "nccl",
     }
-}
-
-/// The same cluster, as slow as it may be in a large world.
-fn slower(cluster: &Cluster) -> Cluster {
-    let mut slower = cluster.clone();
-    match &mut slower.network {
-        Some(network) => network.bandwidth.value /= SLOWER_IN_LARGE_WORLDS,
-        None => slower.node.link.bandwidth.value /= SLOWER_IN_LARGE_WORLDS,
-    }
-    slower
 }
 
 fn done_flops(plan: &Plan, work: &StepWork) -> f64 {

@@ -21,14 +21,17 @@ pub(super) fn of(foresight: &Foresight<'_>) -> Vec<Effect> {
     let effect = |settings: &Settings| {
         let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
         Some(Effect {
-            change: settings.differences(here).join(", "),
+            change: settings.differences(&here).join(", "),
             seconds: ahead.forecast.seconds,
             device_bytes: ahead.device_bytes(),
             fits: ahead.fits(),
         })
     };
-    let mut effects: Vec<Effect> =
-        here.neighbours(foresight.config, foresight.cluster).par_iter().filter_map(effect).collect();
+    let mut effects: Vec<Effect> = here
+        .neighbours(foresight.config, foresight.cluster, &foresight.wraps)
+        .par_iter()
+        .filter_map(effect)
+        .collect();
     effects.sort_by(|one, other| other.fits.cmp(&one.fits).then(one.seconds.total_cmp(&other.seconds)));
     effects
 }

@@ -4,8 +4,9 @@ use fsdp_core::Queue;
 use serde_json::{Value, json};
 
 use super::Outlook;
+use super::cost::Cost;
 use super::effects::Effect;
-use super::text::{assumptions, critical_kinds, waits};
+use super::text::{assumptions, critical_kinds, sources, waits};
 
 /// All of it, for programs.
 pub(super) fn json(outlook: &Outlook<'_>) -> Value {
@@ -25,6 +26,7 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
     let critical = critical_kinds(ahead).into_iter().map(|(kind, count, seconds, longest)| {
         json!({ "operation": kind, "count": count, "seconds": seconds, "longest": longest })
     });
+    let source = |[number, value, source]: [String; 3]| json!({ "number": number, "value": value.parse::<f64>().ok(), "source": source });
     json!({
         "cluster": ahead.cluster.name,
         "devices": ahead.plan.mesh.world(),
@@ -51,12 +53,26 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
             "critical_path": critical.collect::<Vec<_>>(),
         },
         "other_settings": effects.iter().map(effect).collect::<Vec<_>>(),
-        "run": {
-            "tokens": cost.tokens, "steps": cost.steps, "seconds": cost.seconds, "seconds_with_failures": cost.whole(),
-            "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
-            "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
-            "save_stop_seconds": cost.save.stop, "save_write_seconds": cost.save.write, "lost": cost.lost, "device_hours": cost.device_hours(), "dollars": cost.dollars(), "price": cost.price,
-        },
+        "run": run_json(cost),
         "assumed": assumptions(ahead),
+        "sources": sources(ahead).into_iter().map(source).collect::<Vec<_>>(),
+    })
+}
+
+/// The whole run.
+pub(super) fn run_json(cost: &Cost) -> Value {
+    json!({
+        "tokens": cost.tokens,
+        "steps": cost.steps,
+        "seconds": cost.seconds,
+        "seconds_with_failures": cost.whole(),
+        "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
+        "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
+        "save_stop_seconds": cost.save.stop,
+        "save_write_seconds": cost.save.write,
+        "lost": cost.lost,
+        "device_hours": cost.device_hours(),
+        "dollars": cost.dollars(),
+        "price": cost.price,
     })
 }

@@ -53,6 +53,9 @@ pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Pat
     page.table(&["change", "step", "memory", ""], rows.map(|row| (false, row.to_vec())));
     page.section("Assumed");
     text::assumptions(ahead).iter().for_each(|one| page.text(one));
+    page.section("Where other numbers are from");
+    let rows = text::sources(ahead).into_iter();
+    page.table(&["number", "value", "source"], rows.map(|row| (false, row.to_vec())));
     let heading = format!("{} on {}", ahead.config.model.path, ahead.cluster.name);
     fs::write(file, page.finish(&heading)).map_err(CliError::write(file))
 }
@@ -138,6 +141,7 @@ fn memory(ahead: &Ahead<'_>) -> Chart {
         unit: "GiB",
         across: "seconds",
         may_be_log: false,
+        has_zero: false,
         series: vec![Series::of("memory".to_owned(), 0, 0, &points)],
     }
 }
@@ -176,6 +180,7 @@ fn scaling(foresight: &Foresight<'_>, ahead: &Ahead<'_>) -> Chart {
         unit: "tokens/s of a device",
         across: "nodes",
         may_be_log: false,
+        has_zero: true,
         series: vec![Series::of("speed".to_owned(), 0, 0, &points)],
     }
 }

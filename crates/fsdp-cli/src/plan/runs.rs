@@ -1,9 +1,12 @@
 //! `fsdp plan check`: predictions beside measured runs.
 
+use std::collections::BTreeMap;
+
 use fsdp_plan::Constants;
-use fsdp_plan::published::{Check, Checked, Errors, Row, check, project, read};
+use fsdp_plan::published::{Check, Checked, Errors, Found, Row, check, project, read};
 use serde_json::{Map, Value, json};
 
+use super::cost::span;
 use crate::args::PlanCheckArgs;
 use crate::error::CliError;
 use crate::output::{self, table};
@@ -32,68 +35,172 @@ pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
 }
 
 fn json(check: &Check) -> Value {
-    let row = |checked: &Checked| match &checked.found {
-        Ok((seconds, _)) => json!({ "row": checked.row.id(), "step_time_ms": seconds * 1e3 }),
-        Err(reason) => json!({ "row": checked.row.id(), "outside": reason }),
-    };
     let mut summary = Map::new();
     summary.insert("rows".into(), check.rows.len().into());
     summary.insert("outside".into(), json!(check.outside()));
     summary.insert("all".into(), json!(check.errors(|_| true)));
+    summary.insert("without_checkpointing".into(), json!(check.errors(is_kept)));
+    summary.insert("mean_over_sources".into(), json!(check.mean_over_sources()));
     for (name, key) in GROUPS {
         summary.insert(format!("by_{name}"), json!(check.by(key)));
     }
-    json!({ "rows": check.rows.iter().map(row).collect::<Vec<_>>(), "summary": summary })
+    summary.insert("peak_memory".into(), json!(check.memory_errors()));
+    let (known, right) = check.fitting();
+    summary.insert("fits".into(), json!({ "known": known, "right": right }));
+    json!({ "rows": check.rows.iter().map(row_json).collect::<Vec<_>>(), "summary": summary })
+}
+
+fn row_json(checked: &Checked) -> Value {
+    let mut row = Map::new();
+    row.insert("row".into(), checked.row.id());
+    match &checked.found {
+        Ok(Found { seconds, band, assumed, .. }) => {
+            row.insert("step_time_ms".into(), json!(seconds * 1e3));
+            if let Some(band) = band {
+                row.insert("band_ms".into(), json!(band.map(|seconds| seconds * 1e3)));
+            }
+            if !assumed.is_empty() {
+                row.insert("assumed".into(), json!(assumed));
+            }
+        }
+        Err(reason) => {
+            row.insert("outside".into(), json!(reason));
+        }
+    }
+    if let Some(memory) = checked.memory {
+        row.insert("peak_mem_gib".into(), json!(memory.predicted));
+        row.insert("fits".into(), json!(memory.fits));
+    }
+    Value::Object(row)
+}
+
+/// Whether a run keeps all that backward needs.
+fn is_kept(row: &Row) -> bool {
+    row.word("act_ckpt") == "none"
 }
 
 fn text(check: &Check) -> String {
-    let mut rows: Vec<[String; 7]> = Vec::new();
-    let mut line = |name: String, errors: Option<Errors>| {
-        let Some(Errors { runs, mean, median, p90, worst, bias }) = errors else { return };
-        let percent = |value: f64| format!("{value:.1} %");
-        let bias = format!("{bias:+.1} %");
-        rows.push([
-            name,
-            runs.to_string(),
-            percent(mean),
-            percent(median),
-            percent(p90),
-            percent(worst),
-            bias,
-        ]);
-    };
-    line("all".to_owned(), check.errors(|_| true));
-    for (name, key) in GROUPS {
-        check.by(key).into_iter().for_each(|(value, errors)| line(format!("{name} {value}"), Some(errors)));
+    let mut text = errors(check);
+    for table in [worst(check), memory(check), wide(check), assumed(check), outside(check)] {
+        if !table.is_empty() {
+            text += &format!("\n{table}");
+        }
     }
+    text
+}
+
+fn percent(value: f64) -> String {
+    format!("{value:.1} %")
+}
+
+fn error_row(name: String, errors: Errors) -> [String; 7] {
+    let Errors { runs, mean, median, p90, worst, bias } = errors;
+    let [mean, median, p90, worst] = [mean, median, p90, worst].map(percent);
+    [name, runs.to_string(), mean, median, p90, worst, format!("{bias:+.1} %")]
+}
+
+fn errors(check: &Check) -> String {
+    let mut rows: Vec<[String; 7]> = Vec::new();
+    let mut line = |name: &str, errors: Option<Errors>| {
+        rows.extend(errors.map(|errors| error_row(name.to_owned(), errors)));
+    };
+    line("all", check.errors(|_| true));
+    line("without checkpointing", check.errors(is_kept));
+    for (name, key) in GROUPS {
+        check.by(key).into_iter().for_each(|(value, errors)| line(&format!("{name} {value}"), Some(errors)));
+    }
+    line("peak memory", check.memory_errors());
     let header = ["errors of step times", "runs", "mean", "median", "p90", "worst", "bias"];
-    let mut text = table(header, rows);
+    let over_sources = check.mean_over_sources();
+    let over_sources = over_sources.map(|mean| format!("mean over sources: {}\n", percent(mean)));
+    let (known, right) = check.fitting();
+    let fits = format!("fits or not: right for {right} of {known} runs of which it is known\n");
+    table(header, rows) + &over_sources.unwrap_or_default() + if known > 0 { &fits } else { "" }
+}
+
+fn worst(check: &Check) -> String {
     let mut worst: Vec<(f64, &Checked)> =
         check.rows.iter().filter_map(|checked| Some((checked.error()?, checked))).collect();
     worst.sort_by(|one, other| other.0.abs().total_cmp(&one.0.abs()));
-    let worst = worst.iter().take(WORST).map(|(error, checked)| {
+    let rows = worst.iter().take(WORST).map(|(error, checked)| {
         let row = &checked.row;
-        let what =
-            ["row", "model", "devices", "device_type", "sharding", "act_ckpt"].map(|column| row.text(column));
-        let [id, model, devices, device, sharding, checkpointing] = what.map(str::to_owned);
-        [
-            format!("{:+.1} %", error * 100.0),
-            id,
-            project(row),
-            model,
-            format!("{devices} x {device}"),
-            sharding,
-            checkpointing,
-        ]
+        let what = ["model", "devices", "device_type", "sharding", "act_ckpt"].map(|column| row.text(column));
+        let [model, devices, device, sharding, checkpointing] = what.map(str::to_owned);
+        let devices = format!("{devices} x {device}");
+        [format!("{:+.1} %", error * 100.0), id(row), project(row), model, devices, sharding, checkpointing]
     });
-    text += &format!(
-        "\n{}",
-        table(["worst", "row", "source", "model", "devices", "sharding", "checkpointing"], worst)
-    );
-    let outside = check.outside();
-    if !outside.is_empty() {
-        let outside = outside.iter().map(|(reason, runs)| [(*reason).to_owned(), runs.to_string()]);
-        text += &format!("\n{}", table(["outside of the model", "runs"], outside));
+    if worst.is_empty() {
+        return String::new();
     }
-    text
+    table(["worst", "row", "source", "model", "devices", "sharding", "checkpointing"], rows)
+}
+
+/// What a row is called.
+fn id(row: &Row) -> String {
+    match row.id() {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+fn memory(check: &Check) -> String {
+    let rows: Vec<[String; 5]> = check
+        .rows
+        .iter()
+        .filter_map(|checked| {
+            let memory = checked.memory?;
+            let (measured, error) = (memory.measured?, memory.error()?);
+            let gib = |value: f64| format!("{value:.1} GiB");
+            let error = format!("{:+.1} %", 100.0 * error);
+            Some([
+                id(&checked.row),
+                checked.row.text("model").to_owned(),
+                gib(memory.predicted),
+                gib(measured),
+                error,
+            ])
+        })
+        .collect();
+    match rows.is_empty() {
+        true => String::new(),
+        false => table(["peak memory of row", "model", "predicted", "measured", "error"], rows),
+    }
+}
+
+/// Rows with a band, because they have so many ranks.
+fn wide(check: &Check) -> String {
+    let mut rows: Vec<[String; 4]> = Vec::new();
+    for checked in &check.rows {
+        if let Ok(Found { seconds, band: Some([least, most]), .. }) = &checked.found {
+            let devices = checked.row.text("devices").to_owned();
+            let band = format!("{} to {}", span(*least), span(*most));
+            rows.push([id(&checked.row), devices, span(*seconds), band]);
+        }
+    }
+    match rows.is_empty() {
+        true => String::new(),
+        false => table(["more than 512 ranks: row", "devices", "step", "may be"], rows),
+    }
+}
+
+fn assumed(check: &Check) -> String {
+    let mut rows: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for checked in &check.rows {
+        for assumed in checked.found.iter().flat_map(|found| &found.assumed) {
+            rows.entry(assumed).or_default().push(id(&checked.row));
+        }
+    }
+    match rows.is_empty() {
+        true => String::new(),
+        false => table(
+            ["assumed", "rows"],
+            rows.into_iter().map(|(assumed, rows)| [assumed.to_owned(), rows.join(", ")]),
+        ),
+    }
+}
+
+fn outside(check: &Check) -> String {
+    let outside = check.outside();
+    let rows = outside.iter().map(|(reason, runs)| [(*reason).to_owned(), runs.to_string()]);
+    if outside.is_empty() { String::new() } else { table(["outside of the model", "runs"], rows) }
 }

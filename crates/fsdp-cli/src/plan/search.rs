@@ -7,11 +7,14 @@ use std::path::Path;
 
 use fsdp_train::config::Resolved;
 use rayon::prelude::*;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::ahead::Foresight;
-use super::cost::span;
+use super::cost::{Cost, span};
+use super::json::run_json;
 use super::settings::Settings;
+use super::text::{listed, run_rows};
 use crate::args::PlanArgs;
 use crate::error::CliError;
 use crate::output::{self, table};
@@ -19,6 +22,9 @@ use crate::units::{bytes, rate};
 
 /// The most rows of the front that are shown.
 const SHOWN: usize = 12;
+
+/// So many of the fastest settings are tried with other units, beside the front.
+const REFINED: usize = 32;
 
 /// What was found of settings.
 struct Candidate {
@@ -28,6 +34,18 @@ struct Candidate {
     device_bytes: u64,
     exposed: f64,
     fits: bool,
+}
+
+/// What is not as good as the fastest.
+#[derive(Serialize)]
+struct Loser {
+    /// What is set otherwise.
+    change: String,
+    /// By how many percent a step is longer; shorter, if it does not fit.
+    #[serde(rename = "slower_percent")]
+    slower: f64,
+    fits: bool,
+    why: String,
 }
 
 /// What was found of all.
@@ -45,23 +63,25 @@ struct Found {
 pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliError> {
     let found = found(foresight);
     let front = found.front();
-    let here = Settings::of(foresight.config);
+    let here = &Settings::of(foresight.config);
     if let Some(file) = &args.write {
         write(foresight.config, front.first().copied(), file)?;
     }
     let capacity = foresight.cluster.device.memory.value as u64;
+    // What the whole run takes with the fastest settings.
+    let best = front.first().map(|best| foresight.ahead(&best.settings.applied(foresight.config)));
+    let cost = best.transpose()?.map(|best| Cost::of(&best, args.tokens, args.price));
     output::print(&match args.json {
-        true => format!("{:#}\n", found.json(&front, here)),
-        false => found.text(&front, here, capacity),
+        true => format!("{:#}\n", found.json(&front, here, cost.as_ref())),
+        false => found.text(&front, here, capacity, cost.as_ref()),
     })
 }
 
 fn found(foresight: &Foresight<'_>) -> Found {
-    let all = Settings::all(foresight.config, foresight.cluster);
     let candidate = |settings: &Settings| {
         let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
         Some(Candidate {
-            settings: *settings,
+            settings: settings.clone(),
             seconds: ahead.forecast.seconds,
             tokens_per_second: ahead.tokens_per_second(),
             device_bytes: ahead.device_bytes(),
@@ -69,16 +89,35 @@ fn found(foresight: &Foresight<'_>) -> Found {
             fits: ahead.fits(),
         })
     };
-    let mut candidates: Vec<Candidate> = all.par_iter().filter_map(candidate).collect();
-    let impossible = all.len() - candidates.len();
-    // Of equally fast settings those that hold less come first, and of equal ones those of the run file.
-    candidates.sort_by(|one, other| {
-        one.seconds.total_cmp(&other.seconds).then(one.device_bytes.cmp(&other.device_bytes))
+    let all = Settings::all(foresight.config, foresight.cluster);
+    let mut found = Found { candidates: all.par_iter().filter_map(candidate).collect(), impossible: 0 };
+    found.sort();
+    // Other units only for what nothing beats, and what is nearly as fast: units change little beside the other settings.
+    let fitting = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
+    let others =
+        found.front().into_iter().chain(fitting).flat_map(|one| one.settings.wrapped(&foresight.wraps));
+    let mut others: Vec<Settings> = others.filter(|one| one.wrap != foresight.config.fsdp.wrap).collect();
+    let mut seen = Vec::new();
+    others.retain(|one| {
+        !seen.contains(one) && {
+            seen.push(one.clone());
+            true
+        }
     });
-    Found { candidates, impossible }
+    found.candidates.extend(others.par_iter().filter_map(candidate).collect::<Vec<_>>());
+    found.impossible = all.len() + others.len() - found.candidates.len();
+    found.sort();
+    found
 }
 
 impl Found {
+    /// Of equally fast settings those that hold less come first, and of equal ones those of the run file.
+    fn sort(&mut self) {
+        self.candidates.sort_by(|one, other| {
+            one.seconds.total_cmp(&other.seconds).then(one.device_bytes.cmp(&other.device_bytes))
+        });
+    }
+
     /// Of those that fit, all that nothing beats in both time and memory, the fastest first.
     fn front(&self) -> Vec<&Candidate> {
         let mut least = u64::MAX;
@@ -92,7 +131,7 @@ impl Found {
         front
     }
 
-    fn text(&self, front: &[&Candidate], here: Settings, capacity: u64) -> String {
+    fn text(&self, front: &[&Candidate], here: &Settings, capacity: u64, cost: Option<&Cost>) -> String {
         let (all, fitting) = (self.candidates.len(), self.candidates.iter().filter(|one| one.fits).count());
         let mut text = format!(
             "{} settings tried: {fitting} fit, {} need more than {} of a device, {} can not be had on this mesh\n\n",
@@ -128,16 +167,21 @@ impl Found {
             return text;
         }
         text += &table(["step", "tokens/s", "memory", "exposed", "what to set"], rows);
-        text + &self.losers()
+        let losers = self.losers().into_iter().take(SHOWN);
+        let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
+        let _ = write!(text, "\n{}", table(["beside the fastest", "step", "why not"], losers));
+        if let Some(cost) = cost {
+            let _ = write!(text, "\nthe whole run with the fastest\n{}", listed(&run_rows(cost)));
+        }
+        text
     }
 
-    /// For each setting the fastest that fits with it, beside the fastest of all.
-    fn losers(&self) -> String {
-        let fitting: Vec<&Candidate> = self.candidates.iter().filter(|candidate| candidate.fits).collect();
-        let Some(best) = fitting.first() else { return String::new() };
-        let mut rows: Vec<[String; 3]> = Vec::new();
+    /// The fastest settings with one of them otherwise: by how much they are slower, or that they do not fit, and why.
+    fn losers(&self) -> Vec<Loser> {
+        let Some(best) = self.candidates.iter().find(|candidate| candidate.fits) else { return Vec::new() };
+        let mut losers = Vec::new();
         for candidate in &self.candidates {
-            let changes = candidate.settings.differences(best.settings);
+            let changes = candidate.settings.differences(&best.settings);
             let [change] = &changes[..] else { continue };
             let why = match candidate.fits {
                 false => format!("does not fit: {}", bytes(candidate.device_bytes)),
@@ -148,14 +192,13 @@ impl Found {
             };
             let slower = 100.0 * (candidate.seconds / best.seconds - 1.0);
             if slower >= 0.05 || !candidate.fits {
-                rows.push([change.clone(), format!("{slower:+.1} %"), why]);
+                losers.push(Loser { change: change.clone(), slower, fits: candidate.fits, why });
             }
         }
-        rows.truncate(SHOWN);
-        format!("\n{}", table(["beside the fastest", "step", "why not"], rows))
+        losers
     }
 
-    fn json(&self, front: &[&Candidate], here: Settings) -> Value {
+    fn json(&self, front: &[&Candidate], here: &Settings, cost: Option<&Cost>) -> Value {
         let candidate = |candidate: &&Candidate| {
             json!({
                 "change": candidate.settings.differences(here),
@@ -170,6 +213,8 @@ impl Found {
             "impossible": self.impossible,
             "fitting": self.candidates.iter().filter(|candidate| candidate.fits).count(),
             "front": front.iter().map(candidate).collect::<Vec<_>>(),
+            "losers": self.losers(),
+            "run": cost.map(run_json),
         })
     }
 }

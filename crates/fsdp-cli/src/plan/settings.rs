@@ -1,28 +1,39 @@
 //! Settings that decide how long a step takes and what it holds, and other values for them.
 
+use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
+use fsdp_core::wrap::WrapPolicy;
 use fsdp_plan::cluster::{Cluster, Kind};
 use fsdp_train::config::{Device, Resolved};
 
 use crate::error::CliError;
 
+/// The class of a list of layers, and of embeddings.
+const LIST: &str = "ModuleList";
+const EMBEDDING: &str = "Embedding";
+
 /// The most samples of a micro-batch that are tried.
 const MICRO_BATCH_MAX: usize = 64;
 
-/// Puts a run on the devices of a cluster: so many nodes, or as many as its ranks need.
+/// Puts a run on the devices of a cluster: so many nodes, all that there are, or as many as its ranks need.
 ///
 /// # Errors
 /// [`CliError`]: a world that the run can not have.
 pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usize>) -> Result<(), CliError> {
     let per_node = cluster.devices_per_node();
-    if let Some(nodes) = nodes {
+    let refused = |what: String| CliError::Option { option: "--nodes", what };
+    if let Some((nodes, there)) = nodes.zip(cluster.nodes).filter(|(nodes, there)| nodes > there) {
+        return Err(refused(format!("{} has {there} nodes, not {nodes}", cluster.name)));
+    }
+    if let Some(nodes) = nodes.or(cluster.nodes) {
         *config = config.at_world(nodes * per_node)?;
     }
     let ranks = config.run.ranks;
     if ranks > per_node && !ranks.is_multiple_of(per_node) {
-        let what =
-            format!("run.ranks = {ranks} fill no whole nodes of {per_node} devices ({})", cluster.name);
-        return Err(CliError::Option { option: "--nodes", what });
+        return Err(refused(format!(
+            "run.ranks = {ranks} fill no whole nodes of {per_node} devices ({})",
+            cluster.name
+        )));
     }
     // Chunks of logits are those of devices with memory of their own.
     config.run.device = if cluster.kind == Kind::Cpu { Device::Cpu } else { Device::Cuda };
@@ -30,8 +41,9 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
 }
 
 /// One way to run the same training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
+    pub(super) wrap: WrapPolicy,
     pub(super) reshard: Reshard,
     pub(super) prefetch: [usize; 2],
     pub(super) accumulation: Accumulation,
@@ -45,6 +57,7 @@ impl Settings {
     /// Those of a run file.
     pub(super) fn of(config: &Resolved) -> Self {
         Self {
+            wrap: config.fsdp.wrap.clone(),
             reshard: config.fsdp.reshard_after_forward,
             prefetch: [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch],
             accumulation: config.fsdp.accumulation,
@@ -56,8 +69,9 @@ impl Settings {
     }
 
     /// The run file with these instead.
-    pub(super) fn applied(self, config: &Resolved) -> Resolved {
+    pub(super) fn applied(&self, config: &Resolved) -> Resolved {
         let mut config = config.clone();
+        config.fsdp.wrap = self.wrap.clone();
         config.fsdp.reshard_after_forward = self.reshard;
         [config.fsdp.forward_prefetch, config.fsdp.backward_prefetch] = self.prefetch;
         config.fsdp.accumulation = self.accumulation;
@@ -69,8 +83,14 @@ impl Settings {
     }
 
     /// What differs from others, in the words of run files.
-    pub(super) fn differences(self, from: Self) -> Vec<String> {
+    pub(super) fn differences(&self, from: &Self) -> Vec<String> {
         let mut all = Vec::new();
+        if self.wrap != from.wrap {
+            all.push(match &self.wrap {
+                WrapPolicy::Classes(classes) => format!("fsdp.wrap = {classes:?}"),
+                WrapPolicy::MinParams(least) => format!("fsdp.min_num_params = {least}"),
+            });
+        }
         if self.checkpointing != from.checkpointing {
             all.push(format!("fsdp.activation_checkpointing = \"{}\"", checkpointing(self.checkpointing)));
         }
@@ -100,35 +120,72 @@ impl Settings {
     }
 
     /// Each setting with each of its other values, all else as it is.
-    pub(super) fn neighbours(self, config: &Resolved, cluster: &Cluster) -> Vec<Self> {
+    pub(super) fn neighbours(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
         let range = Range::of(config, cluster);
-        let mut all = Vec::new();
-        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..self }));
-        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..self }));
-        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..self }));
-        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..self }));
-        all.extend(range.offload.map(|offload| Self { offload, ..self }));
-        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..self }));
-        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..self }));
-        all.retain(|settings| *settings != self);
+        let mut all = self.wrapped(wraps);
+        let one = || self.clone();
+        all.extend(range.checkpointing.map(|checkpointing| Self { checkpointing, ..one() }));
+        all.extend(range.reshard.iter().map(|&reshard| Self { reshard, ..one() }));
+        all.extend(range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one() }));
+        all.extend(range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one() }));
+        all.extend(range.offload.map(|offload| Self { offload, ..one() }));
+        all.extend(range.replicas.iter().map(|&replicas| Self { replicas, ..one() }));
+        all.extend(range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one() }));
+        all.retain(|settings| settings != self);
         all
     }
 
-    /// All values of all settings, with each other.
+    /// The same with each way to wrap.
+    pub(super) fn wrapped(&self, wraps: &[WrapPolicy]) -> Vec<Self> {
+        wraps.iter().map(|wrap| Self { wrap: wrap.clone(), ..self.clone() }).collect()
+    }
+
+    /// All values of all settings, with each other, wrapped as the run file says.
     pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
         let range = Range::of(config, cluster);
         let mut all = vec![Self::of(config)];
-        let mut each =
-            |values: &dyn Fn(Self) -> Vec<Self>| all = all.iter().flat_map(|&one| values(one)).collect();
-        each(&|one| range.checkpointing.map(|checkpointing| Self { checkpointing, ..one }).into());
-        each(&|one| range.reshard.iter().map(|&reshard| Self { reshard, ..one }).collect());
-        each(&|one| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one }).collect());
-        each(&|one| range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one }).collect());
-        each(&|one| range.offload.map(|offload| Self { offload, ..one }).into());
-        each(&|one| range.replicas.iter().map(|&replicas| Self { replicas, ..one }).collect());
-        each(&|one| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one }).collect());
+        let mut each = |values: &dyn Fn(&dyn Fn() -> Self) -> Vec<Self>| {
+            all = all.iter().flat_map(|one| values(&|| one.clone())).collect();
+        };
+        each(&|one| range.checkpointing.map(|checkpointing| Self { checkpointing, ..one() }).into());
+        each(&|one| range.reshard.iter().map(|&reshard| Self { reshard, ..one() }).collect());
+        each(&|one| range.prefetch.iter().map(|&prefetch| Self { prefetch, ..one() }).collect());
+        each(&|one| range.accumulation.iter().map(|&accumulation| Self { accumulation, ..one() }).collect());
+        each(&|one| range.offload.map(|offload| Self { offload, ..one() }).into());
+        each(&|one| range.replicas.iter().map(|&replicas| Self { replicas, ..one() }).collect());
+        each(&|one| range.micro_batches.iter().map(|&micro_batch| Self { micro_batch, ..one() }).collect());
         all
     }
+}
+
+/// Ways to cut a model into units: that of the run file, by layers, and by what layers consist of (attention and MLP); each with
+/// embeddings as units of their own, and without.
+pub(super) fn wraps(spec: &ModelSpec, given: &WrapPolicy) -> Vec<WrapPolicy> {
+    let class = |module: usize| spec.modules[module].class.clone();
+    let is_parent = |module: usize| spec.modules.iter().any(|other| other.parent == Some(module));
+    let classes_of = |which: &dyn Fn(usize) -> bool| {
+        let mut classes: Vec<String> =
+            (1..spec.modules.len()).filter(|&index| which(index)).map(class).collect();
+        classes.sort();
+        classes.dedup();
+        classes
+    };
+    let in_list = |module: usize| spec.modules[module].parent.is_some_and(|parent| class(parent) == LIST);
+    let layers = classes_of(&|module| in_list(module));
+    let parts = classes_of(&|module| {
+        spec.modules[module].parent.is_some_and(|parent| layers.contains(&class(parent))) && is_parent(module)
+    });
+    let embeddings = classes_of(&|module| class(module) == EMBEDDING);
+    let mut all = vec![given.clone()];
+    for units in [layers, parts] {
+        for beside in [Vec::new(), embeddings.clone()] {
+            let policy = WrapPolicy::Classes(units.iter().cloned().chain(beside).collect());
+            if !units.is_empty() && !all.contains(&policy) {
+                all.push(policy);
+            }
+        }
+    }
+    all
 }
 
 /// The values that are tried.

@@ -7,6 +7,7 @@ use std::io;
 use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
+use fsdp_plan::Constants;
 use fsdp_plan::prices::stand_in;
 
 use super::Outlook;
@@ -49,6 +50,9 @@ pub(super) fn text(outlook: &Outlook<'_>) -> String {
     section("other settings", table(["change", "step", "memory", ""], effect_rows(ahead, effects)));
     section("the whole run", listed(&run_rows(cost)));
     section("assumed", assumed(ahead));
+    let from =
+        sources(ahead).into_iter().map(|[number, value, source]| format!("- {number} = {value}: {source}\n"));
+    section("where other numbers are from", from.collect());
     text
 }
 
@@ -82,13 +86,21 @@ fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
 
 fn memory(ahead: &Ahead<'_>) -> String {
     let rows = device_rows(ahead);
-    let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     let paint = Paint::of(&io::stdout());
-    let verdict = match there.checked_sub(needed) {
-        Some(left) => paint.good(&format!("fits: {} of {} are left", bytes(left), bytes(there))),
-        None => paint.bad(&format!("does not fit: {} lack beside {}", bytes(needed - there), bytes(there))),
+    let verdict = match left(ahead) {
+        Ok(left) => paint.good(&left),
+        Err(lacking) => paint.bad(&lacking),
     };
     format!("{}{verdict}\n", table(["category", "peak"], rows))
+}
+
+/// What of a device is left; or what it lacks.
+fn left(ahead: &Ahead<'_>) -> Result<String, String> {
+    let (needed, there) = (ahead.device_bytes(), ahead.capacity());
+    match there.checked_sub(needed) {
+        Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(there))),
+        None => Err(format!("does not fit: {} lack beside {}", bytes(needed - there), bytes(there))),
+    }
 }
 
 fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>) -> Vec<[String; 2]> {
@@ -120,18 +132,16 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>) -> Vec<[String; 2]> {
 }
 
 /// Names with their values, one below the other.
-fn listed(rows: &[[String; 2]]) -> String {
+pub(super) fn listed(rows: &[[String; 2]]) -> String {
     rows.iter().map(|[name, value]| format!("{name:<28}{value}\n")).collect()
 }
 
 /// Memory, step and run, as tables.
 pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>); 3] {
     let Outlook { ahead, cost, fsdp2, .. } = outlook;
-    [
-        ("Memory of a device", device_rows(ahead)),
-        ("Step", step_rows(ahead, *fsdp2)),
-        ("The whole run", run_rows(cost)),
-    ]
+    let mut memory = device_rows(ahead);
+    memory.push(["of a device".to_owned(), left(ahead).unwrap_or_else(|lacking| lacking)]);
+    [("Memory of a device", memory), ("Step", step_rows(ahead, *fsdp2)), ("The whole run", run_rows(cost))]
 }
 
 fn queues(ahead: &Ahead<'_>) -> String {
@@ -205,7 +215,7 @@ pub(super) fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String;
     effects.iter().take(SHOWN).map(row).collect()
 }
 
-fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
+pub(super) fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
     let rows = [
         ("tokens", format!("{:.3e} in {} steps", cost.tokens, grouped(cost.steps as u64))),
         ("time", format!("{} without failures, {} with them", span(cost.seconds), span(cost.whole()))),
@@ -243,6 +253,7 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
             measured.date,
             measured.version
         ));
+        all.extend(ahead.forecast.unmeasured.iter().map(|one| format!("not measured: {one}")));
         let far = ahead.forecast.far.iter();
         all.extend(far.filter(|(_, part)| **part >= FAR_SAID).map(|(op, part)| {
             format!(
@@ -264,6 +275,22 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     }
     all.push("a restart takes 10 minutes".to_owned());
     all
+}
+
+/// The numbers of a plan that are not assumed, each with its value and where it is from.
+pub(super) fn sources(ahead: &Ahead<'_>) -> Vec<[String; 3]> {
+    let numbers = ahead.cluster.numbers().into_iter();
+    let known = numbers.filter(|(_, number)| !number.source.starts_with("assumed"));
+    let mut rows: Vec<[String; 3]> =
+        known.map(|(key, number)| [key, format!("{:e}", number.value), number.source.clone()]).collect();
+    if ahead.cluster.measured.is_none() {
+        let fitted = Constants::fitted().of(ahead.cluster);
+        let source = || "fitted to published runs: crates/fsdp-plan/constants.toml".to_owned();
+        rows.extend(
+            fitted.into_iter().map(|(name, value)| [name.to_owned(), format!("{value:.4}"), source()]),
+        );
+    }
+    rows
 }
 
 fn assumed(ahead: &Ahead<'_>) -> String {

@@ -37,6 +37,8 @@ pub(crate) struct Chart {
     pub(crate) across: &'static str,
     /// Whether the axis of values may be logarithmic.
     pub(crate) may_be_log: bool,
+    /// Whether the axis of values begins at 0, so that lengths are parts of each other.
+    pub(crate) has_zero: bool,
     pub(crate) series: Vec<Series>,
 }
 
@@ -102,7 +104,10 @@ impl Chart {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let finite = || points().filter(|(_, value)| value.is_finite());
         let x = axis(points().map(|point| point.0), false, (LEFT, WIDTH - RIGHT))?;
-        let y = axis(finite().map(|point| point.1), self.may_be_log, (HEIGHT - BOTTOM, TOP))?;
+        let mut y = axis(finite().map(|point| point.1), self.may_be_log, (HEIGHT - BOTTOM, TOP))?;
+        if self.has_zero && !y.is_log {
+            (y.low, y.high) = (y.low.min(0.0), y.high.max(0.0));
+        }
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escaped(&format!("{} by {}", self.title, self.across))

@@ -70,6 +70,17 @@ fn the_search_finds_settings_that_fit_and_writes_them_down() {
     assert!(best < here);
     let falls = |key: &str| front.windows(2).all(|pair| pair[0][key].as_f64() > pair[1][key].as_f64());
     assert!(falls("device_bytes"), "what is slower holds less");
+    // What loses says why, and other ways to cut the model into units are among all.
+    let losers = found["losers"].as_array().unwrap();
+    assert!(losers.iter().all(|loser| !loser["why"].as_str().unwrap().is_empty()));
+    let is_wrap = |loser: &&Value| loser["change"].as_str().unwrap().contains("fsdp.wrap");
+    assert!(
+        losers.iter().any(|loser| is_wrap(&loser)) || front[0]["change"].to_string().contains("fsdp.wrap")
+    );
+    // The whole run is that of the fastest.
+    let run = json(&sandbox, &format!("{ON_16} --search --tokens 2.097152e10 --price 2 --json"));
+    assert_eq!(run["run"]["price"], 2.0);
+    assert!((run["run"]["seconds"].as_f64().unwrap() / (best * 20_000.0) - 1.0).abs() < 1e-9);
     // The file says the same as the search.
     let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
     assert_eq!(again["step"]["seconds"].as_f64().unwrap(), best);
@@ -109,12 +120,27 @@ fn a_cluster_of_ones_own_begins_as_a_copy() {
 }
 
 #[test]
+fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
+    let sandbox = sandbox();
+    let short = json(&sandbox, "plan 8b.toml --on a100-80 --tokens 1.4e12 --price 2.1 --json");
+    assert_eq!((&short["cluster"], &short["run"]["price"]), (&"a100-80-sxm".into(), &2.1.into()));
+    assert!(short["sources"].as_array().unwrap().len() > 10);
+    let file = repository("examples/clusters/h100-8x8.toml");
+    std::fs::copy(file, sandbox.path("h100-8x8.toml")).unwrap();
+    let own = json(&sandbox, "plan 8b.toml --cluster h100-8x8.toml --json");
+    let known = json(&sandbox, "plan 8b.toml --on h100-sxm --nodes 8 --json");
+    assert_eq!((&own["step"], &own["devices"]), (&known["step"], &64.into()));
+    let more = refused(&sandbox, "plan 8b.toml --cluster h100-8x8.toml --nodes 16");
+    assert!(more.contains("h100-8x8 has 8 nodes, not 16"), "{more}");
+}
+
+#[test]
 fn what_can_not_be_is_told() {
     let sandbox = sandbox();
-    assert!(
-        refused(&sandbox, "plan 8b.toml --on h100").contains("did you mean `h100-pcie`?")
-            || refused(&sandbox, "plan 8b.toml --on h100").contains("did you mean `h100-sxm`?")
-    );
+    assert!(refused(&sandbox, "plan 8b.toml --on h100sxm").contains("did you mean `h100-sxm`?"));
+    for ignored in ["--report plan.html", "--trace plan.json"] {
+        assert!(refused(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with"));
+    }
     assert!(refused(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
     let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
     assert!(world.contains("micro-batches"), "{world}");
@@ -138,9 +164,26 @@ fn runs_of_a_file_are_predicted_row_by_row() {
     assert_eq!(rows.len(), 6);
     assert!(rows.iter().all(|row| row["step_time_ms"].as_f64().unwrap() > 1e3));
     assert!(found["summary"]["all"]["mean"].as_f64().unwrap() < 10.0);
+    assert!(rows.iter().filter(|row| row["assumed"].to_string().contains("not published")).count() == 5);
     sandbox.write("runs.csv", published.replacen(",18,", ",eighteen,", 1));
     let wrong = refused(&sandbox, "plan check runs.csv");
     assert!(wrong.contains("runs.csv: line 2, column `layers`: \"eighteen\""), "{wrong}");
+}
+
+#[test]
+fn memory_that_was_published_is_beside_what_is_predicted() {
+    let sandbox = sandbox();
+    let published = repository("crates/fsdp-plan/data/published.csv");
+    std::fs::copy(published, sandbox.path("runs.csv")).unwrap();
+    let found = json(&sandbox, "plan check runs.csv --json");
+    let summary = &found["summary"];
+    assert_eq!((&summary["all"]["runs"], &summary["peak_memory"]["runs"]), (&144.into(), &9.into()));
+    assert!(summary["peak_memory"]["mean"].as_f64().unwrap() < 10.0);
+    let [known, right] = ["known", "right"].map(|key| summary["fits"][key].as_f64().unwrap());
+    assert!(known > 140.0 && right >= 0.95 * known, "{right} of {known}");
+    let large = found["rows"].as_array().unwrap().iter().filter(|row| !row["band_ms"].is_null());
+    assert!(large.count() > 0);
+    assert!(sandbox.succeed("plan check runs.csv").stdout.contains("mean over sources"));
 }
 
 #[test]

@@ -21,7 +21,6 @@ impl Cluster {
         if let Some(network) = &self.network {
             all.push(("network.bandwidth".to_owned(), &network.bandwidth));
             all.push(("network.latency".to_owned(), &network.latency));
-            all.push(("network.rails".to_owned(), &network.rails));
         }
         all.push(("storage.write".to_owned(), &self.storage.write));
         let operation = &self.operation;
@@ -35,7 +34,7 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Impossible`].
     pub(super) fn check(&self, origin: &str) -> Result<(), ClusterError> {
-        let counts = ["device.units", "node.devices", "node.link.largest", "network.rails"];
+        let counts = ["device.units", "node.devices", "node.link.largest"];
         for (key, &Sourced { value, .. }) in self.numbers() {
             let allowed = match () {
                 () if counts.contains(&&*key) => Some("a whole number, at least 1")
@@ -48,6 +47,10 @@ impl Cluster {
             if let Some(allowed) = allowed {
                 return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
             }
+        }
+        if self.nodes == Some(0) {
+            let (origin, key) = (origin.to_owned(), "nodes".to_owned());
+            return Err(ClusterError::Impossible { origin, key, value: 0.0, allowed: "at least 1" });
         }
         let wrong = self.measured.as_ref().and_then(Measured::impossible);
         wrong.map_or(Ok(()), |(key, value)| {

@@ -21,6 +21,15 @@ fn an_unknown_name_is_answered_with_the_nearest() {
 }
 
 #[test]
+fn the_usual_machine_of_a_kind_has_a_shorter_name() {
+    for (alias, full) in ALIASES {
+        assert_eq!(Cluster::known(alias).unwrap(), Cluster::known(full).unwrap());
+        assert!(!names().contains(&alias), "{alias}");
+    }
+    assert_eq!(Cluster::known("H100-SXM").unwrap().name, "h100-sxm");
+}
+
+#[test]
 fn what_can_not_be_is_refused_by_its_key() {
     let text = KNOWN[3].1;
     let changed = |from: &str, to: &str| {

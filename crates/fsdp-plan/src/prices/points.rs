@@ -1,9 +1,11 @@
 //! Prices by [measured points](crate::measured): of operations, of what calls list, of collectives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use fsdp_core::Mesh;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
+use fsdp_nn::model::unsharded::BlockCall;
 
 use super::{Collective, Prices};
 use crate::measured::{self, Estimate, Measured, Point, Points, Question};
@@ -57,6 +59,41 @@ impl<'a> Prices<'a> {
         measured::estimate(&measured.collectives, question).map(|said| said.seconds)
     }
 
+    /// What a plan does of which nothing was measured, or not with so many ranks, and what its price is instead; none where
+    /// nothing was measured at all.
+    pub fn unmeasured(&self, plan: &Plan, work: &StepWork) -> BTreeSet<String> {
+        let Some(measured) = self.measured() else { return BTreeSet::new() };
+        let (transport, world) = (self.setting.transport, plan.mesh.world());
+        let mut all = BTreeSet::new();
+        for (collective, group) in collectives(plan.mesh) {
+            let name = format!("{} {transport}", collective.name());
+            let of = format!("{} over {transport} between {group} ranks", collective.name());
+            if group > self.cluster.devices_per_node() {
+                all.insert(format!("{of}: by what is specified of the network"));
+            } else if let Some(instead) =
+                instead(measured.collectives.get(&name), group, "by what is specified of links")
+            {
+                all.insert(format!("{of}: {instead}"));
+            }
+        }
+        for (op, bytes) in plan.step.ops.iter().zip(&work.ops) {
+            let is_priced = self.op(plan, op, bytes).seconds > 0.0;
+            if BlockCall::of(op.kind).is_none()
+                && !op.kind.is_collective()
+                && is_priced
+                && self.operation(op, bytes).is_none()
+            {
+                all.insert(format!("{}: by its bytes", op.kind.name()));
+            }
+        }
+        if let Some(instead) =
+            instead(measured.steps.get(transport), world, "nothing is added to the sum of operations")
+        {
+            all.insert(format!("whole steps over {transport} on {world} ranks: {instead}"));
+        }
+        all
+    }
+
     /// Seconds of a step that calls take of which there is no point near, by operation; none where nothing was measured.
     pub fn far_from_points(&self, plan: &Plan, work: &StepWork) -> BTreeMap<&'static str, f64> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
@@ -71,4 +108,26 @@ impl<'a> Prices<'a> {
         }
         far
     }
+}
+
+/// The collectives of a mesh, with the ranks of a group.
+fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
+    let (shards, replicas, world) = (mesh.shards(), mesh.replicas(), mesh.world());
+    let all = [
+        (Collective::AllGather, shards),
+        (Collective::ReduceScatter, shards),
+        (Collective::AllReduce, replicas),
+        (Collective::AllReduce, world),
+    ];
+    all.into_iter().filter(|(_, group)| *group > 1)
+}
+
+/// What stands for points of so many ranks where there are none of them: of another number of ranks, or `otherwise`.
+fn instead(points: Option<&Vec<Point>>, ranks: usize, otherwise: &str) -> Option<String> {
+    let points = points.map_or(&[][..], Vec::as_slice);
+    if points.iter().any(|point| point.ranks == ranks) {
+        return None;
+    }
+    let nearest = measured::nearest(points.iter(), ranks).next();
+    Some(nearest.map_or(otherwise.to_owned(), |point| format!("as measured with {}", point.ranks)))
 }

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::memory::PeakMemory;
 use super::row::Row;
 use super::run::Run;
+use crate::cluster::ClusterError;
 use crate::constants::Constants;
 
 /// One row of a check.
@@ -14,15 +16,30 @@ use crate::constants::Constants;
 pub struct Checked {
     /// The run.
     pub row: Row,
-    /// Seconds that are predicted, and measured if the source says; or why the run is outside of the model.
-    pub found: Result<(f64, Option<f64>), String>,
+    /// What is predicted of its step; or why the run is outside of the model.
+    pub found: Result<Found, String>,
+    /// What a device holds, where the row says enough; also of runs that are outside.
+    pub memory: Option<PeakMemory>,
+}
+
+/// What is predicted of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// Seconds.
+    pub seconds: f64,
+    /// Seconds that were measured, if the source says.
+    pub measured: Option<f64>,
+    /// Seconds at least and at most, on so many ranks that a number alone would say too much.
+    pub band: Option<[f64; 2]>,
+    /// What the row does not say, or not in words that are known, and how it was read.
+    pub assumed: Vec<String>,
 }
 
 impl Checked {
     /// By which part of what was measured the prediction is off, with its sign.
     pub fn error(&self) -> Option<f64> {
-        let (predicted, measured) = self.found.as_ref().ok()?;
-        measured.map(|measured| predicted / measured - 1.0)
+        let found = self.found.as_ref().ok()?;
+        found.measured.map(|measured| found.seconds / measured - 1.0)
     }
 }
 
@@ -53,7 +70,8 @@ impl Errors {
         (count > 0).then(|| Self {
             runs: count,
             mean: mean(&sizes),
-            median: sizes[count / 2],
+            // Of an even number between the two in the middle.
+            median: (sizes[(count - 1) / 2] + sizes[count / 2]) / 2.0,
             p90: sizes[(count * 9 / 10).min(count - 1)],
             worst: sizes[count - 1],
             bias: 100.0 * mean(errors),
@@ -72,10 +90,13 @@ pub struct Check {
 pub fn check(rows: &[Row], constants: &Constants) -> Check {
     let checked = |row: &Row| {
         let found = Run::of(row).and_then(Run::prepare).and_then(|prepared| {
-            let seconds = prepared.seconds(constants).map_err(|error| error.to_string())?;
-            Ok((seconds, prepared.run.measured()))
+            let failed = |error: ClusterError| error.to_string();
+            let seconds = prepared.seconds(constants).map_err(failed)?;
+            let band = prepared.band(constants).map_err(failed)?;
+            let (measured, assumed) = (prepared.run.measured(), prepared.run.assumed);
+            Ok(Found { seconds, measured, band, assumed })
         });
-        Checked { row: row.clone(), found }
+        Checked { row: row.clone(), found, memory: PeakMemory::of(row) }
     };
     Check { rows: rows.par_iter().map(checked).collect() }
 }
@@ -94,6 +115,25 @@ impl Check {
         keys.iter().filter_map(errors).collect()
     }
 
+    /// The mean over sources of the means of their errors, in percent; a source with many runs counts as one with few.
+    pub fn mean_over_sources(&self) -> Option<f64> {
+        let means: Vec<f64> = self.by(project).values().map(|errors| errors.mean).collect();
+        (!means.is_empty()).then(|| means.iter().sum::<f64>() / means.len() as f64)
+    }
+
+    /// Errors of peak memory, where it was measured.
+    pub fn memory_errors(&self) -> Option<Errors> {
+        let peaks = self.rows.iter().filter_map(|checked| checked.memory);
+        Errors::of(&peaks.filter_map(|peak| peak.error()).collect::<Vec<_>>())
+    }
+
+    /// Of how many runs it is known whether they have fitted, and predicted; and of how many of these rightly.
+    pub fn fitting(&self) -> (usize, usize) {
+        let both = |checked: &Checked| checked.memory.and_then(|peak| peak.fits.zip(peak.fitted));
+        let known: Vec<(bool, bool)> = self.rows.iter().filter_map(both).collect();
+        (known.len(), known.iter().filter(|(fits, fitted)| fits == fitted).count())
+    }
+
     /// How many runs are outside of the model, by reason.
     pub fn outside(&self) -> BTreeMap<&str, usize> {
         let mut reasons = BTreeMap::new();
@@ -106,9 +146,13 @@ impl Check {
     }
 }
 
-/// The first word of a source: the project or paper.
+/// The project of a source: its first word; of papers also the number.
 pub fn project(row: &Row) -> String {
-    row.text("source").split([' ', ',']).next().unwrap_or_default().to_owned()
+    let mut words = row.text("source").split([' ', ',']);
+    match words.next().unwrap_or_default() {
+        "arXiv" => format!("arXiv {}", words.next().unwrap_or_default()),
+        first => first.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +168,7 @@ mod tests {
     fn errors_are_summed_up_as_said() {
         let errors = Errors::of(&[0.1, -0.3, 0.0, 0.2]).unwrap();
         let Errors { runs, mean, median, p90, worst, bias } = errors;
-        assert_eq!((runs, median, p90, worst), (4, 20.0, 30.0, 30.0));
+        assert_eq!((runs, median, p90, worst), (4, 15.0, 30.0, 30.0));
         assert!((mean - 15.0).abs() < 1e-12 && bias.abs() < 1e-12, "{errors:?}");
         assert_eq!(Errors::of(&[]), None);
     }
@@ -188,7 +232,7 @@ mod tests {
             (&[("micro_batch", "0.5")], "a micro-batch of 0.5 samples"),
             (&[("devices", "12"), ("sharding", "hsdp")], "a mesh that 12 devices"),
             (&[("hidden", "")], INCOMPLETE),
-            (&[("sharding", "unheard of")], "not understood"),
+            (&[("sharding", "tp8")], "tensor, pipeline"),
         ];
         for (changes, expected) in reasons {
             let reason = row(changes).unwrap_err();
@@ -196,9 +240,24 @@ mod tests {
         }
         for sharding in ["none", "ddp", "zero1", "hsdp", "zero2", "xla_fsdp", "jax_fsdp4", "jax_fsdp+dcn_dp2"]
         {
-            let (seconds, _) = row(&[("sharding", sharding), ("global_batch_tokens", "1e9")]).unwrap();
+            let Found { seconds, .. } =
+                row(&[("sharding", sharding), ("global_batch_tokens", "1e9")]).unwrap();
             assert!(seconds.is_finite() && seconds > 0.0, "{sharding}");
         }
+    }
+
+    #[test]
+    fn a_word_that_is_not_known_is_read_as_what_is_usual_and_said() {
+        let text = "source,layers,hidden,heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt,row\n\
+            a,2,64,4,128,128,128,1,1024,H100-80GB,unheard of,sometimes,x\n\
+            a,2,64,4,128,128,128,1,512,H100-80GB,FULL_SHARD,None,y\n";
+        let check = check(&read(text, "runs.csv").unwrap(), &Constants::fitted());
+        let [odd, usual] = &check.rows[..] else { panic!("two rows") };
+        let [odd, usual] = [odd, usual].map(|checked| checked.found.as_ref().unwrap());
+        assert_eq!(odd.assumed.len(), 3, "{:?}", odd.assumed);
+        assert_eq!(usual.assumed.len(), 1, "the model has no name: {:?}", usual.assumed);
+        let [least, most] = odd.band.unwrap();
+        assert!(least < odd.seconds && odd.seconds * 1.1 < most && usual.band.is_none());
     }
 
     #[test]

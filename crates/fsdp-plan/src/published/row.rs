@@ -2,60 +2,45 @@
 
 use std::collections::BTreeMap;
 
-/// The columns that a file must have; others are ignored.
-const COLUMNS: [&str; 24] = [
-    "source",
-    "model",
-    "params",
+use serde_json::Value;
+
+/// The columns that a file must have. Of others those that are known are read, and the rest is ignored.
+const COLUMNS: [&str; 11] = [
     "layers",
     "hidden",
     "heads",
-    "kv_heads",
     "ffn",
     "vocab",
     "seq",
     "micro_batch",
-    "global_batch_tokens",
     "devices",
     "device_type",
     "sharding",
-    "precision",
     "act_ckpt",
-    "compile",
-    "step_time_ms",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "mfu",
-    "peak_mem_gib",
-    "row",
 ];
 
+/// The columns that hold whole numbers, or nothing.
+const COUNTS: [&str; 8] = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "devices"];
+
 /// The columns that hold numbers, or nothing.
-const NUMBERS: [&str; 17] = [
-    "params",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "seq",
-    "micro_batch",
-    "global_batch_tokens",
-    "devices",
-    "step_time_ms",
-    "tokens_per_s_per_device",
-    "tflops_per_device",
-    "mfu",
-    "peak_mem_gib",
-    "row",
-];
+const NUMBERS: [&str; 3] = ["params", "micro_batch", "global_batch_tokens"];
+
+/// The columns that hold what was measured: a number, nothing, or [`OUT_OF_MEMORY`].
+const MEASURED: [&str; 4] = ["step_time_ms", "tokens_per_s_per_device", "tflops_per_device", "peak_mem_gib"];
+
+/// What stands for nothing, in lower case.
+const NOTHING: [&str; 9] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "nan", "null"];
+
+/// What stands, in the place of something measured, for a run that did not fit, in lower case.
+const OUT_OF_MEMORY: [&str; 4] = ["oom", "out of memory", "out-of-memory", "cuda oom"];
 
 /// One run, as it is written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
+    line: u64,
     text: BTreeMap<String, String>,
-    numbers: BTreeMap<String, f64>,
+    numbers: BTreeMap<&'static str, f64>,
+    is_out_of_memory: bool,
 }
 
 /// What is wrong with a file of runs.
@@ -69,17 +54,19 @@ pub enum RowError {
         /// The column.
         column: &'static str,
     },
-    /// A value is no number.
-    #[error("{origin}: line {line}, column `{column}`: \"{value}\" is no number of at least 0")]
+    /// A value is not what its column holds.
+    #[error("{origin}: line {line}, column `{column}`: \"{value}\" is no {expected} of at least 0")]
     Number {
         /// The file.
         origin: String,
         /// The line, from 1.
         line: u64,
         /// The column.
-        column: String,
+        column: &'static str,
         /// What is there.
         value: String,
+        /// What belongs there.
+        expected: &'static str,
     },
     /// It is no CSV.
     #[error("{origin}: {source}")]
@@ -97,9 +84,9 @@ pub enum RowError {
 /// [`RowError`]: it is no CSV, lacks a column, or has something else where a number belongs.
 pub fn read(text: &str, origin: &str) -> Result<Vec<Row>, RowError> {
     let malformed = |source| RowError::Csv { origin: origin.to_owned(), source };
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let mut reader = csv::Reader::from_reader(text.trim_start_matches('\u{feff}').as_bytes());
     let header: Vec<String> =
-        reader.headers().map_err(malformed)?.iter().map(|name| name.trim().to_owned()).collect();
+        reader.headers().map_err(malformed)?.iter().map(|name| name.trim().to_lowercase()).collect();
     if let Some(&column) = COLUMNS.iter().find(|column| !header.iter().any(|name| name == **column)) {
         return Err(RowError::Column { origin: origin.to_owned(), column });
     }
@@ -107,32 +94,56 @@ pub fn read(text: &str, origin: &str) -> Result<Vec<Row>, RowError> {
     for record in reader.records() {
         let record = record.map_err(malformed)?;
         let line = record.position().map_or(0, csv::Position::line);
-        let text: BTreeMap<String, String> =
-            header.iter().cloned().zip(record.iter().map(|value| value.trim().to_owned())).collect();
-        let mut numbers = BTreeMap::new();
-        for column in NUMBERS {
-            let value = &text[column];
-            if value.is_empty() {
-                continue;
-            }
-            let number = value.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-            let wrong = || RowError::Number {
-                origin: origin.to_owned(),
-                line,
-                column: column.to_owned(),
-                value: value.clone(),
-            };
-            numbers.insert(column.to_owned(), number.ok_or_else(wrong)?);
-        }
-        rows.push(Row { text, numbers });
+        let values = record.iter().map(|value| if is_nothing(value) { "" } else { value.trim() });
+        let mut row = Row { line, ..Row::default() };
+        row.text = header.iter().cloned().zip(values.map(str::to_owned)).collect();
+        row.read_numbers(origin)?;
+        rows.push(row);
     }
     Ok(rows)
 }
 
+fn is_nothing(value: &str) -> bool {
+    NOTHING.contains(&value.trim().to_lowercase().as_str())
+}
+
 impl Row {
-    /// What a column says; empty where it says nothing.
+    fn read_numbers(&mut self, origin: &str) -> Result<(), RowError> {
+        for column in COUNTS.into_iter().chain(NUMBERS).chain(MEASURED) {
+            let value = self.text(column).to_owned();
+            if value.is_empty() {
+                continue;
+            }
+            if MEASURED.contains(&column) && OUT_OF_MEMORY.contains(&value.to_lowercase().as_str()) {
+                self.is_out_of_memory = true;
+                continue;
+            }
+            let is_count = COUNTS.contains(&column);
+            let expected = if is_count { "whole number" } else { "number" };
+            let number = value.parse().ok().filter(|number: &f64| {
+                number.is_finite() && *number >= 0.0 && (!is_count || number.fract() == 0.0)
+            });
+            let wrong = || RowError::Number {
+                origin: origin.to_owned(),
+                line: self.line,
+                column,
+                value: value.clone(),
+                expected,
+            };
+            let number = number.ok_or_else(wrong)?;
+            self.numbers.insert(column, number);
+        }
+        Ok(())
+    }
+
+    /// What a column says; empty where it says nothing, or is not there.
     pub fn text(&self, column: &str) -> &str {
         self.text.get(column).map_or("", String::as_str)
+    }
+
+    /// The same in lower case.
+    pub fn word(&self, column: &str) -> String {
+        self.text(column).to_lowercase()
     }
 
     /// The number of a column, if it has one that is not 0.
@@ -140,13 +151,22 @@ impl Row {
         self.numbers.get(column).copied().filter(|number| *number > 0.0)
     }
 
-    /// What the column `row` says: a number where it is one.
-    pub fn id(&self) -> serde_json::Value {
-        match self.numbers.get("row") {
-            Some(number) if number.fract() == 0.0 => serde_json::Value::from(*number as i64),
-            Some(number) => serde_json::Value::from(*number),
-            None => serde_json::Value::Null,
+    /// What the column `row` says, a number where it is one; the line where it says nothing.
+    pub fn id(&self) -> Value {
+        let text = self.text("row");
+        match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(whole), _) => whole.into(),
+            (_, Ok(number)) if number.is_finite() && number.fract() == 0.0 => (number as i64).into(),
+            (_, Ok(number)) if number.is_finite() => number.into(),
+            _ if text.is_empty() => self.line.into(),
+            _ => text.into(),
         }
+    }
+
+    /// Whether the run is known to have fitted: it was measured, or ended for lack of memory.
+    pub fn fitted(&self) -> Option<bool> {
+        let is_measured = MEASURED.iter().any(|column| self.numbers.contains_key(column));
+        (self.is_out_of_memory || is_measured).then_some(!self.is_out_of_memory)
     }
 }
 
@@ -154,24 +174,53 @@ impl Row {
 mod tests {
     use super::*;
 
+    const LINE: &str = "2,32,4,64,100,32,1,8,A100-80GB,fsdp2(zero3),none";
+
+    fn of(header: &str, line: &str) -> Result<Vec<Row>, String> {
+        read(&format!("{header}\n{line}\n"), "runs.csv").map_err(|error| error.to_string())
+    }
+
     #[test]
     fn what_can_not_be_read_is_named_by_line_and_column() {
         let header = COLUMNS.join(",");
-        let line = |hidden: &str| {
-            format!("s,m,,2,{hidden},4,4,64,100,32,1,,8,A100-80GB,fsdp2(zero3),bf16,none,no,10,,,,,1")
-        };
-        let rows = read(&format!("{header}\n{}\n", line("32")), "runs.csv").unwrap();
+        let wrong = |line: &str| of(&header, &format!("{LINE}\n{line}")).unwrap_err();
         assert_eq!(
-            (rows[0].number("hidden"), rows[0].number("mfu"), rows[0].id()),
-            (Some(32.0), None, 1.into())
+            wrong(&LINE.replacen("32", "wide", 1)),
+            "runs.csv: line 3, column `hidden`: \"wide\" is no whole number of at least 0"
         );
-        let error = read(&format!("{header}\n{}\n{}\n", line("32"), line("wide")), "runs.csv")
-            .unwrap_err()
-            .to_string();
-        assert_eq!(error, "runs.csv: line 3, column `hidden`: \"wide\" is no number of at least 0");
-        let error = read(&header.replace("heads,", ""), "runs.csv").unwrap_err().to_string();
+        assert_eq!(
+            wrong(&LINE.replacen(",4,", ",0.5,", 1)),
+            "runs.csv: line 3, column `heads`: \"0.5\" is no whole number of at least 0"
+        );
+        assert_eq!(
+            wrong(&LINE.replacen(",1,8,", ",inf,8,", 1)),
+            "runs.csv: line 3, column `micro_batch`: \"inf\" is no number of at least 0"
+        );
+        assert!(wrong("1,2").contains("line: 3"));
+        let error = of(&header.replace("heads,", ""), LINE).unwrap_err();
         assert!(error.contains("there is no column `heads`"), "{error}");
-        let error = read(&format!("{header}\n1,2\n"), "runs.csv").unwrap_err().to_string();
-        assert!(error.contains("line: 2"), "{error}");
+    }
+
+    #[test]
+    fn what_is_not_there_may_be_written_in_many_ways() {
+        let header = format!("\u{feff}{},mfu,step_time_ms,row", COLUMNS.join(","));
+        for nothing in NOTHING.into_iter().chain([" N/A ", "NaN"]) {
+            let row = of(&header, &format!("{LINE},guess,{nothing},{nothing}")).unwrap().remove(0);
+            assert_eq!(
+                (row.number("layers"), row.number("step_time_ms"), row.fitted()),
+                (Some(2.0), None, None)
+            );
+            assert_eq!(row.id(), 2, "the line");
+        }
+        let row = |time: &str, id: &str| of(&header, &format!("{LINE},,{time},{id}")).unwrap().remove(0);
+        assert_eq!(row("10", "a/7").id(), "a/7");
+        assert_eq!(row("10", "7").id(), 7);
+        assert_eq!((row("10", "").fitted(), row("OOM", "").fitted()), (Some(true), Some(false)));
+    }
+
+    #[test]
+    fn columns_of_results_are_not_needed() {
+        let row = of(&COLUMNS.join(","), LINE).unwrap().remove(0);
+        assert_eq!((row.text("precision"), row.text("act_ckpt"), row.number("params")), ("", "none", None));
     }
 }

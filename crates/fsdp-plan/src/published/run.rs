@@ -13,33 +13,21 @@ use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
 use fsdp_nn::listing::listings;
 use fsdp_nn::model::unsharded::BlockCall;
-use fsdp_nn::model::{
-    Architecture, Decoder, DecoderConfig, LayerConfig, Names, NormKind, RopeConfig, RopeScaling,
-};
-use fsdp_nn::op::{Function, LossTerms};
+use fsdp_nn::model::{Architecture, Decoder};
+use fsdp_nn::op::LossTerms;
 use fsdp_nn::update::AdamW;
-use regex::Regex;
 
+use super::hardware;
 use super::recipe::{self, INCOMPLETE};
 use super::row::Row;
+use super::sizes::Sizes;
+use super::words::Words;
+use crate::band;
 use crate::cluster::{Cluster, ClusterError};
 use crate::constants::Constants;
 use crate::forecast::{Forecast, Planned, forecast};
 use crate::software::Software;
 use crate::work::{Calls, StepWork};
-
-/// Models without a gate in their MLPs, by name.
-const UNGATED: &str = r"^(MPT|GPT|GPT3|minGPT|modded|nanochat|MaxText-22B|MaxText-52B)";
-/// Models whose head is their embedding.
-const TIED: &str = r"^(MPT|GPT|nanotron-(1|3))";
-
-/// What no model has more of: so many that all products of them are numbers of 64 bits.
-const LAYERS_MAX: usize = 4096;
-const HEADS_MAX: usize = 4096;
-const WIDTH_MAX: usize = 1 << 17;
-const INNER_MAX: usize = 1 << 19;
-const VOCAB_MAX: usize = 1 << 20;
-const SEQ_MAX: usize = 1 << 20;
 
 /// The most devices of a run, and tokens of a micro-batch.
 const DEVICES_MAX: f64 = (1 << 20) as f64;
@@ -57,26 +45,14 @@ pub struct Run {
     pub cluster: Cluster,
     /// Its software.
     pub software: Software,
+    /// What of it is not said, or not in words that are known, and how it was read.
+    pub assumed: Vec<String>,
     mesh: Mesh,
     policy: Policy,
     sizes: Sizes,
     micro_batch: usize,
     /// Micro-batches of a step on a rank, as published: not always a whole number.
     accumulated: f64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    ffn: usize,
-    vocab: usize,
-    seq: usize,
-    is_gated: bool,
-    is_tied: bool,
 }
 
 /// A run whose schedule is compiled.
@@ -90,105 +66,6 @@ pub struct Prepared {
     pub work: StepWork,
 }
 
-fn is(pattern: &str, text: &str) -> bool {
-    Regex::new(pattern).expect("the pattern is constant").is_match(text)
-}
-
-impl Sizes {
-    fn of(row: &Row) -> Option<Self> {
-        let size = |column: &str| row.number(column).map(|number| number as usize);
-        let (hidden, heads, model) = (size("hidden")?, size("heads")?, row.text("model"));
-        let head_dim = match () {
-            () if model.contains("head_dim128") => 128,
-            () if is(r"MaxText-(22|52)B", model) => 256,
-            () => hidden / heads,
-        };
-        Some(Self {
-            layers: size("layers")?,
-            hidden,
-            heads,
-            kv_heads: size("kv_heads").unwrap_or(heads),
-            head_dim,
-            ffn: size("ffn")?,
-            vocab: size("vocab")?,
-            seq: size("seq")?,
-            is_gated: !is(UNGATED, model),
-            is_tied: is(TIED, model),
-        })
-    }
-
-    /// What is wrong with the sizes, if there can be no such model.
-    fn contradiction(&self) -> Option<String> {
-        let &Self { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, .. } = self;
-        let sizes = [
-            ("layers", layers, LAYERS_MAX),
-            ("hidden", hidden, WIDTH_MAX),
-            ("heads", heads, HEADS_MAX),
-            ("ffn", ffn, INNER_MAX),
-            ("vocab", vocab, VOCAB_MAX),
-            ("seq", seq, SEQ_MAX),
-        ];
-        if let Some((name, size, _)) = sizes.iter().find(|(_, size, most)| size > most) {
-            return Some(format!("{name} = {size}, more than any model has"));
-        }
-        if !heads.is_multiple_of(kv_heads) {
-            return Some(format!("{heads} heads do not share {kv_heads} key/value heads evenly"));
-        }
-        let is_odd = head_dim == 0 || self.is_gated && !head_dim.is_multiple_of(2);
-        is_odd.then(|| format!("heads of {head_dim} elements, which can not rotate"))
-    }
-
-    /// A model of these sizes: with RMS norms, rotary positions and a gate, or with layer norms and none of these.
-    fn config(&self) -> DecoderConfig {
-        let names =
-            if self.is_gated { Names::LLAMA } else { Names { gate_up: &["up_proj"], ..Names::LLAMA } };
-        let rope = self
-            .is_gated
-            .then(|| Arc::new(RopeConfig { theta: 10_000.0, partial: 1.0, scaling: RopeScaling::Default }));
-        let layer = LayerConfig { rope, window: None, mixture: None };
-        DecoderConfig {
-            names,
-            vocab_size: self.vocab,
-            embedding_scale: 1.0,
-            embedding_dropout: 0.0,
-            hidden_size: self.hidden,
-            intermediate_size: self.ffn,
-            num_attention_heads: self.heads,
-            num_key_value_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            layers: vec![layer; self.layers],
-            is_parallel: false,
-            qk_norm: None,
-            qkv_by_head: false,
-            attention_scale: None,
-            attention_softcap: None,
-            logit_softcap: None,
-            is_gated: self.is_gated,
-            activation: if self.is_gated { Function::Silu } else { Function::GeluTanh },
-            norm: if self.is_gated { NormKind::Rms } else { NormKind::Layer },
-            norm_eps: 1e-5,
-            tie_word_embeddings: self.is_tied,
-            qkv_bias: false,
-            output_bias: false,
-            mlp_bias: false,
-            attention_dropout: 0.0,
-            residual_dropout: 0.0,
-            router_loss: 0.0,
-            initializer_range: 0.02,
-            max_position_embeddings: self.seq,
-        }
-    }
-
-    /// Parameters of products, embeddings and the head.
-    fn parameters(&self) -> f64 {
-        let (hidden, head_dim) = (self.hidden as f64, self.head_dim as f64);
-        let attention = hidden * head_dim * (2 * self.heads + 2 * self.kv_heads) as f64;
-        let mlp = if self.is_gated { 3.0 } else { 2.0 } * hidden * self.ffn as f64;
-        let tables = if self.is_tied { 1.0 } else { 2.0 };
-        self.layers as f64 * (attention + mlp) + tables * self.vocab as f64 * hidden
-    }
-}
-
 impl Run {
     /// What a row says.
     ///
@@ -196,13 +73,16 @@ impl Run {
     /// Why it is outside of the model.
     pub fn of(row: &Row) -> Result<Self, String> {
         let incomplete = || INCOMPLETE.to_owned();
-        let sizes = Sizes::of(row).ok_or_else(incomplete)?;
+        let words = &Words::of(row);
+        let sizes = Sizes::of(row, words).ok_or_else(incomplete)?;
         let (Some(world), Some(micro)) = (row.number("devices"), row.number("micro_batch")) else {
             return Err(incomplete());
         };
-        if let Some(reason) = recipe::outside(row) {
+        let cluster = hardware::cluster(row);
+        if let Some(reason) = recipe::outside(words, cluster.as_ref()) {
             return Err(reason.to_owned());
         }
+        let cluster = cluster.expect("what has none is outside");
         if micro.fract() != 0.0 {
             return Err(format!("a micro-batch of {micro} samples"));
         }
@@ -212,15 +92,15 @@ impl Run {
         if world > DEVICES_MAX || micro * sizes.seq as f64 > TOKENS_MAX {
             return Err(format!("{world} devices with {micro} samples each, more than any run has"));
         }
-        let cluster = recipe::cluster(row).expect("it is inside");
         let world = world as usize;
-        let mesh = recipe::mesh(row, world, &cluster);
+        let mesh = recipe::mesh(words, world, &cluster);
         let mesh = mesh.ok_or_else(|| format!("a mesh that {world} devices can not have"))?;
         let tokens = micro * sizes.seq as f64 * world as f64;
         let accumulated = row.number("global_batch_tokens").map_or(1.0, |global| (global / tokens).max(1.0));
         Ok(Self {
-            software: recipe::software(row, mesh, &cluster, sizes.is_gated),
-            policy: recipe::policy(row, mesh),
+            software: recipe::software(words, mesh, &cluster, sizes.is_gated),
+            policy: recipe::policy(words, mesh),
+            assumed: recipe::assumed(words).into_iter().chain(sizes.assumed(row, words)).collect(),
             row: row.clone(),
             cluster,
             mesh,
@@ -278,7 +158,7 @@ impl Run {
     /// Seconds of a step that were measured, if the source says so in any way: as time, as tokens, or as operations by the
     /// formula that it says it uses.
     pub fn measured(&self) -> Option<f64> {
-        let (row, source) = (&self.row, self.row.text("source"));
+        let (row, source) = (&self.row, self.row.word("source"));
         if let Some(time) = row.number("step_time_ms") {
             return Some(time / 1e3);
         }
@@ -291,7 +171,7 @@ impl Run {
         }
         let sizes = &self.sizes;
         let parameters = row.number("params").unwrap_or_else(|| sizes.parameters());
-        let is_maxtext = source.to_lowercase().contains("maxtext") && !sizes.is_tied;
+        let is_maxtext = source.contains("maxtext") && !sizes.is_tied;
         let embedding = if is_maxtext { (sizes.vocab * sizes.hidden) as f64 } else { 0.0 };
         let scores = if source.contains("stas00") { 6.0 } else { 12.0 };
         let attention = scores * (sizes.layers * sizes.heads * sizes.head_dim * sizes.seq) as f64;
@@ -306,15 +186,13 @@ impl Prepared {
     /// # Errors
     /// [`ClusterError::NoPeak`].
     pub fn forecast(&self, constants: &Constants) -> Result<Forecast, ClusterError> {
+        self.on(&self.run.cluster, constants)
+    }
+
+    fn on(&self, cluster: &Cluster, constants: &Constants) -> Result<Forecast, ClusterError> {
         let Self { run, plan, work } = self;
-        forecast(&Planned {
-            plan,
-            work,
-            cluster: &run.cluster,
-            software: run.software,
-            constants,
-            transport: "nccl",
-        })
+        let software = run.software;
+        forecast(&Planned { plan, work, cluster, software, constants, transport: "nccl" })
     }
 
     /// Seconds of a step that are predicted.
@@ -322,7 +200,25 @@ impl Prepared {
     /// # Errors
     /// [`ClusterError::NoPeak`].
     pub fn seconds(&self, constants: &Constants) -> Result<f64, ClusterError> {
-        let forecast = self.forecast(constants)?;
-        Ok(forecast.seconds * self.run.accumulated / self.run.rounds() as f64)
+        Ok(self.whole(&self.forecast(constants)?))
+    }
+
+    /// Seconds of a step at least and at most, on so many ranks that collectives of all of them may be much slower.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoPeak`].
+    pub fn band(&self, constants: &Constants) -> Result<Option<[f64; 2]>, ClusterError> {
+        if self.plan.mesh.world() <= band::LARGE_WORLD {
+            return Ok(None);
+        }
+        let slower = self.on(&band::slower(&self.run.cluster), constants)?;
+        let seconds = self.seconds(constants)?;
+        let most = self.whole(&slower).max(seconds);
+        Ok(Some([seconds * (1.0 - band::OF_FITTED), most * (1.0 + band::OF_FITTED)]))
+    }
+
+    /// Of all micro-batches, where the schedule has fewer.
+    fn whole(&self, forecast: &Forecast) -> f64 {
+        forecast.seconds * self.run.accumulated / self.run.rounds() as f64
     }
 }

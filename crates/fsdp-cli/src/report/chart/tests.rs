@@ -7,7 +7,14 @@ fn points(count: usize, value: impl Fn(usize) -> f64) -> Vec<(f64, f64)> {
 
 fn chart(points: &[(f64, f64)], may_be_log: bool) -> Chart {
     let series = vec![Series::of("a run".to_owned(), 0, 0, points)];
-    Chart { title: "Loss".to_owned(), unit: "cross-entropy", across: "step", may_be_log, series }
+    Chart {
+        title: "Loss".to_owned(),
+        unit: "cross-entropy",
+        across: "step",
+        may_be_log,
+        has_zero: false,
+        series,
+    }
 }
 
 #[test]

@@ -1,0 +1,28 @@
+//! How far a step may be from what is predicted of it.
+
+use crate::cluster::Cluster;
+
+/// What of ten predictions of published runs nine are within, each left out of the fit with all runs of its kind.
+pub const OF_FITTED: f64 = 0.10;
+
+/// The same where another generation stands for the devices. Assumed.
+pub const OF_STAND_INS: f64 = 0.25;
+
+/// What of ten runs on a machine that was calibrated nine are within (bench/plan.py).
+pub const OF_MEASURED: f64 = 0.15;
+
+/// Beyond so many ranks collectives of all ranks have been slower than predicted, by up to [`SLOWER`].
+pub const LARGE_WORLD: usize = 512;
+
+/// By how much they have been.
+pub const SLOWER: f64 = 1.66;
+
+/// The same cluster, as slow as it may be in a large world.
+pub fn slower(cluster: &Cluster) -> Cluster {
+    let mut slower = cluster.clone();
+    match &mut slower.network {
+        Some(network) => network.bandwidth.value /= SLOWER,
+        None => slower.node.link.bandwidth.value /= SLOWER,
+    }
+    slower
+}

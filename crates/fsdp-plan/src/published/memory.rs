@@ -1,0 +1,273 @@
+//! Peak memory of a run of other software, by its parts.
+//!
+//! Ours is counted by the ledger. Of others neither what their compilers keep nor what their allocators hold can be
+//! compiled; so this is arithmetic over shapes, also for runs whose time is outside of the model: other accelerators,
+//! offload, context parallelism. What tensor and pipeline parallelism hold is not known here.
+
+use super::row::Row;
+use super::sizes::Sizes;
+use super::words::{Words, matches, number_in};
+use super::{hardware, recipe};
+use crate::cluster::Kind;
+
+const GIB: f64 = (1 << 30) as f64;
+
+/// Bytes of communicators, workspaces and fragments. Assumed.
+const BESIDE: f64 = GIB;
+
+/// Devices of a node, within which hybrid shardings shard.
+const NODE: usize = 8;
+
+/// A run is taken to fit where it is predicted to need up to so many times what a device has: a mean error of these predictions
+/// more, because people choose the largest micro-batch that fits.
+const TOLERANCE: f64 = 1.07;
+
+/// Tensor, pipeline and other parallelism.
+const OTHERS: &str = r"tp|pp|megatron";
+
+/// What a run holds at most, and whether that is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PeakMemory {
+    /// GiB of a device that are predicted.
+    pub predicted: f64,
+    /// GiB that were measured, where the source says.
+    pub measured: Option<f64>,
+    /// Whether the device has so many, where it is known.
+    pub fits: Option<bool>,
+    /// Whether the run has fitted, where that is known.
+    pub fitted: Option<bool>,
+}
+
+impl PeakMemory {
+    /// That of a row; none where it lacks a size.
+    pub(super) fn of(row: &Row) -> Option<Self> {
+        let words = &Words::of(row);
+        let sizes = Sizes::of(row, words).filter(|sizes| sizes.contradiction().is_none())?;
+        if words.checkpointing.is_empty() || words.sharding.is_empty() || matches(OTHERS, &words.sharding) {
+            return None;
+        }
+        let cluster = hardware::cluster(row);
+        let world = row.number("devices")?;
+        let context = number_in(r"cp(\d+)", &words.sharding).filter(|&ranks| ranks > 0).unwrap_or(1) as f64;
+        let tokens = row.number("micro_batch")? * sizes.seq as f64 / context;
+        let is_tpu = cluster.as_ref().is_some_and(|cluster| cluster.kind == Kind::Tpu);
+        let is_xla = is_tpu || words.compile.starts_with("xla");
+        let peer = Peer { sizes, words, shards: shards(words, world), tokens, is_xla };
+        let (bytes, capacity) = (peer.bytes(), cluster.map(|cluster| cluster.device.memory.value));
+        Some(Self {
+            predicted: bytes / GIB,
+            measured: row.number("peak_mem_gib"),
+            fits: capacity.map(|capacity| bytes <= TOLERANCE * capacity),
+            fitted: row.fitted(),
+        })
+    }
+
+    /// By which part of what was measured the prediction is off, with its sign.
+    pub fn error(&self) -> Option<f64> {
+        self.measured.map(|measured| self.predicted / measured - 1.0)
+    }
+}
+
+/// Ranks that share states; those of context parallelism do, too.
+fn shards(words: &Words, world: f64) -> f64 {
+    match () {
+        () if words.sharding == "none" => 1.0,
+        () if words.shards_by("hsdp") || words.shards_by("intra") => world.min(NODE as f64),
+        () => world,
+    }
+}
+
+/// A run of other software.
+struct Peer<'a> {
+    sizes: Sizes,
+    words: &'a Words,
+    shards: f64,
+    /// Tokens of a micro-batch on a device.
+    tokens: f64,
+    is_xla: bool,
+}
+
+impl Peer<'_> {
+    fn bytes(&self) -> f64 {
+        self.states() + self.unsharded() + self.activations() + self.logits() + BESIDE
+    }
+
+    /// Whether parameters are gathered a unit at a time.
+    fn gathers(&self) -> bool {
+        ["fsdp", "hsdp", "zero3", "full_shard"].iter().any(|word| self.words.shards_by(word))
+            || self.words.sharding.starts_with("cp")
+            || !self.words.is_sharding_understood()
+    }
+
+    /// torchtitan of 2025, which pytorch/ao's runs are of: embedding and head are units of their own, the loss is compiled, and
+    /// of products that are kept those are not that backward does not ask for.
+    fn is_recent_titan(&self) -> bool {
+        self.words.source.contains("pytorch/ao")
+    }
+
+    /// Bytes of an element of a gradient that is reduced.
+    fn reduced(&self) -> f64 {
+        let Words { precision, source, .. } = self.words;
+        let is_f32 = precision.contains("reduce=fp32")
+            || precision.contains("float8") && !self.is_recent_titan()
+            || self.words.shards_by("fsdp2") && source.contains("torchtitan");
+        if is_f32 { 4.0 } else { 2.0 }
+    }
+
+    /// Master parameters, gradients and moments.
+    fn states(&self) -> f64 {
+        let (parameters, shards) = (self.sizes.parameters(), self.shards);
+        let is_nanotron = self.words.source.contains("nanotron");
+        // bf16 copies of parameters and gradients, and for ZeRO-1 of nanotron gradients that are summed in f32.
+        let [zero1, replicated] = if is_nanotron { [8.0, 20.0] } else { [4.0, 16.0] };
+        match () {
+            // Only shards in bf16 stay on the device.
+            () if self.words.shards_by("offload") => 2.0 * parameters / shards,
+            // XLA frees gradients within the step.
+            () if self.is_xla => 12.0 * parameters / shards,
+            () if self.gathers() => 16.0 * parameters / shards,
+            () if self.words.shards_by("zero2") || self.words.shards_by("grad_op") => {
+                (2.0 + 14.0 / shards) * parameters
+            }
+            () if self.words.shards_by("zero1") => (zero1 + 12.0 / shards) * parameters,
+            () if self.words.shards_by("ddp") => replicated * parameters,
+            // A copy in bf16 (llm.c), or what autocast has cast and keeps.
+            () if recipe::is_c(self.words) => 16.0 * parameters,
+            () => 18.0 * parameters,
+        }
+    }
+
+    /// Units that are gathered, and their gradients: three layers and one in reduction, and the root. XLA holds one and the next.
+    fn unsharded(&self) -> f64 {
+        if !self.gathers() {
+            return 0.0;
+        }
+        let layer = self.sizes.layer_parameters();
+        let root = self.sizes.parameters() - self.sizes.layers as f64 * layer;
+        match () {
+            () if self.is_xla => 4.0 * layer + 4.0 * root,
+            // The head alone.
+            () if self.is_recent_titan() => {
+                layer * (8.0 + self.reduced()) + root / 2.0 * (4.0 + self.reduced())
+            }
+            () => layer * (8.0 + self.reduced()) + root * (4.0 + self.reduced()),
+        }
+    }
+
+    /// What forward keeps for backward, and one layer that is under way.
+    fn activations(&self) -> f64 {
+        let (hidden, layers) = (self.sizes.hidden as f64, self.sizes.layers as f64);
+        let shared = self.sizes.kv_heads as f64 / self.sizes.heads as f64;
+        let wide = self.sizes.ffn as f64 / hidden;
+        let (whole, input) = (self.layer_bytes(shared, wide), 2.0 * hidden);
+        let kind = self.words.checkpointing.as_str();
+        let each_token = match kind {
+            _ if kind.starts_with("full") => layers * input + whole,
+            _ if kind.starts_with("selective_op") => {
+                let outputs = if self.sizes.is_gated { 4.0 + shared + wide } else { 6.0 };
+                let spared = if self.is_recent_titan() { 1.0 } else { 0.0 };
+                layers * input * (outputs - spared) + 0.5 * whole
+            }
+            _ if kind.starts_with("selective_layer") => layers * 0.5 * (whole + input),
+            // A third of the layers.
+            "selective" => layers * (0.67 * whole + 0.33 * input),
+            _ => layers * whole,
+        };
+        self.tokens * each_token
+    }
+
+    /// Bytes that a layer keeps of a token: of products, norms and attention, of the gate, and what eager kernels keep in f32.
+    fn layer_bytes(&self, shared: f64, wide: f64) -> f64 {
+        let hidden = self.sizes.hidden as f64;
+        let is_fused = self.is_xla || recipe::is_fused(self.words);
+        if self.sizes.is_gated {
+            let gates = if is_fused { 3.0 } else { 4.0 };
+            let in_f32 = if is_fused { 0.0 } else { 12.0 };
+            return hidden * (2.0 * (6.0 + 2.0 * shared + gates * wide) + in_f32);
+        }
+        // llm-foundry's layers drop nothing.
+        let tensors = if is_fused || self.words.model.contains("mpt") { 16.0 } else { 17.0 };
+        let spared = if self.words.checkpointing == "gelu_only" { 2.0 * self.sizes.ffn as f64 } else { 0.0 };
+        2.0 * hidden * tensors - spared
+    }
+
+    /// Logits, their gradients, and copies of both in f32 where the loss is not one kernel.
+    fn logits(&self) -> f64 {
+        let Words { compile, source, .. } = self.words;
+        let each = match () {
+            () if recipe::is_c(self.words) => 2.0,
+            () if compile.contains("liger") => 0.0,
+            () if self.is_xla || self.is_recent_titan() => 4.0,
+            () if source.contains("stas00") => 20.0,
+            () => 10.0,
+        };
+        self.tokens * self.sizes.vocab as f64 * each
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::{Row, read};
+
+    /// The GiB that docs of torchtitan, pytorch/ao, llm.c and nanoGPT say, beside what is predicted.
+    #[test]
+    fn published_peaks_are_predicted_within_a_tenth_on_average() {
+        let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap();
+        let peaks: Vec<PeakMemory> = rows.iter().filter_map(PeakMemory::of).collect();
+        let errors: Vec<f64> = peaks.iter().filter_map(PeakMemory::error).map(f64::abs).collect();
+        assert_eq!(errors.len(), 9, "the other four are tensor parallel");
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        assert!(mean < 0.10, "{errors:?}");
+    }
+
+    fn row(changes: &[(&str, &str)]) -> Row {
+        let usual = [
+            ("layers", "32"),
+            ("hidden", "4096"),
+            ("heads", "32"),
+            ("kv_heads", "8"),
+            ("ffn", "14336"),
+            ("vocab", "128256"),
+            ("seq", "8192"),
+            ("micro_batch", "1"),
+            ("devices", "8"),
+            ("device_type", "H100-80GB"),
+            ("model", "Llama-3-8B"),
+            ("sharding", "fsdp2"),
+            ("act_ckpt", "full"),
+            ("compile", "yes"),
+            ("step_time_ms", ""),
+        ];
+        let value = |(name, usual): &(&str, &'static str)| {
+            changes.iter().find(|(change, _)| change == name).map_or(*usual, |(_, value)| *value).to_owned()
+        };
+        let header = usual.map(|(name, _)| name).join(",");
+        let line: Vec<String> = usual.iter().map(value).collect();
+        read(&format!("{header}\n{}\n", line.join(",")), "runs.csv").unwrap().remove(0)
+    }
+
+    #[test]
+    fn parts_are_those_of_a_count_by_hand() {
+        let peak = PeakMemory::of(&row(&[])).unwrap();
+        let (hidden, tokens) = (4096.0f64, 8192.0f64);
+        let layer = hidden * (hidden + 2.0 * 1024.0 + hidden) + 3.0 * hidden * 14336.0;
+        let tables = 2.0 * 128_256.0 * hidden;
+        let states = 16.0 * (32.0 * layer + tables) / 8.0;
+        let units = layer * 10.0 + tables * 6.0;
+        let kept = tokens * 2.0 * hidden * (32.0 + 6.0 + 2.0 / 4.0 + 3.0 * 3.5);
+        let logits = tokens * 128_256.0 * 10.0;
+        let expected = (states + units + kept + logits) / GIB + 1.0;
+        assert!((peak.predicted / expected - 1.0).abs() < 1e-9, "{peak:?} {expected}");
+        assert_eq!((peak.fits, peak.fitted), (Some(true), None));
+    }
+
+    #[test]
+    fn a_run_that_was_measured_has_fitted_and_one_that_ran_out_of_memory_has_not() {
+        let of = |changes: &[(&str, &str)]| PeakMemory::of(&row(changes)).unwrap();
+        assert_eq!(of(&[("step_time_ms", "10")]).fitted, Some(true));
+        let large = of(&[("step_time_ms", "OOM"), ("micro_batch", "16"), ("act_ckpt", "none")]);
+        assert_eq!((large.fits, large.fitted), (Some(false), Some(false)));
+        assert_eq!(of(&[("device_type", "something")]).fits, None);
+    }
+}

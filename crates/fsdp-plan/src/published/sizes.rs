@@ -1,0 +1,249 @@
+//! The shape of a model: what its row says, and what of it follows from its name or from how many parameters it has.
+
+use std::sync::Arc;
+
+use fsdp_nn::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig, RopeScaling};
+use fsdp_nn::op::Function;
+
+use super::row::Row;
+use super::words::{Words, matches, number_in};
+
+/// Models whose MLPs have no gate, by name in lower case.
+const UNGATED: &str = r"^(.*/)?(mpt|gpt|mingpt|modded|nanochat|maxtext-22b|maxtext-52b|opt|pythia|falcon|bloom|starcoder|santacoder|cerebras|phi-?[12]|bert|codegen|stablelm-base|dolly|redpajama)";
+/// Those that have one.
+const GATED: &str = r"llama|mistral|mixtral|qwen|gemma|maxtext|internlm|smollm|olmo|granite|deepseek|baichuan|\byi\b|yi-|phi-?[34]|vicuna|nanotron|palm|zephyr";
+/// Models whose head is their embedding.
+const TIED: &str = r"^(.*/)?(mpt|gpt-?[23]|gpt-\d|gptneo\b|gpt-neo-|gpt$|opt|bloom|falcon|gemma|nanotron-(1|3)|starcoder|santacoder|cerebras)";
+/// Those whose head is not.
+const UNTIED: &str = r"^(.*/)?(tiny|code)?-?(llama-?2|llama2|llama-?3(\.[013])?-|llama-|mistral|mixtral|vicuna|pythia|gpt-?neox|gpt-?j|internlm|maxtext|yi|phi-3|deepseek|baichuan)";
+
+/// Models whose heads may be larger or smaller than their part of the width.
+const OWN_HEAD_DIM: &str = r"qwen-?3|gemma|nemo|glm";
+
+/// Elements of a head that models have which do not divide their width evenly among heads.
+const HEAD_DIMS: [usize; 6] = [64, 80, 96, 128, 192, 256];
+
+/// By which part of the parameters that a row says a shape may differ before another is looked for: norms, biases, positions.
+const SAME_SIZE: f64 = 0.02;
+
+/// What no model has more of: so many that all products of them are numbers of 64 bits.
+const LAYERS_MAX: usize = 4096;
+const HEADS_MAX: usize = 4096;
+const WIDTH_MAX: usize = 1 << 17;
+const INNER_MAX: usize = 1 << 19;
+const VOCAB_MAX: usize = 1 << 20;
+const SEQ_MAX: usize = 1 << 20;
+
+/// The shape of a model, and of its samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sizes {
+    pub(super) layers: usize,
+    pub(super) hidden: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) ffn: usize,
+    pub(super) vocab: usize,
+    pub(super) seq: usize,
+    pub(super) is_gated: bool,
+    pub(super) is_tied: bool,
+}
+
+impl Sizes {
+    /// What a row says; none where it lacks a size.
+    pub(super) fn of(row: &Row, words: &Words) -> Option<Self> {
+        let size = |column: &str| row.number(column).map(|number| number as usize);
+        let (heads, hidden) = (size("heads")?, size("hidden")?);
+        let model = words.model.as_str();
+        let named = Self {
+            layers: size("layers")?,
+            hidden,
+            heads,
+            kv_heads: size("kv_heads").unwrap_or(heads),
+            head_dim: named_head_dim(model).unwrap_or(hidden / heads),
+            ffn: size("ffn")?,
+            vocab: size("vocab")?,
+            seq: size("seq")?,
+            is_gated: !matches(UNGATED, model),
+            is_tied: matches(TIED, model),
+        };
+        Some(row.number("params").map_or(named, |parameters| named.like(parameters, model)))
+    }
+
+    /// The shape, of those that a name leaves open, whose parameters are nearest to so many; itself where it is near.
+    fn like(self, parameters: f64, model: &str) -> Self {
+        let off = |sizes: &Self| (sizes.parameters() / parameters).ln().abs();
+        if off(&self) < SAME_SIZE {
+            return self;
+        }
+        let [gates, ties] = [[UNGATED, GATED], [TIED, UNTIED]]
+            .map(|names| if names.iter().any(|names| matches(names, model)) { 1 } else { 2 });
+        let is_own_dim = !self.hidden.is_multiple_of(self.heads) || matches(OWN_HEAD_DIM, model);
+        let dims: &[usize] = if is_own_dim && named_head_dim(model).is_none() { &HEAD_DIMS } else { &[] };
+        let mut all = Vec::new();
+        for head_dim in [self.head_dim].iter().chain(dims) {
+            for gate in 0..gates {
+                for tie in 0..ties {
+                    let (is_gated, is_tied) = (self.is_gated ^ (gate == 1), self.is_tied ^ (tie == 1));
+                    all.push(Self { head_dim: *head_dim, is_gated, is_tied, ..self });
+                }
+            }
+        }
+        // Of equally near ones the first changes the least.
+        all.into_iter().min_by(|one, other| off(one).total_cmp(&off(other))).unwrap_or(self)
+    }
+
+    /// What of the shape is taken from the number of parameters, or for granted, in words.
+    pub(super) fn assumed(&self, row: &Row, words: &Words) -> Option<String> {
+        let model = words.model.as_str();
+        let is_known = |names: [&str; 2]| names.iter().any(|names| matches(names, model));
+        if is_known([UNGATED, GATED]) && is_known([TIED, UNTIED]) && self.hidden.is_multiple_of(self.heads) {
+            return None;
+        }
+        let by = if row.number("params").is_some() { "by its parameters" } else { "assumed" };
+        let [gate, head] = [
+            if self.is_gated { "gated" } else { "without a gate" },
+            if self.is_tied { "tied to the embedding" } else { "of its own" },
+        ];
+        Some(format!(
+            "model \"{}\": MLP {gate}, head {head}, heads of {} elements ({by})",
+            row.text("model"),
+            self.head_dim
+        ))
+    }
+
+    /// What is wrong with the sizes, if there can be no such model.
+    pub(super) fn contradiction(&self) -> Option<String> {
+        let &Self { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, .. } = self;
+        let sizes = [
+            ("layers", layers, LAYERS_MAX),
+            ("hidden", hidden, WIDTH_MAX),
+            ("heads", heads, HEADS_MAX),
+            ("ffn", ffn, INNER_MAX),
+            ("vocab", vocab, VOCAB_MAX),
+            ("seq", seq, SEQ_MAX),
+        ];
+        if let Some((name, size, _)) = sizes.iter().find(|(_, size, most)| size > most) {
+            return Some(format!("{name} = {size}, more than any model has"));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Some(format!("{heads} heads do not share {kv_heads} key/value heads evenly"));
+        }
+        let is_odd = head_dim == 0 || self.is_gated && !head_dim.is_multiple_of(2);
+        is_odd.then(|| format!("heads of {head_dim} elements, which can not rotate"))
+    }
+
+    /// A model of these sizes: with RMS norms, rotary positions and a gate, or with layer norms and none of these.
+    pub(super) fn config(&self) -> DecoderConfig {
+        let names =
+            if self.is_gated { Names::LLAMA } else { Names { gate_up: &["up_proj"], ..Names::LLAMA } };
+        let rope = self
+            .is_gated
+            .then(|| Arc::new(RopeConfig { theta: 10_000.0, partial: 1.0, scaling: RopeScaling::Default }));
+        let layer = LayerConfig { rope, window: None, mixture: None };
+        DecoderConfig {
+            names,
+            vocab_size: self.vocab,
+            embedding_scale: 1.0,
+            embedding_dropout: 0.0,
+            hidden_size: self.hidden,
+            intermediate_size: self.ffn,
+            num_attention_heads: self.heads,
+            num_key_value_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            layers: vec![layer; self.layers],
+            is_parallel: false,
+            qk_norm: None,
+            qkv_by_head: false,
+            attention_scale: None,
+            attention_softcap: None,
+            logit_softcap: None,
+            is_gated: self.is_gated,
+            activation: if self.is_gated { Function::Silu } else { Function::GeluTanh },
+            norm: if self.is_gated { NormKind::Rms } else { NormKind::Layer },
+            norm_eps: 1e-5,
+            tie_word_embeddings: self.is_tied,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            attention_dropout: 0.0,
+            residual_dropout: 0.0,
+            router_loss: 0.0,
+            initializer_range: 0.02,
+            max_position_embeddings: self.seq,
+        }
+    }
+
+    /// Parameters of the products of a layer.
+    pub(super) fn layer_parameters(&self) -> f64 {
+        let (hidden, head_dim) = (self.hidden as f64, self.head_dim as f64);
+        let attention = hidden * head_dim * (2 * self.heads + 2 * self.kv_heads) as f64;
+        let mlp = if self.is_gated { 3.0 } else { 2.0 } * hidden * self.ffn as f64;
+        attention + mlp
+    }
+
+    /// Parameters of products, embeddings and the head.
+    pub(super) fn parameters(&self) -> f64 {
+        let tables = if self.is_tied { 1.0 } else { 2.0 };
+        self.layers as f64 * self.layer_parameters() + tables * (self.vocab * self.hidden) as f64
+    }
+}
+
+/// Elements of a head, where the name says them.
+fn named_head_dim(model: &str) -> Option<usize> {
+    let said = number_in(r"head_?dim[=_ ]?(\d+)", model).filter(|&size| size > 0 && size <= WIDTH_MAX);
+    said.or_else(|| matches(r"maxtext-(22|52)b", model).then_some(256))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::published::read;
+
+    fn of(model: &str, params: &str, sizes: &str) -> Sizes {
+        let text = format!(
+            "model,params,layers,hidden,heads,kv_heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt\n\
+             {model},{params},{sizes},1024,1,8,H100-80GB,fsdp2,none\n"
+        );
+        let row = &read(&text, "runs.csv").unwrap()[0];
+        Sizes::of(row, &Words::of(row)).unwrap()
+    }
+
+    #[test]
+    fn kinds_of_models_are_known_by_their_names_in_any_case() {
+        // Gated, tied: by their published configurations.
+        let models = [
+            ("gpt2-xl", "48,1600,25,25,6400,50257", false, true),
+            ("GPT-2-1.5B", "48,1600,25,25,6400,50304", false, true),
+            ("facebook/opt-1.3b", "24,2048,32,32,8192,50272", false, true),
+            ("Pythia-6.9B", "32,4096,32,32,16384,50432", false, false),
+            ("EleutherAI/gpt-neox-20b", "44,6144,64,64,24576,50432", false, false),
+            ("bloom-7b1", "30,4096,32,32,16384,250880", false, true),
+            ("falcon-7b", "32,4544,71,1,18176,65024", false, true),
+            ("mpt-7b", "32,4096,32,32,16384,50432", false, true),
+            ("meta-llama/Llama-2-7b", "32,4096,32,32,11008,32000", true, false),
+            ("Mistral-7B", "32,4096,32,8,14336,32000", true, false),
+            ("Qwen2.5-7B", "28,3584,28,4,18944,152064", true, false),
+        ];
+        for (model, sizes, is_gated, is_tied) in models {
+            let found = of(model, "", sizes);
+            assert_eq!((found.is_gated, found.is_tied), (is_gated, is_tied), "{model}");
+        }
+    }
+
+    #[test]
+    fn what_a_name_leaves_open_follows_from_the_parameters() {
+        let shape = "24,2048,16,16,8192,50304";
+        for (is_gated, is_tied) in [(false, false), (false, true), (true, false), (true, true)] {
+            let sizes = Sizes { is_gated, is_tied, ..of("own", "", shape) };
+            assert_eq!(of("own", &format!("{:.0}", sizes.parameters()), shape), sizes);
+        }
+        // Heads that are larger than their part of the width: Qwen3-0.6B has 596 million parameters and heads of 128.
+        let qwen = of("Qwen3-0.6B", "596049920", "28,1024,16,8,3072,151936");
+        assert_eq!((qwen.head_dim, qwen.is_gated, qwen.is_tied), (128, true, true));
+        // What is known by its name stays, whatever is counted.
+        let llama = of("Llama-2-7B", "3e9", "32,4096,32,32,11008,32000");
+        assert_eq!((llama.head_dim, llama.is_gated, llama.is_tied), (128, true, false));
+        assert_eq!(of("MaxText-16B(head_dim128)", "", "32,4096,64,64,11008,32000").head_dim, 128);
+    }
+}

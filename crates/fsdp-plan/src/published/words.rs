@@ -1,0 +1,121 @@
+//! What the text of a row says, with the many spellings of a policy made one.
+
+use regex::Regex;
+
+use super::row::Row;
+
+/// Spellings of shardings, in lower case, and what stands for them.
+const SHARDINGS: [(&str, &str); 11] = [
+    (r"zero[-_ ]*(?:stage)?[-_ ]*([123])", "zero$1"),
+    (r"hybrid[-_ ]*(?:full)?[-_ ]*shard(?:ed|ing)?", "hsdp"),
+    (r"no[-_ ]*shard(?:ing|ed)?", "ddp"),
+    (r"shard[-_ ]*grad[-_ ]*op", "shard_grad_op"),
+    (r"ful+y?[-_ ]*shard(?:ed|ing)?(?:[-_ ]*data[-_ ]*parallel)?", "full_shard"),
+    (r"dist(?:ributed)?[-_ ]*opt(?:imizer)?", "zero1"),
+    (r"fsdp[-_ ]*v2|fsdp[-_ ]2\b", "fsdp2"),
+    (r"xla[-_ ]+fsdp", "xla_fsdp"),
+    (r"jax[-_ ]+fsdp", "jax_fsdp"),
+    (r"^(?:dp|data[-_ ]*parallel|distributed[-_ ]*data[-_ ]*parallel|replicated?)$", "ddp"),
+    (r"^(?:no|off|false|single[-_ ]*(?:gpu|device)?|1[-_ ]*gpu)$", "none"),
+];
+
+/// Spellings of checkpointing.
+const CHECKPOINTING: [(&str, &str); 4] = [
+    (r"^(?:no|off|false|never|0)$", "none"),
+    (r"^(?:yes|on|true|all|1|every[-_ ]*layer|block)$", "full"),
+    (r"^(?:selective|sac)[-_ /]*(op|layer)", "selective_$1"),
+    (r"^sac$", "selective_op"),
+];
+
+/// What the column `sharding` has of, where it is understood.
+const UNDERSTOOD: [&str; 7] = ["fsdp", "hsdp", "zero", "ddp", "shard", "intra", "none"];
+
+/// The text of a row, in lower case.
+#[derive(Clone, Debug)]
+pub(super) struct Words {
+    pub(super) source: String,
+    pub(super) model: String,
+    pub(super) sharding: String,
+    pub(super) precision: String,
+    pub(super) checkpointing: String,
+    pub(super) compile: String,
+}
+
+fn spelled(text: String, spellings: &[(&str, &str)]) -> String {
+    spellings.iter().fold(text, |text, (pattern, replacement)| {
+        pattern_of(pattern).replace_all(&text, *replacement).into_owned()
+    })
+}
+
+fn pattern_of(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("the pattern is constant")
+}
+
+/// Whether text has a pattern.
+pub(super) fn matches(pattern: &str, text: &str) -> bool {
+    pattern_of(pattern).is_match(text)
+}
+
+/// The number behind a pattern.
+pub(super) fn number_in(pattern: &str, text: &str) -> Option<usize> {
+    pattern_of(pattern).captures(text)?.get(1)?.as_str().parse().ok()
+}
+
+impl Words {
+    /// Those of a row.
+    pub(super) fn of(row: &Row) -> Self {
+        Self {
+            source: row.word("source"),
+            model: row.word("model"),
+            sharding: spelled(row.word("sharding"), &SHARDINGS),
+            precision: row.word("precision"),
+            checkpointing: spelled(row.word("act_ckpt"), &CHECKPOINTING),
+            compile: row.word("compile"),
+        }
+    }
+
+    /// Whether the word for how it is sharded is one of those that are known.
+    pub(super) fn is_sharding_understood(&self) -> bool {
+        UNDERSTOOD.iter().any(|word| self.sharding.contains(word))
+    }
+
+    /// Whether the sharding has a part.
+    pub(super) fn shards_by(&self, part: &str) -> bool {
+        self.sharding.contains(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spellings_of_a_policy_are_one() {
+        let sharding = |text: &str| spelled(text.to_lowercase(), &SHARDINGS);
+        for text in ["ZeRO-3", "zero_3", "ZeRO Stage 3", "zero3"] {
+            assert_eq!(sharding(text), "zero3");
+        }
+        let same = [
+            ("HYBRID_SHARD", "hsdp"),
+            ("NO_SHARD", "ddp"),
+            ("FULL_SHARD", "full_shard"),
+            ("Fully Sharded Data Parallel", "full_shard"),
+            ("SHARD_GRAD_OP", "shard_grad_op"),
+            ("FSDP v2", "fsdp2"),
+            ("fsdp2x32+tp8", "fsdp2x32+tp8"),
+            ("fsdp1_full_shard(zero3)", "fsdp1_full_shard(zero3)"),
+            ("ddp+dist_opt(zero1)", "ddp+zero1(zero1)"),
+            ("Data Parallel", "ddp"),
+            ("jax_fsdp+dcn_dp2", "jax_fsdp+dcn_dp2"),
+        ];
+        for (text, expected) in same {
+            assert_eq!(sharding(text), expected);
+        }
+        let kept = |text: &str| spelled(text.to_lowercase(), &CHECKPOINTING);
+        assert_eq!(["Full", "TRUE", "none", "Off"].map(kept), ["full", "full", "none", "none"]);
+        assert_eq!(
+            ["selective-op", "Selective layer", "selective(attn)+seq_parallel"].map(kept),
+            ["selective_op", "selective_layer", "selective(attn)+seq_parallel"]
+        );
+    }
+}
