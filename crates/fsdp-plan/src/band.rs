@@ -8,7 +8,7 @@ pub const OF_FITTED: f64 = 0.10;
 /// The same where another generation stands for the devices. Assumed.
 pub const OF_STAND_INS: f64 = 0.25;
 
-/// What of ten runs on a machine that was calibrated nine are within (bench/plan.py).
+/// The same on a machine that was calibrated. Assumed, until bench/plan.py has been run in full.
 pub const OF_MEASURED: f64 = 0.15;
 
 /// Beyond so many ranks collectives of all ranks have been slower than predicted, by up to [`SLOWER`].
