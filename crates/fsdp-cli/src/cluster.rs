@@ -30,6 +30,7 @@ use crate::args::NetworkArgs;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
+pub(crate) use error_file::write_own as tell_torchrun;
 pub(crate) use flight::LOG_DIR;
 use transport::Carrier;
 #[cfg(feature = "cuda")]

@@ -78,6 +78,7 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
+            cluster::tell_torchrun(&error.to_string());
             match error.kind() {
                 FailureKind::Input => cluster::say_once(&error.to_string(), || output::error(&error)),
                 _ => output::error(&error),

@@ -14,21 +14,34 @@ use serde_json::json;
 /// How much later a process says it that only heard of the failure, in seconds.
 const LATER: u64 = 60;
 
-/// Writes the file that torchrun has asked for, if it has.
+/// Writes the file that torchrun has asked for, if it has: what ended the world of a process.
 pub(super) fn write(verdict: &Verdict, process: usize) {
+    write_at(|now| of_verdict(verdict, process, now));
+}
+
+/// Writes the file that torchrun has asked for, if it has, of a process that fails before it has met others, or has none.
+pub(crate) fn write_own(cause: &str) {
+    write_at(|now| text(cause, cause, now));
+}
+
+fn write_at(text: impl FnOnce(u64) -> String) {
     let Some(path) = env::var_os("TORCHELASTIC_ERROR_FILE").map(PathBuf::from) else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    if let Err(error) = replace(&path, &text(verdict, process, now)) {
+    if let Err(error) = replace(&path, &text(now)) {
         // torchrun then says the exit code only.
         tracing::warn!("can not write {}: {error}", path.display());
     }
 }
 
-fn text(verdict: &Verdict, process: usize, now: u64) -> String {
+fn of_verdict(verdict: &Verdict, process: usize, now: u64) -> String {
     let time = if verdict.process == process { now } else { now + LATER };
+    text(&verdict.failure.cause, &verdict.to_string(), time)
+}
+
+fn text(cause: &str, told: &str, time: u64) -> String {
     // What is shown to users is the "call stack".
-    let extra = json!({ "py_callstack": verdict.to_string(), "timestamp": time.to_string() });
-    json!({ "message": { "message": verdict.failure.cause, "extraInfo": extra } }).to_string()
+    let extra = json!({ "py_callstack": told, "timestamp": time.to_string() });
+    json!({ "message": { "message": cause, "extraInfo": extra } }).to_string()
 }
 
 fn replace(path: &Path, text: &str) -> io::Result<()> {
@@ -50,7 +63,7 @@ mod tests {
         let cause = "loss is not finite".to_owned();
         let failure = Failure { rank: Some(Rank(1)), cause, kind: FailureKind::Permanent, last_call: None };
         let verdict = Verdict { process: 1, ranks: 1..2, host: "n1".to_owned(), pid: 7, failure };
-        let text = |process| text(&verdict, process, 1000);
+        let text = |process| of_verdict(&verdict, process, 1000);
         assert_eq!(
             text(1),
             r#"{"message":{"message":"loss is not finite","extraInfo":{"py_callstack":"process 1 (pid 7 on host n1): loss is not finite","timestamp":"1000"}}}"#

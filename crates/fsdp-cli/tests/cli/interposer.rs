@@ -1,5 +1,5 @@
 //! A library in front of the C library, for what the machine of a test does not do by itself: a file system without
-//! locks, a process that is killed at a chosen change of a name, and one that ends when it gives a file a name whose content
+//! locks, a process that is killed at a chosen change of a name, one whose disk is full, and one that ends when it gives a file a name whose content
 //! is not durable.
 
 use std::path::PathBuf;
@@ -11,11 +11,14 @@ use tempfile::TempDir;
 const SOURCE: &str = r#"
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <dlfcn.h>
 #include <mutex>
 #include <set>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static std::mutex lock;
 static std::set<ino_t> synced;
@@ -29,6 +32,15 @@ static void count() {
 extern "C" int flock(int file, int operation) {
     if (getenv("NO_LOCKS")) { errno = ENOLCK; return -1; }
     return ((int (*)(int, int))dlsym(RTLD_NEXT, "flock"))(file, operation);
+}
+extern "C" ssize_t pwrite64(int file, const void *bytes, size_t count, long offset) {
+    const char *full = getenv("FULL");
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t len = full ? readlink(link, path, sizeof path - 1) : -1;
+    path[len < 0 ? 0 : len] = 0;
+    if (full && strstr(path, full)) { errno = ENOSPC; return -1; }
+    return ((ssize_t (*)(int, const void *, size_t, long))dlsym(RTLD_NEXT, "pwrite64"))(file, bytes, count, offset);
 }
 extern "C" int fsync(int file) {
     struct stat found;
@@ -63,7 +75,7 @@ extern "C" int mkdir(const char *path, unsigned mode) {
 
 /// The library, for `LD_PRELOAD`. With `NO_LOCKS` in the environment no file can be locked; with `KILL_AT=n` the
 /// process kills itself before it changes a name for the n-th time, from 0; with `SYNC_FIRST`, before it renames a file that it
-/// has not synced.
+/// has not synced; with `FULL=text` there is no room in files whose paths contain that.
 pub(crate) fn library() -> PathBuf {
     static BUILT: OnceLock<TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 
+use crate::interposer;
 use crate::support::Sandbox;
 use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, process, wait_until};
 
@@ -25,10 +26,10 @@ pub(crate) fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<Path
 #[test]
 fn processes_have_the_bits_of_threads_whatever_they_hold() {
     let sandbox = Sandbox::new();
-    for ranks in [2, 3, 4] {
+    for (ranks, batch) in [(2, 12), (3, 12), (4, 12), (8, 16)] {
         let run = |out: &str| {
             format!(
-                "train run.toml {SAVES} --set run.ranks={ranks} --set run.out_dir={out} --set train.micro_batch_size=1 --set train.global_batch_size=12"
+                "train run.toml {SAVES} --set run.ranks={ranks} --set run.out_dir={out} --set train.micro_batch_size=1 --set train.global_batch_size={batch}"
             )
         };
         let threads = format!("threads{ranks}");
@@ -316,49 +317,26 @@ fn an_error_of_the_folder_is_told_once_and_ends_all() {
 #[test]
 fn a_full_disk_of_another_process_saves_the_state_and_ends_all() {
     let sandbox = Sandbox::new();
-    let limited = |process: usize| {
-        let mut command = process_of(&sandbox, process);
-        if process == 1 {
-            // Files of this process may have so many blocks of 512 bytes: less than its shard.
-            let shell = format!("ulimit -f 8; exec {}", quoted(&command));
-            let mut limited = crate::world::process(&sandbox, FSDP, process, 2);
-            let envs: Vec<_> = limited
-                .get_envs()
-                .map(|(key, value)| (key.to_owned(), value.map(ToOwned::to_owned)))
-                .collect();
-            let mut sh = std::process::Command::new("sh");
-            sh.args(["-c", &shell]).current_dir(sandbox.path(""));
-            for (key, value) in envs {
-                match value {
-                    Some(value) => sh.env(key, value),
-                    None => sh.env_remove(key),
-                };
-            }
-            sh.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-            limited = sh;
-            command = limited;
+    let start = |number: usize| {
+        let mut command = process(&sandbox, FSDP, number, 2);
+        if number == 1 {
+            command.env("LD_PRELOAD", interposer::library()).env("FULL", "/out/checkpoints/");
         }
-        command.spawn().unwrap()
+        command.args(["train", "run.toml", "--set", "checkpoint.every=1"]);
+        command
     };
-    let children: Vec<_> = (0..2).map(limited).collect();
-    let ran: Vec<_> = children
-        .into_iter()
-        .map(|child| crate::support::Ran::of(child.wait_with_output().unwrap()))
-        .collect();
-    assert_eq!([ran[0].code, ran[1].code], [ran[0].code; 2], "{} {}", ran[0].stderr, ran[1].stderr);
+    let ran = World::of((0..2).map(start)).end();
+    assert_eq!([ran[0].code, ran[1].code], [Some(75); 2], "{} {}", ran[0].stderr, ran[1].stderr);
     assert!(ran[0].stderr.contains("rank 1 failed"), "{}", ran[0].stderr);
-}
-
-fn process_of(sandbox: &Sandbox, number: usize) -> std::process::Command {
-    let mut command = process(sandbox, FSDP, number, 2);
-    command.args(["train", "run.toml", "--set", "checkpoint.every=1"]);
-    command
-}
-
-/// A command as a shell takes it; none of its words needs quotes.
-fn quoted(command: &std::process::Command) -> String {
-    let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words.map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    assert!(ran[0].stderr.contains("No space left on device"), "{}", ran[0].stderr);
+    // It is where the message says, and as good as any.
+    let place = ran[0].stderr.split_whitespace().find(|word| word.contains("fsdp-state-"));
+    let state = place.unwrap_or_else(|| panic!("{}", ran[0].stderr)).trim_end_matches([':', ';', ',']);
+    sandbox.succeed(&format!("ckpt verify {state}"));
+    World::succeed(&sandbox, FSDP, 2, &format!("train run.toml --set run.out_dir=on --resume-from {state}"));
+    sandbox.succeed("train run.toml --set run.out_dir=whole");
+    let model = |out: &str| sandbox.files(&format!("{out}/model"));
+    assert!(model("on").values().eq(model("whole").values()));
 }
 
 #[test]
@@ -379,6 +357,25 @@ fn torchrun_is_told_the_culprit_in_its_own_way() {
         let told: serde_json::Value = serde_json::from_str(&text).unwrap();
         let cause = told["message"]["extraInfo"]["py_callstack"].as_str().unwrap();
         assert!(cause.contains("not finite"), "{cause}");
+    }
+}
+
+#[test]
+fn torchrun_is_told_why_the_only_process_fails() {
+    for (set, code, told) in
+        [("train.optimizer={name=\"sgd\",lr=1e39}", 3, "not finite"), ("run.ranks=3", 2, "global_batch_size")]
+    {
+        let sandbox = Sandbox::new();
+        let file = sandbox.path("error.json");
+        let mut command = process(&sandbox, TORCHRUN, 0, 1);
+        command.env("TORCHELASTIC_ERROR_FILE", file).args(["train", "run.toml", "--set", set]);
+        let ran = crate::support::Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        let text: serde_json::Value = serde_json::from_str(&sandbox.read("error.json")).unwrap();
+        for cause in [&text["message"]["message"], &text["message"]["extraInfo"]["py_callstack"]] {
+            assert!(cause.as_str().unwrap().contains(told), "{cause}");
+        }
+        assert!(text["message"]["extraInfo"]["timestamp"].as_str().unwrap().parse::<u64>().is_ok());
     }
 }
 
