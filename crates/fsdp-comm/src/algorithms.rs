@@ -154,7 +154,6 @@ fn reduce_scatter_by_halving(
     parts: &mut [Part<'_>],
 ) -> Result<(), CommError> {
     let rank = session.rank();
-    let mut received = Vec::new();
     let mut distance = 1;
     while distance < session.size() {
         let partner = rank ^ distance;
@@ -168,9 +167,11 @@ fn reduce_scatter_by_halving(
                 _ => {}
             }
         }
-        received.resize(len_bytes(&keep), 0);
-        session.exchange(Some((partner, &give)), Some((partner, &mut [&mut received])))?;
-        add(dtype, &mut keep, &received);
+        session.with_scratch(len_bytes(&keep), |session, received| {
+            session.exchange(Some((partner, &give)), Some((partner, &mut [&mut *received])))?;
+            add(dtype, &mut keep, received);
+            Ok(())
+        })?;
         distance *= 2;
     }
     Ok(())

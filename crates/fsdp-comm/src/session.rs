@@ -38,12 +38,34 @@ pub(crate) struct Session<'a> {
     link: &'a mut dyn Link,
     call: Fingerprint,
     header: Header,
+    scratch: &'a mut Vec<u8>,
 }
 
 impl<'a> Session<'a> {
-    /// The messages of `call` over `link`.
-    pub(crate) fn new(link: &'a mut dyn Link, call: Fingerprint) -> Self {
-        Self { link, call, header: encode(call) }
+    /// The messages of `call` over `link`. New memory costs more than what is done in it, so `scratch` is kept from call to call.
+    pub(crate) fn new(link: &'a mut dyn Link, call: Fingerprint, scratch: &'a mut Vec<u8>) -> Self {
+        Self { link, call, header: encode(call), scratch }
+    }
+
+    /// What carries the messages.
+    pub(crate) fn link(&self) -> &dyn Link {
+        &*self.link
+    }
+
+    /// Does something with memory of this length, whose contents are unspecified.
+    pub(crate) fn with_scratch<T>(
+        &mut self,
+        len_bytes: usize,
+        work: impl FnOnce(&mut Self, &mut [u8]) -> T,
+    ) -> T {
+        let mut scratch = std::mem::take(self.scratch);
+        if scratch.len() < len_bytes {
+            // What is in it need not be copied.
+            scratch = vec![0; len_bytes];
+        }
+        let result = work(self, &mut scratch[..len_bytes]);
+        *self.scratch = scratch;
+        result
     }
 
     /// This rank's place in the group.

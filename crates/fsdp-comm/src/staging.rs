@@ -1,18 +1,124 @@
-//! Buffers as bytes on the host, and back.
+//! The bytes of buffers: where they lie in the host's memory, or copies there.
 //!
 //! Bytes are little-endian in the buffer's own dtype. Host slices have no bf16: such buffers are read as
 //! `f32`, which is exact, and the lower halves, all zero, are left away.
 
 use std::ops::Range;
 
+use fsdp_core::comm::{CollectiveKind, Completed, Fingerprint};
 use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
 use half::bf16;
 
 use crate::algorithms::Part;
+use crate::sums;
 
 #[cfg(target_endian = "big")]
 compile_error!("elements are sent as they lie in memory, which is little-endian");
+
+/// The buffers of a call, and the bytes that stand for them while it is under way.
+pub(crate) struct Carried<M: Memory> {
+    buffers: Completed<M::Buffer>,
+    kind: CollectiveKind,
+    /// Of buffers that do not lie in the host's memory.
+    copies: Option<Copies>,
+}
+
+struct Copies {
+    moved: Wire,
+    sums: Wire,
+}
+
+impl<M: Memory> Carried<M> {
+    /// What the rank at place `rank` of `size` brings to a call: what it gives, as it is added, and room for what it receives.
+    pub(crate) fn new(
+        memory: &M,
+        call: Fingerprint,
+        rank: usize,
+        size: usize,
+        mut buffers: Completed<M::Buffer>,
+    ) -> Result<Self, Error> {
+        let kind = call.kind;
+        let scatters = matches!(kind, CollectiveKind::ReduceScatter(_));
+        // What is gathered is only read, and then let go: others may read it too.
+        let gathered = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
+        let lies_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
+        let copies = if lies_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
+        let mut carried = Self { buffers, kind, copies };
+        let (mut moved, _) = carried.bytes();
+        if let Some(factor) = kind.reduce_op().and_then(|op| op.factor(size)) {
+            moved.iter_mut().for_each(|bytes| sums::scale(call.dtype, factor, bytes));
+        }
+        let own = parts(moved, size).swap_remove(rank);
+        for (input, bytes) in gathered.iter().zip(own) {
+            read(memory, kind.queue(), input, bytes)?;
+        }
+        Ok(carried)
+    }
+
+    /// What is moved, buffer by buffer; and of a reduce-scatter, where this rank's sums go.
+    pub(crate) fn bytes(&mut self) -> (Vec<&mut [u8]>, Vec<&mut [u8]>) {
+        let lent = |buffer| M::host_bytes_mut(buffer).and_then(Result::ok).expect("it was lent before");
+        match (&mut self.copies, self.kind) {
+            (Some(copies), _) => (copies.moved.segments_mut(), copies.sums.segments_mut()),
+            (None, CollectiveKind::ReduceScatter(_)) => {
+                let Completed { outputs, inputs } = &mut self.buffers;
+                (inputs.iter_mut().map(lent).collect(), outputs.iter_mut().map(lent).collect())
+            }
+            (None, _) => (self.buffers.outputs.iter_mut().map(lent).collect(), Vec::new()),
+        }
+    }
+
+    /// The buffers, with what the call has made of them, on `queue`.
+    pub(crate) fn back(self, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
+        let mut buffers = self.buffers;
+        let Some(Copies { moved, sums }) = self.copies else {
+            buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
+            return Ok(buffers);
+        };
+        let copies = if matches!(self.kind, CollectiveKind::ReduceScatter(_)) { sums } else { moved };
+        for (index, output) in buffers.outputs.iter_mut().enumerate() {
+            write(memory, queue, copies.segment(index), output)?;
+        }
+        Ok(buffers)
+    }
+}
+
+/// Whether all buffers lie in the host's memory; those that are to be written have storage then.
+fn in_host<M: Memory>(buffers: &mut [M::Buffer]) -> Result<bool, Error> {
+    for buffer in buffers {
+        match M::host_bytes_mut(buffer) {
+            Some(bytes) => drop(bytes?),
+            None => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+impl Copies {
+    fn new<M: Memory>(
+        memory: &M,
+        kind: CollectiveKind,
+        rank: usize,
+        buffers: &mut Completed<M::Buffer>,
+    ) -> Result<Self, Error> {
+        let (queue, outputs) = (kind.queue(), &buffers.outputs);
+        let room = || Wire::new(outputs.iter().map(len_bytes));
+        let nothing = Wire::new(std::iter::empty());
+        let copies = match kind {
+            CollectiveKind::ReduceScatter(_) => {
+                Self { moved: Wire::read(memory, queue, &buffers.inputs)?, sums: room() }
+            }
+            CollectiveKind::AllGather => Self { moved: room(), sums: nothing },
+            CollectiveKind::Broadcast { root } if root as usize != rank => {
+                Self { moved: room(), sums: nothing }
+            }
+            _ => Self { moved: Wire::read(memory, queue, outputs)?, sums: nothing },
+        };
+        buffers.inputs.iter_mut().for_each(|input| memory.release(queue, input));
+        Ok(copies)
+    }
+}
 
 /// The bytes of several buffers, one after the other, each aligned for its elements.
 pub(crate) struct Wire {
@@ -59,20 +165,20 @@ impl Wire {
         };
         self.segments.iter().map(cut).collect()
     }
+}
 
-    /// What belongs to each of `ranks` ranks: an equal share of each buffer.
-    pub(crate) fn parts(&mut self, ranks: usize) -> Vec<Part<'_>> {
-        let mut parts: Vec<Part<'_>> = (0..ranks).map(|_| Vec::new()).collect();
-        for bytes in self.segments_mut() {
-            let share = bytes.len() / ranks;
-            // An empty buffer has empty shares, which `chunks` would leave out.
-            let mut rest = bytes;
-            for part in &mut parts {
-                part.push(rest.split_off_mut(..share).expect("shares are equal"));
-            }
+/// What belongs to each of `ranks` ranks: an equal share of each buffer.
+pub(crate) fn parts(buffers: Vec<&mut [u8]>, ranks: usize) -> Vec<Part<'_>> {
+    let mut parts: Vec<Part<'_>> = (0..ranks).map(|_| Vec::new()).collect();
+    for bytes in buffers {
+        let share = bytes.len() / ranks;
+        // An empty buffer has empty shares, which `chunks` would leave out.
+        let mut rest = bytes;
+        for part in &mut parts {
+            part.push(rest.split_off_mut(..share).expect("shares are equal"));
         }
-        parts
     }
+    parts
 }
 
 /// Bytes of a buffer's elements.
@@ -87,6 +193,10 @@ pub(crate) fn read<M: Memory>(
     buffer: &M::Buffer,
     bytes: &mut [u8],
 ) -> Result<(), Error> {
+    if let Some(elements) = M::host_bytes(buffer) {
+        bytes.copy_from_slice(elements?);
+        return Ok(());
+    }
     let src = Slice::whole(buffer);
     match buffer.dtype() {
         DType::F32 => memory.read(queue, src, HostSliceMut::F32(bytemuck::cast_slice_mut(bytes))),

@@ -406,6 +406,25 @@ pub trait Memory: Send + Sync + 'static {
     /// As [`Memory::copy`].
     fn read(&self, queue: Queue, src: Slice<'_, Self::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error>;
 
+    /// The elements of a whole buffer as they lie in the host's memory, where they can be looked at by any thread as soon as
+    /// a method of this trait has returned; `None` of a memory that has queues, or keeps elements otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Released`] when there are no contents.
+    fn host_bytes(buffer: &Self::Buffer) -> Option<Result<&[u8], Error>> {
+        let _ = buffer;
+        None
+    }
+
+    /// As [`Memory::host_bytes`], to be written; what was never written, or was given up, is unspecified.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when there is no room.
+    fn host_bytes_mut(buffer: &mut Self::Buffer) -> Option<Result<&mut [u8], Error>> {
+        let _ = buffer;
+        None
+    }
+
     /// Copies numbers from the host to floats, rounded, or to bytes (`U8`), which must be able to hold them.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ fn run<T: Send>(
             let (links, body) = (&links, &body);
             scope.spawn(move || {
                 let mut link = links.link(0, Rank(rank));
-                let result = body(&mut Session::new(&mut *link, call)).unwrap();
+                let result = body(&mut Session::new(&mut *link, call, &mut Vec::new())).unwrap();
                 let sent = links.sent_bytes(Rank(rank));
                 (result, sent)
             })
@@ -140,7 +140,11 @@ fn ranks_that_expect_another_root_are_told_at_once() {
                         dtype: DType::F32,
                         elements: 1,
                     };
-                    let result = broadcast(&mut Session::new(&mut *link, call), root, &mut floats(rank, 1));
+                    let result = broadcast(
+                        &mut Session::new(&mut *link, call, &mut Vec::new()),
+                        root,
+                        &mut floats(rank, 1),
+                    );
                     result.inspect_err(|error| link.alarm().raise(error.clone()))
                 })
             };

@@ -204,6 +204,14 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.allocate_host(category, dtype, len)
     }
 
+    fn host_bytes(buffer: &D::Buffer) -> Option<Result<&[u8], Error>> {
+        D::host_bytes(buffer)
+    }
+
+    fn host_bytes_mut(buffer: &mut D::Buffer) -> Option<Result<&mut [u8], Error>> {
+        D::host_bytes_mut(buffer)
+    }
+
     fn release(&self, queue: Queue, buffer: &mut D::Buffer) {
         self.storage.release(queue, buffer);
     }

@@ -95,7 +95,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::Released`] when the buffer has no contents.
     pub fn bytes<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [u8], Error> {
-        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice(self.elements::<E>(slice)?)))
+        bytes_of(slice)
     }
 
     /// As [`HostMemory::bytes`], to be written; the buffer takes storage if it has none.
@@ -103,7 +103,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when there is no room.
     pub fn bytes_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<&'a mut [u8], Error> {
-        for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(self.elements_mut::<E>(slice)?)))
+        bytes_of_mut(slice)
     }
 
     /// The threads of kernels.
@@ -121,11 +121,7 @@ impl HostMemory {
         &self,
         slice: SliceMut<'a, HostBuffer>,
     ) -> Result<&'a mut [T], Error> {
-        if slice.len == 0 {
-            return Ok(&mut []);
-        }
-        let elements = slice.buffer.elements_mut()?;
-        Ok(&mut elements[slice.offset..slice.offset + slice.len])
+        elements_of_mut(slice)
     }
 
     /// The floats of a range.
@@ -173,6 +169,22 @@ impl HostMemory {
         dst.iter_mut().zip(src).for_each(|(dst, &src)| *dst = add(*dst, src));
         Ok(())
     }
+}
+
+fn elements_of_mut<T: Scalar>(slice: SliceMut<'_, HostBuffer>) -> Result<&mut [T], Error> {
+    if slice.len == 0 {
+        return Ok(&mut []);
+    }
+    let elements = slice.buffer.elements_mut()?;
+    Ok(&mut elements[slice.offset..slice.offset + slice.len])
+}
+
+fn bytes_of(slice: Slice<'_, HostBuffer>) -> Result<&[u8], Error> {
+    for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice(HostBuffer::elements::<E>(slice)?)))
+}
+
+fn bytes_of_mut(slice: SliceMut<'_, HostBuffer>) -> Result<&mut [u8], Error> {
+    for_scalar!(slice.buffer.dtype(), E => Ok(bytemuck::cast_slice_mut(elements_of_mut::<E>(slice)?)))
 }
 
 vectorized! {
@@ -331,6 +343,14 @@ impl Memory for HostMemory {
             HostSliceMut::I64(dst) => dst.copy_from_slice(self.elements(src)?),
         }
         Ok(())
+    }
+
+    fn host_bytes(buffer: &HostBuffer) -> Option<Result<&[u8], Error>> {
+        Some(bytes_of(Slice::whole(buffer)))
+    }
+
+    fn host_bytes_mut(buffer: &mut HostBuffer) -> Option<Result<&mut [u8], Error>> {
+        Some(bytes_of_mut(SliceMut::whole(buffer)))
     }
 
     fn record(&self, _queue: Queue) {}
