@@ -6,7 +6,9 @@
 
 use std::fmt;
 
+use fsdp_comm::launch::Launcher;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
+use fsdp_nn::HostMemory;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::{Architecture, Mlp, MlpConfig};
 use fsdp_sim::SeededOrder;
@@ -49,24 +51,40 @@ impl fmt::Debug for Case {
 }
 
 impl Case {
-    /// Verifies the case: a report without broken promises, or what is broken.
+    /// Verifies the case with ranks as threads: a report without broken promises, or what is broken.
     pub(crate) fn verify(&self, steps: u64) -> Result<VerifyReport, String> {
+        let mut options = options();
+        options.share_unsharded = self.shared;
+        self.verify_on(&threads_with(options), steps)
+    }
+
+    /// As [`Case::verify`], with the ranks of a launcher.
+    pub(crate) fn verify_on(
+        &self,
+        launcher: &impl Launcher<Memory = HostMemory>,
+        steps: u64,
+    ) -> Result<VerifyReport, String> {
         let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
         let overrides: Vec<&str> = self.overrides.iter().map(String::as_str).collect();
         let config = |vocab: usize| config(dir.path(), vocab as u32, &overrides);
         match &self.model {
-            Model::Mlp(sizes) => self.run(&job_of(Mlp::new(sizes).unwrap(), config(sizes.vocab)), steps),
+            Model::Mlp(sizes) => {
+                self.run(&job_of(Mlp::new(sizes).unwrap(), config(sizes.vocab)), launcher, steps)
+            }
             Model::HuggingFace(text) => {
                 let model = HfConfig::parse(text).unwrap().build().unwrap();
                 let vocab = model.head().vocab;
-                self.run(&job_of(model, config(vocab)), steps)
+                self.run(&job_of(model, config(vocab)), launcher, steps)
             }
         }
     }
 
-    fn run<A: Architecture + Clone>(&self, job: &Job<A>, steps: u64) -> Result<VerifyReport, String> {
-        let mut world_options = options();
-        world_options.share_unsharded = self.shared;
+    fn run<A: Architecture + Clone>(
+        &self,
+        job: &Job<A>,
+        launcher: &impl Launcher<Memory = HostMemory>,
+        steps: u64,
+    ) -> Result<VerifyReport, String> {
         let order = |rank: fsdp_core::Rank| -> Box<dyn IssueOrder> {
             match self.seed {
                 Some(seed) => Box::new(SeededOrder::for_rank(seed, rank.0)),
@@ -74,8 +92,7 @@ impl Case {
             }
         };
         let options = VerifyOptions { order: &order, ..VerifyOptions::new(&[self.world], steps) };
-        let report =
-            verify(job, &threads_with(world_options), &options).map_err(|error| error.to_string())?;
+        let report = verify(job, launcher, &options).map_err(|error| error.to_string())?;
         match report.worlds.first() {
             Some(world) if world.failures.is_empty() => Ok(report),
             Some(world) => Err(format!("{}: {:#?}", world.promise, world.failures)),

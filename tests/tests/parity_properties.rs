@@ -1,4 +1,5 @@
-//! Every promise of `verify`, for random models, sizes, policies, dtypes, meshes and issue orders.
+//! Every promise of `verify`, for random models, sizes, policies, dtypes, meshes and issue orders, with ranks as threads and
+//! over TCP.
 //!
 //! A failure prints the smallest case as a model and overrides, and one command that replays it on any machine.
 //! Its seed is also written to `parity_properties.proptest-regressions` beside this file, to be committed; the
@@ -10,6 +11,7 @@ use std::fmt::Debug;
 use proptest::prelude::*;
 use proptest::test_runner::{FailurePersistence, FileFailurePersistence, PersistedSeed};
 
+use crate::over_tcp::OverTcp;
 use crate::parity_case::cases;
 
 /// The environment variable with a seed to replay.
@@ -82,6 +84,16 @@ proptest! {
     #[test]
     fn sharded_training_keeps_every_promise(case in cases()) {
         let result = case.verify(2);
+        prop_assert!(result.is_ok(), "{}", result.unwrap_err());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(80))]
+
+    #[test]
+    fn sharded_training_over_tcp_keeps_every_promise(case in cases(), ranks_per_process in 1usize..3) {
+        let result = case.verify_on(&OverTcp { ranks_per_process }, 2);
         prop_assert!(result.is_ok(), "{}", result.unwrap_err());
     }
 }

@@ -9,6 +9,9 @@ mod parity;
 // Random runs, as the text that a user would write.
 mod parity_case;
 
+// Ranks that talk over TCP, as those of several processes.
+mod over_tcp;
+
 // Every promise of `verify`, for random models, policies, meshes and orders.
 mod parity_properties;
 

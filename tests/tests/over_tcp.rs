@@ -1,0 +1,85 @@
+//! Ranks that talk over TCP, as those of several processes do: threads of this one, each process with a door of its own.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use fsdp_comm::conformance;
+use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_comm::process::auth::Token;
+use fsdp_comm::{InMemoryLinks, LinkComm, MakeLink, TcpDoor, TcpLinks, TcpWorld, near_links};
+use fsdp_core::Rank;
+use fsdp_core::comm::{Comm, CommError};
+use fsdp_nn::{HostMemory, HostOptions};
+
+/// Nobody needs so long, on any machine: whoever does hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+/// Worlds whose processes hold so many ranks each, the last one perhaps fewer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverTcp {
+    pub(crate) ranks_per_process: usize,
+}
+
+impl OverTcp {
+    /// By process: what makes the links of its ranks.
+    fn links(self, world: usize, alarm: &InMemoryLinks) -> Vec<Arc<MakeLink>> {
+        let each = self.ranks_per_process;
+        let processes = 0..world.div_ceil(each);
+        let doors: Vec<_> = processes.map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+        let address = |rank: usize| vec![doors[rank / each].address().unwrap()];
+        let addresses: Vec<_> = (0..world).map(address).collect();
+        let open = |(process, door): (usize, TcpDoor)| {
+            let (addresses, alarm, timeout) = (addresses.clone(), alarm.alarm(), HANGS_AFTER);
+            let tcp = TcpWorld { addresses, generation: 1, alarm: Arc::clone(&alarm), timeout };
+            let links: TcpLinks = door.open(tcp, Token::open()).unwrap();
+            let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
+            near_links(far, process * each..world.min((process + 1) * each), world, timeout, alarm)
+        };
+        doors.into_iter().enumerate().map(open).collect()
+    }
+}
+
+impl Launcher for OverTcp {
+    type Memory = HostMemory;
+
+    fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
+        &self,
+        world: usize,
+        body: &(dyn Fn(Seat<HostMemory>) -> Result<T, E> + Sync),
+    ) -> Result<Vec<T>, LaunchFailure<E>> {
+        // Only its alarm is used: what one of these processes raises, all hear.
+        let alarm = InMemoryLinks::new(world, HANGS_AFTER);
+        let links = self.links(world, &alarm);
+        let run = |rank: Rank| {
+            let links = &links[rank.0 / self.ranks_per_process];
+            let comm = |channel| Comm::new(Box::new(LinkComm::new(links(channel, rank)).unwrap()));
+            let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
+            let memory = Arc::new(HostMemory::new(options).unwrap());
+            body(Seat { rank, memory, gathers: comm(0), reductions: comm(1) }).inspect_err(|error| {
+                alarm.alarm().raise(CommError::PeerFailed { rank, reason: error.to_string() });
+            })
+        };
+        thread::scope(|scope| {
+            let run = &run;
+            let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || run(Rank(rank)))).collect();
+            // All are joined before the first failure is returned.
+            let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
+            let outcome = |(rank, outcome): (usize, thread::Result<Result<T, E>>)| {
+                let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
+                outcome
+                    .map_err(|error| LaunchFailure { rank: Rank(rank), reason: FailureReason::Error(error) })
+            };
+            outcomes.into_iter().enumerate().map(outcome).collect()
+        })
+    }
+}
+
+#[test]
+fn collectives_from_and_to_memory_that_trains_pass_over_tcp() {
+    conformance::all(&OverTcp { ranks_per_process: 1 }, &[1, 2, 3, 4, 5, 8]);
+    conformance::all(&OverTcp { ranks_per_process: 2 }, &[4, 5]);
+}
