@@ -19,7 +19,7 @@ const FOUR: &str = "train run.toml --set run.ranks=4 --set train.global_batch_si
 const ENDLESS: &str = "--set train.steps=1000000";
 
 /// Lets a run do its last steps, and compares it with one of threads that nothing happened to.
-fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
+pub(crate) fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
     let steps = format!("--set train.steps={}", newest(sandbox) + 2);
     sandbox.succeed(&format!("{args} {steps} --resume"));
     sandbox.succeed(&format!("{args} {steps} --set run.out_dir=whole"));
@@ -34,7 +34,8 @@ fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
     }
 }
 
-fn wait_for_saves(sandbox: &Sandbox) {
+/// Waits until the run has saved more than it has.
+pub(crate) fn wait_for_saves(sandbox: &Sandbox) {
     let before = newest(sandbox);
     wait_until("a checkpoint", || newest(sandbox) > before + 3);
 }

@@ -4,9 +4,13 @@
 use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use crate::kills::{ends_as_if_nothing_had_been, wait_for_saves};
+use crate::launching::Launch;
+use crate::processes::bits;
 use crate::support::{Ran, Sandbox};
+use crate::world::send;
 
 /// A launcher and its arguments for processes on this machine.
 struct Launcher {
@@ -64,18 +68,23 @@ fn of_torch() -> Vec<Launcher> {
 
 impl Launcher {
     fn run(&self, sandbox: &Sandbox, processes: usize, args: &str) -> Ran {
-        let fsdp = sandbox.command();
-        let mut command = Command::new(&self.program);
-        command.args((self.arguments)(processes)).arg(fsdp.get_program()).args(args.split_whitespace());
-        command.current_dir(sandbox.path("")).stdin(std::process::Stdio::null());
-        for (name, value) in fsdp.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        Ran::of(command.output().unwrap())
+        Ran::of(command(sandbox, &self.program, (self.arguments)(processes), args).output().unwrap())
     }
+}
+
+/// A launcher with its arguments that starts `fsdp` with arguments.
+fn command(sandbox: &Sandbox, launcher: &Path, arguments: Vec<String>, args: &str) -> Command {
+    let fsdp = sandbox.command();
+    let mut command = Command::new(launcher);
+    command.args(arguments).arg(fsdp.get_program()).args(args.split_whitespace());
+    command.current_dir(sandbox.path("")).stdin(std::process::Stdio::null());
+    for (name, value) in fsdp.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
 }
 
 /// Whether there is something to try.
@@ -147,6 +156,64 @@ fn torchrun_has_the_bits_of_threads() {
     let launchers = of_torch();
     if is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
         has_the_bits_of_threads(&launchers, |_| "TCP");
+    }
+}
+
+#[test]
+fn two_agents_of_torchrun_have_the_bits_of_threads() {
+    let launchers = of_torch();
+    if !is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
+        return;
+    }
+    for launcher in &launchers {
+        let sandbox = Sandbox::new();
+        let args = |out: &str| {
+            format!(
+                "train run.toml --set run.ranks=4 --set train.global_batch_size=16 --set run.out_dir={out}"
+            )
+        };
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let agent = format!(
+            "--nnodes 2 --nproc_per_node 2 --rdzv_id run --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{port} \
+             --local_addr 127.0.0.1 --no-python"
+        );
+        let start = || {
+            let mut command = command(&sandbox, &launcher.program, words(&agent), &args("agents"));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let ran = [start(), start()].map(|agent| Ran::of(agent.wait_with_output().unwrap()));
+        for ran in &ran {
+            assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        }
+        sandbox.succeed(&args("threads"));
+        assert!(bits(&sandbox, "agents") == bits(&sandbox, "threads"));
+        let told: String = ran.into_iter().map(|ran| ran.stderr).collect();
+        assert_eq!(told.matches("4 processes (").count(), 1, "{told}");
+    }
+}
+
+#[test]
+fn torchrun_starts_a_run_again_whose_process_was_killed() {
+    let launchers = of_torch();
+    if !is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
+        return;
+    }
+    for launcher in &launchers {
+        let sandbox = Sandbox::new();
+        let args = "train run.toml --set checkpoint.every=2";
+        let agent = words("--standalone --nproc_per_node 2 --max-restarts 2 --no-python");
+        let endless = format!("{args} --resume --set train.steps=1000000");
+        let launch = Launch::of(command(&sandbox, &launcher.program, agent, &endless));
+        for _ in 0..2 {
+            wait_for_saves(&sandbox);
+            send("KILL", launch.workers()[1]);
+        }
+        wait_for_saves(&sandbox);
+        send("TERM", launch.id());
+        let ran = launch.end();
+        assert_ne!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(sandbox.starts("out").len(), 3, "{}", ran.stderr);
+        ends_as_if_nothing_had_been(&sandbox, args);
     }
 }
 

@@ -18,6 +18,11 @@ impl Launch {
     pub(crate) fn start(sandbox: &Sandbox, args: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
+        Self::of(command)
+    }
+
+    /// Starts a launcher.
+    pub(crate) fn of(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Self { child: Some(command.spawn().unwrap()) }
     }
