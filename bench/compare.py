@@ -3,7 +3,7 @@
 
     bench/compare.py --python PATH/TO/python [--peer SCRIPT] [--fsdp target/release/fsdp]
                      [--runs 3] [--worlds 1,2,4] [--steps 12] [--json FILE]
-                     [--device cpu|torch-cpu] [--param-dtype f32|bf16]
+                     [--device cpu|torch-cpu] [--param-dtype f32|bf16] [--processes]
 
 `--python` is an interpreter with torch; `--peer` a script like bench/fsdp2_peer.py. Both programs run
 alternately, so that a machine that slows down slows both. For every world there are two cases: one
@@ -34,6 +34,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=12, help="steps of a run")
     parser.add_argument("--device", choices=["cpu", "torch-cpu"], default="cpu", help="what fsdp computes with")
     parser.add_argument("--param-dtype", choices=["f32", "bf16"], default="f32", help="dtype of compute, of both")
+    parser.add_argument("--processes", action="store_true", help="ranks of fsdp as processes over TCP, not as threads")
     parser.add_argument("--json", help="also write all figures to this file")
     return parser.parse_args()
 
@@ -54,8 +55,9 @@ def commands(args, world, micro_batch):
     common = ["--micro-batch", str(micro_batch), "--steps", str(args.steps), "--global-batch", str(GLOBAL_BATCH)]
     common += ["--param-dtype", args.param_dtype]
     launcher = [args.python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
+    launch = ["launch", "--nproc", str(world), "--"] if args.processes else []
     return {
-        "fsdp": [args.fsdp, "bench", "train", "--json", "--ranks", str(world), "--device", args.device, *common],
+        "fsdp": [args.fsdp, *launch, "bench", "train", "--json", "--ranks", str(world), "--device", args.device, *common],
         "peer": [*launcher, args.peer, *common],
     }
 
@@ -65,7 +67,11 @@ def measure(args, world, micro_batch):
     results = {"fsdp": [], "peer": []}
     for _ in range(args.runs):
         for name, command in commands(args, world, micro_batch).items():
-            results[name].append(result_of(command))
+            result = result_of(command)
+            if name == "fsdp" and args.processes:
+                # It tells of its first process, and they are alike.
+                result["resident_peak_bytes"] *= world
+            results[name].append(result)
     case = {"world": world, "micro_batch": micro_batch, "runs": results}
     for name, runs in results.items():
         for key in ("tokens_per_s", "resident_peak_bytes"):
