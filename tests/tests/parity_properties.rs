@@ -89,7 +89,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(80))]
+    #![proptest_config(config(300))]
 
     #[test]
     fn sharded_training_over_tcp_keeps_every_promise(case in cases(), ranks_per_process in 1usize..3) {
