@@ -69,6 +69,7 @@ fn train() -> Vec<Vec<f64>> {
             gradient: &gradient,
             state: &mut state,
             pieces: &piece,
+            row_len: 1,
             whole: None,
             not_finite: &mut not_finite,
         };

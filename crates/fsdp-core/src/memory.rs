@@ -9,6 +9,7 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::rank::Queue;
+use crate::update::Piece;
 
 /// What a buffer is for; memory is predicted and counted by category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -367,6 +368,40 @@ pub trait Memory: Send + Sync + 'static {
         sum: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// Adds the squares of the pieces of a shard to `sum`, as [`Memory::square_sum`] of each. Which pieces these are differs
+    /// between ranks, and every rank makes this one call; what lies in no piece is zero.
+    ///
+    /// # Errors
+    /// As [`Memory::square_sum`].
+    fn square_sum_of_pieces(
+        &self,
+        queue: Queue,
+        shard: &Self::Buffer,
+        pieces: &[Piece],
+        mut sum: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error> {
+        pieces.iter().try_for_each(|piece| {
+            let slice = Slice::new(shard, piece.offset, piece.len);
+            self.square_sum(queue, slice, piece.row_len, sum.reborrow())
+        })
+    }
+
+    /// Copies the part of this number of a buffer that is a whole number of times as long as `dst`. Which part it is
+    /// differs between ranks.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when `dst` has other handles.
+    fn copy_part(
+        &self,
+        queue: Queue,
+        src: &Self::Buffer,
+        part: usize,
+        dst: &mut Self::Buffer,
+    ) -> Result<(), Error> {
+        let len = dst.len();
+        self.copy(queue, Slice::new(src, part * len, len), SliceMut::whole(dst))
+    }
+
     /// Adds all elements (`F64`) to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`).
     ///
     /// # Errors
@@ -461,6 +496,18 @@ pub trait Memory: Send + Sync + 'static {
 
     /// Orders later work of `queue` behind `event`.
     fn wait(&self, queue: Queue, event: &Self::Event);
+
+    /// The operations of a schedule follow, up to [`Memory::end_schedule`]. They are the same on all ranks, in the same order,
+    /// with operands of the same sizes: a memory may collect them and run them as one program.
+    fn begin_schedule(&self) {}
+
+    /// All operations of the schedule were given.
+    ///
+    /// # Errors
+    /// Those of all the operations, where they begin to run only now.
+    fn end_schedule(&self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Whether work that was given to a queue may still be under way when the call returns. Callers who care about
     /// speed then read results late ([`Memory::read`] waits), so that the device always has work before it.

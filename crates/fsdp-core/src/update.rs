@@ -126,6 +126,8 @@ pub struct SegmentShard<'a, B> {
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
+    /// Elements of a row of the segment: pieces are whole rows of it, or the begin of some.
+    pub row_len: usize,
     /// The directions of the segment, in an update of one that holds a parameter of [`RuleState::whole`].
     pub whole: Option<WholeDirections<'a, B>>,
     /// One word (`I64`, exclusive), 0 at first. A rule sets it to 1 in the pass that writes a value which is not finite:

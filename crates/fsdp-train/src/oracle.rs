@@ -294,6 +294,7 @@ impl<B: Buffer> Whole<B> {
             gradient,
             state: &mut self.state,
             pieces: std::slice::from_ref(&self.piece),
+            row_len: self.piece.row_len,
             whole: None,
             not_finite,
         })

@@ -14,7 +14,7 @@ impl<M: Memory> Comm<M> {
     ///
     /// # Errors
     /// [`CommError::Differs`], the same on every rank; those of the communicator and the memory.
-    pub(crate) fn agree(&mut self, memory: &M, digest: Digest) -> Result<(), Error> {
+    pub fn agree(&mut self, memory: &M, digest: Digest) -> Result<(), Error> {
         let size = self.size();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 2)?;
         memory.write(Queue::Gather, HostSlice::I64(&digest.words()), SliceMut::whole(&mut own))?;

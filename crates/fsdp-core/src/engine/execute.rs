@@ -169,8 +169,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let part = self.comms.sub_gather.as_ref().map_or(0, |comm| comm.rank());
         for (&from, &to) in op.reads.iter().zip(&op.writes) {
             let (whole, kept) = self.table.pair(from, to)?;
-            let whole = Slice::new(whole, part * kept.len(), kept.len());
-            memory.copy(Queue::Compute, whole, SliceMut::whole(kept))?;
+            memory.copy_part(Queue::Compute, whole, part, kept)?;
         }
         Ok(())
     }
@@ -207,18 +206,12 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Adds to the squared norm. Replicas hold equal gradients: those of the first one count.
+    /// Adds to the squared norm.
     fn square_norm(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        if self.plan.mesh.replica_of(self.rank) > 0 {
-            return Ok(());
-        }
-        for (&gradient, pieces) in op.reads.iter().zip(&self.tables.unit(unit).pieces) {
+        for (&gradient, pieces) in op.reads.iter().zip(&self.tables.unit(unit).measured) {
             let (gradient, scalars) = self.table.pair(gradient, op.writes[0])?;
-            for piece in pieces {
-                let slice = Slice::new(gradient, piece.offset, piece.len);
-                let sum = super::scalars::squared_norm(scalars);
-                memory.square_sum(Queue::Reduce, slice, piece.row_len, sum)?;
-            }
+            let sum = super::scalars::squared_norm(scalars);
+            memory.square_sum_of_pieces(Queue::Reduce, gradient, pieces, sum)?;
         }
         Ok(())
     }

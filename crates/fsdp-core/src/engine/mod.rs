@@ -127,7 +127,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         rule: Box<dyn UpdateRule<M>>,
     ) -> Result<Self, Error> {
         let rank = comms.world.world_rank();
-        let tables = RankTables::new(&plan, &*rule, plan.mesh.shard_of(rank));
+        let tables = RankTables::new(&plan, &*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
         let scalars = scalars::Scalars::new(&*memory, &plan.step, &mut table)?;
         Ok(Self {
@@ -265,7 +265,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         order: &mut dyn IssueOrder,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
-        let result = self.run(schedule, order, observer);
+        self.memory.begin_schedule();
+        let result = self.run(schedule, order, observer).and_then(|()| self.memory.end_schedule());
         if let Err(error) = &result {
             self.comms.world.abort(&error.to_string());
         }

@@ -133,6 +133,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 gradient: self.table.get(gradients[index])?,
                 state: &mut state,
                 pieces: &self.tables.unit(unit).pieces[index],
+                row_len: plan.layout.unit(unit).segments[index].row_len,
                 whole,
                 not_finite: &mut not_finite,
             };

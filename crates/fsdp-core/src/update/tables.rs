@@ -3,6 +3,7 @@
 use super::{Piece, Products, StateTensor, UpdateRule};
 use crate::memory::Memory;
 use crate::plan::Plan;
+use crate::rank::Rank;
 use crate::wrap::UnitId;
 
 /// What a rank's shards hold.
@@ -16,6 +17,9 @@ pub struct RankTables {
 pub struct UnitTables {
     /// The parameters in the shard of each segment.
     pub pieces: Vec<Vec<Piece>>,
+    /// Those of each trainable segment whose gradients count in the norm. Replicas hold equal gradients: those of the first
+    /// one count.
+    pub measured: Vec<Vec<Piece>>,
     /// The optimizer's tensors for each trainable segment.
     pub state: Vec<Vec<StateTensor>>,
     /// The products of matrices that an update of the unit makes.
@@ -23,8 +27,9 @@ pub struct UnitTables {
 }
 
 impl RankTables {
-    /// The tables of the ranks with the index `shard` on the shard axis.
-    pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, shard: usize) -> Self {
+    /// The tables of a rank.
+    pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, rank: Rank) -> Self {
+        let (shard, replica) = (plan.mesh.shard_of(rank), plan.mesh.replica_of(rank));
         let own = &plan.step.lasting.units;
         let units = plan.layout.units.iter().zip(own).map(|(unit, own)| {
             let dtype = |segment: usize| plan.step.buffer(own.master[segment]).dtype;
@@ -34,7 +39,12 @@ impl RankTables {
                 .map(|(index, (segment, pieces))| rule.state(pieces, segment.shard_len(), dtype(index)))
                 .collect();
             let products = trained().flat_map(|(_, (_, pieces))| rule.products(pieces)).collect();
-            UnitTables { pieces, state, products }
+            let counted = |(_, (_, pieces)): (_, (_, &Vec<Piece>))| match replica {
+                0 => pieces.clone(),
+                _ => Vec::new(),
+            };
+            let measured = trained().map(counted).collect();
+            UnitTables { pieces, measured, state, products }
         });
         Self { units: units.collect() }
     }

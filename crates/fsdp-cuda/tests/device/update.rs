@@ -103,6 +103,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            row_len: 1,
             whole: None,
             not_finite: &mut not_finite,
         };
@@ -199,6 +200,7 @@ where
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
+            row_len: 1,
             whole: None,
             not_finite: &mut not_finite,
         };
@@ -335,6 +337,7 @@ fn noted<M: Memory, R: UpdateRule<M>>(
         gradient: &gradient,
         state: &mut state,
         pieces: &pieces,
+        row_len: 1,
         whole: None,
         not_finite: &mut not_finite,
     };

@@ -200,6 +200,7 @@ fn optimizers(c: &mut Criterion) {
                     gradient: &gradient,
                     state: &mut state,
                     pieces: &[piece],
+                    row_len: 1,
                     whole: None,
                     not_finite: &mut not_finite,
                 };

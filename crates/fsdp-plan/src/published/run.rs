@@ -7,7 +7,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, RuleState};
 use fsdp_core::wrap::{self, WrapPolicy};
-use fsdp_core::{Error, Mesh};
+use fsdp_core::{Error, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::backend::HeadChunks;
 use fsdp_nn::footprint::RunShape;
@@ -140,7 +140,7 @@ impl Run {
         let calls: Vec<BlockCall> = plan.step.calls().into_iter().filter_map(BlockCall::of).collect();
         let listings = listings(&architecture, &plan.spec, shape, &calls)?;
         let listed: Vec<_> = calls.into_iter().zip(listings).collect();
-        let tables = RankTables::new::<HostMemory>(&plan, &rule, 0);
+        let tables = RankTables::new::<HostMemory>(&plan, &rule, Rank(0));
         let work = StepWork::new(&plan, Arc::new(Calls::new(shape, &listed)), &tables);
         Ok((plan, work))
     }
