@@ -12,7 +12,7 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 70;
 
 /// Every crate with the crates of the workspace that it may rest on.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("fsdp-core", &[]),
     ("fsdp-comm", &["fsdp-core"]),
     ("fsdp-sim", &["fsdp-core", "fsdp-comm"]),
@@ -20,6 +20,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("fsdp-nn", &["fsdp-core"]),
     ("fsdp-plan", &["fsdp-core", "fsdp-nn", "fsdp-sim"]),
     ("fsdp-cuda", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
+    ("fsdp-xla", &["fsdp-core", "fsdp-comm", "fsdp-nn"]),
     ("fsdp-ckpt", &["fsdp-core"]),
     ("fsdp-train", &["fsdp-core", "fsdp-comm", "fsdp-nn", "fsdp-ckpt"]),
     (
@@ -32,6 +33,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
             "fsdp-plan",
             "fsdp-sim",
             "fsdp-cuda",
+            "fsdp-xla",
             "fsdp-ckpt",
             "fsdp-train",
         ],

@@ -37,4 +37,9 @@ impl Groups {
     pub fn of(&self, param: ParamId) -> GroupSettings {
         self.by_param.get(&param).copied().unwrap_or(self.others)
     }
+
+    /// Whether all parameters have the same settings.
+    pub fn is_uniform(&self) -> bool {
+        self.by_param.values().all(|own| *own == self.others)
+    }
 }

@@ -1,0 +1,213 @@
+//! Collectives: within a schedule operations of the program, outside of it those of threads on the host.
+
+use std::collections::BTreeMap;
+
+use fsdp_core::comm::{
+    CollectiveKind, Comm, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose, ReduceOp,
+};
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::{DType, Error, Queue, Rank};
+use fsdp_nn::{HostBuffer, HostMemory};
+
+use crate::Reduction;
+use crate::buffer::{Content, XlaBuffer};
+use crate::hlo::{Groups, Value};
+use crate::memory::XlaMemory;
+use crate::trace::Trace;
+
+/// A group of ranks of a world whose steps are compiled.
+pub(crate) struct XlaComm {
+    /// The same group, of threads.
+    host: Comm<HostMemory>,
+    /// This group and those beside it, each rank of the world in one.
+    groups: Groups,
+    reduction: Reduction,
+}
+
+impl XlaComm {
+    /// The whole world.
+    pub(crate) fn world(host: Comm<HostMemory>, reduction: Reduction) -> Self {
+        let groups = Groups::new(vec![(0..host.size()).collect()]);
+        Self { host, groups, reduction }
+    }
+
+    /// The colours of all ranks, in their order.
+    fn colors(&mut self, memory: &HostMemory, color: usize) -> Result<Vec<i64>, Error> {
+        let size = self.host.size();
+        let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
+        let color = i64::try_from(color).expect("there are few colours");
+        memory.write(Queue::Gather, HostSlice::I64(&[color]), SliceMut::whole(&mut own))?;
+        let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
+        let pending = self.host.all_gather(memory, Purpose::Setup, None, vec![own], vec![all])?;
+        let all = pending.wait_on(memory, Queue::Gather)?.outputs.pop().expect("one buffer came back");
+        let mut colors = vec![0; size];
+        memory.read(Queue::Gather, Slice::whole(&all), HostSliceMut::I64(&mut colors))?;
+        Ok(colors)
+    }
+
+    /// Writes a collective into the program; what it makes.
+    fn trace(
+        &self,
+        trace: &mut Trace,
+        kind: CollectiveKind,
+        inputs: &[XlaBuffer],
+        outputs: &mut [XlaBuffer],
+    ) -> Vec<Value> {
+        let queue = kind.queue();
+        let reads: Vec<Value> = match kind {
+            CollectiveKind::AllReduce(_) => &*outputs,
+            _ => inputs,
+        }
+        .iter()
+        .map(|buffer| trace.load(queue, Slice::whole(buffer)))
+        .collect();
+        let mut made = Vec::with_capacity(reads.len());
+        for (value, output) in reads.iter().zip(outputs) {
+            let value = self.collective(trace, kind, value);
+            trace.store(queue, &SliceMut::whole(output), &value);
+            made.push(value);
+        }
+        if let CollectiveKind::ReduceScatter(_) = kind {
+            inputs.iter().for_each(|input| trace.release(&input.storage));
+        }
+        made
+    }
+
+    fn collective(&self, trace: &mut Trace, kind: CollectiveKind, x: &Value) -> Value {
+        let (hlo, groups, size) = (&mut trace.hlo, &self.groups, self.groups.size());
+        let mut scaled = |op: ReduceOp| match op.factor(size) {
+            Some(factor) => hlo.with("multiply", x, factor),
+            None => x.clone(),
+        };
+        match kind {
+            _ if size == 1 => x.clone(),
+            CollectiveKind::AllGather => hlo.all_gather(x, groups),
+            CollectiveKind::ReduceScatter(op) => {
+                let x = scaled(op);
+                match self.reduction {
+                    Reduction::Native => hlo.reduce_scatter(&x, groups),
+                    Reduction::Tree => {
+                        let parts = hlo.all_to_all(&x, groups);
+                        let parts = hlo.reshape(&parts, &[size, x.len() / size]);
+                        hlo.tree(&parts)
+                    }
+                }
+            }
+            CollectiveKind::AllReduce(op) => {
+                let x = scaled(op);
+                // Integers have the same sum in any order.
+                if self.reduction == Reduction::Native || !x.element().is_float() {
+                    return hlo.all_reduce(&x, groups);
+                }
+                let all = hlo.all_gather(&x, groups);
+                let all = hlo.reshape(&all, &[size, x.len()]);
+                hlo.tree(&all)
+            }
+            CollectiveKind::Broadcast { .. } | CollectiveKind::Split | CollectiveKind::Connect => {
+                unreachable!("{} is no operation of a schedule", kind.name())
+            }
+        }
+    }
+
+    /// Makes a call on the host.
+    fn on_host(
+        &mut self,
+        memory: &XlaMemory,
+        call: Fingerprint,
+        inputs: Vec<XlaBuffer>,
+        outputs: Vec<XlaBuffer>,
+    ) -> Result<Completed<XlaBuffer>, Error> {
+        let (host, Fingerprint { purpose, unit, .. }) = (memory.host(), call);
+        let reads: Vec<HostBuffer> = inputs.iter().map(|input| memory.on_host(input)).collect::<Result<_, _>>()?;
+        let own: Vec<HostBuffer> =
+            outputs.iter().map(|output| memory.take_to_host(output)).collect::<Result<_, _>>()?;
+        let pending = match call.kind {
+            CollectiveKind::AllGather => self.host.all_gather(host, purpose, unit, reads, own)?,
+            CollectiveKind::AllReduce(op) => self.host.all_reduce(host, op, purpose, unit, own)?,
+            CollectiveKind::Broadcast { root } => self.host.broadcast(host, purpose, unit, root as usize, own)?,
+            kind => unreachable!("{} is made by schedules only", kind.name()),
+        };
+        let made = pending.wait_on(host, call.kind.queue())?.outputs;
+        outputs.iter().zip(made).for_each(|(output, made)| output.storage.put(Content::Host(made)));
+        Ok(Completed { outputs, inputs: Vec::new() })
+    }
+}
+
+impl Communicator<XlaMemory> for XlaComm {
+    fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.host.size()
+    }
+
+    fn world_rank(&self) -> Rank {
+        self.host.world_rank()
+    }
+
+    fn start(
+        &mut self,
+        memory: &XlaMemory,
+        call: Fingerprint,
+        inputs: Vec<XlaBuffer>,
+        mut outputs: Vec<XlaBuffer>,
+    ) -> Result<Box<dyn InFlight<XlaMemory>>, Error> {
+        if let Some(trace) = &mut *memory.lock() {
+            let made = self.trace(trace, call.kind, &inputs, &mut outputs);
+            let inputs = if call.kind == CollectiveKind::AllGather { Vec::new() } else { inputs };
+            return Ok(Box::new(Made { completed: Completed { outputs, inputs }, made }));
+        }
+        let completed = self.on_host(memory, call, inputs, outputs)?;
+        Ok(Box::new(Made { completed, made: Vec::new() }))
+    }
+
+    fn split(
+        &mut self,
+        memory: &XlaMemory,
+        _call: Fingerprint,
+        color: usize,
+    ) -> Result<Box<dyn Communicator<XlaMemory>>, Error> {
+        let mut groups: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+        for (rank, color) in self.colors(memory.host(), color)?.into_iter().enumerate() {
+            groups.entry(color).or_default().push(rank);
+        }
+        let host = self.host.split(memory.host(), color)?;
+        let groups = Groups::new(groups.into_values().collect());
+        Ok(Box::new(Self { host, groups, reduction: self.reduction }))
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        match self.host.check() {
+            Err(Error::Comm(error)) => Err(error),
+            // Nothing else is said of a communicator.
+            _ => Ok(()),
+        }
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.host.abort(reason);
+    }
+}
+
+/// A collective that was made, or written down.
+struct Made {
+    completed: Completed<XlaBuffer>,
+    /// What the queue that waits for it comes after.
+    made: Vec<Value>,
+}
+
+impl InFlight<XlaMemory> for Made {
+    fn is_ready(&mut self) -> bool {
+        true
+    }
+
+    fn wait_on(self: Box<Self>, memory: &XlaMemory, queue: Queue) -> Result<Completed<XlaBuffer>, Error> {
+        if let Some(trace) = &mut *memory.lock() {
+            self.made.iter().for_each(|value| trace.wait(queue, value));
+        }
+        Ok(self.completed)
+    }
+
+    fn abandon(self: Box<Self>, _reason: String) {}
+}

@@ -1,0 +1,84 @@
+//! What can go wrong with a plugin.
+
+use std::path::PathBuf;
+
+use fsdp_core::Error;
+
+/// Why a PJRT plugin can not be used, or what it has said.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum XlaError {
+    /// No plugin was named.
+    #[error(
+        "no PJRT plugin is named: set `run.xla.plugin` to a plugin's shared library, or PJRT_PLUGIN_LIBRARY_PATH"
+    )]
+    NoPlugin,
+    /// The library can not be opened.
+    #[error("the PJRT plugin {} can not be opened: {reason}", path.display())]
+    Open {
+        /// The library.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// The library is no plugin.
+    #[error("{} is no PJRT plugin: it has no function GetPjrtApi", path.display())]
+    NoApi {
+        /// The library.
+        path: PathBuf,
+    },
+    /// The plugin's API lacks what is needed.
+    #[error(
+        "the plugin {} has version {}.{} of the PJRT API, without {function}: a newer one is needed",
+        path.display(),
+        version.0,
+        version.1
+    )]
+    TooOld {
+        /// The library.
+        path: PathBuf,
+        /// Major and minor version of its API.
+        version: (i32, i32),
+        /// What it lacks.
+        function: &'static str,
+    },
+    /// There are fewer devices than ranks.
+    #[error(
+        "{ranks} ranks need as many devices, and the plugin {} has {devices} ({platform}): set `run.ranks` to at most {devices}",
+        path.display()
+    )]
+    Devices {
+        /// The library.
+        path: PathBuf,
+        /// Its platform.
+        platform: String,
+        /// How many devices this process can use.
+        devices: usize,
+        /// How many ranks the run has.
+        ranks: usize,
+    },
+    /// A program can not be written to a file.
+    #[error("a program can not be written to {}: {source}", path.display())]
+    Dump {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A call failed.
+    #[error("{function} failed: {message} (code {code})")]
+    Call {
+        /// The function of the API.
+        function: &'static str,
+        /// The code of `PJRT_Error_Code`: that of gRPC and abseil.
+        code: i32,
+        /// What the plugin says.
+        message: String,
+    },
+}
+
+impl From<XlaError> for Error {
+    fn from(error: XlaError) -> Self {
+        Error::Device(Box::new(error))
+    }
+}

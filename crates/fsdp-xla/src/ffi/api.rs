@@ -1,0 +1,196 @@
+//! The table of functions, and calls of them.
+
+use std::ffi::c_void;
+use std::path::{Path, PathBuf};
+
+use libloading::{Library, Symbol};
+
+use super::options::Settings;
+use crate::error::XlaError;
+
+/// Eight bytes of a struct: an integer, or a pointer.
+pub(super) type Word = usize;
+
+/// A function of the API: its index in the table, its name, and the size of its struct up to the last field used here.
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    index: usize,
+    name: &'static str,
+    bytes: usize,
+}
+
+macro_rules! functions {
+    ($($constant:ident = $index:literal, $name:literal, $bytes:literal;)*) => {
+        $(pub(super) const $constant: Function = Function { index: $index, name: $name, bytes: $bytes };)*
+    };
+}
+
+functions! {
+    ERROR_DESTROY = 0, "PJRT_Error_Destroy", 24;
+    ERROR_MESSAGE = 1, "PJRT_Error_Message", 40;
+    ERROR_CODE = 2, "PJRT_Error_GetCode", 32;
+    INITIALIZE = 3, "PJRT_Plugin_Initialize", 16;
+    EVENT_DESTROY = 5, "PJRT_Event_Destroy", 24;
+    EVENT_AWAIT = 8, "PJRT_Event_Await", 24;
+    CLIENT_CREATE = 10, "PJRT_Client_Create", 88;
+    CLIENT_DESTROY = 11, "PJRT_Client_Destroy", 24;
+    PLATFORM_NAME = 12, "PJRT_Client_PlatformName", 40;
+    PLATFORM_VERSION = 14, "PJRT_Client_PlatformVersion", 40;
+    ADDRESSABLE_DEVICES = 16, "PJRT_Client_AddressableDevices", 40;
+    COMPILE = 20, "PJRT_Client_Compile", 56;
+    UPLOAD = 22, "PJRT_Client_BufferFromHostBuffer", 120;
+    NUM_OUTPUTS = 44, "PJRT_Executable_NumOutputs", 32;
+    EXECUTABLE_DESTROY = 40, "PJRT_Executable_Destroy", 24;
+    LOADED_DESTROY = 50, "PJRT_LoadedExecutable_Destroy", 24;
+    GET_EXECUTABLE = 51, "PJRT_LoadedExecutable_GetExecutable", 32;
+    EXECUTE = 55, "PJRT_LoadedExecutable_Execute", 80;
+    BUFFER_DESTROY = 58, "PJRT_Buffer_Destroy", 24;
+    DOWNLOAD = 70, "PJRT_Buffer_ToHostBuffer", 56;
+}
+
+/// Words of a struct, more than any has.
+const WORDS: usize = 24;
+
+/// The struct of a call. The first word is its size, the second one an extension, which is not used.
+#[derive(Clone, Copy)]
+pub(super) struct Arguments([Word; WORDS]);
+
+impl Arguments {
+    pub(super) fn new() -> Self {
+        Self([0; WORDS])
+    }
+
+    pub(super) fn set(mut self, field: usize, value: Word) -> Self {
+        self.0[field] = value;
+        self
+    }
+
+    pub(super) fn pointer<T>(self, field: usize, value: *const T) -> Self {
+        self.set(field, value as Word)
+    }
+
+    pub(super) fn get(&self, field: usize) -> Word {
+        self.0[field]
+    }
+}
+
+/// A plugin that was opened. It stays so to the end of the process: plugins do not survive being closed.
+pub(crate) struct Plugin {
+    path: PathBuf,
+    api: *const Word,
+}
+
+// SAFETY: the table is never written after `GetPjrtApi` has returned it, and the functions of the API may be called from any
+// thread.
+unsafe impl Send for Plugin {}
+// SAFETY: as above.
+unsafe impl Sync for Plugin {}
+
+impl Plugin {
+    /// Opens a plugin's shared library and initializes it.
+    ///
+    /// # Errors
+    /// [`XlaError::Open`], [`XlaError::NoApi`], [`XlaError::TooOld`], or what the plugin says.
+    pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
+        let opened = |reason: libloading::Error| XlaError::Open { path: path.into(), reason: reason.to_string() };
+        // SAFETY: initializers of a plugin that the user names run here, as they would in any program that loads it.
+        let library = std::mem::ManuallyDrop::new(unsafe { Library::new(path) }.map_err(opened)?);
+        // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.
+        let get: Symbol<'_, unsafe extern "C" fn() -> *const Word> =
+            unsafe { library.get(b"GetPjrtApi") }.map_err(|_| XlaError::NoApi { path: path.into() })?;
+        // SAFETY: it takes nothing, and the table lives as long as the library, which is never closed.
+        let api = unsafe { get() };
+        if api.is_null() {
+            return Err(XlaError::NoApi { path: path.into() });
+        }
+        let plugin = Self { path: path.into(), api };
+        plugin.call(INITIALIZE, Arguments::new())?;
+        Ok(plugin)
+    }
+
+    /// The library.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Major and minor version of the API.
+    pub(crate) fn version(&self) -> (i32, i32) {
+        // SAFETY: the table begins with its size, an extension, and a struct of a size, an extension and two `int`s.
+        let word = unsafe { *self.api.add(4) };
+        (word as i32, (word >> 32) as i32)
+    }
+
+    /// The function's address; none if the table ends before it, or has none.
+    fn function(&self, function: Function) -> Option<unsafe extern "C" fn(*mut Word) -> *mut c_void> {
+        // SAFETY: the first word is the size of the table in bytes; five words come before the functions.
+        let functions = unsafe { *self.api }.saturating_sub(40) / 8;
+        if function.index >= functions {
+            return None;
+        }
+        // SAFETY: the index is within the table, and every entry is a pointer, or null, to a function of this type.
+        unsafe { std::mem::transmute::<Word, Option<_>>(*self.api.add(5 + function.index)) }
+    }
+
+    /// Calls a function; its struct as the function has left it.
+    ///
+    /// # Errors
+    /// [`XlaError::TooOld`], [`XlaError::Call`].
+    pub(super) fn call(&self, function: Function, mut arguments: Arguments) -> Result<Arguments, XlaError> {
+        let Some(code) = self.function(function) else {
+            let (path, version) = (self.path.clone(), self.version());
+            return Err(XlaError::TooOld { path, version, function: function.name });
+        };
+        arguments.0[0] = function.bytes;
+        // SAFETY: whoever made the struct has filled the fields that the header asks for, and it is longer than the size says.
+        let error = unsafe { code(arguments.0.as_mut_ptr()) };
+        if error.is_null() { Ok(arguments) } else { Err(self.error(function.name, error)) }
+    }
+
+    /// Reads an error, and destroys it.
+    fn error(&self, function: &'static str, error: *mut c_void) -> XlaError {
+        let ask = |question: Function| {
+            let mut arguments = Arguments::new().pointer(2, error);
+            arguments.0[0] = question.bytes;
+            if let Some(code) = self.function(question) {
+                // SAFETY: the error is one of this plugin and was not destroyed; these functions take it in field 2.
+                unsafe { code(arguments.0.as_mut_ptr()) };
+            }
+            arguments
+        };
+        let (message, code) = (ask(ERROR_MESSAGE), ask(ERROR_CODE));
+        // SAFETY: the message lives until the error is destroyed.
+        let text = unsafe { text(message.get(3), message.get(4)) };
+        ask(ERROR_DESTROY);
+        XlaError::Call { function, code: code.get(3) as i32, message: text }
+    }
+
+    /// Waits for an event and destroys it; none is one that has happened.
+    ///
+    /// # Errors
+    /// What the event brings.
+    pub(super) fn wait(&self, event: Word) -> Result<(), XlaError> {
+        if event == 0 {
+            return Ok(());
+        }
+        let result = self.call(EVENT_AWAIT, Arguments::new().set(2, event)).map(drop);
+        self.call(EVENT_DESTROY, Arguments::new().set(2, event))?;
+        result
+    }
+
+    /// A client with these options.
+    pub(super) fn create_client(&self, settings: &Settings) -> Result<Word, XlaError> {
+        let arguments = Arguments::new().pointer(2, settings.words()).set(3, settings.count());
+        Ok(self.call(CLIENT_CREATE, arguments)?.get(8))
+    }
+}
+
+/// # Safety
+/// So many bytes have to be there, unless the pointer is null.
+pub(super) unsafe fn text(pointer: Word, len: Word) -> String {
+    if pointer == 0 {
+        return String::new();
+    }
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { std::slice::from_raw_parts(pointer as *const u8, len) };
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,218 @@
+//! Clients, buffers and executables, with their lifetimes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::api::{self, Arguments, Plugin, Word, text};
+use super::options::{CompileOptions, Setting, Settings};
+use crate::error::XlaError;
+use crate::hlo::{Element, Shape};
+
+/// The devices of a plugin that this process can use.
+pub(crate) struct Client {
+    plugin: Plugin,
+    handle: Word,
+    devices: Vec<Word>,
+}
+
+impl Client {
+    /// A client of a plugin, with options of its own.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn new(plugin: Plugin, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
+        let handle = plugin.create_client(&Settings::new(options))?;
+        let mut client = Self { plugin, handle, devices: Vec::new() };
+        let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
+        if found.get(4) > 0 {
+            // SAFETY: the client has so many devices, and the list lives as long as it does.
+            let devices = unsafe { std::slice::from_raw_parts(found.get(3) as *const Word, found.get(4)) };
+            client.devices = devices.to_vec();
+        }
+        Ok(client)
+    }
+
+    /// The plugin's library.
+    pub(crate) fn path(&self) -> &Path {
+        self.plugin.path()
+    }
+
+    /// Major and minor version of the plugin's API.
+    pub(crate) fn api_version(&self) -> (i32, i32) {
+        self.plugin.version()
+    }
+
+    /// How many devices there are.
+    pub(crate) fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// The platform's name and version.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn platform(&self) -> Result<[String; 2], XlaError> {
+        let ask = |function| -> Result<String, XlaError> {
+            let answer = self.plugin.call(function, Arguments::new().set(2, self.handle))?;
+            // SAFETY: the text lives as long as the client.
+            Ok(unsafe { text(answer.get(3), answer.get(4)) })
+        };
+        Ok([ask(api::PLATFORM_NAME)?, ask(api::PLATFORM_VERSION)?])
+    }
+
+    /// Compiles a program of StableHLO text.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    pub(crate) fn compile(
+        self: &Arc<Self>,
+        program: &str,
+        options: &CompileOptions,
+    ) -> Result<Executable, XlaError> {
+        let (format, options) = ("mlir", options.to_proto());
+        let program: [Word; 6] =
+            [48, 0, program.as_ptr() as Word, program.len(), format.as_ptr() as Word, format.len()];
+        let arguments = Arguments::new()
+            .set(2, self.handle)
+            .pointer(3, program.as_ptr())
+            .pointer(4, options.as_ptr())
+            .set(5, options.len());
+        let handle = self.plugin.call(api::COMPILE, arguments)?.get(6);
+        let mut executable = Executable { client: Arc::clone(self), handle, outputs: 0 };
+        let inner = self.plugin.call(api::GET_EXECUTABLE, Arguments::new().set(2, handle))?.get(3);
+        let outputs = self.plugin.call(api::NUM_OUTPUTS, Arguments::new().set(2, inner));
+        self.plugin.call(api::EXECUTABLE_DESTROY, Arguments::new().set(2, inner))?;
+        executable.outputs = outputs?.get(3);
+        Ok(executable)
+    }
+
+    /// Copies bytes of the host to a device, as a tensor; returns when they are copied.
+    ///
+    /// # Errors
+    /// What the plugin says: the device may be full.
+    ///
+    /// # Panics
+    /// When there are more or fewer bytes than the shape has.
+    pub(crate) fn upload(
+        self: &Arc<Self>,
+        device: usize,
+        shape: &Shape,
+        bytes: &[u8],
+    ) -> Result<DeviceBuffer, XlaError> {
+        assert_eq!(bytes.len(), byte_len(shape), "the bytes of {shape}");
+        let dims: Vec<i64> = shape.dims.iter().map(|&dim| dim as i64).collect();
+        // Until the transfer has completed the bytes stay as they are (1), which is waited for.
+        let arguments = Arguments::new()
+            .set(2, self.handle)
+            .pointer(3, bytes.as_ptr())
+            .set(4, kind(shape.element))
+            .pointer(5, dims.as_ptr())
+            .set(6, dims.len())
+            .set(9, 1)
+            .set(10, self.devices[device]);
+        let done = self.plugin.call(api::UPLOAD, arguments)?;
+        let buffer = DeviceBuffer { client: Arc::clone(self), handle: done.get(14) };
+        self.plugin.wait(done.get(13))?;
+        Ok(buffer)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Nobody is left who could do something about it.
+        let _ = self.plugin.call(api::CLIENT_DESTROY, Arguments::new().set(2, self.handle));
+    }
+}
+
+/// `PJRT_Buffer_Type`.
+fn kind(element: Element) -> Word {
+    match element {
+        Element::Bool => 1,
+        Element::I32 => 4,
+        Element::I64 => 5,
+        Element::U8 => 6,
+        Element::U32 => 8,
+        Element::U64 => 9,
+        Element::F32 => 11,
+        Element::F64 => 12,
+        Element::Bf16 => 13,
+    }
+}
+
+fn byte_len(shape: &Shape) -> usize {
+    let each = match shape.element {
+        Element::Bool | Element::U8 => 1,
+        Element::Bf16 => 2,
+        Element::F32 | Element::U32 | Element::I32 => 4,
+        Element::F64 | Element::U64 | Element::I64 => 8,
+    };
+    shape.len() * each
+}
+
+/// A tensor on a device. A program that it was given to may have taken its storage: then nobody reads it any more.
+pub(crate) struct DeviceBuffer {
+    client: Arc<Client>,
+    handle: Word,
+}
+
+impl DeviceBuffer {
+    /// Copies the elements to the host; waits for whoever makes them.
+    ///
+    /// # Errors
+    /// What the plugin says, also of the program that was to make them.
+    pub(crate) fn download(&self, bytes: &mut [u8]) -> Result<(), XlaError> {
+        let plugin = &self.client.plugin;
+        let arguments =
+            Arguments::new().set(2, self.handle).pointer(4, bytes.as_mut_ptr()).set(5, bytes.len());
+        let done = plugin.call(api::DOWNLOAD, arguments)?;
+        plugin.wait(done.get(6))
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // Nobody is left who could do something about it.
+        let _ = self.client.plugin.call(api::BUFFER_DESTROY, Arguments::new().set(2, self.handle));
+    }
+}
+
+/// A program that was compiled for some devices.
+pub(crate) struct Executable {
+    client: Arc<Client>,
+    handle: Word,
+    outputs: usize,
+}
+
+impl Executable {
+    /// Runs the program on its devices, each with arguments of its own; what it returns on each. It may still be under way.
+    ///
+    /// # Errors
+    /// What the plugin says. What goes wrong later is said when something that it makes is read.
+    pub(crate) fn execute(&self, arguments: &[Vec<Arc<DeviceBuffer>>]) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
+        let handles: Vec<Vec<Word>> =
+            arguments.iter().map(|list| list.iter().map(|buffer| buffer.handle).collect()).collect();
+        let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
+        let mut results = vec![vec![0; self.outputs]; arguments.len()];
+        let places: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
+        // `PJRT_ExecuteOptions`: its size, and nothing else.
+        let mut options: [Word; 18] = [0; 18];
+        options[0] = 144;
+        let call = Arguments::new()
+            .set(2, self.handle)
+            .pointer(3, options.as_ptr())
+            .pointer(4, lists.as_ptr())
+            .set(5, arguments.len())
+            .set(6, handles.first().map_or(0, Vec::len))
+            .pointer(7, places.as_ptr());
+        self.client.plugin.call(api::EXECUTE, call)?;
+        let own = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
+        Ok(results.into_iter().map(|list| list.into_iter().map(own).collect()).collect())
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // Nobody is left who could do something about it.
+        let _ = self.client.plugin.call(api::LOADED_DESTROY, Arguments::new().set(2, self.handle));
+    }
+}

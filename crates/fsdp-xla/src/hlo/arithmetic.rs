@@ -1,0 +1,160 @@
+//! Operations element by element, reductions and products.
+
+use super::{Builder, Element, Shape, Value, list};
+
+/// Which dimensions of the two operands of a product are summed over, and which they have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product<'a> {
+    /// Dimensions that stay in common, of each operand.
+    pub(crate) batch: [&'a [usize]; 2],
+    /// Dimensions that are summed over, of each operand.
+    pub(crate) contract: [&'a [usize]; 2],
+}
+
+impl Builder {
+    /// An operation of one operand that keeps its shape.
+    pub(crate) fn unary(&mut self, op: &str, x: &Value) -> Value {
+        self.push(x.shape.clone(), format_args!("stablehlo.{op} {} : {}", x.name, x.shape))
+    }
+
+    /// An operation of two operands of one shape.
+    pub(crate) fn binary(&mut self, op: &str, a: &Value, b: &Value) -> Value {
+        assert_eq!(a.shape, b.shape, "{op} of operands of one shape");
+        self.push(a.shape.clone(), format_args!("stablehlo.{op} {}, {} : {}", a.name, b.name, a.shape))
+    }
+
+    pub(crate) fn add(&mut self, a: &Value, b: &Value) -> Value {
+        self.binary("add", a, b)
+    }
+
+    pub(crate) fn subtract(&mut self, a: &Value, b: &Value) -> Value {
+        self.binary("subtract", a, b)
+    }
+
+    pub(crate) fn multiply(&mut self, a: &Value, b: &Value) -> Value {
+        self.binary("multiply", a, b)
+    }
+
+    pub(crate) fn divide(&mut self, a: &Value, b: &Value) -> Value {
+        self.binary("divide", a, b)
+    }
+
+    /// `x op number`, in the type of `x`.
+    pub(crate) fn with(&mut self, op: &str, x: &Value, number: f64) -> Value {
+        let number = self.float(number, x.dims(), x.element());
+        self.binary(op, x, &number)
+    }
+
+    /// `x op number`, of integers.
+    pub(crate) fn with_int(&mut self, op: &str, x: &Value, number: i64) -> Value {
+        let number = self.int(number, x.dims(), x.element());
+        self.binary(op, x, &number)
+    }
+
+    /// Elements as another type.
+    pub(crate) fn convert(&mut self, x: &Value, element: Element) -> Value {
+        if x.element() == element {
+            return x.clone();
+        }
+        let shape = Shape::new(x.dims(), element);
+        self.push(shape.clone(), format_args!("stablehlo.convert {} : ({}) -> {shape}", x.name, x.shape))
+    }
+
+    /// The same in the type of arithmetic.
+    pub(crate) fn master(&mut self, x: &Value) -> Value {
+        self.convert(x, x.element().master())
+    }
+
+    /// The same bits as another type.
+    pub(crate) fn bitcast(&mut self, x: &Value, element: Element) -> Value {
+        let shape = Shape::new(x.dims(), element);
+        self.push(shape.clone(), format_args!("stablehlo.bitcast_convert {} : ({}) -> {shape}", x.name, x.shape))
+    }
+
+    /// `EQ`, `LT`, `GE`, ...
+    pub(crate) fn compare(&mut self, direction: &str, a: &Value, b: &Value) -> Value {
+        assert_eq!(a.shape, b.shape, "operands of one shape are compared");
+        let shape = Shape::new(a.dims(), Element::Bool);
+        let text = format_args!(
+            "stablehlo.compare {direction}, {}, {} : ({}, {}) -> {shape}",
+            a.name, b.name, a.shape, b.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// `a` where the condition holds, else `b`. The condition has their sizes, or none.
+    pub(crate) fn select(&mut self, condition: &Value, a: &Value, b: &Value) -> Value {
+        assert_eq!(a.shape, b.shape, "one of two operands of one shape is selected");
+        let text = format_args!(
+            "stablehlo.select {}, {}, {} : {}, {}",
+            condition.name, a.name, b.name, condition.shape, a.shape
+        );
+        self.push(a.shape.clone(), text)
+    }
+
+    /// Sums (`add`) or maxima (`maximum`) over dimensions, which go.
+    pub(crate) fn reduce(&mut self, op: &str, x: &Value, over: &[usize]) -> Value {
+        let start = match op {
+            "add" => self.zeros(&[], x.element()),
+            _ => self.float(f64::NEG_INFINITY, &[], x.element()),
+        };
+        let kept = (0..x.dims().len()).filter(|dim| !over.contains(dim)).map(|dim| x.dims()[dim]);
+        let shape = Shape { dims: kept.collect(), element: x.element() };
+        let text = format_args!(
+            "stablehlo.reduce({} init: {}) applies stablehlo.{op} across dimensions = [{}] : ({}, {}) -> {shape}",
+            x.name,
+            start.name,
+            list(over),
+            x.shape,
+            start.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// The sum of all rows of a matrix, in columns.
+    pub(crate) fn sum_rows(&mut self, x: &Value) -> Value {
+        self.reduce("add", x, &[0])
+    }
+
+    /// Products summed over dimensions: those in common come first, then those of `a` that are left, then those of `b`.
+    pub(crate) fn dot(&mut self, a: &Value, b: &Value, product: Product<'_>, element: Element) -> Value {
+        let Product { batch, contract } = product;
+        let left = |value: &Value, side: usize| -> Vec<usize> {
+            let is_left = |dim: &usize| !batch[side].contains(dim) && !contract[side].contains(dim);
+            (0..value.dims().len()).filter(is_left).map(|dim| value.dims()[dim]).collect()
+        };
+        let mut dims: Vec<usize> = batch[0].iter().map(|&dim| a.dims()[dim]).collect();
+        dims.extend(left(a, 0));
+        dims.extend(left(b, 1));
+        let shape = Shape { dims, element };
+        let batching = match batch[0] {
+            [] => String::new(),
+            _ => format!("batching_dims = [{}] x [{}], ", list(batch[0]), list(batch[1])),
+        };
+        // Where products of single precision would be made of narrower ones (TPUs), they are asked for whole.
+        let precision = if a.element() == Element::Bf16 { "" } else { ", precision = [HIGHEST, HIGHEST]" };
+        let text = format_args!(
+            "stablehlo.dot_general {}, {}, {batching}contracting_dims = [{}] x [{}]{precision} : ({}, {}) -> {shape}",
+            a.name,
+            b.name,
+            list(contract[0]),
+            list(contract[1]),
+            a.shape,
+            b.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// The product of two matrices, summed over one dimension of each.
+    pub(crate) fn matmul(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
+        let product = Product { batch: [&[], &[]], contract: [&[over[0]], &[over[1]]] };
+        self.dot(a, b, product, element)
+    }
+}
+
+impl Builder {
+    /// The complement of the error function: an operation of CHLO, which every compiler of StableHLO takes.
+    pub(crate) fn erfc(&mut self, x: &Value) -> Value {
+        self.push(x.shape.clone(), format_args!("chlo.erfc {} : {} -> {}", x.name, x.shape, x.shape))
+    }
+}

@@ -1,0 +1,111 @@
+//! Collectives between replicas of the program.
+
+use std::fmt;
+
+use super::{Builder, Shape, Value, list};
+
+/// The groups within which ranks communicate: all ranks of the world, each in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Groups(Vec<Vec<usize>>);
+
+impl Groups {
+    /// # Panics
+    /// When groups differ in size.
+    pub(crate) fn new(groups: Vec<Vec<usize>>) -> Self {
+        assert!(groups.iter().all(|group| group.len() == groups[0].len()), "groups are of one size: {groups:?}");
+        Self(groups)
+    }
+
+    /// Ranks of each.
+    pub(crate) fn size(&self) -> usize {
+        self.0[0].len()
+    }
+}
+
+impl fmt::Display for Groups {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = list(self.0.iter().map(|group| format!("[{}]", list(group))));
+        write!(f, "replica_groups = dense<[{rows}]> : tensor<{}x{}xi64>", self.0.len(), self.size())
+    }
+}
+
+/// The sum of two numbers, as a region.
+fn sum(of: &Value) -> String {
+    let number = Shape::new(&[], of.element());
+    format!(
+        "({{\n    ^bb0(%a: {number}, %b: {number}):\n      %s = stablehlo.add %a, %b : {number}\n      \
+         stablehlo.return %s : {number}\n    }})"
+    )
+}
+
+impl Builder {
+    /// What all ranks of the group have, one after the other.
+    pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups) -> Value {
+        let mut shape = x.shape.clone();
+        shape.dims[0] *= groups.size();
+        let text = format_args!(
+            "\"stablehlo.all_gather\"({}) <{{all_gather_dim = 0 : i64, {groups}}}> : ({}) -> {shape}",
+            x.name, x.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// This rank's part of the sum over the group, added in an order of the plugin's.
+    pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups) -> Value {
+        let mut shape = x.shape.clone();
+        shape.dims[0] /= groups.size();
+        let text = format_args!(
+            "\"stablehlo.reduce_scatter\"({}) <{{scatter_dimension = 0 : i64, {groups}}}> {} : ({}) -> {shape}",
+            x.name,
+            sum(x),
+            x.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// The sum over the group, added in an order of the plugin's.
+    pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups) -> Value {
+        let text = format_args!(
+            "\"stablehlo.all_reduce\"({}) <{{{groups}}}> {} : ({}) -> {}",
+            x.name,
+            sum(x),
+            x.shape,
+            x.shape
+        );
+        self.push(x.shape.clone(), text)
+    }
+
+    /// Part `i` goes to rank `i` of the group; part `i` of the result is what came from there.
+    pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups) -> Value {
+        let text = format_args!(
+            "\"stablehlo.all_to_all\"({}) <{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {} : i64, \
+             {groups}}}> : ({}) -> {}",
+            x.name,
+            groups.size(),
+            x.shape,
+            x.shape
+        );
+        self.push(x.shape.clone(), text)
+    }
+
+    /// The sum of the rows of a matrix by the tree over so many.
+    pub(crate) fn tree(&mut self, x: &Value) -> Value {
+        let [rows, width] = x.dims()[..] else { panic!("the rows of a matrix are added, not of {}", x.shape) };
+        let row = |builder: &mut Builder, index: usize| {
+            let row = builder.slice(x, &[index..index + 1, 0..width]);
+            builder.reshape(&row, &[width])
+        };
+        let rows = (0..rows).map(|index| row(self, index)).collect();
+        self.tree_of(rows)
+    }
+
+    fn tree_of(&mut self, mut parts: Vec<Value>) -> Value {
+        let left = parts.len().next_power_of_two() / 2;
+        if left == 0 || parts.len() == 1 {
+            return parts.pop().expect("something is added");
+        }
+        let right = parts.split_off(left);
+        let (a, b) = (self.tree_of(parts), self.tree_of(right));
+        self.add(&a, &b)
+    }
+}

@@ -1,0 +1,100 @@
+//! A writer of StableHLO: values with shapes, and one method for each operation, which checks its operands and leaves a
+//! line of text.
+//!
+//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.13 to 1.24) takes it, and people can read
+//! it. What is used of it is listed in docs/xla.md.
+
+mod arithmetic;
+mod collectives;
+mod shapes;
+mod types;
+
+use std::fmt::Write;
+
+pub(crate) use arithmetic::Product;
+pub(crate) use collectives::Groups;
+pub(crate) use types::{Element, Name, Shape, Value};
+
+/// A program in the making.
+#[derive(Default)]
+pub(crate) struct Builder {
+    body: String,
+    results: usize,
+}
+
+impl Builder {
+    /// The operations so far, a line each.
+    pub(crate) fn body(&self) -> &str {
+        &self.body
+    }
+
+    /// Adds an operation with one result.
+    fn push(&mut self, shape: Shape, text: std::fmt::Arguments<'_>) -> Value {
+        let name = Name::Result(self.results);
+        self.results += 1;
+        // Text can always be added to a string.
+        let _ = writeln!(self.body, "    {name} = {text}");
+        Value { name, shape }
+    }
+
+    /// A float in every element.
+    pub(crate) fn float(&mut self, value: f64, dims: &[usize], element: Element) -> Value {
+        let shape = Shape::new(dims, element);
+        let bits = bits(value, element);
+        self.push(shape.clone(), format_args!("stablehlo.constant dense<{bits}> : {shape}"))
+    }
+
+    /// A vector of floats.
+    pub(crate) fn floats(&mut self, values: &[f64], element: Element) -> Value {
+        let shape = Shape::new(&[values.len()], element);
+        let all = list(values.iter().map(|&value| bits(value, element)));
+        self.push(shape.clone(), format_args!("stablehlo.constant dense<[{all}]> : {shape}"))
+    }
+
+    /// An integer in every element.
+    pub(crate) fn int(&mut self, value: i64, dims: &[usize], element: Element) -> Value {
+        let shape = Shape::new(dims, element);
+        self.push(shape.clone(), format_args!("stablehlo.constant dense<{value}> : {shape}"))
+    }
+
+    /// Zero in every element.
+    pub(crate) fn zeros(&mut self, dims: &[usize], element: Element) -> Value {
+        if element.is_float() { self.float(0.0, dims, element) } else { self.int(0, dims, element) }
+    }
+
+    /// The values, none of which is there before all of them are.
+    pub(crate) fn barrier(&mut self, values: &[Value]) -> Vec<Value> {
+        let number = self.results;
+        self.results += 1;
+        let names = list(values.iter().map(|value| value.name));
+        let shapes = list(values.iter().map(|value| &value.shape));
+        let (count, body) = (values.len(), &mut self.body);
+        let _ = match count {
+            1 => writeln!(body, "    %{number} = stablehlo.optimization_barrier {names} : {shapes}"),
+            _ => writeln!(body, "    %{number}:{count} = stablehlo.optimization_barrier {names} : {shapes}"),
+        };
+        let name = |part| if count == 1 { Name::Result(number) } else { Name::Part(number, part) };
+        let of = |(part, value): (usize, &Value)| Value { name: name(part), shape: value.shape.clone() };
+        values.iter().enumerate().map(of).collect()
+    }
+}
+
+/// A float by its bits, which lose nothing.
+fn bits(value: f64, element: Element) -> String {
+    match element {
+        Element::F64 => format!("0x{:016X}", value.to_bits()),
+        Element::Bf16 => format!("0x{:04X}", half::bf16::from_f64(value).to_bits()),
+        _ => format!("0x{:08X}", (value as f32).to_bits()),
+    }
+}
+
+/// Items with commas between them.
+pub(crate) fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    let mut text = String::new();
+    for item in items {
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}{item}");
+    }
+    text
+}
+

@@ -1,0 +1,135 @@
+//! Operations that move elements, and rows of tables.
+
+use std::ops::Range;
+
+use super::{Builder, Element, Shape, Value, list};
+
+impl Builder {
+    /// Other sizes for as many elements.
+    pub(crate) fn reshape(&mut self, x: &Value, dims: &[usize]) -> Value {
+        if x.dims() == dims {
+            return x.clone();
+        }
+        let shape = Shape::new(dims, x.element());
+        assert_eq!(x.len(), shape.len(), "{} becomes {shape}", x.shape);
+        self.push(shape.clone(), format_args!("stablehlo.reshape {} : ({}) -> {shape}", x.name, x.shape))
+    }
+
+    /// The index along a dimension, in every element.
+    pub(crate) fn iota(&mut self, dims: &[usize], dim: usize, element: Element) -> Value {
+        let shape = Shape::new(dims, element);
+        self.push(shape.clone(), format_args!("stablehlo.iota dim = {dim} : {shape}"))
+    }
+
+    /// Repeats elements: dimension `i` of `x` becomes dimension `to[i]`.
+    pub(crate) fn broadcast(&mut self, x: &Value, to: &[usize], dims: &[usize]) -> Value {
+        if x.dims() == dims {
+            return x.clone();
+        }
+        let shape = Shape::new(dims, x.element());
+        let text = format_args!(
+            "stablehlo.broadcast_in_dim {}, dims = [{}] : ({}) -> {shape}",
+            x.name,
+            list(to),
+            x.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// One number in every element.
+    pub(crate) fn fill(&mut self, number: &Value, dims: &[usize]) -> Value {
+        let number = self.reshape(number, &[]);
+        self.broadcast(&number, &[], dims)
+    }
+
+    /// Dimension `i` of the result is dimension `order[i]` of `x`.
+    pub(crate) fn transpose(&mut self, x: &Value, order: &[usize]) -> Value {
+        let shape = Shape { dims: order.iter().map(|&dim| x.dims()[dim]).collect(), element: x.element() };
+        let text = format_args!(
+            "stablehlo.transpose {}, dims = [{}] : ({}) -> {shape}",
+            x.name,
+            list(order),
+            x.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// A range of each dimension.
+    pub(crate) fn slice(&mut self, x: &Value, ranges: &[Range<usize>]) -> Value {
+        if ranges.iter().zip(x.dims()).all(|(range, &dim)| *range == (0..dim)) {
+            return x.clone();
+        }
+        let shape = Shape { dims: ranges.iter().map(ExactSizeIterator::len).collect(), element: x.element() };
+        let spec = list(ranges.iter().map(|range| format!("{}:{}", range.start, range.end)));
+        self.push(shape.clone(), format_args!("stablehlo.slice {} [{spec}] : ({}) -> {shape}", x.name, x.shape))
+    }
+
+    /// Columns of a matrix.
+    pub(crate) fn columns(&mut self, x: &Value, columns: Range<usize>) -> Value {
+        let rows = x.dims()[0];
+        self.slice(x, &[0..rows, columns])
+    }
+
+    /// `len` elements of a vector from an index on that is known when the program runs.
+    pub(crate) fn dynamic_slice(&mut self, x: &Value, start: &Value, len: usize) -> Value {
+        let shape = Shape::new(&[len], x.element());
+        let text = format_args!(
+            "stablehlo.dynamic_slice {}, {}, sizes = [{len}] : ({}, {}) -> {shape}",
+            x.name, start.name, x.shape, start.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// One after the other along a dimension.
+    pub(crate) fn concatenate(&mut self, parts: &[Value], dim: usize) -> Value {
+        if let [part] = parts {
+            return part.clone();
+        }
+        let mut shape = parts[0].shape.clone();
+        shape.dims[dim] = parts.iter().map(|part| part.dims()[dim]).sum();
+        let names = list(parts.iter().map(|part| part.name));
+        let shapes = list(parts.iter().map(|part| &part.shape));
+        let text = format_args!("stablehlo.concatenate {names}, dim = {dim} : ({shapes}) -> {shape}");
+        self.push(shape.clone(), text)
+    }
+
+    /// `x` with `part` from these indices on.
+    pub(crate) fn update(&mut self, x: &Value, part: &Value, at: &[usize]) -> Value {
+        let starts: Vec<Value> = at.iter().map(|&start| self.int(start as i64, &[], Element::I32)).collect();
+        let names = list(starts.iter().map(|start| start.name));
+        let shapes = list(starts.iter().map(|start| &start.shape));
+        let text = format_args!(
+            "stablehlo.dynamic_update_slice {}, {}, {names} : ({}, {}, {shapes}) -> {}",
+            x.name, part.name, x.shape, part.shape, x.shape
+        );
+        self.push(x.shape.clone(), text)
+    }
+
+    /// Row `ids[i]` of a table, for each `i`.
+    pub(crate) fn gather_rows(&mut self, table: &Value, ids: &Value) -> Value {
+        let (rows, width) = (ids.len(), table.dims()[1]);
+        let ids = self.reshape(ids, &[rows, 1]);
+        let shape = Shape::new(&[rows, width], table.element());
+        let text = format_args!(
+            "\"stablehlo.gather\"({}, {}) <{{dimension_numbers = #stablehlo.gather<offset_dims = [1], \
+             collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, {width}>, \
+             indices_are_sorted = false}}> : ({}, {}) -> {shape}",
+            table.name, ids.name, table.shape, ids.shape
+        );
+        self.push(shape.clone(), text)
+    }
+
+    /// Adds row `i` of `rows` to row `ids[i]` of a table.
+    pub(crate) fn add_to_rows(&mut self, table: &Value, ids: &Value, rows: &Value) -> Value {
+        let ids = self.reshape(ids, &[ids.len(), 1]);
+        let number = Shape::new(&[], table.element());
+        let text = format_args!(
+            "\"stablehlo.scatter\"({}, {}, {}) <{{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], \
+             inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>, \
+             indices_are_sorted = false, unique_indices = false}}> ({{\n    ^bb0(%a: {number}, %b: {number}):\n      \
+             %s = stablehlo.add %a, %b : {number}\n      stablehlo.return %s : {number}\n    }}) : ({}, {}, {}) -> {}",
+            table.name, ids.name, rows.name, table.shape, ids.shape, rows.shape, table.shape
+        );
+        self.push(table.shape.clone(), text)
+    }
+}

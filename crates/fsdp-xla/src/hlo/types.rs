@@ -1,0 +1,126 @@
+//! Types and values of a program.
+
+use std::fmt;
+
+use fsdp_core::DType;
+
+/// The type of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F32,
+    F64,
+    Bf16,
+    U8,
+    U32,
+    U64,
+    I32,
+    I64,
+    Bool,
+}
+
+impl Element {
+    /// Its name in StableHLO.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Element::F32 => "f32",
+            Element::F64 => "f64",
+            Element::Bf16 => "bf16",
+            Element::U8 => "ui8",
+            Element::U32 => "ui32",
+            Element::U64 => "ui64",
+            Element::I32 => "i32",
+            Element::I64 => "i64",
+            Element::Bool => "i1",
+        }
+    }
+
+    pub(crate) fn is_float(self) -> bool {
+        matches!(self, Element::F32 | Element::F64 | Element::Bf16)
+    }
+
+    /// The type of arithmetic on it.
+    pub(crate) fn master(self) -> Element {
+        if self == Element::Bf16 { Element::F32 } else { self }
+    }
+}
+
+impl From<DType> for Element {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Element::F32,
+            DType::F64 => Element::F64,
+            DType::Bf16 => Element::Bf16,
+            DType::U8 => Element::U8,
+            DType::U32 => Element::U32,
+            DType::I64 => Element::I64,
+        }
+    }
+}
+
+/// Sizes and element type of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) element: Element,
+}
+
+impl Shape {
+    pub(crate) fn new(dims: &[usize], element: Element) -> Self {
+        Self { dims: dims.to_vec(), element }
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensor<")?;
+        self.dims.iter().try_for_each(|dim| write!(f, "{dim}x"))?;
+        write!(f, "{}>", self.element.name())
+    }
+}
+
+/// What a value is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// An argument of the program.
+    Argument(usize),
+    /// The result of an operation.
+    Result(usize),
+    /// One of several results of an operation.
+    Part(usize, usize),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Argument(number) => write!(f, "%arg{number}"),
+            Name::Result(number) => write!(f, "%{number}"),
+            Name::Part(number, part) => write!(f, "%{number}#{part}"),
+        }
+    }
+}
+
+/// A value of the program: an argument, or what an operation has made.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Value {
+    pub(crate) name: Name,
+    pub(crate) shape: Shape,
+}
+
+impl Value {
+    pub(crate) fn dims(&self) -> &[usize] {
+        &self.shape.dims
+    }
+
+    pub(crate) fn element(&self) -> Element {
+        self.shape.element
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shape.len()
+    }
+}

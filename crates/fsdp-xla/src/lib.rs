@@ -1,0 +1,31 @@
+//! XLA devices: a step as one compiled program, on whatever has a [PJRT] plugin: TPUs, GPUs, processors.
+//!
+//! The engine runs unchanged over a memory that writes instead of computing ([`XlaMemory`]): each operation of a schedule,
+//! and each operation within a block, becomes operations of StableHLO, by one rule for each kind (`ops`). When the schedule
+//! ends, the program is compiled, or found among those that were, and runs on the devices of all ranks: one replica each.
+//! What differs between ranks is an argument: data, dropout keys, tables of rows.
+//!
+//! [`Devices`] is the launcher. Nothing is needed at build time; the plugin, a shared library, is opened at run time.
+//!
+//! [PJRT]: https://openxla.org/xla/pjrt
+
+mod buffer;
+mod comm;
+mod error;
+mod ffi;
+mod hlo;
+mod launch;
+mod memory;
+mod ops;
+mod scalars;
+mod trace;
+mod update;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+pub use buffer::XlaBuffer;
+pub use error::XlaError;
+pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, inspect};
+pub use memory::{Moment, XlaMemory};

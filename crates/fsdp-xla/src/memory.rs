@@ -1,0 +1,321 @@
+//! A memory that writes down what it is asked for.
+//!
+//! Within a schedule nothing is computed: operations leave values of a program ([`Trace`]), which runs when the schedule
+//! ends, on all ranks together ([`World`](crate::world::World)). Outside of schedules (starting values, checkpoints, what
+//! ranks ask each other) everything happens on the host, by [`HostMemory`], and is brought to the device when a program
+//! reads it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::scalars::GradientFactors;
+use fsdp_core::update::Piece;
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::accounting::Account;
+use fsdp_nn::{HostBuffer, HostMemory};
+
+use crate::buffer::{Content, Storage, XlaBuffer};
+use crate::hlo::{Shape, Value};
+use crate::scalars;
+use crate::trace::Trace;
+use crate::world::Place;
+
+/// The memory of a rank whose steps are compiled.
+pub struct XlaMemory {
+    host: HostMemory,
+    account: Arc<Account>,
+    /// There while a schedule runs.
+    trace: Mutex<Option<Trace>>,
+    place: Mutex<Place>,
+}
+
+/// What a queue has made last, within a schedule.
+#[derive(Clone)]
+pub struct Moment(Option<Value>);
+
+pub(crate) type In<'a> = Slice<'a, XlaBuffer>;
+pub(crate) type Out<'a> = SliceMut<'a, XlaBuffer>;
+
+impl XlaMemory {
+    /// The memory of a rank at its place in the world. What happens on the host does so in `host`.
+    pub(crate) fn new(host: HostMemory, place: Place) -> Self {
+        Self { host, account: Arc::default(), trace: Mutex::new(None), place: Mutex::new(place) }
+    }
+
+    /// The host's memory.
+    pub fn host(&self) -> &HostMemory {
+        &self.host
+    }
+
+    /// The program in the making, while a schedule runs.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Trace>> {
+        self.trace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a program is being traced.
+    pub(crate) fn is_tracing(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Elements on the host, to read.
+    pub(crate) fn on_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
+        let storage = &buffer.storage;
+        let mut content = storage.content();
+        match &mut *content {
+            Content::Host(buffer) | Content::Device(_, Some(buffer)) => Ok(buffer.clone()),
+            Content::Device(device, copy @ None) => {
+                let mut host = self.host_room(storage)?;
+                device.download(self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
+                Ok(copy.insert(host).clone())
+            }
+            Content::Undefined => Err(Error::Released { len: storage.len, dtype: storage.dtype }),
+            Content::Traced(_) => panic!("a value of a program is read on the host before the program has run"),
+        }
+    }
+
+    fn host_room(&self, storage: &Storage) -> Result<HostBuffer, Error> {
+        self.host.allocate(storage.category(), storage.dtype, storage.len)
+    }
+
+    /// Takes the elements of a buffer to the host, to write them there; they have to be put back.
+    pub(crate) fn take_to_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
+        writable(buffer)?;
+        let storage = &buffer.storage;
+        if matches!(*storage.content(), Content::Device(..)) {
+            self.on_host(buffer)?;
+        }
+        match storage.take() {
+            Content::Host(own) | Content::Device(_, Some(own)) => Ok(own),
+            _ => self.host_room(storage),
+        }
+    }
+
+    /// Calls `body` with a range of a buffer on the host.
+    pub(crate) fn write_on_host<T>(
+        &self,
+        dst: Out<'_>,
+        body: impl FnOnce(SliceMut<'_, HostBuffer>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut buffer = self.take_to_host(dst.buffer)?;
+        let result = body(SliceMut::new(&mut buffer, dst.offset, dst.len));
+        dst.buffer.storage.put(Content::Host(buffer));
+        result
+    }
+
+    /// The place of the rank in the world.
+    pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// That a buffer may be written.
+pub(crate) fn writable(buffer: &XlaBuffer) -> Result<(), Error> {
+    let readers = Arc::strong_count(&buffer.storage) - 1;
+    match readers {
+        0 => Ok(()),
+        _ => Err(Error::Shared { len: buffer.len(), dtype: buffer.dtype(), readers }),
+    }
+}
+
+impl Memory for XlaMemory {
+    type Buffer = XlaBuffer;
+    type Event = Moment;
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<XlaBuffer, Error> {
+        Ok(XlaBuffer::new(&self.account, category, dtype, len))
+    }
+
+    fn release(&self, _queue: Queue, buffer: &mut XlaBuffer) {
+        match &mut *self.lock() {
+            Some(trace) => trace.release(&buffer.storage),
+            None => buffer.storage.put(Content::Undefined),
+        }
+    }
+
+    fn alias(&self, _dst: &mut XlaBuffer, _src: &XlaBuffer) -> bool {
+        false
+    }
+
+    fn zero(&self, queue: Queue, dst: Out<'_>) -> Result<(), Error> {
+        writable(dst.buffer)?;
+        if let Some(trace) = &mut *self.lock() {
+            let zeros = trace.hlo.zeros(&[dst.len], dst.buffer.storage.dtype.into());
+            trace.store(queue, &dst, &zeros);
+            return Ok(());
+        }
+        self.write_on_host(dst, |dst| self.host.zero(queue, dst))
+    }
+
+    fn copy(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
+        writable(dst.buffer)?;
+        if let Some(trace) = &mut *self.lock() {
+            let value = trace.load(queue, src);
+            trace.store(queue, &dst, &value);
+            return Ok(());
+        }
+        let from = self.on_host(src.buffer)?;
+        self.write_on_host(dst, |dst| self.host.copy(queue, Slice::new(&from, src.offset, src.len), dst))
+    }
+
+    fn copy_part(
+        &self,
+        queue: Queue,
+        src: &XlaBuffer,
+        part: usize,
+        dst: &mut XlaBuffer,
+    ) -> Result<(), Error> {
+        writable(dst)?;
+        let len = dst.len();
+        if let Some(trace) = &mut *self.lock() {
+            let whole = trace.load(queue, Slice::whole(src));
+            let start = i64::try_from(part * len).expect("buffers have fewer than 2^63 elements");
+            let start = trace.input(Shape::new(&[], DType::I64.into()), start.to_le_bytes().to_vec());
+            let value = trace.hlo.dynamic_slice(&whole, &start, len);
+            trace.store(queue, &SliceMut::whole(dst), &value);
+            return Ok(());
+        }
+        self.copy(queue, Slice::new(src, part * len, len), SliceMut::whole(dst))
+    }
+
+    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
+        writable(dst.buffer)?;
+        if let Some(trace) = &mut *self.lock() {
+            let (sum, more) = (trace.load(queue, dst.as_slice()), trace.load(queue, src));
+            let (sum, more) = (trace.hlo.master(&sum), trace.hlo.master(&more));
+            let sum = trace.hlo.add(&sum, &more);
+            trace.store(queue, &dst, &sum);
+            return Ok(());
+        }
+        let from = self.on_host(src.buffer)?;
+        self.write_on_host(dst, |dst| self.host.accumulate(queue, Slice::new(&from, src.offset, src.len), dst))
+    }
+
+    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
+        writable(dst.buffer)?;
+        if let Some(trace) = &mut *self.lock() {
+            let value = trace.load(queue, dst.as_slice());
+            let scaled = trace.hlo.with("multiply", &value, factor);
+            trace.store(queue, &dst, &scaled);
+            return Ok(());
+        }
+        self.write_on_host(dst, |dst| self.host.scale(queue, factor, dst))
+    }
+
+    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
+        assert!(!self.is_tracing(), "schedules measure whole shards");
+        let from = self.on_host(src.buffer)?;
+        self.write_on_host(sum, |sum| {
+            self.host.square_sum(queue, Slice::new(&from, src.offset, src.len), row_len, sum)
+        })
+    }
+
+    fn square_sum_of_pieces(
+        &self,
+        queue: Queue,
+        shard: &XlaBuffer,
+        pieces: &[Piece],
+        mut sum: Out<'_>,
+    ) -> Result<(), Error> {
+        if let Some(trace) = &mut *self.lock() {
+            // Padding is zero, so it does not matter where pieces lie; only whether this rank's count.
+            let counts = trace.input_floats(&[f64::from(u8::from(!pieces.is_empty()))], DType::F64.into());
+            let squares = {
+                let shard = trace.load(queue, Slice::whole(shard));
+                scalars::square_sum(&mut trace.hlo, &shard)
+            };
+            let counts = trace.hlo.reshape(&counts, &[]);
+            let squares = trace.hlo.multiply(&squares, &counts);
+            let words = trace.load(queue, sum.as_slice());
+            let total = scalars::add_exactly(&mut trace.hlo, &words, &squares);
+            trace.store(queue, &sum, &total);
+            return Ok(());
+        }
+        pieces.iter().try_for_each(|piece| {
+            self.square_sum(queue, Slice::new(shard, piece.offset, piece.len), piece.row_len, sum.reborrow())
+        })
+    }
+
+    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
+        if let Some(trace) = &mut *self.lock() {
+            let numbers = trace.load(queue, src);
+            let total = trace.hlo.reduce("add", &numbers, &[0]);
+            let words = trace.load(queue, sum.as_slice());
+            let total = scalars::add_exactly(&mut trace.hlo, &words, &total);
+            trace.store(queue, &sum, &total);
+            return Ok(());
+        }
+        let from = self.on_host(src.buffer)?;
+        self.write_on_host(sum, |sum| self.host.exact_sum(queue, Slice::new(&from, src.offset, src.len), sum))
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: In<'_>,
+        averaged_ranks: usize,
+        grad_clip: Option<f64>,
+        factors: Out<'_>,
+    ) -> Result<(), Error> {
+        if let Some(trace) = &mut *self.lock() {
+            let words = trace.load(queue, scalars);
+            let before = trace.load(queue, factors.as_slice());
+            let new = scalars::gradient_factors(&mut trace.hlo, &words, &before, averaged_ranks, grad_clip);
+            assert_eq!(new.len(), GradientFactors::LEN, "all factors are computed");
+            trace.store(queue, &factors, &new);
+            return Ok(());
+        }
+        let from = self.on_host(scalars.buffer)?;
+        self.write_on_host(factors, |factors| {
+            let scalars = Slice::new(&from, scalars.offset, scalars.len);
+            self.host.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+        })
+    }
+
+    fn write(&self, queue: Queue, src: HostSlice<'_>, mut dst: Out<'_>) -> Result<(), Error> {
+        writable(dst.buffer)?;
+        if let Some(trace) = &mut *self.lock() {
+            let dtype = dst.buffer.dtype();
+            let mut own = self.host.allocate(Category::Workspace, dtype, dst.len)?;
+            self.host.write(queue, src, SliceMut::whole(&mut own))?;
+            let bytes = self.host.bytes(Slice::whole(&own))?.to_vec();
+            let value = trace.input(Shape::new(&[dst.len], dtype.into()), bytes);
+            trace.store(queue, &dst.reborrow(), &value);
+            return Ok(());
+        }
+        self.write_on_host(dst, |dst| self.host.write(queue, src, dst))
+    }
+
+    fn read(&self, queue: Queue, src: In<'_>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        assert!(!self.is_tracing(), "the host reads nothing within a schedule");
+        let from = self.on_host(src.buffer)?;
+        self.host.read(queue, Slice::new(&from, src.offset, src.len), dst)
+    }
+
+    fn record(&self, queue: Queue) -> Moment {
+        Moment(self.lock().as_ref().and_then(|trace| trace.last(queue)))
+    }
+
+    fn wait(&self, queue: Queue, event: &Moment) {
+        if let (Some(trace), Some(value)) = (&mut *self.lock(), &event.0) {
+            trace.wait(queue, value);
+        }
+    }
+
+    fn begin_schedule(&self) {
+        *self.lock() = Some(Trace::default());
+    }
+
+    fn end_schedule(&self) -> Result<(), Error> {
+        let trace = self.lock().take().expect("a schedule has begun");
+        self.place().run(&self.host, trace)
+    }
+
+    /// A program may run while the next one is traced.
+    fn is_asynchronous(&self) -> bool {
+        true
+    }
+
+    fn usage(&self) -> Usage {
+        self.account.usage()
+    }
+}

@@ -1,0 +1,92 @@
+//! Activations.
+
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
+
+use fsdp_nn::op::{Activation, Function, Pass};
+
+use super::Call;
+use crate::hlo::Value;
+use crate::trace::Trace;
+
+impl Trace {
+    pub(super) fn activation(&mut self, op: Activation, mut operands: Call<'_, '_>) {
+        let reads: Vec<Value> = operands.reads.iter().map(|&read| self.read_master(read)).collect();
+        let x = &reads[0];
+        let [value, slope] = self.function(op.function, x);
+        let writes = operands.reborrow().writes;
+        let forward = |trace: &mut Trace| match op.gated {
+            true => trace.hlo.multiply(&value, &reads[1]),
+            false => value.clone(),
+        };
+        if op.pass == Pass::Forward {
+            let y = forward(self);
+            return self.write(&writes[0], &y);
+        }
+        let (dy, slopes) = match op.pass {
+            Pass::BackwardAgain => (self.read_master(writes[0].slice.as_slice()), 1),
+            _ => (reads[if op.gated { 2 } else { 1 }].clone(), 0),
+        };
+        let mut dx = self.hlo.multiply(&dy, &slope);
+        if op.gated {
+            dx = self.hlo.multiply(&dx, &reads[1]);
+            let dup = self.hlo.multiply(&dy, &value);
+            self.write(&writes[slopes + 1], &dup);
+        }
+        self.write(&writes[slopes], &dx);
+        if op.pass == Pass::BackwardAgain {
+            let y = forward(self);
+            self.write(&writes[0], &y);
+        }
+    }
+
+    /// The value of a function, and its slope. What nobody uses of them is no part of what is compiled.
+    fn function(&mut self, function: Function, x: &Value) -> [Value; 2] {
+        match function {
+            Function::Silu => {
+                let logistic = self.hlo.unary("logistic", x);
+                let value = self.hlo.multiply(x, &logistic);
+                let one = self.hlo.float(1.0, x.dims(), x.element());
+                let rest = self.hlo.subtract(&one, &logistic);
+                let bend = self.hlo.multiply(x, &rest);
+                let bend = self.hlo.with("add", &bend, 1.0);
+                [value, self.hlo.multiply(&bend, &logistic)]
+            }
+            Function::GeluTanh => self.gelu_tanh(x),
+            Function::Gelu => {
+                // The complement loses nothing where the distribution function is near 0.
+                let scaled = self.hlo.with("multiply", x, -FRAC_1_SQRT_2);
+                let normal = self.hlo.erfc(&scaled);
+                let normal = self.hlo.with("multiply", &normal, 0.5);
+                let value = self.hlo.multiply(x, &normal);
+                let square = self.hlo.multiply(x, x);
+                let square = self.hlo.with("multiply", &square, -0.5);
+                let density = self.hlo.unary("exponential", &square);
+                let density = self.hlo.with("multiply", &density, 1.0 / (2.0 * PI).sqrt());
+                let bend = self.hlo.multiply(x, &density);
+                [value, self.hlo.add(&normal, &bend)]
+            }
+        }
+    }
+
+    fn gelu_tanh(&mut self, x: &Value) -> [Value; 2] {
+        let (factor, cubic) = ((2.0 / PI).sqrt(), 0.044_715);
+        let square = self.hlo.multiply(x, x);
+        let inner = self.hlo.with("multiply", &square, cubic);
+        let inner = self.hlo.with("add", &inner, 1.0);
+        let inner = self.hlo.multiply(&inner, x);
+        let inner = self.hlo.with("multiply", &inner, factor);
+        // Half of `1 + tanh(u)` is the logistic function at `2 u`, which loses nothing where that is near 0.
+        let inner = self.hlo.with("multiply", &inner, 2.0);
+        let half = self.hlo.unary("logistic", &inner);
+        let value = self.hlo.multiply(x, &half);
+        let slope = self.hlo.with("multiply", &square, 3.0 * cubic);
+        let slope = self.hlo.with("add", &slope, 1.0);
+        let slope = self.hlo.with("multiply", &slope, 2.0 * factor);
+        let one = self.hlo.float(1.0, x.dims(), x.element());
+        let rest = self.hlo.subtract(&one, &half);
+        let bend = self.hlo.multiply(&half, &rest);
+        let bend = self.hlo.multiply(&bend, &slope);
+        let bend = self.hlo.multiply(&bend, x);
+        [value, self.hlo.add(&half, &bend)]
+    }
+}

@@ -1,0 +1,209 @@
+//! One rule for each operation: what it is in StableHLO. A file for each family, as in `fsdp_nn::op`.
+//!
+//! As on all devices, arithmetic is done in the master dtype, and results are rounded once, to the dtype of the operand that
+//! they are written to.
+
+mod activation;
+mod attention;
+mod head;
+mod linear;
+mod lookup;
+mod norm;
+mod pointwise;
+mod random;
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::{Error, Queue};
+use fsdp_nn::HostBuffer;
+use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome, Write};
+use fsdp_nn::op::Op;
+
+use crate::buffer::{Content, XlaBuffer};
+use crate::hlo::Value;
+use crate::memory::{In, XlaMemory, writable};
+use crate::trace::Trace;
+
+/// Operands of a call.
+pub(crate) type Call<'o, 'a> = Operands<'o, 'a, XlaBuffer>;
+
+impl Backend for XlaMemory {
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Large
+    }
+
+    fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        operands.writes.iter().try_for_each(|write| writable(write.slice.buffer))?;
+        let Some(trace) = &mut *self.lock() else { return self.execute_on_host(op, operands) };
+        match op {
+            Op::Linear(op) => trace.linear(*op, operands),
+            Op::Lookup(op) => trace.lookup(*op, operands),
+            Op::Norm(op) => trace.norm(*op, operands),
+            Op::Attention(op) => trace.attention(op, operands),
+            Op::Activation(op) => trace.activation(*op, operands),
+            Op::Pointwise(op) => trace.pointwise(*op, operands),
+            Op::Head(op) => trace.head(*op, operands),
+            Op::Experts(_) => return Ok(Outcome::Unsupported),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl XlaMemory {
+    /// Runs an operation outside of schedules.
+    fn execute_on_host(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
+        let read: Vec<HostBuffer> =
+            operands.reads.iter().map(|slice| self.on_host(slice.buffer)).collect::<Result<_, _>>()?;
+        let reads: Vec<Slice<'_, HostBuffer>> = read
+            .iter()
+            .zip(operands.reads)
+            .map(|(buffer, slice)| Slice::new(buffer, slice.offset, slice.len))
+            .collect();
+        let mut own: Vec<HostBuffer> = operands
+            .writes
+            .iter()
+            .map(|write| self.take_to_host(write.slice.buffer))
+            .collect::<Result<_, _>>()?;
+        let mut writes: Vec<Write<'_, HostBuffer>> = own
+            .iter_mut()
+            .zip(&*operands.writes)
+            .map(|(buffer, Write { slice, accumulate })| Write {
+                slice: SliceMut::new(buffer, slice.offset, slice.len),
+                accumulate: *accumulate,
+            })
+            .collect();
+        let call = Operands { reads: &reads, writes: &mut writes, batch: operands.batch };
+        let outcome = self.host().execute(op, call);
+        for (write, buffer) in operands.writes.iter().zip(own) {
+            write.slice.buffer.storage.put(Content::Host(buffer));
+        }
+        outcome
+    }
+}
+
+/// Where work goes: that of blocks is all on one queue.
+const QUEUE: Queue = Queue::Compute;
+
+impl Trace {
+    /// An operand, as a vector.
+    fn read(&mut self, slice: In<'_>) -> Value {
+        self.load(QUEUE, slice)
+    }
+
+    /// An operand in the type of arithmetic.
+    fn read_master(&mut self, slice: In<'_>) -> Value {
+        let value = self.read(slice);
+        self.hlo.master(&value)
+    }
+
+    /// An operand as rows of so many elements.
+    fn read_rows(&mut self, slice: In<'_>, width: usize) -> Value {
+        let value = self.read(slice);
+        self.hlo.reshape(&value, &[slice.len / width, width])
+    }
+
+    /// Rows in the type of arithmetic.
+    fn read_rows_master(&mut self, slice: In<'_>, width: usize) -> Value {
+        let rows = self.read_rows(slice, width);
+        self.hlo.master(&rows)
+    }
+
+    /// Writes an operand, or adds to it.
+    fn write(&mut self, write: &Write<'_, XlaBuffer>, value: &Value) {
+        let mut value = value.clone();
+        if write.accumulate {
+            let old = self.read_master(write.slice.as_slice());
+            let old = self.hlo.reshape(&old, value.dims());
+            let new = self.hlo.convert(&value, old.element());
+            value = self.hlo.add(&old, &new);
+        }
+        self.store(QUEUE, &write.slice, &value);
+    }
+
+    /// Rows of `columns` elements that begin `stride` elements apart, from the first element of the operand on.
+    fn read_columns(&mut self, slice: In<'_>, [rows, columns, stride]: [usize; 3]) -> Value {
+        if columns == stride {
+            let own = Slice::new(slice.buffer, slice.offset, rows * columns);
+            return self.read_rows(own, columns);
+        }
+        let (whole, at) = match within(slice, columns, stride) {
+            Some(at) => (Slice::whole(slice.buffer), at),
+            None => (slice, [0, 0]),
+        };
+        let whole = self.read(whole);
+        let whole = self.padded_rows(&whole, stride);
+        self.hlo.slice(&whole, &[at[0]..at[0] + rows, at[1]..at[1] + columns])
+    }
+
+    /// Writes rows that lie as those of [`Trace::read_columns`]; what is between them stays.
+    fn write_columns(&mut self, write: &mut Write<'_, XlaBuffer>, value: &Value, stride: usize) {
+        let [rows, columns] = value.dims()[..] else { panic!("rows are written, not {}", value.shape) };
+        if columns == stride {
+            return self.write(write, value);
+        }
+        let mut value = value.clone();
+        if write.accumulate {
+            let old = self.read_columns(write.slice.as_slice(), [rows, columns, stride]);
+            let (old, new) = (self.hlo.master(&old), self.hlo.master(&value));
+            value = self.hlo.add(&old, &new);
+        }
+        let at = within(write.slice.as_slice(), columns, stride);
+        let slice = match at {
+            Some(_) => SliceMut::whole(write.slice.buffer),
+            None => write.slice.reborrow(),
+        };
+        let old = self.load(QUEUE, slice.as_slice());
+        let table = self.padded_rows(&old, stride);
+        let value = self.hlo.convert(&value, table.element());
+        let table = self.hlo.update(&table, &value, &at.unwrap_or_default());
+        let flat = self.hlo.reshape(&table, &[table.len()]);
+        let flat = self.hlo.slice(&flat, &[0..slice.len]);
+        self.store(QUEUE, &slice, &flat);
+    }
+
+    /// A vector as rows, with zeros behind it where the last one is not complete.
+    fn padded_rows(&mut self, x: &Value, width: usize) -> Value {
+        let rows = x.len().div_ceil(width);
+        let missing = rows * width - x.len();
+        let full = match missing {
+            0 => x.clone(),
+            _ => {
+                let zeros = self.hlo.zeros(&[missing], x.element());
+                self.hlo.concatenate(&[x.clone(), zeros], 0)
+            }
+        };
+        self.hlo.reshape(&full, &[rows, width])
+    }
+
+    /// A vector in every one of so many rows.
+    fn in_rows(&mut self, x: &Value, rows: usize) -> Value {
+        self.hlo.broadcast(x, &[1], &[rows, x.len()])
+    }
+
+    /// A number of each row in all of its columns.
+    fn in_columns(&mut self, x: &Value, columns: usize) -> Value {
+        self.hlo.broadcast(x, &[0], &[x.len(), columns])
+    }
+
+    /// The mean of each row.
+    fn row_means(&mut self, x: &Value) -> Value {
+        let sums = self.hlo.reduce("add", x, &[1]);
+        self.hlo.with("multiply", &sums, 1.0 / x.dims()[1] as f64)
+    }
+
+    /// `cap * tanh(x / cap)`, and its slope.
+    fn capped(&mut self, x: &Value, cap: f64) -> [Value; 2] {
+        let bent = self.hlo.with("divide", x, cap);
+        let bent = self.hlo.unary("tanh", &bent);
+        let value = self.hlo.with("multiply", &bent, cap);
+        let one = self.hlo.float(1.0, bent.dims(), bent.element());
+        let square = self.hlo.multiply(&bent, &bent);
+        [value, self.hlo.subtract(&one, &square)]
+    }
+}
+
+/// Row and column of an operand in its buffer, if that is a matrix whose rows begin `stride` elements apart.
+fn within(slice: In<'_>, columns: usize, stride: usize) -> Option<[usize; 2]> {
+    let at = [slice.offset / stride, slice.offset % stride];
+    let len = fsdp_core::memory::Buffer::len(slice.buffer);
+    (len.is_multiple_of(stride) && at[1] + columns <= stride).then_some(at)
+}

@@ -1,0 +1,158 @@
+//! What programs compute, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
+
+mod scalars;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::ThreadOptions;
+use fsdp_comm::launch::Launcher;
+use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
+use fsdp_core::{DType, Error, Queue};
+use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
+use fsdp_nn::conformance::{Subject, operations};
+use fsdp_nn::op::Op;
+
+use crate::buffer::XlaBuffer;
+use crate::memory::{In, Moment, Out, XlaMemory};
+use crate::{Devices, ProgramOptions};
+
+/// Runs `body` with the memory of one rank, if there is a plugin to test with.
+pub(super) fn with_memory(test: &str, body: impl Fn(&Arc<XlaMemory>) + Sync) {
+    let Some(plugin) = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from) else {
+        println!("skipped: {test} needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
+        return;
+    };
+    let threads = ThreadOptions { timeout: Duration::from_secs(60), ..ThreadOptions::default() };
+    let devices = Devices::new(&plugin, 1, ProgramOptions::default(), threads).unwrap();
+    let run = |seat: fsdp_comm::launch::Seat<XlaMemory>| -> Result<(), Error> {
+        body(&seat.memory);
+        Ok(())
+    };
+    devices.launch(1, &run).unwrap();
+}
+
+/// A memory that runs each operation of a block as a program.
+#[derive(Clone)]
+struct Compiled(Arc<XlaMemory>);
+
+impl Memory for Compiled {
+    type Buffer = XlaBuffer;
+    type Event = Moment;
+
+    fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<XlaBuffer, Error> {
+        self.0.allocate(category, dtype, len)
+    }
+
+    fn release(&self, queue: Queue, buffer: &mut XlaBuffer) {
+        self.0.release(queue, buffer);
+    }
+
+    fn alias(&self, dst: &mut XlaBuffer, src: &XlaBuffer) -> bool {
+        self.0.alias(dst, src)
+    }
+
+    fn zero(&self, queue: Queue, dst: Out<'_>) -> Result<(), Error> {
+        self.0.zero(queue, dst)
+    }
+
+    fn copy(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
+        self.0.copy(queue, src, dst)
+    }
+
+    fn accumulate(&self, queue: Queue, src: In<'_>, dst: Out<'_>) -> Result<(), Error> {
+        self.0.accumulate(queue, src, dst)
+    }
+
+    fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
+        self.0.scale(queue, factor, dst)
+    }
+
+    fn square_sum(&self, queue: Queue, src: In<'_>, row_len: usize, sum: Out<'_>) -> Result<(), Error> {
+        self.0.square_sum(queue, src, row_len, sum)
+    }
+
+    fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
+        self.0.exact_sum(queue, src, sum)
+    }
+
+    fn gradient_factors(
+        &self,
+        queue: Queue,
+        scalars: In<'_>,
+        averaged_ranks: usize,
+        grad_clip: Option<f64>,
+        factors: Out<'_>,
+    ) -> Result<(), Error> {
+        self.0.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+    }
+
+    fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {
+        self.0.write(queue, src, dst)
+    }
+
+    fn read(&self, queue: Queue, src: In<'_>, dst: HostSliceMut<'_>) -> Result<(), Error> {
+        self.0.read(queue, src, dst)
+    }
+
+    fn record(&self, queue: Queue) -> Moment {
+        self.0.record(queue)
+    }
+
+    fn wait(&self, queue: Queue, event: &Moment) {
+        self.0.wait(queue, event);
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+impl Backend for Compiled {
+    fn execute(&self, op: &Op, operands: Operands<'_, '_, XlaBuffer>) -> Result<Outcome, Error> {
+        if let Op::Experts(_) = op {
+            // There is no rule for them, and the suite wants all operations.
+            return self.0.execute(op, operands);
+        }
+        self.0.begin_schedule();
+        let outcome = self.0.execute(op, operands)?;
+        self.0.end_schedule()?;
+        Ok(outcome)
+    }
+
+    fn head_chunks(&self) -> HeadChunks {
+        HeadChunks::Small
+    }
+}
+
+#[test]
+fn operations_are_those_of_all_backends() {
+    with_memory("this test", |memory| {
+        let subject = Subject {
+            memory: &|| Compiled(Arc::clone(memory)),
+            rounds_probabilities: true,
+            adds_alike: true,
+        };
+        operations(&subject);
+    });
+}
+
+#[test]
+fn a_part_is_copied_wherever_it_lies() {
+    with_memory("this test", |memory| {
+        let buffer = |len| memory.allocate(Category::Unsharded, DType::F32, len).unwrap();
+        let (mut whole, mut part) = (buffer(6), buffer(2));
+        memory
+            .write(Queue::Compute, HostSlice::F32(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), SliceMut::whole(&mut whole))
+            .unwrap();
+        for index in 0..3 {
+            memory.begin_schedule();
+            memory.copy_part(Queue::Compute, &whole, index, &mut part).unwrap();
+            memory.end_schedule().unwrap();
+            let mut found = [0.0; 2];
+            memory.read(Queue::Compute, Slice::whole(&part), HostSliceMut::F32(&mut found)).unwrap();
+            assert_eq!(found, [2.0 * index as f32, 2.0 * index as f32 + 1.0]);
+        }
+    });
+}

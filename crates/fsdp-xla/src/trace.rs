@@ -1,0 +1,255 @@
+//! The program of a schedule in the making: what has been traced, which arguments it takes, and what it leaves behind.
+//!
+//! A buffer is no place here, but a name for values: an operation reads the values that its operands stand for, and makes new
+//! ones. Buffers whose first use in a schedule is a read become arguments; those that hold something else at its end, and
+//! still have a handle, become results, in the storage of the argument where there is one (it is *donated*). So nothing names
+//! parameters or optimizer state: what outlives a step is found by what the step does.
+//!
+//! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands behind
+//! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
+//! second gather of a unit, and the memory that this was to save is not.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::Queue;
+use fsdp_nn::HostBuffer;
+
+use crate::buffer::{Content, Storage, XlaBuffer};
+use crate::ffi::DeviceBuffer;
+use crate::hlo::{Builder, Element, Name, Shape, Value, list};
+
+/// Where the elements of an argument come from.
+pub(crate) enum Source {
+    /// From the host: elements of a buffer.
+    Host(HostBuffer),
+    /// From the host: numbers of this step.
+    Bytes(Vec<u8>),
+    /// They are on the device.
+    Device(Arc<DeviceBuffer>),
+}
+
+/// An argument of the program.
+pub(crate) struct Argument {
+    pub(crate) shape: Shape,
+    pub(crate) source: Source,
+    /// The storage whose elements they are.
+    storage: Option<Weak<Storage>>,
+}
+
+/// What is traced.
+#[derive(Default)]
+pub(crate) struct Trace {
+    pub(crate) hlo: Builder,
+    arguments: Vec<Argument>,
+    /// Storage that was touched, in the order of first use.
+    touched: Vec<Weak<Storage>>,
+    /// The last value that was made on each queue.
+    last: [Option<Value>; Queue::ALL.len()],
+    /// What the next operation of each queue waits for.
+    awaited: [Vec<Value>; Queue::ALL.len()],
+}
+
+/// A program with everything that it takes to run it on one rank.
+pub(crate) struct Traced {
+    /// The StableHLO text, the same on all ranks.
+    pub(crate) text: String,
+    /// The arguments, in order.
+    pub(crate) arguments: Vec<Argument>,
+    /// Where the results go, in order.
+    pub(crate) results: Vec<Arc<Storage>>,
+    /// Storage of arguments that the program does not change, with the numbers of these.
+    pub(crate) unchanged: Vec<(usize, Arc<Storage>)>,
+}
+
+impl Trace {
+    /// Numbers that the host knows, as an argument. They may differ between ranks and steps.
+    pub(crate) fn input(&mut self, shape: Shape, bytes: Vec<u8>) -> Value {
+        self.argument(Argument { shape, source: Source::Bytes(bytes), storage: None })
+    }
+
+    /// Integers without sign, as an argument.
+    pub(crate) fn input_ints(&mut self, numbers: impl IntoIterator<Item = u32>) -> Value {
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
+        self.input(Shape::new(&[bytes.len() / 4], Element::U32), bytes)
+    }
+
+    /// Numbers in a float type, as an argument.
+    pub(crate) fn input_floats(&mut self, numbers: &[f64], element: Element) -> Value {
+        let bytes = match element {
+            Element::F64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+            _ => numbers.iter().flat_map(|&number| (number as f32).to_le_bytes()).collect(),
+        };
+        let given = if element == Element::F64 { element } else { Element::F32 };
+        let input = self.input(Shape::new(&[numbers.len()], given), bytes);
+        self.hlo.convert(&input, element)
+    }
+
+    fn argument(&mut self, argument: Argument) -> Value {
+        let value = Value { name: Name::Argument(self.arguments.len()), shape: argument.shape.clone() };
+        self.arguments.push(argument);
+        value
+    }
+
+    /// The values that storage holds; it holds nothing until they are put back.
+    fn open(&mut self, storage: &Arc<Storage>) -> BTreeMap<usize, Value> {
+        let source = match storage.take() {
+            Content::Traced(values) => return values,
+            Content::Host(buffer) => Some(Source::Host(buffer)),
+            Content::Device(buffer, _) => Some(Source::Device(buffer)),
+            Content::Undefined => None,
+        };
+        self.touched.push(Arc::downgrade(storage));
+        let argument = |source| Argument {
+            shape: storage.shape(),
+            source,
+            storage: Some(Arc::downgrade(storage)),
+        };
+        source.map(|source| (0, self.argument(argument(source)))).into_iter().collect()
+    }
+
+    /// All elements as one value; what is undefined is zero.
+    fn whole(&mut self, storage: &Storage, values: &BTreeMap<usize, Value>) -> Value {
+        if let Some(value) = values.get(&0).filter(|value| value.len() == storage.len) {
+            return value.clone();
+        }
+        let element = storage.dtype.into();
+        let (mut parts, mut at) = (Vec::new(), 0);
+        for (&start, value) in values {
+            if start > at {
+                parts.push(self.hlo.zeros(&[start - at], element));
+            }
+            parts.push(value.clone());
+            at = start + value.len();
+        }
+        if at < storage.len || parts.is_empty() {
+            parts.push(self.hlo.zeros(&[storage.len - at], element));
+        }
+        self.hlo.concatenate(&parts, 0)
+    }
+
+    /// The elements of a range, as a vector, for an operation of a queue.
+    pub(crate) fn load(&mut self, queue: Queue, slice: Slice<'_, XlaBuffer>) -> Value {
+        let storage = &slice.buffer.storage;
+        let mut values = self.open(storage);
+        let found = values.range(..=slice.offset).next_back().map(|(&start, value)| (start, value.clone()));
+        let end = slice.offset + slice.len;
+        let (start, mut value) = match found.filter(|(start, value)| start + value.len() >= end) {
+            Some(found) => found,
+            None => {
+                let whole = self.whole(storage, &values);
+                values = BTreeMap::from([(0, whole.clone())]);
+                (0, whole)
+            }
+        };
+        let mut behind = vec![value.clone()];
+        behind.extend(self.awaited[queue as usize].iter().filter(|other| other.name != value.name).cloned());
+        if behind.len() > 1 {
+            value = self.hlo.barrier(&behind).swap_remove(0);
+            values.insert(start, value.clone());
+        }
+        storage.put(Content::Traced(values));
+        self.hlo.slice(&value, &[slice.offset - start..end - start])
+    }
+
+    /// Lets a range hold a value of as many elements, converted to the buffer's type. It ends an operation of the queue.
+    pub(crate) fn store(&mut self, queue: Queue, slice: &SliceMut<'_, XlaBuffer>, value: &Value) {
+        let storage = &slice.buffer.storage;
+        let value = self.hlo.convert(value, storage.dtype.into());
+        let value = self.hlo.reshape(&value, &[slice.len]);
+        let (from, to) = (slice.offset, slice.offset + slice.len);
+        if slice.len == storage.len && matches!(*storage.content(), Content::Host(_) | Content::Device(..)) {
+            // Nobody reads what is there: it needs no argument.
+            storage.put(Content::Undefined);
+        }
+        let mut values = self.open(storage);
+        let overlapping: Vec<(usize, Value)> = values
+            .iter()
+            .filter(|(start, old)| **start < to && *start + old.len() > from)
+            .map(|(&start, old)| (start, old.clone()))
+            .collect();
+        for (start, old) in overlapping {
+            values.remove(&start);
+            let end = start + old.len();
+            if start < from {
+                let left = self.hlo.slice(&old, &[0..from - start]);
+                values.insert(start, left);
+            }
+            if end > to {
+                let right = self.hlo.slice(&old, &[to - start..end - start]);
+                values.insert(to, right);
+            }
+        }
+        values.insert(from, value.clone());
+        storage.put(Content::Traced(values));
+        self.awaited[queue as usize].clear();
+        self.last[queue as usize] = Some(value);
+    }
+
+    /// Forgets what storage holds.
+    pub(crate) fn release(&mut self, storage: &Arc<Storage>) {
+        storage.put(Content::Undefined);
+    }
+
+    /// What a queue has made last.
+    pub(crate) fn last(&self, queue: Queue) -> Option<Value> {
+        self.last[queue as usize].clone()
+    }
+
+    /// The next operation of a queue comes after a value.
+    pub(crate) fn wait(&mut self, queue: Queue, value: &Value) {
+        let awaited = &mut self.awaited[queue as usize];
+        if awaited.iter().all(|other| other.name != value.name) {
+            awaited.push(value.clone());
+        }
+    }
+
+    /// The program of what was traced, for so many replicas.
+    pub(crate) fn finish(mut self, replicas: usize) -> Traced {
+        let (mut results, mut values, mut unchanged) = (Vec::new(), Vec::new(), Vec::new());
+        let mut aliases = vec![None; self.arguments.len()];
+        for storage in std::mem::take(&mut self.touched) {
+            let Some(storage) = storage.upgrade() else { continue };
+            let held = match storage.take() {
+                Content::Traced(held) if !held.is_empty() => held,
+                _ => continue,
+            };
+            let is_own = |argument: &Argument| {
+                argument.storage.as_ref().is_some_and(|own| own.as_ptr() == Arc::as_ptr(&storage))
+            };
+            let argument = self.arguments.iter().position(is_own);
+            let value = self.whole(&storage, &held);
+            match argument {
+                Some(number) if value.name == Name::Argument(number) => unchanged.push((number, storage)),
+                _ => {
+                    if let Some(number) = argument {
+                        aliases[number] = Some(results.len());
+                    }
+                    values.push(value);
+                    results.push(storage);
+                }
+            }
+        }
+        let text = self.module(replicas, &aliases, &values);
+        Traced { text, arguments: self.arguments, results, unchanged }
+    }
+
+    fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {
+        let arguments = self.arguments.iter().zip(aliases).enumerate().map(|(number, (argument, alias))| {
+            let alias = alias.map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
+            format!("{}: {}{alias}", Name::Argument(number), argument.shape)
+        });
+        let shapes = list(results.iter().map(|value| &value.shape));
+        let returned = match results {
+            [] => String::new(),
+            _ => format!(" {} : {shapes}", list(results.iter().map(|value| value.name))),
+        };
+        format!(
+            "module @step attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {replicas} : i32}} {{\n  \
+             func.func public @main({}) -> ({shapes}) {{\n{}    return{returned}\n  }}\n}}\n",
+            list(arguments),
+            self.hlo.body()
+        )
+    }
+}

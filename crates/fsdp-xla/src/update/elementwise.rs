@@ -1,0 +1,154 @@
+//! What rules that treat elements alike share: one pass over a shard.
+
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{SegmentShard, StepScalars};
+use fsdp_core::{Error, Queue};
+
+use crate::buffer::XlaBuffer;
+use crate::hlo::{Builder, Element, Value};
+use crate::memory::XlaMemory;
+use crate::trace::Trace;
+
+const QUEUE: Queue = Queue::Compute;
+
+/// What a step multiplies elements of a parameter with.
+pub(super) struct Factors<'a, const F: usize> {
+    /// Those of a parameter.
+    pub(super) of: &'a dyn Fn(ParamId) -> [f64; F],
+    /// Whether they are the same for all parameters of the model.
+    pub(super) is_uniform: bool,
+}
+
+/// A shard before an update: vectors in the master dtype.
+pub(super) struct Before<const F: usize> {
+    /// Scaled and clipped.
+    pub(super) gradient: Value,
+    pub(super) params: Value,
+    pub(super) state: Vec<Value>,
+    pub(super) factors: [Value; F],
+}
+
+/// A shard after an update. Parameters that stay are none.
+pub(super) struct After {
+    pub(super) params: Option<Value>,
+    pub(super) state: Vec<Value>,
+}
+
+/// Runs a rule on a shard; if the step is finite, its results are kept, and a note is left of what is not finite in them.
+pub(super) fn each_element<const F: usize>(
+    memory: &XlaMemory,
+    shard: &mut SegmentShard<'_, XlaBuffer>,
+    scalars: &StepScalars<'_, XlaBuffer>,
+    factors: &Factors<'_, F>,
+    step: impl FnOnce(&mut Builder, Before<F>) -> After,
+) -> Result<(), Error> {
+    if let Some(trace) = &mut *memory.lock() {
+        trace.update(shard, scalars, factors, step);
+    }
+    shard.refresh(memory)
+}
+
+impl Trace {
+    fn update<const F: usize>(
+        &mut self,
+        shard: &mut SegmentShard<'_, XlaBuffer>,
+        scalars: &StepScalars<'_, XlaBuffer>,
+        factors: &Factors<'_, F>,
+        step: impl FnOnce(&mut Builder, Before<F>) -> After,
+    ) {
+        let len = shard.params.len();
+        let params = self.load(QUEUE, Slice::whole(shard.params));
+        let element = params.element();
+        let state: Vec<Value> =
+            shard.state.iter().map(|buffer| self.load(QUEUE, Slice::whole(buffer))).collect();
+        let gradient = self.load(QUEUE, Slice::whole(shard.gradient));
+        let [scale, clip, finite] = self.gradient_factors(scalars, element);
+        let mut gradient = self.hlo.convert(&gradient, element);
+        for factor in [scale, clip] {
+            let factor = self.hlo.fill(&factor, &[len]);
+            gradient = self.hlo.multiply(&gradient, &factor);
+        }
+        let zero = self.hlo.zeros(&[], element);
+        let is_finite = self.hlo.compare("NE", &finite, &zero);
+        let factors = self.factors(shard, factors, element);
+        let before = Before { gradient, params: params.clone(), state: state.clone(), factors };
+        let after = step(&mut self.hlo, before);
+        let mut bad = Vec::new();
+        if let Some(new) = after.params {
+            bad.push(self.exceeding(&new, shard.largest_param()));
+            let kept = self.hlo.select(&is_finite, &new, &params);
+            self.store(QUEUE, &SliceMut::whole(shard.params), &kept);
+        }
+        let largest = shard.params.dtype().largest();
+        for ((new, old), buffer) in after.state.iter().zip(&state).zip(shard.state.iter_mut()) {
+            bad.push(self.exceeding(new, largest));
+            let kept = self.hlo.select(&is_finite, new, old);
+            self.store(QUEUE, &SliceMut::whole(buffer), &kept);
+        }
+        self.note(shard, &is_finite, &bad);
+    }
+
+    /// The three factors of a step.
+    fn gradient_factors(&mut self, scalars: &StepScalars<'_, XlaBuffer>, element: Element) -> [Value; 3] {
+        let all = self.load(QUEUE, scalars.factors);
+        [0, 1, 2].map(|index| {
+            let factor = self.hlo.slice(&all, &[index..index + 1]);
+            let factor = self.hlo.reshape(&factor, &[]);
+            self.hlo.convert(&factor, element)
+        })
+    }
+
+    /// The factors of all elements: from one number each, or from tables with a number for each row.
+    fn factors<const F: usize>(
+        &mut self,
+        shard: &SegmentShard<'_, XlaBuffer>,
+        factors: &Factors<'_, F>,
+        element: Element,
+    ) -> [Value; F] {
+        let (len, row_len) = (shard.params.len(), shard.row_len);
+        if factors.is_uniform {
+            let all = self.input_floats(&(factors.of)(ParamId(0)), element);
+            return std::array::from_fn(|index| {
+                let one = self.hlo.slice(&all, &[index..index + 1]);
+                self.hlo.fill(&one, &[len])
+            });
+        }
+        // A row that holds no parameter is padding: multiplied with ones, it stays zero.
+        let mut rows = vec![[1.0; F]; len / row_len];
+        for piece in shard.pieces {
+            let own = piece.offset / row_len..(piece.offset + piece.len).div_ceil(row_len);
+            rows[own].fill((factors.of)(piece.param));
+        }
+        std::array::from_fn(|index| {
+            let column: Vec<f64> = rows.iter().map(|row| row[index]).collect();
+            let column = self.input_floats(&column, element);
+            let all = self.hlo.broadcast(&column, &[0], &[rows.len(), row_len]);
+            self.hlo.reshape(&all, &[len])
+        })
+    }
+
+    /// How many elements have no magnitude up to `most`.
+    fn exceeding(&mut self, x: &Value, most: f64) -> Value {
+        let hlo = &mut self.hlo;
+        let magnitudes = hlo.unary("abs", x);
+        let most = hlo.float(most, x.dims(), x.element());
+        let fits = hlo.compare("LE", &magnitudes, &most);
+        let (no, yes) = (hlo.int(0, x.dims(), Element::I32), hlo.int(1, x.dims(), Element::I32));
+        let exceeds = hlo.select(&fits, &no, &yes);
+        hlo.reduce("add", &exceeds, &[0])
+    }
+
+    /// Sets the note of a shard if anything is counted that the step has kept.
+    fn note(&mut self, shard: &mut SegmentShard<'_, XlaBuffer>, is_finite: &Value, bad: &[Value]) {
+        let note = self.load(QUEUE, Slice::whole(shard.not_finite));
+        let none = self.hlo.int(0, &[], Element::I32);
+        let count = bad.iter().fold(none.clone(), |count, more| self.hlo.add(&count, more));
+        let is_sound = self.hlo.compare("EQ", &count, &none);
+        let (no, yes) = (self.hlo.int(0, &[1], Element::I64), self.hlo.int(1, &[1], Element::I64));
+        let new = self.hlo.select(&is_sound, &no, &yes);
+        let new = self.hlo.select(is_finite, &new, &no);
+        let note = self.hlo.binary("maximum", &note, &new);
+        self.store(QUEUE, &SliceMut::whole(shard.not_finite), &note);
+    }
+}

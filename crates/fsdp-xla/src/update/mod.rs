@@ -1,0 +1,66 @@
+//! Update rules: within a schedule one pass over whole shards, the same on every rank; outside of it those of the host.
+//!
+//! Ranks hold different parameters, whose learning rates and weight decay may differ. Where they do, a rank's rows are looked
+//! up in a table, which is an argument.
+
+mod elementwise;
+mod on_host;
+mod rules;
+
+use fsdp_core::Error;
+use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
+use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
+
+use crate::buffer::XlaBuffer;
+use crate::memory::XlaMemory;
+use rules::Traced;
+
+macro_rules! compiled {
+    ($($rule:ty),*) => {$(
+        impl UpdateRule<XlaMemory> for $rule {
+            fn update(
+                &mut self,
+                memory: &XlaMemory,
+                shard: &mut SegmentShard<'_, XlaBuffer>,
+                scalars: &StepScalars<'_, XlaBuffer>,
+                _statistics: &[XlaBuffer],
+            ) -> Result<(), Error> {
+                if memory.is_tracing() {
+                    return Traced::update(self, memory, shard, scalars);
+                }
+                on_host::with_host_shard(memory, shard, scalars, |host, shard, scalars| {
+                    self.update(host, shard, scalars, &[])
+                })
+            }
+        }
+    )*};
+}
+
+compiled!(AdamW, Sgd, Lion, Ema);
+
+/// Rules whose state or statistics lie otherwise on every rank. Run files that ask for them are refused before ranks start.
+macro_rules! missing {
+    ($($rule:ty, $name:literal;)*) => {$(
+        impl UpdateRule<XlaMemory> for $rule {
+            fn update(
+                &mut self,
+                _memory: &XlaMemory,
+                _shard: &mut SegmentShard<'_, XlaBuffer>,
+                _scalars: &StepScalars<'_, XlaBuffer>,
+                _statistics: &[XlaBuffer],
+            ) -> Result<(), Error> {
+                Err(Error::Policy {
+                    key: "optimizer",
+                    value: $name.into(),
+                    expected: "XLA devices have adamw, sgd and lion; take one of them, or another device".into(),
+                })
+            }
+        }
+    )*};
+}
+
+missing! {
+    Adafactor, "adafactor";
+    AdamW8bit, "adamw8bit";
+    Muon, "muon";
+}
