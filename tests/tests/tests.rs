@@ -35,6 +35,8 @@ mod average;
 
 // Bytes and calls against formulas.
 mod traffic;
+// Steps that XLA compiles.
+mod xla;
 
 // Families of models, sharded and not.
 mod families;

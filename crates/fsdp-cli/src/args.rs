@@ -344,6 +344,8 @@ pub(crate) enum DeviceArg {
     TorchCpu,
     /// NVIDIA GPUs (feature `cuda`)
     Cuda,
+    /// The PJRT plugin that `PJRT_PLUGIN_LIBRARY_PATH` names (feature `xla`)
+    Xla,
 }
 
 impl DeviceArg {
@@ -353,6 +355,7 @@ impl DeviceArg {
             DeviceArg::Cpu => Device::Cpu,
             DeviceArg::TorchCpu => Device::TorchCpu,
             DeviceArg::Cuda => Device::Cuda,
+            DeviceArg::Xla => Device::Xla,
         }
     }
 

@@ -41,6 +41,10 @@ const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let device = args.device.device();
+    if device == Device::Xla {
+        let what = "xla runs steps as a whole, so there is nothing to time in them; calibrate another device";
+        return Err(CliError::Option { option: "--device", what: what.to_owned() });
+    }
     device::expect(device)?;
     let Some(place) = cluster::place()? else { return alone(args, device).map(|()| Exit::Done) };
     let before = earlier(&args.out)?;
@@ -181,7 +185,7 @@ fn compute(
 fn most_ranks(args: &CalibrateArgs, device: Device) -> (usize, usize) {
     let threads = match device {
         Device::Cuda => fsdp_cuda::device::gpu_count().unwrap_or(1).max(1),
-        Device::Cpu | Device::TorchCpu => total_threads(0),
+        Device::Cpu | Device::TorchCpu | Device::Xla => total_threads(0),
     };
     let most = if device == Device::Cuda { threads } else { 2 * threads };
     (threads, args.ranks.unwrap_or(most))

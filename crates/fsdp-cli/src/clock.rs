@@ -111,3 +111,16 @@ mod torch {
         }
     }
 }
+
+#[cfg(feature = "xla")]
+impl Clock for fsdp_xla::XlaMemory {
+    type Mark = Instant;
+
+    fn mark(&self, _queue: Queue) -> Result<Instant, Error> {
+        Ok(Instant::now())
+    }
+
+    fn milliseconds(&self, from: &Instant, to: &Instant) -> Result<f64, Error> {
+        Ok(to.duration_since(*from).as_secs_f64() * 1e3)
+    }
+}

@@ -16,6 +16,8 @@ use crate::error::CliError;
 use crate::host;
 #[cfg(feature = "torch")]
 use crate::torch;
+#[cfg(feature = "xla")]
+use crate::xla;
 
 /// What a command does with ranks, whatever they compute on.
 pub(crate) trait Work {
@@ -39,6 +41,10 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
         Device::TorchCpu => Ok(fsdp_cuda::torch::check_version()?),
         #[cfg(feature = "cuda")]
         Device::Cuda => Ok(fsdp_cuda::torch::check_version()?),
+        #[cfg(feature = "xla")]
+        Device::Xla => Ok(()),
+        #[cfg(not(feature = "xla"))]
+        Device::Xla => Err(missing(device, "xla")),
         #[cfg(not(feature = "torch"))]
         Device::TorchCpu => Err(missing(device, "torch")),
         #[cfg(not(feature = "cuda"))]
@@ -65,10 +71,15 @@ pub(crate) fn has_nccl(run: &RunConfig) -> bool {
     is_asked && run.device == Device::Cuda && !run.share_gpu
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(all(feature = "cuda", feature = "xla")))]
 fn missing(device: Device, feature: &'static str) -> CliError {
     let instead = if cfg!(feature = "torch") { "\"cpu\" or \"torch-cpu\"" } else { "\"cpu\"" };
-    CliError::Device { device: device.name(), feature, instead }
+    let command = format!("cargo build --release -p fsdp-cli --features {feature}");
+    let build = match device {
+        Device::Xla => format!("`{command}`"),
+        _ => format!("`LIBTORCH_USE_PYTORCH=1 {command}` (after `pip install torch==2.11.0`)"),
+    };
+    CliError::Device { device: device.name(), feature, build, instead }
 }
 
 /// Does work with ranks that train or are measured: those of this process, where there are several.
@@ -87,6 +98,7 @@ pub(crate) fn training<W: Work>(
             Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
             #[cfg(feature = "cuda")]
             Device::Cuda => cuda::among(run, cluster, false, work),
+            Device::Xla => Err(CliError::XlaProcesses),
             _ => Ok(work.on(&host::processes(run, cluster))),
         };
     }
@@ -95,6 +107,8 @@ pub(crate) fn training<W: Work>(
         Device::TorchCpu => Ok(work.on(&torch::training(run)?)),
         #[cfg(feature = "cuda")]
         Device::Cuda => cuda::on(run, false, work),
+        #[cfg(feature = "xla")]
+        Device::Xla => Ok(work.on(&xla::devices(run)?)),
         _ => Ok(work.on(&host::training(run))),
     }
 }
@@ -119,6 +133,7 @@ pub(crate) fn verification<W: Work>(
             Device::Cuda => {
                 cuda::among(&RunConfig { deterministic: true, ..run.clone() }, cluster, poison, work)
             }
+            Device::Xla => Err(CliError::XlaProcesses),
             _ => Ok(work.on(&host::verification_processes(run, poison, cluster))),
         };
     }
@@ -127,6 +142,8 @@ pub(crate) fn verification<W: Work>(
         Device::TorchCpu => Ok(work.on(&torch::verification(run, poison)?)),
         #[cfg(feature = "cuda")]
         Device::Cuda => cuda::on(&RunConfig { deterministic: true, ..run.clone() }, poison, work),
+        #[cfg(feature = "xla")]
+        Device::Xla => Ok(work.on(&xla::devices(run)?)),
         _ => Ok(work.on(&host::verification(run, poison))),
     }
 }

@@ -12,7 +12,7 @@ use std::{fmt, io};
 
 use comfy_table::Table;
 use fsdp_cuda::doctor::{Finding, Status, examine};
-use fsdp_train::config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport};
+use fsdp_train::config::{Device, ExportWeights, KernelChoice, Resolved, RunConfig, Transport, XlaConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::args::DoctorArgs;
@@ -97,6 +97,7 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
             metrics_listen: None,
             export_weights: ExportWeights::Last,
             export_dtype: None,
+            xla: XlaConfig::default(),
         },
     };
     Ok(RunConfig { ranks: processes, ..run })
@@ -112,7 +113,7 @@ fn findings() -> Vec<Finding> {
 
 /// What of it a run may name.
 fn devices(findings: &[Finding]) -> Vec<Usable> {
-    vec![host_device(), torch_cpu(findings), cuda(findings)]
+    vec![host_device(), torch_cpu(findings), cuda(findings), xla()]
 }
 
 fn host_device() -> Usable {
@@ -128,6 +129,30 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
         false => "this fsdp was built without the feature `torch`".to_owned(),
     };
     Usable { device: Device::TorchCpu.name().to_owned(), usable, with }
+}
+
+#[cfg(not(feature = "xla"))]
+fn xla() -> Usable {
+    let with = "this fsdp was built without the feature `xla`".to_owned();
+    Usable { device: Device::Xla.name().to_owned(), usable: false, with }
+}
+
+/// What the plugin that the environment names says of itself.
+#[cfg(feature = "xla")]
+fn xla() -> Usable {
+    let device = Device::Xla.name().to_owned();
+    let found = crate::xla::named_plugin().and_then(|path| Ok((fsdp_xla::inspect(&path)?, path)));
+    match found {
+        Ok((fsdp_xla::PluginReport { api, platform: [platform, version], devices }, path)) => {
+            let (major, minor) = api;
+            let with = format!(
+                "{devices} devices of {platform} ({version}) by {}, PJRT {major}.{minor}",
+                path.display()
+            );
+            Usable { device, usable: true, with }
+        }
+        Err(error) => Usable { device, usable: false, with: error.to_string() },
+    }
 }
 
 fn cuda(findings: &[Finding]) -> Usable {

@@ -130,20 +130,29 @@ pub(crate) enum CliError {
         source: io::Error,
     },
     /// A device that this binary was not built for.
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(all(feature = "cuda", feature = "xla")))]
     #[error(
-        "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with \
-         `LIBTORCH_USE_PYTORCH=1 cargo build --release -p fsdp-cli --features {feature}` (after `pip install \
-         torch==2.11.0`), or use {instead}"
+        "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with {build}, or use {instead}"
     )]
     Device {
         /// The device, as it is written in run files.
         device: &'static str,
         /// The feature that it needs.
         feature: &'static str,
+        /// How to build it.
+        build: String,
         /// The devices of this binary.
         instead: &'static str,
     },
+    /// Several processes would share a program.
+    #[error(
+        "device \"xla\" has all its ranks in one process: start one, with run.ranks = as many as it has devices"
+    )]
+    XlaProcesses,
+    /// There is no PJRT plugin that can be used.
+    #[cfg(feature = "xla")]
+    #[error("device \"xla\" can not be used: {0}")]
+    Xla(#[from] fsdp_xla::XlaError),
     /// There is no GPU that can be used.
     #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
     Gpu(#[from] DeviceError),
@@ -256,7 +265,10 @@ impl CliError {
             | CliError::Runs(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
-            #[cfg(not(feature = "cuda"))]
+            CliError::XlaProcesses => FailureKind::Input,
+            #[cfg(feature = "xla")]
+            CliError::Xla(_) => FailureKind::Input,
+            #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]
             CliError::Libtorch(_) => FailureKind::Input,

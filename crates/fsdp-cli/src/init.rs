@@ -181,6 +181,7 @@ fn ranks<R: BufRead, W: Write>(
 ) -> Result<usize, CliError> {
     let (what, default) = match device {
         Device::Cuda => ("one per GPU", gpus().max(1)),
+        Device::Xla => ("one per device of the plugin", 1),
         Device::Cpu | Device::TorchCpu => ("threads that share this machine's cores", 1),
     };
     let read = |answer: &str| {

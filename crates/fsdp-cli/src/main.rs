@@ -44,6 +44,8 @@ mod stop_signal;
 #[cfg(feature = "torch")]
 mod torch;
 mod units;
+#[cfg(feature = "xla")]
+mod xla;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;

@@ -23,7 +23,7 @@ use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, ProgramOptions};
 
 use crate::adapter;
-use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
+use crate::config::{ConfigError, Device, OptimizerConfig, Packing, Resolved};
 use crate::data::Watch;
 use crate::error::TrainError;
 use crate::init::InitSource;
@@ -107,6 +107,7 @@ impl<A: Architecture + Clone> Job<A> {
         watch: &Watch<'_>,
     ) -> Result<Self, TrainError> {
         expect_positions(&config, &architecture)?;
+        expect_compiled(&config, &architecture)?;
         let data = Arc::new(RunData::load(&config, architecture.head().vocab, watch)?);
         Self::with_data(config, architecture, init, data)
     }
@@ -143,6 +144,7 @@ impl<A: Architecture + Clone> Job<A> {
         config.checkpoint.every = 0;
         config.fsdp.frozen.clear();
         expect_positions(&config, &architecture)?;
+        expect_compiled(&config, &architecture)?;
         let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
         let described = architecture.description().spec.clone();
         let plan = plan_to_evaluate(&config, &described);
@@ -293,7 +295,7 @@ pub fn rank_tables<M: TrainBackend>(
     rank: Rank,
 ) -> Result<RankTables, TrainError> {
     let rule = M::rule(&config.train, &plan.spec)?;
-    Ok(RankTables::new(plan, &*rule, plan.mesh.shard_of(rank)))
+    Ok(RankTables::new(plan, &*rule, rank))
 }
 
 /// What the calls of a micro-batch of a step run, in order, and for which shape.
@@ -374,6 +376,18 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
     };
     let reason = format!("{seq_len} is more than the model's {positions} positions; choose a shorter one");
     Err(TrainError::Misfit { key: "data.seq_len", reason })
+}
+
+/// That programs of XLA have all operations of a model, if they are to run it.
+///
+/// # Errors
+/// [`TrainError::Misfit`]: it is a mixture of experts.
+fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
+    if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
+        return Ok(());
+    }
+    let reason = "\"xla\" has no mixtures of experts; choose another device".to_owned();
+    Err(TrainError::Misfit { key: "run.device", reason })
 }
 
 /// Layout and schedules of a configuration and a model; `evaluates` says whether there is evaluation data.

@@ -44,8 +44,11 @@ fn input() -> Vec<CliError> {
         ClusterError::NoToken.into(),
         CliError::Option { option: "--only", what: text() },
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },
-        #[cfg(not(feature = "cuda"))]
-        CliError::Device { device: "cuda", feature: "cuda", instead: "\"cpu\"" },
+        #[cfg(not(all(feature = "cuda", feature = "xla")))]
+        CliError::Device { device: "cuda", feature: "cuda", build: text(), instead: "\"cpu\"" },
+        CliError::XlaProcesses,
+        #[cfg(feature = "xla")]
+        fsdp_xla::XlaError::NoPlugin.into(),
         DeviceError::NoDevice { device: 1, count: 1 }.into(),
         fsdp_cuda::device::TooManyRanks { ranks: 2, devices: 1 }.into(),
         CliError::LogFilter {

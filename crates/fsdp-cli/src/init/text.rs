@@ -125,7 +125,7 @@ fn sharding(text: &mut Text, choices: &Choices) {
         text.key("wrap", format!("[{}]", string(class)), "modules that are gathered as one");
     }
     let (dtype, recomputed) = match choices.device {
-        Device::Cuda => ("bf16", "selective"),
+        Device::Cuda | Device::Xla => ("bf16", "selective"),
         Device::Cpu | Device::TorchCpu => ("f32", "none"),
     };
     text.key("param_dtype", string(dtype), "what is computed in");

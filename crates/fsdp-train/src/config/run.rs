@@ -45,6 +45,8 @@ table! {
         threads: usize = or(THREADS, 0),
         /// Whether libtorch may only use deterministic algorithms. (Those of `device = "cpu"` always are.)
         deterministic: bool = or(BOOL, false),
+        /// The plugin of `device = "xla"`.
+        xla: XlaConfig = table(XlaConfig::read),
         /// Whose kernels run, where libtorch computes, the operations that have several.
         kernels: KernelChoice = named(KernelChoice::Fused),
         /// The folder for metrics and models.
@@ -66,6 +68,24 @@ table! {
         export_weights: ExportWeights = named(ExportWeights::Last),
         /// Element type of the exported model; without it that of the files that training began with.
         export_dtype: Option<DType> = named_or_none(),
+    }
+}
+
+table! {
+    /// The plugin of `device = "xla"`, and how its programs are made.
+    pub struct XlaConfig {
+        /// The shared library of a PJRT plugin; without it the one that `PJRT_PLUGIN_LIBRARY_PATH` names.
+        plugin: Option<String> = or_none(TEXT),
+        /// How gradients are added over ranks.
+        reduction: XlaReduction = named(XlaReduction::Tree),
+        /// A folder for the text of each program that is compiled.
+        dump: Option<String> = or_none(TEXT),
+    }
+}
+
+impl Default for XlaConfig {
+    fn default() -> Self {
+        Self { plugin: None, reduction: XlaReduction::Tree, dump: None }
     }
 }
 
@@ -118,6 +138,17 @@ pub enum Device {
     TorchCpu,
     /// GPUs of NVIDIA, with libtorch's kernels and ours.
     Cuda,
+    /// Devices of a PJRT plugin, with steps that XLA compiles.
+    Xla,
+}
+
+/// How XLA's programs add gradients over ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XlaReduction {
+    /// By the tree of all other devices.
+    Tree,
+    /// As the plugin does.
+    Native,
 }
 
 named! {
@@ -125,7 +156,8 @@ named! {
     KernelChoice { "fused": Fused, "aten": Aten }
     MetricsSink { "tensorboard": Tensorboard, "csv": Csv }
     Transport { "auto": Auto, "nccl": Nccl, "mpi": Mpi, "tcp": Tcp }
-    Device { "cpu": Cpu, "torch-cpu": TorchCpu, "cuda": Cuda }
+    Device { "cpu": Cpu, "torch-cpu": TorchCpu, "cuda": Cuda, "xla": Xla }
+    XlaReduction { "tree": Tree, "native": Native }
 }
 
 impl Device {
@@ -138,7 +170,7 @@ impl Device {
     pub const fn head_chunks(self) -> HeadChunks {
         match self {
             Device::Cpu | Device::TorchCpu => HeadChunks::Small,
-            Device::Cuda => HeadChunks::Large,
+            Device::Cuda | Device::Xla => HeadChunks::Large,
         }
     }
 }

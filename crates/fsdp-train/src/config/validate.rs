@@ -31,6 +31,7 @@ pub(super) fn validate(
     mesh(config, origin)?;
     adapter(config, origin)?;
     muon(config, origin)?;
+    xla(config, origin)?;
     reshard(config, origin, warnings)?;
     schedule(config, origin, warnings)
 }
@@ -152,6 +153,25 @@ fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     };
     let allowed = format!("{allowed} with train.optimizer.name = \"muon\"; or take another optimizer");
     Err(out_of_range(origin, key, &format!("\"{value}\""), allowed))
+}
+
+/// What programs of XLA do not have yet.
+fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    if config.run.device != Device::Xla {
+        return Ok(());
+    }
+    if config.fsdp.offload != Offload::None {
+        let allowed = "\"none\" with run.device = \"xla\": programs have no queues to and from the host".to_owned();
+        return Err(out_of_range(origin, "fsdp.offload", &format!("\"{}\"", config.fsdp.offload.name()), allowed));
+    }
+    let refused = match &config.train.optimizer {
+        OptimizerConfig::Adafactor(_) => "adafactor",
+        OptimizerConfig::Adamw8bit(_) => "adamw8bit",
+        OptimizerConfig::Muon(_) => "muon",
+        _ => return Ok(()),
+    };
+    let allowed = "\"adamw\", \"sgd\" or \"lion\" with run.device = \"xla\"".to_owned();
+    Err(out_of_range(origin, "train.optimizer.name", &format!("\"{refused}\""), allowed))
 }
 
 fn reshard(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> Result<(), ConfigError> {

@@ -57,12 +57,10 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     let mut failures = gaps(job, reference, ranks);
     failures.extend(match promise {
         Promise::Bits => other_bits(&report),
-        Promise::Bounds => bound::broken(job, reference, ranks),
+        Promise::Bounds | Promise::Near => bound::broken(job, reference, ranks, promise),
     });
-    if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
-        && got.loss.to_bits() != want.loss.to_bits()
-    {
-        failures.push(format!("the first loss is {}, not {}", got.loss, want.loss));
+    if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first()) {
+        failures.extend(bound::first_loss(job, got.loss, want.loss, promise));
     }
     failures.extend(unexpected_traffic(&report.traffic));
     failures.extend(unpredicted_memory(&report.memory));
