@@ -1,37 +1,90 @@
 //! Steps that XLA compiles, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use fsdp_core::plan::Plan;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_xla::{Devices, ProgramOptions};
+use fsdp_xla::{Devices, ProgramOptions, Reduction};
 
 use crate::support::{GPT2, LLAMA, config, job, options};
 
 /// The plugin, if there is one to test with.
-fn plugin(test: &str) -> Option<PathBuf> {
+fn plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from);
     if plugin.is_none() {
-        println!("skipped: {test} needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
+        println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
     }
     plugin
 }
 
-fn check(model: &str, vocab: u32, overrides: &[&str]) {
-    let Some(plugin) = plugin("this test") else { return };
+/// Two steps of a model at each world size beside the oracle, if there is a plugin.
+fn check(
+    model: (&str, u32),
+    worlds: &[usize],
+    overrides: &[&str],
+    programs: ProgramOptions,
+) -> Option<Arc<Plan>> {
+    let plugin = plugin()?;
     let dir = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
-    let job = job(model, config(dir.path(), vocab, &overrides));
-    let devices = Devices::new(&plugin, 4, ProgramOptions::default(), options()).unwrap();
-    let report = verify(&job, &devices, &VerifyOptions::new(&[1, 2, 4], 2)).unwrap();
+    let job = job(model.0, config(dir.path(), model.1, &overrides));
+    let devices = Devices::new(&plugin, 8, programs, options()).unwrap();
+    let report = verify(&job, &devices, &VerifyOptions::new(worlds, 2)).unwrap();
     assert!(report.holds(), "{report:#?}");
+    Some(job.plan)
 }
 
+const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
+
 #[test]
-fn a_llama_is_trained() {
-    check(LLAMA, 61, &["fsdp.wrap=[\"LlamaDecoderLayer\"]"]);
+fn a_llama_is_trained_at_every_world_size() {
+    check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS], ProgramOptions::default());
 }
 
 #[test]
 fn a_gpt2_with_dropout_is_trained() {
-    check(GPT2, 53, &["fsdp.wrap=[\"GPT2Block\"]"]);
+    check((GPT2, 53), &[1, 2], &["fsdp.wrap=[\"GPT2Block\"]"], ProgramOptions::default());
+}
+
+#[test]
+fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
+    let mixed = [
+        LAYERS,
+        "fsdp.mesh.replicate=2",
+        "fsdp.activation_checkpointing=\"full\"",
+        "train.optimizer.no_decay=[\"norm\"]",
+        "train.ema_decay=0.9",
+    ];
+    let native = ProgramOptions { reduction: Reduction::Native, dump: None };
+    check((LLAMA, 61), &[4], &mixed, native);
+    let grouped = [
+        LAYERS,
+        "fsdp.reshard_after_forward=2",
+        "fsdp.accumulation=\"unsharded\"",
+        "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9}",
+    ];
+    check((LLAMA, 61), &[4], &grouped, ProgramOptions::default());
+}
+
+/// How often an operation is in a program.
+fn count(program: &Path, operation: &str) -> usize {
+    std::fs::read_to_string(program).unwrap().matches(operation).count()
+}
+
+#[test]
+fn a_program_has_the_collectives_of_its_schedule() {
+    let dump = tempfile::tempdir().unwrap();
+    let programs = ProgramOptions { reduction: Reduction::Native, dump: Some(dump.path().into()) };
+    let Some(plan) = check((LLAMA, 61), &[4], &[LAYERS], programs) else { return };
+    // A collective of the schedule is one for each segment.
+    let calls = |name: &str| -> usize {
+        plan.step.ops.iter().filter(|op| op.kind.name() == name).map(|op| op.reads.len()).sum()
+    };
+    let program = dump.path().join("program-0.mlir");
+    assert_eq!(count(&program, "stablehlo.all_gather\""), calls("all-gather"));
+    assert_eq!(count(&program, "stablehlo.reduce_scatter\""), calls("reduce-scatter"));
+    assert_eq!(count(&program, "stablehlo.all_reduce\""), 1);
+    assert!(count(&program, "stablehlo.optimization_barrier") > 0);
+    assert!(!dump.path().join("program-1.mlir").exists(), "both steps are one program");
 }
