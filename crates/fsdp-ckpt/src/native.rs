@@ -52,7 +52,7 @@ pub(crate) use plan::SHARD_MARK;
 pub use plan::{CHUNK_BYTES_MAX, RankFile, SavePlan, SavedTensor, Shard, even_rows};
 pub use rank_save::{RankReport, RankSave};
 pub use reader::NativeReader;
-pub use reserve::SaveSpace;
+pub use reserve::{SaveSpace, free_bytes};
 pub(crate) use run_dir::step_of;
 pub use run_dir::{RunDir, RunLock};
 pub(crate) use values::{RUN_STATE, run_state_to_value, value_to_run_state};

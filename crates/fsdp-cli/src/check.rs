@@ -5,15 +5,16 @@ use std::io;
 use std::path::Path;
 
 use fsdp_ckpt::is_url;
-use fsdp_core::Rank;
+use fsdp_ckpt::native::free_bytes;
 use fsdp_core::plan::Plan;
+use fsdp_cuda::device::gpu_memory;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::checkpoint::is_filled;
-use fsdp_train::config::{DataConfig, Init};
+use fsdp_train::checkpoint::{DiskNeed, is_filled};
+use fsdp_train::config::{DataConfig, Device, Init};
 use fsdp_train::data::{Survey, survey};
 use fsdp_train::memory::expect_room_for;
-use fsdp_train::{expect_positions, plan, predict};
+use fsdp_train::{TrainError, expect_positions, plan};
 use serde_json::json;
 
 use crate::args::CheckArgs;
@@ -104,6 +105,7 @@ impl Findings {
             Init::Pretrained => format!("those in {}", config.model.path),
         });
         self.memory(setup, &model, &plan);
+        self.disk(setup, &plan);
     }
 
     fn data(&mut self, data: &DataConfig, out_dir: &Path) {
@@ -152,14 +154,76 @@ impl Findings {
 
     fn memory(&mut self, setup: &RunSetup, model: &Model, plan: &Plan) {
         let config = &setup.config;
-        let room = predict::<HostMemory, _>(config, model, plan, Rank(0)).and_then(|usage| {
+        let room = device::predicted(config, model, plan).and_then(|usage| {
             expect_room_for::<HostMemory, _>(config, model, plan, config.run.ranks)?;
             Ok(usage)
         });
-        self.told("memory", room, |usage| {
-            let peak = usage.device.total_peak_bytes + usage.host.total_peak_bytes;
-            format!("{} at the peak of a rank, of {} ranks", bytes(peak as u64), config.run.ranks)
+        let is_gpu = config.run.device == Device::Cuda;
+        let usage = self.told("memory", room, |usage| {
+            let (device, host) = (usage.device.total_peak_bytes as u64, usage.host.total_peak_bytes as u64);
+            let peak = match (is_gpu, host) {
+                (true, 0) => format!("{} of a GPU", bytes(device)),
+                (true, _) => format!("{} of a GPU and {} of the host", bytes(device), bytes(host)),
+                (false, _) => bytes(device + host),
+            };
+            format!("{peak} at the peak of a rank, of {} ranks", config.run.ranks)
         });
+        if let Some(usage) = usage.filter(|_| is_gpu) {
+            self.gpu(usage.device.total_peak_bytes as u64, config.run.share_gpu, config.run.ranks);
+        }
+    }
+
+    /// Whether the first GPU here has room for a rank, or, where they share it, for all.
+    fn gpu(&mut self, rank_bytes: u64, is_shared: bool, ranks: usize) {
+        let needed = if is_shared { rank_bytes.saturating_mul(ranks as u64) } else { rank_bytes };
+        let (verdict, detail) = match gpu_memory(0) {
+            Err(error) => (Verdict::Warning, format!("not looked at: {error}")),
+            Ok((free, total)) => {
+                let (free, total) = (free as u64, total as u64);
+                let detail = format!(
+                    "{} needed, before what CUDA and NCCL take; {} of {} free",
+                    bytes(needed),
+                    bytes(free),
+                    bytes(total)
+                );
+                let verdict = match needed {
+                    _ if needed > total => Verdict::Error,
+                    _ if needed > free => Verdict::Warning,
+                    _ => Verdict::Ok,
+                };
+                (verdict, detail)
+            }
+        };
+        self.note("GPU", verdict, detail);
+    }
+
+    /// Whether the disk has room for the checkpoints and the exported model.
+    fn disk(&mut self, setup: &RunSetup, plan: &Plan) {
+        let out_dir = Path::new(&setup.config.run.out_dir);
+        if is_url(out_dir) {
+            return;
+        }
+        let found = match DiskNeed::of(&setup.config, plan) {
+            Ok(need) => free_bytes(out_dir).map(|free| (need, free)).map_err(TrainError::from),
+            Err(error) => Err(error),
+        };
+        let (need, free) = match found {
+            Ok(found) => found,
+            Err(error) => return drop(self.told("disk", Err::<(), _>(error), |()| String::new())),
+        };
+        let verdict = match free {
+            _ if free < need.save_bytes => Verdict::Error,
+            _ if free < need.at_most() => Verdict::Warning,
+            _ => Verdict::Ok,
+        };
+        let detail = format!(
+            "a checkpoint takes {}, the model {}, all of them at one time at most {}; {} free",
+            bytes(need.save_bytes),
+            bytes(need.model_bytes),
+            bytes(need.at_most()),
+            bytes(free)
+        );
+        self.note("disk", verdict, detail);
     }
 
     /// Notes what was found, or why not.
@@ -226,6 +290,12 @@ fn describe(setup: &RunSetup, model: &Model) -> String {
     format!("{family}, {}; {}", parameters(&model.description().spec), setup.model.summary())
 }
 
+/// A number to two digits.
+fn rounded(number: u64) -> String {
+    let unit = 10u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    grouped(number.saturating_add(unit / 2) / unit * unit)
+}
+
 fn of_survey(found: &Survey, seq_len: usize) -> String {
     let files =
         if found.files == 1 { "1 file".to_owned() } else { format!("{} files", grouped(found.files as u64)) };
@@ -235,6 +305,10 @@ fn of_survey(found: &Survey, seq_len: usize) -> String {
             let samples = tokens.saturating_sub(1) / seq_len as u64;
             format!("{size}, {} tokens, about {} samples", grouped(tokens), grouped(samples))
         }
-        None => format!("{size}; the first records can be read, how many tokens there are is not known"),
+        None => {
+            let samples = found.about_tokens / seq_len as u64;
+            let (tokens, samples) = (rounded(found.about_tokens), rounded(samples));
+            format!("{size}, about {tokens} tokens by the first records, {samples} samples")
+        }
     }
 }

@@ -6,8 +6,13 @@
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::place::Place;
-use fsdp_train::TrainBackend;
-use fsdp_train::config::{Device, RunConfig, Transport};
+use fsdp_core::Rank;
+use fsdp_core::memory::Usage;
+use fsdp_core::plan::Plan;
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::Architecture;
+use fsdp_train::config::{Device, Resolved, RunConfig, Transport};
+use fsdp_train::{TrainBackend, TrainError, predict};
 
 use crate::clock::Clock;
 #[cfg(feature = "cuda")]
@@ -49,6 +54,26 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
         Device::TorchCpu => Err(missing(device, "torch")),
         #[cfg(not(feature = "cuda"))]
         Device::Cuda => Err(missing(device, "cuda")),
+    }
+}
+
+/// The memory that a rank needs on the device that the run names, as the ledger predicts it.
+///
+/// # Errors
+/// Those of the model: operations that do not fit each other.
+pub(crate) fn predicted(
+    config: &Resolved,
+    model: &(impl Architecture + Clone),
+    plan: &Plan,
+) -> Result<Usage, TrainError> {
+    match config.run.device {
+        #[cfg(feature = "torch")]
+        Device::TorchCpu => predict::<fsdp_cuda::torch::Torch<HostMemory>, _>(config, model, plan, Rank(0)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda => {
+            predict::<fsdp_cuda::torch::Torch<fsdp_cuda::CudaMemory>, _>(config, model, plan, Rank(0))
+        }
+        _ => predict::<HostMemory, _>(config, model, plan, Rank(0)),
     }
 }
 

@@ -21,6 +21,7 @@
 //! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
 //! `fsdp-ckpt`.
 
+mod disk_need;
 mod folder;
 mod foreign;
 mod meeting;
@@ -37,6 +38,7 @@ mod table;
 mod tidying;
 mod warning;
 
+pub use disk_need::DiskNeed;
 pub use folder::{is_filled, is_output};
 pub use foreign::{Foreign, Taken};
 pub use meeting::SaveFailure;

@@ -3,7 +3,7 @@
 //! One file per rank, as long as what the rank will write; rank 0's has room for the manifest too. A rank removes
 //! its own right before it creates its part of a checkpoint.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Map;
 
@@ -12,6 +12,7 @@ use super::{
     commit::{manifest, manifest_file},
 };
 use crate::error::Error;
+use crate::file_io::Files;
 
 /// Room in a manifest for the state of a run: configuration, config.json and changes of it.
 const RUN_STATE_BYTES: u64 = 64 << 10;
@@ -45,6 +46,17 @@ impl SaveSpace {
     pub fn bytes(&self) -> u64 {
         self.rank_bytes.iter().sum()
     }
+}
+
+/// Free bytes of the disk where a directory is, or will be made.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn free_bytes(dir: &Path) -> Result<u64, Error> {
+    let there = dir.ancestors().find(|dir| dir.exists());
+    // Of a relative path nothing is left but the working directory.
+    let there = there.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Files::anywhere().free_bytes(there)
 }
 
 impl RunLock {

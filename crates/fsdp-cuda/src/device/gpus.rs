@@ -3,8 +3,16 @@
 use std::ops::Range;
 
 use crate::error::DeviceError;
-use crate::ffi::driver::device_uuid;
 pub use crate::ffi::driver::gpu_count;
+use crate::ffi::driver::{Gpu, device_uuid};
+
+/// Free and total bytes of the memory of a GPU of this process; asking takes a context on it.
+///
+/// # Errors
+/// [`DeviceError`]: there is no such GPU, or no driver.
+pub fn gpu_memory(number: usize) -> Result<(usize, usize), DeviceError> {
+    Gpu::open(number)?.memory()
+}
 
 /// What NVIDIA calls a GPU (`GPU-..`), whatever its number here.
 ///

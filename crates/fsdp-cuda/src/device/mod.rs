@@ -18,7 +18,7 @@ mod transfer;
 
 pub use buffer::CudaBuffer;
 pub use contract::{DeviceMemory, StreamHandle};
-pub use gpus::{TooManyRanks, gpu_count, gpu_uuid, gpus_of_process};
+pub use gpus::{TooManyRanks, gpu_count, gpu_memory, gpu_uuid, gpus_of_process};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
 pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};

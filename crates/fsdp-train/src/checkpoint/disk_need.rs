@@ -1,0 +1,51 @@
+//! What a run needs of a disk, as its plan says before anything runs.
+
+use fsdp_ckpt::native::{SavePlan, SaveSpace};
+use fsdp_core::plan::Plan;
+use fsdp_core::update::UpdateRule;
+use fsdp_nn::HostMemory;
+
+use super::table::StateTable;
+use crate::config::Resolved;
+use crate::error::TrainError;
+use crate::rule::TrainBackend as _;
+
+/// Bytes that a run writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskNeed {
+    /// A checkpoint.
+    pub save_bytes: u64,
+    /// How many of them lie there at one time: those that are kept, the best ones, and the one that is being written.
+    pub saves: u64,
+    /// The exported model, or adapter, in the dtype that the run file names or that of the master parameters.
+    pub model_bytes: u64,
+}
+
+impl DiskNeed {
+    /// What the run of a plan needs.
+    ///
+    /// # Errors
+    /// [`TrainError::Checkpoint`] for a model that the format can not hold; those of the update rule.
+    pub fn of(config: &Resolved, plan: &Plan) -> Result<Self, TrainError> {
+        let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &plan.spec)?;
+        let table = StateTable::new(plan, &*rule);
+        let space = SaveSpace::new(&SavePlan::new(plan.mesh.shards(), table.tensors)?)?;
+        let checkpoint = &config.checkpoint;
+        // The last step is saved too.
+        let written = config.train.steps.checked_div(checkpoint.every).map_or(1, |saves| saves.max(1));
+        let kept = if checkpoint.keep_last == 0 { written } else { checkpoint.keep_last as u64 };
+        let dtype = config.run.export_dtype.unwrap_or(plan.policy.param_dtype.master());
+        let exported = plan.spec.params.iter().filter(|param| config.adapter.is_none() || param.trainable);
+        let elements: usize = exported.map(fsdp_core::model::ParamSpec::len).sum();
+        Ok(Self {
+            save_bytes: space.bytes(),
+            saves: written.min(kept + checkpoint.keep_best as u64 + 1),
+            model_bytes: (elements * dtype.size_bytes()) as u64,
+        })
+    }
+
+    /// The most that lies there at one time.
+    pub fn at_most(&self) -> u64 {
+        self.save_bytes.saturating_mul(self.saves).saturating_add(self.model_bytes)
+    }
+}
