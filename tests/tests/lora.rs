@@ -227,6 +227,37 @@ fn sharded_adapters_have_the_bits_of_unsharded_ones_and_the_predicted_memory() {
 }
 
 #[test]
+fn muon_orthogonalises_adapters_with_the_bits_of_the_oracle() {
+    let muon = "train.optimizer={ name = \"muon\", lr = 2e-2, adamw_lr = 1e-2 }";
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [
+        muon,
+        "adapter.kind=\"lora\"",
+        "adapter.rank=4",
+        "adapter.target_modules=\"all-linear\"",
+        "adapter.dropout=0.1",
+        "fsdp.wrap=[\"LlamaDecoderLayer\"]",
+    ];
+    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    let report = verify(&job, &threads(), &VerifyOptions::new(&[1, 2, 4], 2)).unwrap();
+    assert!(report.holds(), "{report:#?}");
+    for world in &report.worlds {
+        assert_eq!(world.promise, "equal bits (D2)", "world {}", world.world);
+        assert!(world.memory.iter().all(|line| line.predicted_bytes == line.counted_bytes));
+    }
+    // Muon keeps one value of an element, where AdamW keeps two: it is the adapters that are orthogonalised.
+    let state = |optimizer: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let job = self::job(LLAMA, config(dir.path(), 61, &[&[optimizer], &overrides[1..]].concat()));
+        let report = verify(&job, &threads(), &VerifyOptions::new(&[1], 1)).unwrap();
+        let lines = report.worlds[0].memory.iter();
+        lines.filter(|line| line.category == "optimizer state").map(|line| line.counted_bytes).sum::<usize>()
+    };
+    let (of_muon, of_adamw) = (state(muon), state("train.optimizer={ name = \"adamw\" }"));
+    assert!(of_muon > 0 && of_muon < of_adamw * 3 / 5, "{of_muon} bytes, {of_adamw} of AdamW");
+}
+
+#[test]
 fn a_frozen_base_has_neither_master_copy_nor_gradient_nor_optimizer_state() {
     let dir = tempfile::tempdir().unwrap();
     let overrides = ["fsdp.param_dtype=\"bf16\"", "adapter.rank=2", "run.ranks=1"];
