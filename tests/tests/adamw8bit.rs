@@ -4,7 +4,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule};
-use fsdp_core::{DType, Queue};
+use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::update::{AdamW, AdamW8bit, CodeBook, Groups};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
@@ -37,7 +37,7 @@ fn spec() -> ModelSpec {
     let ids = vec![ParamId(0)];
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: None }];
-    ModelSpec { params, modules: vec![root], blocks }
+    ModelSpec { params, modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
 /// Parameters and state after some steps.

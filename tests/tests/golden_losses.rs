@@ -60,12 +60,19 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
         let mut ids = memory.allocate(Category::Workspace, DType::U32, targets.len()).unwrap();
         memory.write(Queue::Compute, HostSlice::U32(&targets), SliceMut::whole(&mut ids)).unwrap();
         let op = Op::Head(Head::CrossEntropyBackward { dims, rounds: false });
-        let writes =
-            &mut [Write::over(SliceMut::whole(&mut there)), Write::over(SliceMut::whole(&mut found))];
+        let mut z = filled(&memory, &vec![0.0; targets.len()]);
+        let written = [&mut there, &mut found].into_iter().chain((z_loss > 0.0).then_some(&mut z));
+        let writes = &mut written.map(|to| Write::over(SliceMut::whole(to))).collect::<Vec<_>>();
         memory
             .run(&op, Operands { reads: &[Slice::whole(&ids)], writes, batch: BatchFacts::default() })
             .unwrap();
         assert_close(&memory, &found, &losses, &format!("losses with {terms:?}"));
+        let normalizer = |row: &[f64]| row.iter().map(|logit| logit.exp()).sum::<f64>().ln();
+        let of_row = |(row, &target): (&[f64], &u32)| {
+            if target == IGNORED_TARGET { 0.0 } else { z_loss * normalizer(row).powi(2) }
+        };
+        let of_rows: Vec<f64> = logits.chunks(vocab).zip(&targets).map(of_row).collect();
+        assert_close(&memory, &z, &of_rows, &format!("z-losses with {terms:?}"));
         assert_close(&memory, &there, &numbers(entry, "gradient"), &format!("gradient with {terms:?}"));
     }
 }

@@ -109,6 +109,15 @@ impl<M: Memory> Memory for Hooked<M> {
         self.inner.exact_sum(queue, src, sum)
     }
 
+    fn add_counts(
+        &self,
+        queue: Queue,
+        src: Slice<'_, M::Buffer>,
+        words: SliceMut<'_, M::Buffer>,
+    ) -> Result<(), Error> {
+        self.inner.add_counts(queue, src, words)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,

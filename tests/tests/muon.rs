@@ -4,7 +4,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule, WholeDirections};
-use fsdp_core::{DType, Queue};
+use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_nn::update::{AdamW, AdjustLr, GroupSettings, Groups, Muon, MuonOptions};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions};
@@ -40,7 +40,7 @@ fn spec() -> ModelSpec {
     });
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: Some(0) }];
-    ModelSpec { params: params.collect(), modules: vec![root], blocks }
+    ModelSpec { params: params.collect(), modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
 fn rule(momentum: f64, nesterov: bool, adjust_lr: AdjustLr) -> Muon {

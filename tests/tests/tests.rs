@@ -39,6 +39,7 @@ mod traffic;
 mod xla;
 
 // Families of models, sharded and not.
+mod experts;
 mod families;
 
 // More ranks than cores.

@@ -25,8 +25,12 @@ use record::{Evaluations, Record};
 const RANKS_SHOWN: usize = 16;
 
 /// Charts of the columns of steps: column, title, unit, and whether the axis may be logarithmic.
-const CHARTS: [(&str, &str, &str, bool); 5] = [
+const CHARTS: [(&str, &str, &str, bool); 9] = [
     ("loss", "Training loss", "cross-entropy", false),
+    ("cross_entropy", "Cross-entropy, without what training adds", "cross-entropy", false),
+    ("router_loss", "Balancing loss of routers", "part of the loss", false),
+    ("z_loss", "z-loss", "part of the loss", false),
+    ("expert_imbalance", "Imbalance of experts", "largest load / mean, in the worst layer", false),
     ("lr", "Learning rate", "learning rate", true),
     ("grad_norm", "Gradient norm", "L2 norm", true),
     ("tokens_per_s", "Speed", "tokens/s", false),

@@ -52,3 +52,4 @@ pub use memory::Memory;
 pub use out_of_memory::{MemoryKind, OutOfMemory};
 pub use rank::{Mesh, Queue, Rank};
 pub use run_clock::RunClock;
+pub use scalars::Tallies;

@@ -413,6 +413,17 @@ pub trait Memory: Send + Sync + 'static {
         sum: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
+    /// Adds whole numbers (`F64`) to as many words (`I64`), element by element.
+    ///
+    /// # Errors
+    /// [`Error::Shared`] when what is written has other handles.
+    fn add_counts(
+        &self,
+        queue: Queue,
+        src: Slice<'_, Self::Buffer>,
+        words: SliceMut<'_, Self::Buffer>,
+    ) -> Result<(), Error>;
+
     /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
     /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)), whose gradient is an average over `averaged_ranks` ranks
     /// (1: a sum). `factors` holds those of the step before: what was

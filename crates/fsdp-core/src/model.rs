@@ -5,6 +5,7 @@
 //! wrap policies.
 
 use crate::error::Error;
+use crate::scalars::Tallies;
 
 /// The most elements that the parameters of a model may have together. It is some hundred times what the largest models
 /// have, and leaves 15 of 63 bits for what elements are multiplied by: bytes of an element, and copies of the model.
@@ -83,6 +84,8 @@ pub struct ModelSpec {
     pub modules: Vec<ModuleSpec>,
     /// The blocks in execution order; the last one computes the loss.
     pub blocks: Vec<BlockSpec>,
+    /// What they sum up beside the loss.
+    pub tallies: Tallies,
 }
 
 impl ModelSpec {

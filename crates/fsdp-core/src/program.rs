@@ -223,10 +223,11 @@ pub trait Program<M: Memory>: Send {
         gradients: &mut Gradients<M::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Adds the losses of counted targets of all micro-batches since the last call to `sum`, the words of an
-    /// [`ExactSum`](crate::ExactSum), on `queue`; returns how many targets there were.
+    /// Adds the losses of counted targets of all micro-batches since the last call to `words`, those of a step's scalars
+    /// ([`LOSS`](crate::scalars::LOSS)), on `queue`, and what the model declares to sum up
+    /// ([`Tallies`](crate::scalars::Tallies)); returns how many targets there were.
     ///
     /// # Errors
     /// Those of the memory.
-    fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error>;
+    fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error>;
 }

@@ -31,8 +31,50 @@ pub const NOT_FINITE: usize = COUNT + 2;
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
 
+/// What a model sums up beside its loss, over the micro-batches and ranks of a step. Their words follow the
+/// [`SCALAR_WORDS`]: exact sums, then counts of a word each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tallies {
+    /// Exact sums.
+    pub sums: usize,
+    /// Counts.
+    pub counts: usize,
+}
+
+impl Tallies {
+    /// Words that they take.
+    pub fn words(self) -> usize {
+        self.sums * ExactSum::WORDS + self.counts
+    }
+
+    /// Words of all scalars of a step.
+    pub fn scalar_words(self) -> usize {
+        SCALAR_WORDS + self.words()
+    }
+
+    /// The words of a sum, among those of all scalars.
+    pub fn sum(self, index: usize) -> Range<usize> {
+        assert!(index < self.sums, "a model counts what it has declared");
+        let start = SCALAR_WORDS + index * ExactSum::WORDS;
+        start..start + ExactSum::WORDS
+    }
+
+    /// The words of all counts, among those of all scalars.
+    pub fn counts(self) -> Range<usize> {
+        SCALAR_WORDS + self.sums * ExactSum::WORDS..self.scalar_words()
+    }
+
+    /// The sums as numbers, and the counts, of all scalars of a step.
+    fn read(self, words: &[i64]) -> (Vec<f64>, Vec<u64>) {
+        assert_eq!(words.len(), self.scalar_words(), "a step has the scalars that its model declares");
+        let sum = |index| ExactSum::from_words(&words[self.sum(index)]).value();
+        let count = |&count: &i64| count.cast_unsigned();
+        ((0..self.sums).map(sum).collect(), words[self.counts()].iter().map(count).collect())
+    }
+}
+
 /// What a step found, the same on every rank, bit for bit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean loss over all counted targets of the global batch, before the update.
     pub loss: f64,
@@ -48,6 +90,10 @@ pub struct StepReport {
     pub state_finite: bool,
     /// Whether any rank asked to stop.
     pub stop: bool,
+    /// The sums that the model declares ([`Tallies`]).
+    pub sums: Vec<f64>,
+    /// The counts that the model declares.
+    pub counts: Vec<u64>,
 }
 
 impl StepReport {
@@ -63,7 +109,18 @@ impl StepReport {
         let norm = ExactSum::from_words(&words[SQUARED_NORM]).value().sqrt() * scale(targets, averaged_ranks);
         let state_finite = words[NOT_FINITE] == 0;
         let finite = loss.is_finite() && norm.is_finite() && state_finite;
-        Self { loss, targets, grad_norm: norm, finite, state_finite, stop: words[COUNT + 1] > 0 }
+        let stop = words[COUNT + 1] > 0;
+        let (sums, counts) = (Vec::new(), Vec::new());
+        Self { loss, targets, grad_norm: norm, finite, state_finite, stop, sums, counts }
+    }
+
+    /// As [`StepReport::of`], from the words of all scalars.
+    ///
+    /// # Panics
+    /// When there are not as many as the model declares.
+    pub fn with(words: &[i64], tallies: Tallies, averaged_ranks: usize) -> Self {
+        let (sums, counts) = tallies.read(words);
+        Self { sums, counts, ..Self::of(&words[..SCALAR_WORDS], averaged_ranks) }
     }
 }
 
@@ -136,8 +193,31 @@ mod tests {
         words
     }
 
-    const FOUND: StepReport =
-        StepReport { loss: 2.0, targets: 4, grad_norm: 1.25, finite: true, state_finite: true, stop: false };
+    const FOUND: StepReport = StepReport {
+        loss: 2.0,
+        targets: 4,
+        grad_norm: 1.25,
+        finite: true,
+        state_finite: true,
+        stop: false,
+        sums: Vec::new(),
+        counts: Vec::new(),
+    };
+
+    #[test]
+    fn what_a_model_counts_lies_behind_the_scalars_and_nothing_else_looks_at_it() {
+        let tallies = Tallies { sums: 2, counts: 3 };
+        let mut all = vec![0; tallies.scalar_words()];
+        all[..SCALAR_WORDS].copy_from_slice(&words(&[3.0, 5.0], &[9.0, 16.0], 4));
+        for (index, values) in [[0.1, 0.2], [1e300, -1e-300]].iter().enumerate() {
+            let mut sum = ExactSum::default();
+            values.iter().for_each(|&value| sum.add(value));
+            all[tallies.sum(index)].copy_from_slice(&sum.to_words());
+        }
+        all[tallies.counts()].copy_from_slice(&[7, 0, 1 << 40]);
+        let found = StepReport { sums: vec![0.1 + 0.2, 1e300], counts: vec![7, 0, 1 << 40], ..FOUND };
+        assert_eq!(StepReport::with(&all, tallies, 1), found);
+    }
 
     #[test]
     fn means_are_over_targets() {

@@ -14,6 +14,7 @@ use crate::layout::Layout;
 use crate::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use crate::plan::Plan;
 use crate::rank::Mesh;
+use crate::scalars::Tallies;
 use crate::schedule::{
     Accumulation, AccumulationOrder, Checkpointing, Compiler, Offload, Policy, Reshard, Schedule,
     compile_evaluation, compile_step,
@@ -145,7 +146,14 @@ struct Draft {
 
 impl Default for Draft {
     fn default() -> Self {
-        Self { spec: ModelSpec { params: Vec::new(), modules: Vec::new(), blocks: Vec::new() } }
+        Self {
+            spec: ModelSpec {
+                params: Vec::new(),
+                modules: Vec::new(),
+                blocks: Vec::new(),
+                tallies: Tallies::default(),
+            },
+        }
     }
 }
 

@@ -88,6 +88,12 @@ extern "C" __global__ void exact_sum(const double* __restrict__ src, i64* __rest
     block_sums_end(words, sum);
 }
 
+// Whole numbers, added to words.
+extern "C" __global__ void add_counts(const double* __restrict__ src, i64* __restrict__ words, u64 len) {
+    u64 stride = u64(gridDim.x) * blockDim.x;
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < len; i += stride) words[i] += i64(src[i]);
+}
+
 // Every digit but the highest becomes 0 .. 2^32 - 1.
 __device__ void carry(i64* digits) {
     i64 over = 0;

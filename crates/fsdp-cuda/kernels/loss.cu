@@ -61,9 +61,10 @@ __device__ A through_cap(A gradient, A logit, A cap) {
 
 // `gradient` gets softmax - one_hot and what the terms of the loss give, or zeros where the target does not count; it may be
 // null, and it may be `logits`. `smoothing` of the target is spread over all classes; `z_loss` is the coefficient of the
-// squared logarithm of the sum of exponentials.
+// squared logarithm of the sum of exponentials; what it adds to each loss is in `z_losses`, which may be null.
 extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
-    const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses, u64 vocab, u64 rows,
+    const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses,
+    double* __restrict__ z_losses, u64 vocab, u64 rows,
     A cap, A smoothing, A z_loss
 ) {
     const A none = lowest(A(0));
@@ -76,7 +77,10 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         u32 target = targets[row];
         if (target >= vocab) {
             bool counts = target != IGNORED_TARGET;
-            if (threadIdx.x == 0) losses[row] = counts ? __longlong_as_double(0x7ff8000000000000ll) : 0.0;
+            if (threadIdx.x == 0) {
+                losses[row] = counts ? __longlong_as_double(0x7ff8000000000000ll) : 0.0;
+                if (z_losses != nullptr) z_losses[row] = 0.0;
+            }
             if (slopes == nullptr) continue;
             for_cut<false>(cut, [&](auto wide, u64 i) {
                 constexpr int w = decltype(wide)::width;
@@ -110,7 +114,11 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         if (threadIdx.x == 0) {
             double loss = log(double(total)) + (double(top) - double(own));
             if (smoothing != A(0)) loss += double(smoothing) * (double(own) - double(mean));
-            if (z_loss != A(0)) loss += double(z_loss) * normalizer * normalizer;
+            if (z_loss != A(0)) {
+                double of_row = double(z_loss) * normalizer * normalizer;
+                loss += of_row;
+                if (z_losses != nullptr) z_losses[row] = of_row;
+            }
             losses[row] = loss;
         }
         if (slopes == nullptr) continue;

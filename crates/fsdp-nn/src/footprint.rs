@@ -77,7 +77,7 @@ pub fn footprints<A: Architecture + Clone>(
         blocks.call(call, shape.of(call), &mut Counting(Arc::clone(&account)))?;
         footprints.push(difference(before, account.usage()));
     }
-    let tokens = shape.samples * shape.seq * token_bytes(shape.packed);
+    let tokens = shape.samples * shape.seq * token_bytes(shape.packed, shape.terms.z_loss > 0.0);
     let balance = architecture.description().balance(shape.terms.router_loss);
     let data_bytes = tokens + balance.map_or(0, |balance| balance.bytes());
     Ok(Footprints { calls: footprints, data_bytes })

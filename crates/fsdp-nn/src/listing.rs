@@ -62,6 +62,7 @@ impl Listing {
             Operand::Positions => "positions".into(),
             Operand::Targets => "targets".into(),
             Operand::Losses => "losses".into(),
+            Operand::ZLosses => "z-losses".into(),
             Operand::Load => "load".into(),
             Operand::Loads => "loads".into(),
             Operand::RouterLoss => "router loss".into(),

@@ -20,7 +20,7 @@ use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
 use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::unsharded::BlockCall;
-use fsdp_nn::model::{Architecture, ProgramOptions};
+use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
 
 use crate::adapter;
 use crate::config::{ConfigError, Device, OptimizerConfig, Packing, Resolved};
@@ -411,6 +411,9 @@ fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainE
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
         spec.params[id.0].trainable = false;
     }
+    if config.train.z_loss > 0.0 {
+        Counted::with_z_loss(&mut spec);
+    }
     if spec.params.iter().all(|param| !param.trainable) {
         let reason = "it matches every parameter of the model: nothing is left to train".to_owned();
         return Err(TrainError::Misfit { key: "fsdp.frozen", reason });
@@ -437,6 +440,7 @@ pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainErro
 fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
     let mut spec = described.clone();
     spec.params.iter_mut().for_each(|param| param.trainable = false);
+    // What it adds to the loss is of training.
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, false)?;
     Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
 }

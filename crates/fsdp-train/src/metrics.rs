@@ -2,22 +2,28 @@
 //! is the time of day that some forms of metrics ask for.
 
 mod csv;
+mod experts;
 mod exposition;
 mod file;
+mod mlflow;
 mod recorder;
 mod tensorboard;
 
 use std::time::Duration;
 
 use fsdp_comm::process::cluster;
+use fsdp_core::engine::StepReport;
+use fsdp_nn::model::{Counted, StepParts};
 use serde::Serialize;
 
 use crate::rank::Evaluation;
 
 pub(crate) use csv::{EVALUATIONS, STEPS};
+pub use experts::ExpertLoads;
 pub(crate) use exposition::Exposition;
 use file::MetricsFile;
 pub(crate) use file::{METRICS, last_step, last_step_in};
+pub(crate) use mlflow::MLFLOW;
 pub(crate) use recorder::Recorder;
 pub(crate) use tensorboard::TENSORBOARD;
 
@@ -47,6 +53,47 @@ pub struct StepMetrics {
     /// How long ranks waited for each other, where that is known of a step that no line has told yet.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
+    /// What the loss is made of, where training adds something to the cross-entropy.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub parts: Option<LossParts>,
+    /// Where tokens went, in a model with mixtures of experts.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertLoads>,
+}
+
+/// The parts of a step's loss: means over its counted targets, with their coefficients, of which it is the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LossParts {
+    /// Cross-entropy; with smoothed labels, if training smooths them.
+    pub cross_entropy: f64,
+    /// The z-loss, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub z_loss: Option<f64>,
+    /// The balancing loss of routers, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_loss: Option<f64>,
+}
+
+impl LossParts {
+    /// The parts of a step's loss, if it has more than one. `parts` are sums over all targets.
+    #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
+    fn of(report: &StepReport, parts: &StepParts, router_loss: bool) -> Option<Self> {
+        let mean = |sum: f64| sum / report.targets.max(1) as f64;
+        let router_loss = parts.router_loss.filter(|_| router_loss).map(mean);
+        let z_loss = parts.z_loss.map(mean);
+        let added = [z_loss, router_loss].into_iter().flatten().reduce(|a, b| a + b)?;
+        Some(Self { cross_entropy: report.loss - added, z_loss, router_loss })
+    }
+}
+
+/// What a model tells of a step beside its loss; `router_loss` says whether training balances its routers.
+pub(crate) fn parts(
+    report: &StepReport,
+    counted: Counted,
+    router_loss: bool,
+) -> (Option<LossParts>, Option<ExpertLoads>) {
+    let parts = counted.read(report);
+    (LossParts::of(report, &parts, router_loss), ExpertLoads::of(parts.loads))
 }
 
 /// The line of an evaluation on one set.

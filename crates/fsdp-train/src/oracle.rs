@@ -12,7 +12,7 @@ use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut, View};
 use fsdp_core::model::{BlockId, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Params, Program};
-use fsdp_core::scalars::GradientFactors;
+use fsdp_core::scalars::{COUNT, GradientFactors};
 use fsdp_core::schedule::{AccumulationOrder, Round};
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule, WholeDirections};
 use fsdp_core::wrap::UnitId;
@@ -70,8 +70,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         for id in (0..plan.spec.params.len()).map(ParamId) {
             params.push(whole(job, &*memory, &*rule, id)?);
         }
-        let words = || memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS);
-        let sums = [words()?, words()?];
+        let words = |len| memory.allocate(Category::CommStaging, DType::I64, len);
+        let sums = [words(plan.spec.tallies.scalar_words())?, words(ExactSum::WORDS)?];
         let factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN)?;
         let not_finite = zeroed(&*memory, Category::CommStaging, DType::I64, 1)?;
         Ok(Self { job, memory, program, rule, params, sums, factors, not_finite, magnitudes: None })
@@ -88,11 +88,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let memory = Arc::clone(&self.memory);
         self.program.set_batches(&*memory, step, batches)?;
         let total = self.sum_of_leaves(count)?;
-        let (loss, targets) = self.loss()?;
+        let found = self.losses()?;
         let norm = self.squares(&total)?.sqrt();
-        let scale = if targets == 0 { 0.0 } else { 1.0 / targets as f64 };
-        let (loss, grad_norm) = (loss * scale, norm * scale);
-        let report = StepReport { loss, targets, grad_norm, finite: true, state_finite: true, stop: false };
+        let scale = if found.targets == 0 { 0.0 } else { 1.0 / found.targets as f64 };
+        let report = StepReport { grad_norm: norm * scale, finite: true, ..found };
         let input = StepInput {
             step: step + 1,
             lr: self.job.schedule.lr(step),
@@ -103,12 +102,15 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         Ok(report)
     }
 
-    /// The sum of the losses of the step, and how many targets counted.
-    fn loss(&mut self) -> Result<(f64, u64), TrainError> {
-        let [sum, _] = &mut self.sums;
-        self.memory.zero(Queue::Compute, SliceMut::whole(sum))?;
-        let count = self.program.take_loss(&*self.memory, Queue::Compute, SliceMut::whole(sum))?;
-        Ok((exact(&*self.memory, sum)?, count))
+    /// The losses of the step, how many targets counted, and what else the model sums up.
+    fn losses(&mut self) -> Result<StepReport, TrainError> {
+        let ([sums, _], tallies) = (&mut self.sums, self.job.plan.spec.tallies);
+        self.memory.zero(Queue::Compute, SliceMut::whole(sums))?;
+        let count = self.program.take_loss(&*self.memory, Queue::Compute, SliceMut::whole(sums))?;
+        let mut words = vec![0; tallies.scalar_words()];
+        self.memory.read(Queue::Compute, Slice::whole(sums), HostSliceMut::I64(&mut words))?;
+        words[COUNT] = i64::try_from(count).expect("targets of a step fit 63 bits");
+        Ok(StepReport::with(&words, tallies, 1))
     }
 
     /// The squared norm of the sum of all leaves.

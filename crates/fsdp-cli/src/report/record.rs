@@ -13,8 +13,20 @@ use crate::error::CliError;
 const LINE_MAX: u64 = 64 << 20;
 
 /// The columns of a step that are drawn.
-pub(super) const COLUMNS: [&str; 8] =
-    ["loss", "grad_norm", "lr", "tokens_per_s", "mfu", "wait_ms", "wait_ms_max", "wait_ms_min"];
+pub(super) const COLUMNS: [&str; 12] = [
+    "loss",
+    "cross_entropy",
+    "router_loss",
+    "z_loss",
+    "expert_imbalance",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "mfu",
+    "wait_ms",
+    "wait_ms_max",
+    "wait_ms_min",
+];
 
 /// A run.
 #[derive(Debug, Default)]

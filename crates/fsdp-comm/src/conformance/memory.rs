@@ -251,6 +251,19 @@ impl Memory for PlainMemory {
         self.add_exactly(values.into_iter(), sum)
     }
 
+    fn add_counts(
+        &self,
+        queue: Queue,
+        src: Slice<'_, PlainBuffer>,
+        words: SliceMut<'_, PlainBuffer>,
+    ) -> Result<(), Error> {
+        let (mut values, mut sums) = (vec![0.0; src.len], vec![0; src.len]);
+        self.read(queue, src, HostSliceMut::F64(&mut values))?;
+        self.read(queue, words.as_slice(), HostSliceMut::I64(&mut sums))?;
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value as i64);
+        self.write(queue, HostSlice::I64(&sums), words)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,

@@ -76,6 +76,10 @@ impl Memory for NoMemory {
         Ok(())
     }
 
+    fn add_counts(&self, _: Queue, _: Slice<'_, Shape>, _: SliceMut<'_, Shape>) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn gradient_factors(
         &self,
         _: Queue,

@@ -129,7 +129,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let rank = comms.world.world_rank();
         let tables = RankTables::new(&plan, &*rule, rank);
         let mut table = Table::allocate(&*memory, &plan.step.buffers, &tables)?;
-        let scalars = scalars::Scalars::new(&*memory, &plan.step, &mut table)?;
+        let scalars = scalars::Scalars::new(&*memory, &plan, &mut table)?;
         Ok(Self {
             memory,
             plan,

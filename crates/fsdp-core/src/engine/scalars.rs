@@ -10,10 +10,11 @@ use super::table::Table;
 use crate::comm::{Comm, Purpose, ReduceOp};
 use crate::error::Error;
 use crate::memory::{Buffer, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use crate::plan::Plan;
 use crate::program::Program;
 use crate::rank::Queue;
-use crate::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM, StepReport};
-use crate::schedule::{BufferId, Lasting, Schedule};
+use crate::scalars::{COUNT, GradientFactors, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM, StepReport, Tallies};
+use crate::schedule::{BufferId, Lasting};
 
 /// What a caller says about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +50,7 @@ pub(super) struct Scalars<M: Memory> {
     spare: BufferId,
     factors: BufferId,
     not_finite: BufferId,
+    tallies: Tallies,
     unread: VecDeque<Unread<M::Event>>,
     /// Of how many ranks the measured gradient is the average.
     averaged_ranks: usize,
@@ -62,12 +64,14 @@ pub(super) fn squared_norm<B: Buffer>(scalars: &mut B) -> SliceMut<'_, B> {
 }
 
 impl<M: Memory> Scalars<M> {
-    pub(super) fn new(memory: &M, step: &Schedule, table: &mut Table<M::Buffer>) -> Result<Self, Error> {
+    pub(super) fn new(memory: &M, plan: &Plan, table: &mut Table<M::Buffer>) -> Result<Self, Error> {
+        let (step, tallies) = (&plan.step, plan.spec.tallies);
         let Lasting { scalars, spare_scalars: spare, factors, not_finite, .. } = step.lasting;
         let start = HostSlice::F64(&GradientFactors::START);
         memory.write(Queue::Compute, start, SliceMut::whole(table.get_mut(factors)?))?;
         let (unread, averaged_ranks) = (VecDeque::new(), step.averaged_ranks);
-        Ok(Self { scalars, spare, factors, not_finite, unread, averaged_ranks, stop: false, input: None })
+        let (stop, input) = (false, None);
+        Ok(Self { scalars, spare, factors, not_finite, tallies, unread, averaged_ranks, stop, input })
     }
 
     /// Begins a step (with its input) or an evaluation.
@@ -116,14 +120,14 @@ impl<M: Memory> Scalars<M> {
         table: &Table<M::Buffer>,
     ) -> Result<Option<StepReport>, Error> {
         let Some(Unread { in_spare, ready }) = self.unread.pop_front() else { return Ok(None) };
-        let mut words = [0; SCALAR_WORDS];
+        let mut words = vec![0; self.tallies.scalar_words()];
         memory.wait(Queue::Download, &ready);
         let buffer = table.get(if in_spare { self.spare } else { self.scalars })?;
         memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
-        Ok(Some(StepReport::of(&words, self.averaged_ranks)))
+        Ok(Some(StepReport::with(&words, self.tallies, self.averaged_ranks)))
     }
 
-    /// Sums loss, count, norm and flags over all ranks, and derives what updates need.
+    /// Sums loss, count, norm, flags and what the model counts over all ranks, and derives what updates need.
     pub(super) fn reduce<P: Program<M>>(
         &mut self,
         memory: &M,
@@ -132,14 +136,13 @@ impl<M: Memory> Scalars<M> {
         program: &mut P,
     ) -> Result<(), Error> {
         let (stop, words) = (i64::from(self.stop), table.get_mut(self.scalars)?);
-        let loss = SliceMut::new(words, LOSS.start, LOSS.len());
-        let targets = program.take_loss(memory, Queue::Reduce, loss)?;
+        let targets = program.take_loss(memory, Queue::Reduce, SliceMut::whole(words))?;
         let targets = i64::try_from(targets).expect("targets of a step fit 63 bits");
         memory.write(Queue::Reduce, HostSlice::I64(&[targets, stop]), SliceMut::new(words, COUNT, 2))?;
         self.all_reduce(memory, table, world)?;
         if let Some(StepInput { grad_clip, .. }) = self.input {
             let (words, factors) = table.pair(self.scalars, self.factors)?;
-            let (words, factors) = (Slice::whole(words), SliceMut::whole(factors));
+            let (words, factors) = (Slice::new(words, 0, SCALAR_WORDS), SliceMut::whole(factors));
             memory.gradient_factors(Queue::Reduce, words, self.averaged_ranks, grad_clip, factors)?;
         }
         self.unread.push_back(Unread { in_spare: false, ready: memory.record(Queue::Reduce) });
@@ -173,7 +176,8 @@ impl<M: Memory> Scalars<M> {
         memory.write(Queue::Reduce, HostSlice::I64(&[i64::from(yes)]), votes)?;
         self.all_reduce(memory, table, world)?;
         let mut ranks = [0; SCALAR_WORDS];
-        memory.read(Queue::Reduce, Slice::whole(table.get(self.scalars)?), HostSliceMut::I64(&mut ranks))?;
+        let words = Slice::new(table.get(self.scalars)?, 0, SCALAR_WORDS);
+        memory.read(Queue::Reduce, words, HostSliceMut::I64(&mut ranks))?;
         Ok(Answers { any: ranks[COUNT] > 0, state_finite: ranks[NOT_FINITE] == 0 })
     }
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{BlockSpec, ModuleSpec, ParamSpec};
+use crate::scalars::Tallies;
 
 type Shape = (Vec<usize>, bool);
 
@@ -24,6 +25,7 @@ fn model(params: &[Shape]) -> ModelSpec {
             params: ids.clone(),
         }],
         blocks: vec![BlockSpec { name: "all".into(), params: ids, layer: None }],
+        tallies: Tallies::default(),
     }
 }
 

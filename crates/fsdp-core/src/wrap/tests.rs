@@ -2,13 +2,19 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{BlockSpec, ELEMENTS_MAX, ModuleSpec, ParamSpec};
+use crate::scalars::Tallies;
 use crate::testing::{Sketch, setups};
 
 /// A random tree of modules: per module its parent, class, and the sizes of its parameters.
 type Tree = Vec<(usize, &'static str, Vec<usize>)>;
 
 fn model(tree: &Tree) -> ModelSpec {
-    let mut spec = ModelSpec { params: Vec::new(), modules: Vec::new(), blocks: Vec::new() };
+    let mut spec = ModelSpec {
+        params: Vec::new(),
+        modules: Vec::new(),
+        blocks: Vec::new(),
+        tallies: Tallies::default(),
+    };
     for (index, (parent, class, sizes)) in tree.iter().enumerate() {
         let fqn = if index == 0 { String::new() } else { format!("m{index}") };
         let first = spec.params.len();

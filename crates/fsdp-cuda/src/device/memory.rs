@@ -342,6 +342,19 @@ impl Memory for CudaMemory {
         Ok(kernels.striding("exact_sum", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
     }
 
+    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
+        lengths::expect("words of counts", words.len, src.len);
+        expect_dtype(src.buffer, DType::F64);
+        expect_dtype(words.buffer, DType::I64);
+        if let (Some(src), true) = (host_slice(&src), words.buffer.is_on_host()) {
+            return self.host_after(queue)?.add_counts(queue, src, host_slice_mut(words));
+        }
+        let len = src.len;
+        let words = self.words(queue, src, words)?;
+        let kernels = self.kernels(queue, &EXACT, (DType::F64, DType::F64));
+        Ok(kernels.striding("add_counts", len.div_ceil(EXACT_THREADS as usize), EXACT_THREADS, &words)?)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,

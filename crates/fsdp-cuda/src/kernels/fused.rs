@@ -182,30 +182,39 @@ impl CudaMemory {
         Ok(Outcome::Done)
     }
 
+    /// Where z-losses go, where there are some.
+    fn z_losses<'a>(&self, write: Option<Write<'a, CudaBuffer>>) -> Result<Word<'a>, Error> {
+        write.map_or(Ok(Word::Null), |write| self.output(write.slice))
+    }
+
     /// Cross-entropy of a chunk of rows. The gradient goes to a place of elements of a dtype, if there is one.
     fn losses(&self, op: &Head, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let (Head::CrossEntropy { dims } | Head::CrossEntropyBackward { dims, .. }) = *op else {
             return Ok(Outcome::Unsupported);
         };
-        let (logits, dtype, slopes, rounded, targets, losses) = if matches!(op, Head::CrossEntropy { .. }) {
-            let ([logits, targets], [losses], _) = operands.split();
-            let dtype = expect_float(logits.buffer);
-            (self.input(logits)?, dtype, Word::Null, dtype, targets, losses)
-        } else {
-            let ([targets], [logits, losses], mut more) = operands.split();
-            let dtype = expect_float(logits.slice.buffer);
-            let logits = self.output(logits.slice)?;
-            let (slopes, rounded) = match more.next() {
-                None => (logits, dtype),
-                Some(rounded) => {
-                    let dtype = expect_float(rounded.slice.buffer);
-                    (self.output(rounded.slice)?, dtype)
-                }
+        let (logits, dtype, slopes, rounded, targets, losses, z_losses) =
+            if let Head::CrossEntropy { .. } = op {
+                let ([logits, targets], [losses], mut more) = operands.split();
+                let dtype = expect_float(logits.buffer);
+                (self.input(logits)?, dtype, Word::Null, dtype, targets, losses, self.z_losses(more.next())?)
+            } else {
+                let ([targets], [logits, losses], mut more) = operands.split();
+                let dtype = expect_float(logits.slice.buffer);
+                let logits = self.output(logits.slice)?;
+                let rounds = matches!(op, Head::CrossEntropyBackward { rounds: true, .. });
+                let (slopes, rounded) = match if rounds { more.next() } else { None } {
+                    None => (logits, dtype),
+                    Some(rounded) => {
+                        let dtype = expect_float(rounded.slice.buffer);
+                        (self.output(rounded.slice)?, dtype)
+                    }
+                };
+                (logits, dtype, slopes, rounded, targets, losses, self.z_losses(more.next())?)
             };
-            (logits, dtype, slopes, rounded, targets, losses)
-        };
         let (targets, losses) = (self.input(targets)?, self.output(losses.slice)?);
-        let mut words = vec![logits, slopes, targets, losses, Word::Len(dims.vocab), Word::Len(dims.rows)];
+        let sizes = [dims.vocab, dims.rows].map(Word::Len);
+        let mut words = vec![logits, slopes, targets, losses, z_losses];
+        words.extend(sizes);
         words.extend(constants(&Op::Head(*op)));
         let kernels = self.kernels(Queue::Compute, &LOSS, (dtype, rounded));
         kernels.rows("cross_entropy", dims.rows, dims.vocab, &words)?;

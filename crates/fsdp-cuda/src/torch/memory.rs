@@ -266,6 +266,14 @@ impl<D: TorchStorage> Memory for Torch<D> {
         self.storage.exact_sum(queue, src, sum)
     }
 
+    fn add_counts(&self, queue: Queue, src: In<'_, D>, words: Out<'_, D>) -> Result<(), Error> {
+        if src.buffer.dtype() == DType::F64 && self.composes(&[src.buffer, words.buffer]) {
+            lengths::expect("words of counts", words.len, src.len);
+            return self.in_torch(queue, "add_counts", || self.aten_add_counts(queue, src, words));
+        }
+        self.storage.add_counts(queue, src, words)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,

@@ -146,6 +146,25 @@ fn squares_add_up_to_the_same_words() {
 }
 
 #[test]
+fn counts_are_added_to_words() {
+    fn added<M: Memory>(memory: &M, counts: &[f64]) -> Vec<i64> {
+        let src = filled(memory, DType::F64, counts);
+        let mut sums = integers(memory, &vec![-5; counts.len()]);
+        for _ in 0..2 {
+            memory.add_counts(Q, Slice::whole(&src), SliceMut::whole(&mut sums)).unwrap();
+        }
+        words(memory, &sums)
+    }
+    for len in [1, 7, 128, 5000] {
+        let counts: Vec<i64> = (0..len).map(|i| i * i).collect();
+        let as_numbers: Vec<f64> = counts.iter().map(|&count| count as f64).collect();
+        let expected: Vec<i64> = counts.iter().map(|count| 2 * count - 5).collect();
+        assert_eq!(added(&*subject(), &as_numbers), expected);
+        assert_eq!(added(&host(), &as_numbers), expected);
+    }
+}
+
+#[test]
 fn exact_sums_are_exact() {
     fn summed<M: Memory>(memory: &M, numbers: &[f64]) -> ExactSum {
         let src = filled(memory, DType::F64, numbers);

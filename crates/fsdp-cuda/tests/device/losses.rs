@@ -4,7 +4,7 @@
 use fsdp_core::DType;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::Backend;
-use fsdp_nn::backend::{HeadDims, IGNORED_TARGET};
+use fsdp_nn::backend::{BatchFacts, HeadDims, IGNORED_TARGET, Operands, Write};
 use fsdp_nn::conformance::Calls;
 use fsdp_nn::op::{Head, LogitsDims, LossTerms, Op};
 
@@ -29,7 +29,7 @@ fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> 
         Slice::whole(&x),
         Slice::whole(&weight),
         Slice::whole(&ids),
-        SliceMut::whole(&mut losses),
+        (SliceMut::whole(&mut losses), None),
         SliceMut::whole(&mut scratch),
         None,
         SliceMut::whole(&mut dx),
@@ -176,18 +176,30 @@ fn capped<M: Backend>(
     logits: &[f64],
     targets: &[u32],
     terms: LossTerms,
-) -> [Vec<f64>; 2] {
+) -> [Vec<f64>; 3] {
     let (rows, len) = (targets.len(), logits.len());
     let dims = LogitsDims { softcap: Some(3.0), terms, ..LogitsDims::new(rows, len / rows) };
     let (mut there, ids) = (shifted(memory, dtype, shift, logits), ids(memory, targets));
     let [mut only, mut losses] = [(); 2].map(|()| room(memory, DType::F64, rows));
-    let reads = &[Slice::new(&there, shift, len), Slice::whole(&ids)];
-    memory.call(Op::Head(Head::CrossEntropy { dims }), reads, [SliceMut::whole(&mut only)]).unwrap();
-    let writes = [SliceMut::new(&mut there, shift, len), SliceMut::whole(&mut losses)];
-    let op = Op::Head(Head::CrossEntropyBackward { dims, rounds: false });
-    memory.call(op, &[Slice::whole(&ids)], writes).unwrap();
+    let [mut only_z, mut z] = [(); 2].map(|()| room(memory, DType::F64, rows));
+    let has_z = terms.z_loss > 0.0;
+    let run = |op, reads: &[_], written: Vec<SliceMut<'_, M::Buffer>>, z| {
+        let mut writes: Vec<_> = written.into_iter().chain(z).map(Write::over).collect();
+        let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
+        memory.run(&Op::Head(op), operands).unwrap();
+    };
+    let reads = [Slice::new(&there, shift, len), Slice::whole(&ids)];
+    let z_losses = has_z.then(|| SliceMut::whole(&mut only_z));
+    run(Head::CrossEntropy { dims }, &reads, vec![SliceMut::whole(&mut only)], z_losses);
+    let writes = vec![SliceMut::new(&mut there, shift, len), SliceMut::whole(&mut losses)];
+    let z_losses = has_z.then(|| SliceMut::whole(&mut z));
+    run(Head::CrossEntropyBackward { dims, rounds: false }, &[Slice::whole(&ids)], writes, z_losses);
     assert_bits(&values(memory, &only), &values(memory, &losses), "losses with and without gradient");
-    [values(memory, &losses), range(memory, &there, shift, len)]
+    let z = if has_z { values(memory, &z) } else { vec![0.0; rows] };
+    if has_z {
+        assert_bits(&values(memory, &only_z), &z, "z-losses with and without gradient");
+    }
+    [values(memory, &losses), z, range(memory, &there, shift, len)]
 }
 
 #[test]
@@ -200,13 +212,14 @@ fn cross_entropy_of_capped_logits_agrees_with_the_host() {
             targets[rows - 1] = if rows > 1 { IGNORED_TARGET } else { 0 };
             for (label_smoothing, z_loss) in [(0.0, 0.0), (0.2, 0.0), (0.0, 0.01), (0.1, 0.001)] {
                 let terms = LossTerms { label_smoothing, z_loss, router_loss: 0.0 };
-                let [losses, gradients] = capped(&*subject(), dtype, shift, &logits, &targets, terms);
-                let [of_host, expected] = capped(&host(), dtype, shift, &logits, &targets, terms);
+                let [losses, z, gradients] = capped(&*subject(), dtype, shift, &logits, &targets, terms);
+                let [of_host, z_of_host, expected] = capped(&host(), dtype, shift, &logits, &targets, terms);
                 // A z-loss of a hundredth is less than the rest.
                 let error = 2.0 * (vocab as f64 + 64.0) * unit(dtype);
                 let what = format!("of {rows} x {vocab} capped logits of {dtype} with {terms:?}");
                 let largest = 3.0 + (vocab as f64).ln();
                 assert_within(&losses, &of_host, &vec![error * largest; rows], &format!("losses {what}"));
+                assert_within(&z, &z_of_host, &vec![error * largest; rows], &format!("z-losses {what}"));
                 assert_within(
                     &gradients,
                     &expected,

@@ -129,6 +129,10 @@ impl Memory for Mixed {
         self.cuda.exact_sum(queue, src, sum)
     }
 
+    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
+        self.cuda.add_counts(queue, src, words)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,

@@ -4,7 +4,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StateTensor, StepScalars, UpdateRule};
-use fsdp_core::{DType, Error, Queue};
+use fsdp_core::{DType, Error, Queue, Tallies};
 use fsdp_nn::HostMemory;
 use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Ema, GroupSettings, Groups, Lion, Sgd};
 
@@ -52,7 +52,7 @@ pub(crate) fn spec(shapes: Shapes) -> ModelSpec {
     let ids: Vec<_> = (0..shapes.len()).map(ParamId).collect();
     let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: ids.clone() };
     let blocks = vec![BlockSpec { name: "all".into(), params: ids, layer: None }];
-    ModelSpec { params: params.collect(), modules: vec![root], blocks }
+    ModelSpec { params: params.collect(), modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
 /// Where the shard of a device lies.

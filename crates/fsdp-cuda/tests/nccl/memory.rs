@@ -294,6 +294,15 @@ impl Memory for StreamMemory {
         Err(unsupported("exact_sum"))
     }
 
+    fn add_counts(
+        &self,
+        _queue: Queue,
+        _src: Slice<'_, StreamBuffer>,
+        _words: SliceMut<'_, StreamBuffer>,
+    ) -> Result<(), Error> {
+        Err(unsupported("add_counts"))
+    }
+
     fn gradient_factors(
         &self,
         _queue: Queue,

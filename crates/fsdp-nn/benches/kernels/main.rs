@@ -14,7 +14,7 @@ use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
-use fsdp_core::{DType, Queue};
+use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::backend::{AttentionDims, BatchFacts, HeadDims, LinearDims, Orientation};
 use fsdp_nn::conformance::Calls;
 use fsdp_nn::op::Scores;
@@ -122,13 +122,23 @@ fn cross_entropy(c: &mut Criterion) {
         let product = 2.0 * (ROWS * HIDDEN * VOCAB) as f64;
         run(c, bounds, &format!("cross_entropy/forward/{threads}"), Work::Flops(product), || {
             let (losses, logits) = (write(&mut losses), write(&mut logits));
-            memory.head_loss(dims, read(&x), read(&w), read(&targets), losses, logits).expect("fits");
+            memory.head_loss(dims, read(&x), read(&w), read(&targets), (losses, None), logits).expect("fits");
         });
         run(c, bounds, &format!("cross_entropy/backward/{threads}"), Work::Flops(3.0 * product), || {
             let (losses, logits, dweight) = (write(&mut losses), write(&mut logits), Some(gradient(&mut dw)));
             let (x, w, targets) = (read(&x), read(&w), read(&targets));
             memory
-                .head_loss_backward(dims, x, w, targets, losses, logits, None, write(&mut dx), dweight)
+                .head_loss_backward(
+                    dims,
+                    x,
+                    w,
+                    targets,
+                    (losses, None),
+                    logits,
+                    None,
+                    write(&mut dx),
+                    dweight,
+                )
                 .expect("fits");
         });
     }
@@ -222,7 +232,7 @@ fn optimizers(c: &mut Criterion) {
 fn one_param(len: usize) -> ModelSpec {
     let (fqn, shape) = ("weight".to_owned(), vec![len / HIDDEN, HIDDEN]);
     let param = ParamSpec { fqn, aliases: Vec::new(), shape, trainable: true };
-    ModelSpec { params: vec![param], modules: Vec::new(), blocks: Vec::new() }
+    ModelSpec { params: vec![param], modules: Vec::new(), blocks: Vec::new(), tallies: Tallies::default() }
 }
 
 criterion_group! {

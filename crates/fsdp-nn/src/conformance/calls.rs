@@ -358,10 +358,14 @@ pub trait Calls: Backend {
         x: In<'_, Self>,
         weight: In<'_, Self>,
         targets: In<'_, Self>,
-        losses: Out<'_, Self>,
+        (losses, z_losses): (Out<'_, Self>, Option<Out<'_, Self>>),
         logits: Out<'_, Self>,
     ) -> Result<(), Error> {
-        self.call(Op::Head(Head::Loss { dims }), &[x, weight, targets], [losses, logits])
+        let op = Op::Head(Head::Loss { dims });
+        match z_losses {
+            None => self.call(op, &[x, weight, targets], [losses, logits]),
+            Some(z_losses) => self.call(op, &[x, weight, targets], [losses, logits, z_losses]),
+        }
     }
 
     fn head_loss_backward(
@@ -370,7 +374,7 @@ pub trait Calls: Backend {
         x: In<'_, Self>,
         weight: In<'_, Self>,
         targets: In<'_, Self>,
-        losses: Out<'_, Self>,
+        (losses, z_losses): (Out<'_, Self>, Option<Out<'_, Self>>),
         logits: Out<'_, Self>,
         dlogits: Option<Out<'_, Self>>,
         dx: Out<'_, Self>,
@@ -379,7 +383,7 @@ pub trait Calls: Backend {
         let op = Op::Head(Head::LossBackward { dims, weight: dweight.is_some(), rounds: dlogits.is_some() });
         let mut writes: Vec<_> = [losses, logits, dx].map(Write::over).into();
         writes.extend(dweight.map(Write::from));
-        writes.extend(dlogits.map(Write::over));
+        writes.extend(dlogits.into_iter().chain(z_losses).map(Write::over));
         self.run(
             &op,
             Operands { reads: &[x, weight, targets], writes: &mut writes, batch: BatchFacts::default() },

@@ -441,6 +441,7 @@ fn dropout<M: Backend>(sizes: Sizes) -> Case<M> {
 fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Case<M> {
     let Sizes { rows, inner: hidden, outer: vocab, seed } = sizes;
     let dims = HeadDims { softcap, terms, ..HeadDims::new([rows, hidden, vocab], rows.div_ceil(3)) };
+    let z_rows = if terms.z_loss > 0.0 { rows } else { 0 };
     let mut targets = integers(seed + 5, rows, vocab);
     if rows > 2 {
         targets[1] = IGNORED_TARGET;
@@ -449,22 +450,28 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
     Case {
         name: "head_loss",
         inputs: vec![numbers(seed, rows * hidden), numbers(seed + 1, vocab * hidden)],
-        doutput: vec![1.0; rows],
+        // Losses, and what of them is z-loss.
+        doutput: [vec![1.0; rows], vec![0.0; z_rows]].concat(),
         forward: Box::new(move |kit, inputs| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
             let (targets, mut losses) = (kit.ids(&targets), kit.room(fsdp_core::DType::F64, rows));
+            let mut z_losses = kit.room(fsdp_core::DType::F64, z_rows.max(1));
             let mut logits = kit.statistics(dims.chunk_rows * vocab);
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());
-            kit.memory.head_loss(dims, x, weight, targets, losses.write(), logits.write()).unwrap();
-            kit.get(&losses)
+            let written = (losses.write(), (z_rows > 0).then(|| z_losses.write()));
+            kit.memory.head_loss(dims, x, weight, targets, written, logits.write()).unwrap();
+            let z_losses = kit.get(&z_losses);
+            [&kit.get(&losses)[..], &z_losses[..z_rows]].concat()
         }),
         backward: Box::new(move |kit, inputs, _| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
             let (targets, mut losses) = (kit.ids(&again), kit.room(fsdp_core::DType::F64, rows));
+            let mut z_losses = kit.room(fsdp_core::DType::F64, z_rows.max(1));
             let mut logits = kit.statistics(dims.chunk_rows * vocab);
             let (mut dx, mut dweight) = (kit.result(rows * hidden), kit.slot(vocab * hidden));
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());
-            let (losses, logits, target) = (losses.write(), logits.write(), Some(kit.target(&mut dweight)));
+            let losses = (losses.write(), (z_rows > 0).then(|| z_losses.write()));
+            let (logits, target) = (logits.write(), Some(kit.target(&mut dweight)));
             let mut dlogits = kit.result(dims.chunk_rows * vocab);
             let dlogits = kit.memory.head_chunks().round(kit.dtype).then(|| dlogits.write());
             kit.memory

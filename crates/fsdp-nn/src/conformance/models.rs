@@ -9,6 +9,7 @@ use fsdp_core::memory::{Buffer, SliceMut};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
 use fsdp_core::program::{ForwardMode, Gradients, Program};
+use fsdp_core::scalars::LOSS;
 use fsdp_core::schedule::Round;
 
 use super::decoders::llama;
@@ -79,11 +80,13 @@ impl<A: Architecture + Clone> Sample<A> {
         let mut params = self.whole(memory).params();
         let mut gradients = self.open_gradients(memory);
         run(&mut program, memory, 0, pass, &mut params, &mut gradients).unwrap();
-        let mut words = memory.allocate(Category::CommStaging, DType::I64, ExactSum::WORDS).unwrap();
+        let len = self.spec.tallies.scalar_words();
+        let mut words = memory.allocate(Category::CommStaging, DType::I64, len).unwrap();
         memory.zero(Queue::Compute, SliceMut::whole(&mut words)).unwrap();
         let count = program.take_loss(memory, Queue::Compute, SliceMut::whole(&mut words)).unwrap();
         let mut loss = [0; ExactSum::WORDS];
-        memory.read(Queue::Compute, Slice::whole(&words), HostSliceMut::I64(&mut loss)).unwrap();
+        let sum = Slice::new(&words, LOSS.start, LOSS.len());
+        memory.read(Queue::Compute, sum, HostSliceMut::I64(&mut loss)).unwrap();
         let gradients = Whole::from_gradients(memory, &self.spec, gradients).unwrap();
         let gradient = |(index, param): (usize, &fsdp_core::model::ParamSpec)| {
             let mut values = vec![0.0; param.len()];

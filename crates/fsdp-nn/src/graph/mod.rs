@@ -103,6 +103,8 @@ pub enum Operand {
     Targets,
     /// The losses of the micro-batch.
     Losses,
+    /// What of them is z-loss.
+    ZLosses,
     /// The load of the block's experts in the micro-batch.
     Load,
     /// The loads of all mixtures.

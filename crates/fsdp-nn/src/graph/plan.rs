@@ -251,9 +251,10 @@ impl BlockPlan {
                     let dlogits = draft.place(scratch(rows.dtype));
                     writes.push((draft.whole(dlogits), false));
                 }
+                writes.extend((dims.terms.z_loss > 0.0).then_some((Operand::ZLosses, false)));
                 let op = Op::Head(Head::LossBackward { dims, weight: trained, rounds });
                 draft.call(op, reads, writes);
-                if let Some(balance) = balance {
+                if let Some(balance) = balance.and_then(Balance::loss) {
                     let op = Op::Experts(Experts::BalanceLoss { balance });
                     draft.call(op, vec![Operand::Loads], vec![(Operand::RouterLoss, false)]);
                 }

@@ -74,6 +74,8 @@ pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) gradients: Option<&'a mut Gradients<M::Buffer>>,
     /// Where the loss of each row goes.
     pub(crate) losses: SliceMut<'a, M::Buffer>,
+    /// Where what of it is z-loss goes, if there is one.
+    pub(crate) z_losses: Option<SliceMut<'a, M::Buffer>>,
     /// What routers leave, if the model has any.
     pub(crate) routers: Option<Routers<'a, M::Buffer>>,
 }
@@ -142,6 +144,7 @@ impl<M: Backend> DeviceRunner<'_, M> {
         };
         let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
         let mut losses = Some(self.losses.reborrow());
+        let mut z_losses = self.z_losses.as_mut().map(SliceMut::reborrow);
         let mut gradients = self.gradients.as_deref_mut();
         let mut writes = Vec::with_capacity(call.writes.len());
         for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {
@@ -156,6 +159,9 @@ impl<M: Backend> DeviceRunner<'_, M> {
                     Write::from(target.ok_or_else(|| inputs.without_gradient(id))?)
                 }
                 Operand::Losses => Write::over(losses.take().expect("a call writes the losses once")),
+                Operand::ZLosses => {
+                    Write::over(z_losses.take().expect("a micro-batch has room for its z-losses"))
+                }
                 Operand::Load => Write::over(load.take().expect(ROUTERS)),
                 Operand::RouterLoss => Write::over(router_loss.take().expect(ROUTERS)),
                 Operand::Param(_) | Operand::Ids | Operand::Positions | Operand::Targets | Operand::Loads => {
@@ -185,7 +191,11 @@ impl<M: Backend> Inputs<'_, M> {
             Operand::Ids => self.batch.ids,
             Operand::Positions => self.batch.positions.expect("packed samples have positions"),
             Operand::Targets => self.batch.targets,
-            Operand::ParamGradient(_) | Operand::Losses | Operand::Load | Operand::RouterLoss => {
+            Operand::ParamGradient(_)
+            | Operand::Losses
+            | Operand::ZLosses
+            | Operand::Load
+            | Operand::RouterLoss => {
                 unreachable!("{operand:?} is only written")
             }
             Operand::Loads => unreachable!("loads lie with what routers leave"),

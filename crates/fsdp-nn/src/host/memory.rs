@@ -305,6 +305,18 @@ impl Memory for HostMemory {
         Ok(())
     }
 
+    fn add_counts(
+        &self,
+        _queue: Queue,
+        src: Slice<'_, HostBuffer>,
+        words: SliceMut<'_, HostBuffer>,
+    ) -> Result<(), Error> {
+        lengths::expect("words of counts", words.len, src.len);
+        let (src, words) = (self.elements::<f64>(src)?, self.elements_mut::<i64>(words)?);
+        words.iter_mut().zip(src).for_each(|(word, &count)| *word += count as i64);
+        Ok(())
+    }
+
     fn gradient_factors(
         &self,
         _queue: Queue,

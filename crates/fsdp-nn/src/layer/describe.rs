@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fsdp_core::Error;
 use fsdp_core::model::{BlockId, BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use fsdp_core::{Error, Tallies};
 
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
+use crate::model::Counted;
 use crate::op::Balance;
 
 /// A described model.
@@ -38,9 +39,9 @@ impl Description {
         self.init[id.0]
     }
 
-    /// The balancing loss of its mixtures, if it has any and the coefficient is not 0; all have as many experts.
+    /// Its mixtures, if it has any, with the coefficient of their balancing loss; all have as many experts.
     pub(crate) fn balance(&self, coefficient: f64) -> Option<Balance> {
-        let &experts = self.mixtures.values().next().filter(|_| coefficient > 0.0)?;
+        let &experts = self.mixtures.values().next()?;
         Some(Balance { layers: self.mixtures.len(), experts, coefficient })
     }
 
@@ -64,7 +65,12 @@ impl Describe {
     /// Starts a model whose root module is of `class`; weights start normal with deviation `std`.
     pub fn new(class: &str, std: f64) -> Self {
         let root = ModuleSpec { fqn: String::new(), class: class.into(), parent: None, params: Vec::new() };
-        let spec = ModelSpec { params: Vec::new(), modules: vec![root], blocks: Vec::new() };
+        let spec = ModelSpec {
+            params: Vec::new(),
+            modules: vec![root],
+            blocks: Vec::new(),
+            tallies: Tallies::default(),
+        };
         let description = Description {
             spec,
             init: Vec::new(),
@@ -215,7 +221,8 @@ impl Describe {
     ///
     /// # Errors
     /// [`Error::Model`] when it contradicts itself (see [`ModelSpec::validate`]).
-    pub fn finish(self) -> Result<Description, Error> {
+    pub fn finish(mut self) -> Result<Description, Error> {
+        self.description.spec.tallies = Counted::tallies(&self.description);
         self.description.spec.validate()?;
         Ok(self.description)
     }

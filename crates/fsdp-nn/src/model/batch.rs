@@ -6,11 +6,14 @@ use fsdp_core::DType;
 use fsdp_core::Error;
 use fsdp_core::Queue;
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
+use fsdp_core::scalars::LOSS;
 
 use super::architecture::Architecture;
+use super::counted::Counted;
 use crate::backend::{Backend, IGNORED_TARGET};
 use crate::error::ModelError;
 use crate::graph::{MicroBatch, Routers};
+use crate::lengths::expect;
 use crate::op::Balance;
 
 /// One micro-batch.
@@ -83,9 +86,9 @@ impl Batch {
     }
 }
 
-/// Bytes of a token, its target and its loss, and in packed samples of its position.
-pub(crate) fn token_bytes(packed: bool) -> usize {
-    4 + 4 + 8 + if packed { 4 } else { 0 }
+/// Bytes of a token, its target and its loss, with a z-loss of that too, and in packed samples of its position.
+pub(crate) fn token_bytes(packed: bool, z_loss: bool) -> usize {
+    4 + 4 + 8 + if packed { 4 } else { 0 } + if z_loss { 8 } else { 0 }
 }
 
 /// The micro-batches of this rank's step. Their tokens, targets, losses, and positions if samples are packed, lie one after
@@ -100,7 +103,7 @@ pub(super) struct StepData<B> {
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
-    /// Micro-batches whose losses were computed and not yet read, and whether for training, with a balancing loss if there is one.
+    /// Micro-batches whose losses were computed and not yet read, and whether for training, with what that adds.
     finished: Vec<(usize, bool)>,
 }
 
@@ -108,6 +111,7 @@ struct Device<B> {
     ids: B,
     targets: B,
     losses: B,
+    z_losses: Option<B>,
     positions: Option<B>,
     routers: Option<RouterRoom<B>>,
 }
@@ -138,7 +142,7 @@ impl<B: Buffer> StepData<B> {
     pub(super) fn set<M: Backend<Buffer = B>, A: Architecture>(
         &mut self,
         memory: &M,
-        (architecture, balance): (&A, Option<Balance>),
+        (architecture, balance, z_loss): (&A, Option<Balance>, bool),
         step: u64,
         batches: Vec<Batch>,
     ) -> Result<(), Error> {
@@ -158,14 +162,15 @@ impl<B: Buffer> StepData<B> {
         self.batches = batches;
         self.step = step;
         self.finished.clear();
-        self.reserve(memory, (rows, packed), balance.map_or(0, |balance| balance.loads_len()))?;
+        let loads = balance.map_or(0, |balance| balance.loads_len());
+        self.reserve(memory, (rows, packed, z_loss), loads)?;
         self.upload(memory)
     }
 
     fn reserve<M: Memory<Buffer = B>>(
         &mut self,
         memory: &M,
-        (rows, packed): (usize, bool),
+        (rows, packed, z_loss): (usize, bool, bool),
         loads: usize,
     ) -> Result<(), Error> {
         let count = self.batches.len();
@@ -185,11 +190,12 @@ impl<B: Buffer> StepData<B> {
             Ok::<_, Error>(numbers)
         };
         let losses = numbers(rows)?;
+        let z_losses = z_loss.then(|| numbers(rows)).transpose()?;
         let room = || Ok::<_, Error>(RouterRoom { loads: numbers(count * loads)?, losses: numbers(count)? });
         let routers = (loads > 0).then(room).transpose()?;
         let mut ids = || memory.allocate(Category::Activation, DType::U32, rows);
         let positions = packed.then(&mut ids).transpose()?;
-        self.device = Some(Device { ids: ids()?, targets: ids()?, losses, positions, routers });
+        self.device = Some(Device { ids: ids()?, targets: ids()?, losses, z_losses, positions, routers });
         Ok(())
     }
 
@@ -242,6 +248,7 @@ impl<B: Buffer> StepData<B> {
                 step: self.step,
             },
             losses: SliceMut::new(&mut device.losses, offset, len),
+            z_losses: device.z_losses.as_mut().map(|losses| SliceMut::new(losses, offset, len)),
             routers: device.routers.as_mut().map(|RouterRoom { loads: all, losses }| Routers {
                 loads: SliceMut::new(all, round * loads, loads),
                 own,
@@ -257,23 +264,48 @@ impl<B: Buffer> StepData<B> {
         self.finished.push((round, training));
     }
 
-    /// Adds the losses that were computed since the last call to `sum`; returns how many targets counted.
+    /// Adds the losses that were computed since the last call to the scalars of a step, and what else is `counted` of training;
+    /// returns how many targets counted.
     pub(super) fn take_loss<M: Memory<Buffer = B>>(
         &mut self,
         memory: &M,
         queue: Queue,
-        mut sum: SliceMut<'_, B>,
+        (counted, balance): (Counted, Option<Balance>),
+        words: SliceMut<'_, B>,
     ) -> Result<u64, Error> {
-        let mut count = 0;
+        let (tallies, mut count) = (counted.all(), 0);
+        expect("words of a step's scalars", words.len, tallies.scalar_words());
+        let SliceMut { buffer: words, offset: first, .. } = words;
         let Some(device) = &self.device else { return Ok(count) };
         for (round, training) in self.finished.drain(..) {
             let batch = &self.batches[round];
-            let losses = Slice::new(&device.losses, self.offsets[round], batch.ids.len());
-            memory.exact_sum(queue, losses, sum.reborrow())?;
-            if let Some(routers) = device.routers.as_ref().filter(|_| training) {
-                memory.exact_sum(queue, Slice::new(&routers.losses, round, 1), sum.reborrow())?;
-            }
+            let (offset, len) = (self.offsets[round], batch.ids.len());
+            memory.exact_sum(queue, Slice::new(&device.losses, offset, len), part(words, first, LOSS))?;
             count += batch.counted();
+            if !training {
+                continue;
+            }
+            if let Some((index, losses)) = counted.z_loss().zip(device.z_losses.as_ref()) {
+                memory.exact_sum(
+                    queue,
+                    Slice::new(losses, offset, len),
+                    part(words, first, tallies.sum(index)),
+                )?;
+            }
+            let Some((routers, balance)) = device.routers.as_ref().zip(balance) else { continue };
+            if balance.loss().is_some() {
+                let index = counted.router_loss().expect("mixtures have a sum of their losses");
+                let loss = Slice::new(&routers.losses, round, 1);
+                memory.exact_sum(queue, loss, part(words, first, LOSS))?;
+                memory.exact_sum(queue, loss, part(words, first, tallies.sum(index)))?;
+            }
+            let counts = tallies.counts();
+            for layer in 0..balance.layers {
+                let load = (round * balance.layers + layer) * balance.load_len();
+                let load = Slice::new(&routers.loads, load, balance.experts);
+                let start = counts.start + layer * balance.experts;
+                memory.add_counts(queue, load, part(words, first, start..start + balance.experts))?;
+            }
         }
         Ok(count)
     }
@@ -283,9 +315,15 @@ impl<B: Buffer> StepData<B> {
 pub(super) struct Parts<'a, B> {
     pub(super) batch: MicroBatch<'a, B>,
     pub(super) losses: SliceMut<'a, B>,
+    pub(super) z_losses: Option<SliceMut<'a, B>>,
     pub(super) routers: Option<Routers<'a, B>>,
     pub(super) samples: usize,
     pub(super) seq: usize,
+}
+
+/// A range of the words that begin at `first`.
+fn part<B: Buffer>(words: &mut B, first: usize, range: Range<usize>) -> SliceMut<'_, B> {
+    SliceMut::new(words, first + range.start, range.len())
 }
 
 fn program_error(round: usize, source: ModelError) -> Error {

@@ -4,6 +4,7 @@ mod adapted;
 mod architecture;
 mod batch;
 mod blocks;
+mod counted;
 mod decoder;
 mod gpt2;
 mod kinds;
@@ -17,6 +18,7 @@ pub use architecture::Architecture;
 pub use batch::Batch;
 pub(crate) use batch::token_bytes;
 pub(crate) use blocks::Blocks;
+pub use counted::{Counted, StepParts};
 pub use decoder::{
     Decoder, DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling, Yarn,
 };

@@ -13,6 +13,7 @@ use fsdp_core::schedule::Round;
 use super::architecture::Architecture;
 use super::batch::{Batch, Parts, StepData};
 use super::blocks::Blocks;
+use super::counted::Counted;
 use super::kinds::Shape;
 use super::unsharded::BlockCall;
 use crate::backend::Backend;
@@ -58,14 +59,15 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     }
 
     /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and
-    /// losses take 16 bytes per token, with positions 20, kept from step to step; so do loads of experts, where they are balanced.
+    /// losses take 16 bytes per token (4 more with positions, 8 more with a z-loss), kept from step to step; so are loads of experts.
     ///
     /// # Errors
     /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token`, `Positions` or `Position` inside
     /// [`Error::Program`], or those of the memory.
     pub fn set_batches(&mut self, memory: &M, step: u64, batches: Vec<Batch>) -> Result<(), Error> {
         let balance = self.balance();
-        self.data.set(memory, (&self.blocks.architecture, balance), step, batches)
+        let z_loss = self.options.terms.z_loss > 0.0;
+        self.data.set(memory, (&self.blocks.architecture, balance, z_loss), step, batches)
     }
 
     /// Runs the last block on what the block before it left behind, and returns the logits of every token in
@@ -80,7 +82,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         })
     }
 
-    /// The balancing loss of training.
+    /// The model's mixtures, with the balancing loss of training.
     fn balance(&self) -> Option<Balance> {
         self.blocks.architecture.description().balance(self.options.terms.router_loss)
     }
@@ -108,13 +110,13 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     ) -> Result<T, Error> {
         let (balance, own) = (self.balance(), self.blocks.architecture.description().load(block));
         let place = (self.round, self.options.seed);
-        let Parts { batch, losses, routers, samples, seq } = self.data.parts(place, balance, own);
+        let Parts { batch, losses, z_losses, routers, samples, seq } = self.data.parts(place, balance, own);
         let (head_chunks, packed) = (memory.head_chunks(), batch.positions.is_some());
         let ProgramOptions { dtype, terms, .. } = self.options;
         let shape = Shape { samples, seq, length: seq, dtype, head_chunks, terms, training, packed };
         let spec = Arc::clone(&self.blocks.spec);
         let inputs = Inputs { memory, spec: &spec, block, params, batch };
-        body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses, routers })
+        body(&mut self.blocks, shape, &mut DeviceRunner { inputs, gradients, losses, z_losses, routers })
     }
 }
 
@@ -164,7 +166,8 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         self.call(memory, BlockCall::Backward(block), params, Some(gradients))
     }
 
-    fn take_loss(&mut self, memory: &M, queue: Queue, sum: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
-        self.data.take_loss(memory, queue, sum)
+    fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error> {
+        let counted = Counted::of(self.blocks.architecture.description(), &self.blocks.spec);
+        self.data.take_loss(memory, queue, (counted, self.balance()), words)
     }
 }

@@ -155,7 +155,7 @@ impl<A: Architecture> Session<A> {
         };
         let inputs = Inputs { memory, spec: &self.spec, block, params: &self.params, batch };
         let losses = SliceMut::whole(&mut losses);
-        let device = DeviceRunner { inputs, gradients: None, losses, routers: None };
+        let device = DeviceRunner { inputs, gradients: None, losses, z_losses: None, routers: None };
         let mut keeping =
             Keeping { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
         walk(&plan.forward, &plan.places, &mut places, &mut keeping)?;

@@ -6,18 +6,23 @@
 
 use crate::backend::BatchFacts;
 
-/// The mixtures of a model, and what their balancing loss is multiplied with.
+/// The mixtures of a model, whose routers leave loads in training, and what their balancing loss is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
     /// Blocks that are mixtures.
     pub layers: usize,
     /// Experts of each.
     pub experts: usize,
-    /// Coefficient of the loss.
+    /// Coefficient of the loss; where it is 0, there is none.
     pub coefficient: f64,
 }
 
 impl Balance {
+    /// The same, if there is a loss.
+    pub(crate) fn loss(self) -> Option<Self> {
+        (self.coefficient > 0.0).then_some(self)
+    }
+
     /// Numbers in the load of a mixture: routes to each expert, then the sum of its probabilities.
     pub fn load_len(&self) -> usize {
         2 * self.experts

@@ -20,8 +20,8 @@ use crate::op::Op;
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Experts {
     /// The `top` most probable experts of every row, by the softmax of its logits, the most probable first and the first of equal
-    /// ones; and their probabilities, divided by their sum if `normalized`. With a balancing loss also the *load*: how many routes
-    /// lead to each expert, and the sum of its probabilities, of rows up to the last counted target of their sample.
+    /// ones; and their probabilities, divided by their sum if `normalized`. In training also the *load*: how many routes lead to
+    /// each expert, and the sum of its probabilities, of rows up to the last counted target of their sample.
     Route { routing: Routing, normalized: bool, load: Option<Balance> },
     /// Backward of [`Experts::Route`], from the gradients of the probabilities; with `balance` of the balancing loss, too, from
     /// the loads of all mixtures.
@@ -131,9 +131,10 @@ impl Experts {
                 let logits = call.reads[0].local().expect("logits are a value");
                 let (read, routes) = (b.load(logits), call.writes[1].0);
                 let Some(place) = b.overwrite(logits) else { return };
-                let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance: load });
+                let balance = load.and_then(Balance::loss);
+                let op = Op::Experts(Experts::RouteBackward { routing, normalized, balance });
                 let mut reads = vec![b.draft.whole(read), routes, b.draft.whole(dweights)];
-                reads.extend(load.map(|_| Operand::Loads));
+                reads.extend(balance.map(|_| Operand::Loads));
                 b.draft.call(op, reads, vec![(b.draft.whole(place), false)]);
                 b.put(logits, place);
             }

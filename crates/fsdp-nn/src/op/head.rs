@@ -18,6 +18,13 @@ pub struct LossTerms {
     pub router_loss: f64,
 }
 
+impl LossTerms {
+    /// The z-losses of rows, where there is one.
+    fn z_losses(&self, rows: usize) -> Option<Role> {
+        (self.z_loss > 0.0).then(|| Role::double("z_losses", rows))
+    }
+}
+
 /// Sizes of a linear map to logits followed by cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadDims {
@@ -87,7 +94,7 @@ impl LogitsDims {
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Head {
     /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`, with the terms of `dims`; a loss is 0
-    /// where the target is [`IGNORED_TARGET`].
+    /// where the target is [`IGNORED_TARGET`]. With a z-loss, the last thing written is what it is of each loss.
     Loss { dims: HeadDims },
     /// [`Head::Loss`] with the gradients of the **sum** of losses, to the weight too if `weight`. The gradient of the
     /// logits may be rounded to the tensors' dtype before the products: devices multiply operands of one dtype. It has
@@ -109,6 +116,7 @@ impl Head {
             Head::Loss { dims } => of_head("head_loss", dims, 1)
                 .read([Role::ids("targets", dims.rows)])
                 .write([Role::losses(dims.rows), chunk(Role::statistic("logits", dims.chunk_len()), dims)])
+                .write(dims.terms.z_losses(dims.rows))
                 .flops(dims.logits(dims.rows).flops(4, 3, 1)),
             Head::LossBackward { dims, weight, rounds } => {
                 let dlogits = chunk(Role::value("dlogits", dims.chunk_len()), dims);
@@ -121,6 +129,7 @@ impl Head {
                     ])
                     .write(weight.then(|| Role::gradient("dweight", dims.vocab * dims.hidden).adds()))
                     .write(rounds.then_some(dlogits))
+                    .write(dims.terms.z_losses(dims.rows))
                     .flops(dims.logits(dims.rows).flops(6, 6, 2))
             }
             Head::Logits { dims } => {
@@ -132,6 +141,7 @@ impl Head {
             Head::CrossEntropy { dims } => Description::new("cross_entropy")
                 .read([Role::gradient("logits", dims.rows * dims.vocab), Role::ids("targets", dims.rows)])
                 .write([Role::losses(dims.rows)])
+                .write(dims.terms.z_losses(dims.rows))
                 .constant(dims.softcap.unwrap_or(0.0))
                 .constant(dims.terms.label_smoothing)
                 .constant(dims.terms.z_loss)
@@ -143,6 +153,7 @@ impl Head {
                     .read([Role::ids("targets", rows)])
                     .write([logits("logits", len).updated(), Role::losses(rows)])
                     .write(rounds.then(|| Role::value("dlogits", len)))
+                    .write(dims.terms.z_losses(rows))
                     .constant(dims.softcap.unwrap_or(0.0))
                     .constant(dims.terms.label_smoothing)
                     .constant(dims.terms.z_loss)

@@ -6,7 +6,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StateAxis, StepScalars, UpdateRule};
-use fsdp_core::{DType, Queue};
+use fsdp_core::{DType, Queue, Tallies};
 use proptest::prelude::*;
 
 use super::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSettings, Groups, Lion, Sgd};
@@ -291,6 +291,7 @@ fn spec() -> ModelSpec {
             params: ids.clone(),
         }],
         blocks: vec![BlockSpec { name: "all".into(), params: ids, layer: None }],
+        tallies: Tallies::default(),
     }
 }
 

@@ -184,6 +184,15 @@ impl Memory for LaggingMemory {
         unreachable!("collectives add no losses")
     }
 
+    fn add_counts(
+        &self,
+        _queue: Queue,
+        _src: Slice<'_, LaggingBuffer>,
+        _words: SliceMut<'_, LaggingBuffer>,
+    ) -> Result<(), Error> {
+        unreachable!("collectives count nothing")
+    }
+
     fn gradient_factors(
         &self,
         _queue: Queue,

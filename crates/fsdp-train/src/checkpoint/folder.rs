@@ -13,7 +13,7 @@ use crate::config::DataConfig;
 use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
-use crate::metrics::{EVALUATIONS, METRICS, STEPS, TENSORBOARD, last_step, last_step_in};
+use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
 use crate::train::{ADAPTER, MODEL, MODEL_FILE};
 use crate::true_path::true_path;
 
@@ -104,7 +104,7 @@ pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, STEPS, EVALUATIONS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
-        || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD]
+        || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD, MLFLOW]
             .iter()
             .any(|folder| path.starts_with(out_dir.join(folder)))
 }

@@ -114,6 +114,8 @@ pub enum MetricsSink {
     Tensorboard,
     /// Tables: `metrics.csv` and `evaluations.csv`.
     Csv,
+    /// A run of `MLflow`, in the folder `mlruns`.
+    Mlflow,
 }
 
 /// What connects ranks of different processes. Those of one process always share its memory.
@@ -154,7 +156,7 @@ pub enum XlaReduction {
 named! {
     ExportWeights { "last": Last, "ema": Ema }
     KernelChoice { "fused": Fused, "aten": Aten }
-    MetricsSink { "tensorboard": Tensorboard, "csv": Csv }
+    MetricsSink { "tensorboard": Tensorboard, "csv": Csv, "mlflow": Mlflow }
     Transport { "auto": Auto, "nccl": Nccl, "mpi": Mpi, "tcp": Tcp }
     Device { "cpu": Cpu, "torch-cpu": TorchCpu, "cuda": Cuda, "xla": Xla }
     XlaReduction { "tree": Tree, "native": Native }

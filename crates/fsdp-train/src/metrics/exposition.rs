@@ -25,7 +25,7 @@ const HEAD_MAX: usize = 8 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is told of each figure of a step: its name there, its name and type here, and what it is.
-const STEP_FIGURES: [(&str, &str, &str, &str); 8] = [
+const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
     ("loss", "fsdp_loss", "gauge", "Mean cross-entropy over the counted tokens of the global batch."),
     ("grad_norm", "fsdp_grad_norm", "gauge", "Global L2 norm of the gradient, before clipping."),
     ("lr", "fsdp_learning_rate", "gauge", "Learning rate."),
@@ -39,6 +39,16 @@ const STEP_FIGURES: [(&str, &str, &str, &str); 8] = [
         "How long ranks waited for each other in a step, on average.",
     ),
     ("slowest_rank", "fsdp_slowest_rank", "gauge", "The rank that the others waited for."),
+    ("cross_entropy", "fsdp_cross_entropy", "gauge", "The part of the loss that is cross-entropy."),
+    ("z_loss", "fsdp_z_loss", "gauge", "The part of the loss that is z-loss."),
+    ("router_loss", "fsdp_router_loss", "gauge", "The part of the loss that balances routers."),
+    (
+        "expert_imbalance",
+        "fsdp_expert_imbalance",
+        "gauge",
+        "Largest load of an expert over the mean of its layer, in the worst layer.",
+    ),
+    ("idle_experts", "fsdp_idle_experts", "gauge", "Experts without a token in a step, over all layers."),
 ];
 
 /// The same of an evaluation.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::exposition::Exposition;
-use super::{Census, EvalMetrics, METRICS, MetricsFile, StepMetrics, csv, tensorboard};
+use super::{Census, EvalMetrics, METRICS, MetricsFile, StepMetrics, csv, mlflow, tensorboard};
 use crate::config::{MetricsSink, Resolved};
 use crate::error::TrainError;
 
@@ -27,6 +27,26 @@ pub(super) fn figures(line: &impl Serialize) -> Vec<Figure> {
         value.filter(|_| name != "step").map(|value| Figure { name, value })
     };
     line.into_iter().filter_map(figure).collect()
+}
+
+/// What a run file says, by key.
+fn parameters(config: &Resolved) -> Vec<(String, String)> {
+    fn add(key: String, value: &toml::Value, found: &mut Vec<(String, String)>) {
+        match value {
+            toml::Value::Table(table) => {
+                for (inner, value) in table {
+                    let key = if key.is_empty() { inner.clone() } else { format!("{key}.{inner}") };
+                    add(key, value, found);
+                }
+            }
+            toml::Value::String(text) => found.push((key, text.clone())),
+            other => found.push((key, other.to_string())),
+        }
+    }
+    let mut found = Vec::new();
+    let table: toml::Table = config.to_toml().parse().expect("a configuration is written as TOML");
+    add(String::new(), &toml::Value::Table(table), &mut found);
+    found
 }
 
 /// Files beside `metrics.jsonl` that have the same figures in another form.
@@ -67,6 +87,7 @@ impl Recorder {
         // Also what this run does not write: later steps of a former one would be taken for its own.
         tensorboard::cut(out_dir, step).map_err(failed(tensorboard::TENSORBOARD))?;
         csv::cut(out_dir, step).map_err(failed(csv::STEPS))?;
+        mlflow::cut(out_dir, step).map_err(failed(mlflow::MLFLOW))?;
         let open = |sink: &MetricsSink| -> Result<Box<dyn Sink>, TrainError> {
             let (path, opened) = match sink {
                 MetricsSink::Tensorboard => {
@@ -76,6 +97,10 @@ impl Recorder {
                 MetricsSink::Csv => {
                     let opened = csv::Tables::resume(out_dir, step);
                     (csv::STEPS, opened.map(|tables| Box::new(tables) as Box<dyn Sink>))
+                }
+                MetricsSink::Mlflow => {
+                    let opened = mlflow::Run::begin(out_dir, &parameters(config));
+                    (mlflow::MLFLOW, opened.map(|run| Box::new(run) as Box<dyn Sink>))
                 }
             };
             opened.map_err(failed(path))

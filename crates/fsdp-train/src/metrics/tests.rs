@@ -22,13 +22,27 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
         step_ms: 2047.0,
         utilization,
         waiting: None,
+        parts: None,
+        experts: None,
     }
 }
 
 /// A step that has every figure.
 pub(super) fn full(step: u64) -> StepMetrics {
     let waiting = Waiting::of(step, &[Duration::ZERO]);
-    StepMetrics { waiting: Some(waiting), ..metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 })) }
+    StepMetrics {
+        waiting: Some(waiting),
+        parts: Some(LossParts { cross_entropy: 5.0, z_loss: Some(0.25), router_loss: Some(0.25) }),
+        experts: ExpertLoads::of(vec![vec![3, 1], vec![4, 0]]),
+        ..metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))
+    }
+}
+
+#[test]
+fn a_line_has_the_parts_of_the_loss_and_the_tokens_of_every_expert() {
+    let text = written(|file| file.write(&full(1)).unwrap());
+    let told = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
+    assert!(text.trim_end().ends_with(told), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
 use fsdp_core::memory::Usage;
-use fsdp_nn::model::Architecture;
+use fsdp_nn::model::{Architecture, Counted};
 
 use super::rank_run::RankRun;
 use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
@@ -23,7 +23,7 @@ use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};
 use crate::job::Job;
-use crate::metrics::{Census, EvalMetrics, Exposition, Recorder, StepMetrics, Waiting};
+use crate::metrics::{self, Census, EvalMetrics, Exposition, Recorder, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
@@ -194,6 +194,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             .peak_tflops
             .zip(self.options.flops)
             .map(|(peak, flops)| flops.utilization(tokens_per_s, self.job.plan.mesh.world(), peak));
+        let described = self.job.architecture.description();
+        let counted = Counted::of(described, &self.job.plan.spec);
+        let (parts, experts) =
+            metrics::parts(report, counted, config.train.loss_terms(described).router_loss > 0.0);
         let metrics = StepMetrics {
             step: step + 1,
             loss: report.loss,
@@ -205,6 +209,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             step_ms: elapsed.as_secs_f64() * 1e3,
             utilization,
             waiting,
+            parts,
+            experts,
         };
         let mut log = self.log();
         log.write(|recorder| recorder.step(&metrics));

@@ -6,7 +6,6 @@
 use fsdp_core::comm::Traffic;
 use fsdp_core::layout::Segment;
 use fsdp_core::plan::Plan;
-use fsdp_core::scalars::SCALAR_WORDS;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
 
@@ -64,7 +63,7 @@ pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
             add_gather(&mut traffic, 1, elements * plan.policy.reduce_dtype.size_bytes(), shards);
         }
     }
-    add_all_reduce(&mut traffic, SCALAR_WORDS * 8, world);
+    add_all_reduce(&mut traffic, plan.spec.tallies.scalar_words() * 8, world);
     for &len in &rule.phases {
         add_all_reduce(&mut traffic, len * 8, shards);
     }

@@ -62,6 +62,11 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first()) {
         failures.extend(bound::first_loss(job, got.loss, want.loss, promise));
     }
+    if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
+        && (&got.sums, &got.counts) != (&want.sums, &want.counts)
+    {
+        failures.push("the first step has other parts of the loss, or other tokens per expert".into());
+    }
     failures.extend(unexpected_traffic(&report.traffic));
     failures.extend(unpredicted_memory(&report.memory));
     report.failures.extend(failures);

@@ -108,6 +108,7 @@ fn name(kind: Kind) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use fsdp_core::Tallies;
     use fsdp_core::model::ParamSpec;
 
     use super::super::snapshot::Held;
@@ -115,7 +116,7 @@ mod tests {
 
     fn spec() -> ModelSpec {
         let param = ParamSpec { fqn: "w".into(), aliases: vec![], shape: vec![4], trainable: true };
-        ModelSpec { params: vec![param], modules: vec![], blocks: vec![] }
+        ModelSpec { params: vec![param], modules: vec![], blocks: vec![], tallies: Tallies::default() }
     }
 
     fn pieces(runs: &[(Kind, usize, &[f64])]) -> Pieces {

@@ -19,9 +19,13 @@ pub(super) fn encode(run: &RankRun) -> Vec<u8> {
     let mut to = Writer(Vec::new());
     to.number(run.reports.len());
     for report in &run.reports {
-        let StepReport { loss, targets, grad_norm, finite, state_finite, stop } = *report;
+        let &StepReport { loss, targets, grad_norm, finite, state_finite, stop, .. } = report;
         [loss.to_bits(), targets, grad_norm.to_bits()].into_iter().for_each(|word| to.word(word));
         [finite, state_finite, stop].into_iter().for_each(|flag| to.word(flag.into()));
+        to.number(report.sums.len());
+        report.sums.iter().for_each(|sum| to.word(sum.to_bits()));
+        to.number(report.counts.len());
+        report.counts.iter().for_each(|&count| to.word(count));
     }
     to.pieces(run.first.values.iter().filter(|held| held.kind == Kind::Gradient));
     to.pieces(run.last.values.iter());
@@ -49,6 +53,8 @@ pub(super) fn decode(bytes: &[u8]) -> RankRun {
         finite: from.word() == 1,
         state_finite: from.word() == 1,
         stop: from.word() == 1,
+        sums: from.list(Reader::float),
+        counts: from.list(Reader::word),
     });
     let [first, last] = [(); 2].map(|()| Pieces { values: from.list(Reader::held) });
     let mut traffic = Traffic::default();
@@ -139,6 +145,8 @@ mod tests {
             finite: false,
             state_finite: true,
             stop: false,
+            sums: vec![0.5, nan],
+            counts: vec![3, 0],
         };
         let mut usage = Usage { allocations: 9, ..Usage::default() };
         usage.device.add(Category::OptimizerState, 11);
@@ -147,7 +155,7 @@ mod tests {
         let words = counts(&mut traffic).into_iter().flat_map(|(_, counts)| counts);
         words.zip(1..).for_each(|(word, number)| *word = number);
         let run = RankRun {
-            reports: vec![report, StepReport { loss: 1.5, stop: true, ..report }],
+            reports: vec![report.clone(), StepReport { loss: 1.5, stop: true, ..report }],
             first: Pieces { values: vec![held(Kind::Param, &[1.0]), held(Kind::Gradient, &[nan, -0.0])] },
             last: Pieces { values: vec![held(Kind::State(2), &[f64::INFINITY]), held(Kind::Param, &[])] },
             traffic,
@@ -155,8 +163,9 @@ mod tests {
             usage,
         };
         let got = decode(&encode(&run));
-        let bits = |run: &RankRun| -> Vec<[u64; 2]> {
-            run.reports.iter().map(|report| [report.loss, report.grad_norm].map(f64::to_bits)).collect()
+        let bits = |run: &RankRun| -> Vec<[u64; 3]> {
+            let of = |report: &StepReport| [report.loss, report.grad_norm, *report.sums.last().unwrap()];
+            run.reports.iter().map(|report| of(report).map(f64::to_bits)).collect()
         };
         assert_eq!(bits(&got), bits(&run));
         assert_eq!(

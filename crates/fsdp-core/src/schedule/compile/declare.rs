@@ -9,7 +9,7 @@ use super::Compiler;
 use crate::dtype::DType;
 use crate::layout::{Segment, SegmentId};
 use crate::memory::Category;
-use crate::scalars::{GradientFactors, SCALAR_WORDS};
+use crate::scalars::GradientFactors;
 use crate::tree;
 use crate::wrap::UnitId;
 
@@ -188,8 +188,8 @@ fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
     let phases = compiler.rule.phases.iter().enumerate();
     Lasting {
         units: Vec::new(),
-        scalars: small(Role::Scalars, DType::I64, SCALAR_WORDS),
-        spare_scalars: small(Role::SpareScalars, DType::I64, SCALAR_WORDS),
+        scalars: small(Role::Scalars, DType::I64, compiler.spec.tallies.scalar_words()),
+        spare_scalars: small(Role::SpareScalars, DType::I64, compiler.spec.tallies.scalar_words()),
         factors: small(Role::Factors, DType::F64, GradientFactors::LEN),
         not_finite: small(Role::NotFinite, DType::I64, 1),
         statistics: phases.map(|(phase, &len)| small(Role::Statistics(phase), DType::F64, len)).collect(),

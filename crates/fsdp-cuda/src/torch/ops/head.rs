@@ -21,6 +21,8 @@ struct HeadCall<'a, D: TorchStorage> {
     weight: In<'a, D>,
     targets: In<'a, D>,
     losses: Out<'a, D>,
+    /// What of them is z-loss, where there is one.
+    z_losses: Option<Out<'a, D>>,
     logits: Out<'a, D>,
 }
 
@@ -47,16 +49,20 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<Outcome, Failure> {
         match *op {
             Head::Loss { dims } => {
-                let ([x, weight, targets], [losses, logits], _) = operands.split();
+                let ([x, weight, targets], [losses, logits], mut more) = operands.split();
                 let (losses, logits) = (losses.slice, logits.slice);
-                self.chunked_head(HeadCall { dims, x, weight, targets, losses, logits }, None)?;
+                let z_losses = more.next().map(|write| write.slice);
+                self.chunked_head(HeadCall { dims, x, weight, targets, losses, z_losses, logits }, None)?;
             }
-            Head::LossBackward { dims, weight: trains, .. } => {
+            Head::LossBackward { dims, weight: trains, rounds } => {
                 let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
                 let (losses, logits, dx) = (losses.slice, logits.slice, dx.slice);
                 let dweight = if trains { more.next() } else { None };
-                let gradients = HeadGradients { dlogits: more.next().map(|write| write.slice), dx, dweight };
-                self.chunked_head(HeadCall { dims, x, weight, targets, losses, logits }, Some(gradients))?;
+                let dlogits = if rounds { more.next().map(|write| write.slice) } else { None };
+                let z_losses = more.next().map(|write| write.slice);
+                let gradients = HeadGradients { dlogits, dx, dweight };
+                let call = HeadCall { dims, x, weight, targets, losses, z_losses, logits };
+                self.chunked_head(call, Some(gradients))?;
             }
             Head::Logits { dims } => {
                 let ([x, weight], [logits], _) = operands.split();
@@ -113,8 +119,9 @@ impl<D: TorchStorage> Torch<D> {
             let mut logits = part(&mut call.logits, 0, rows * dims.vocab);
             self.chunk_logits(dims, x, call.weight, logits.reborrow())?;
             let losses = part(&mut call.losses, start, rows);
+            let z_losses = call.z_losses.as_mut().map(|losses| part(losses, start, rows));
             let Some(HeadGradients { dlogits, dx, dweight }) = &mut gradients else {
-                self.losses(dims.logits(rows), logits, targets, losses)?;
+                self.losses(dims.logits(rows), logits, targets, (losses, z_losses))?;
                 continue;
             };
             let mut dlogits = match dlogits {
@@ -122,7 +129,7 @@ impl<D: TorchStorage> Torch<D> {
                 _ => None,
             };
             let rounded = dlogits.as_mut().map(SliceMut::reborrow);
-            self.losses_backward(dims.logits(rows), logits.reborrow(), targets, losses, rounded)?;
+            self.losses_backward(dims.logits(rows), logits.reborrow(), targets, (losses, z_losses), rounded)?;
             let dlogits = dlogits.as_ref().unwrap_or(&logits).as_slice();
             let dx = part(dx, start * dims.hidden, rows * dims.hidden);
             self.head_gradients(dims, dlogits, x, call.weight, dx, dweight.as_mut())?;
@@ -136,17 +143,18 @@ impl<D: TorchStorage> Torch<D> {
         dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
-        mut losses: Out<'_, D>,
+        (losses, z_losses): (Out<'_, D>, Option<Out<'_, D>>),
     ) -> Result<(), Failure> {
         let op = Op::Head(Head::CrossEntropy { dims });
         let reads = &[logits.as_slice(), targets];
-        let writes = &mut [Write::over(losses.reborrow())];
-        if self.by_own_kernels(&op, Operands { reads, writes, batch: BatchFacts::default() })?
-            == Outcome::Done
-        {
+        let mut writes: Vec<_> = [losses].into_iter().chain(z_losses).map(Write::over).collect();
+        let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
+        if self.by_own_kernels(&op, operands)? == Outcome::Done {
             return Ok(());
         }
-        self.aten_cross_entropy(dims, logits, targets, losses, false)
+        let mut writes = writes.into_iter().map(|write| write.slice);
+        let Some(losses) = writes.next() else { return Ok(()) };
+        self.aten_cross_entropy(dims, logits, targets, (losses, writes.next()), false)
     }
 
     /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.
@@ -155,19 +163,22 @@ impl<D: TorchStorage> Torch<D> {
         dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
-        losses: Out<'_, D>,
+        (losses, z_losses): (Out<'_, D>, Option<Out<'_, D>>),
         dlogits: Option<Out<'_, D>>,
     ) -> Result<(), Failure> {
         let rounds = dlogits.is_some();
         let op = Op::Head(Head::CrossEntropyBackward { dims, rounds });
-        let mut writes: Vec<_> = [logits, losses].into_iter().chain(dlogits).map(Write::over).collect();
+        let writes = [logits, losses].into_iter().chain(dlogits).chain(z_losses);
+        let mut writes: Vec<_> = writes.map(Write::over).collect();
         let operands = Operands { reads: &[targets], writes: &mut writes, batch: BatchFacts::default() };
         if self.by_own_kernels(&op, operands)? == Outcome::Done {
             return Ok(());
         }
         let mut writes = writes.into_iter().map(|write| write.slice);
         let (Some(logits), Some(losses)) = (writes.next(), writes.next()) else { return Ok(()) };
-        self.aten_cross_entropy(dims, logits, targets, losses, true)
+        // Only our kernel rounds.
+        let z_losses = writes.nth(usize::from(rounds));
+        self.aten_cross_entropy(dims, logits, targets, (losses, z_losses), true)
     }
 
     fn aten_cross_entropy(
@@ -175,7 +186,7 @@ impl<D: TorchStorage> Torch<D> {
         dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
-        losses: Out<'_, D>,
+        (losses, z_losses): (Out<'_, D>, Option<Out<'_, D>>),
         with_gradient: bool,
     ) -> Result<(), Failure> {
         let rows = int(dims.rows);
@@ -201,7 +212,11 @@ impl<D: TorchStorage> Torch<D> {
             found = found.f_add(&wide.f_sub(&means)?.f_mul_scalar(label_smoothing)?)?;
         }
         if z_loss > 0.0 {
-            found = found.f_add(&normalizers.f_square()?.f_mul_scalar(z_loss)?)?;
+            let of_rows = normalizers.f_square()?.f_mul_scalar(z_loss)?;
+            found = found.f_add(&of_rows)?;
+            if let Some(z_losses) = z_losses {
+                self.view_mut(z_losses, &[rows, 1])?.f_copy_(&of_rows.f_masked_fill(&ignored, 0.0)?)?;
+            }
         }
         self.view_mut(losses, &[rows, 1])?.f_copy_(&found.f_masked_fill(&ignored, 0.0)?)?;
         if with_gradient {

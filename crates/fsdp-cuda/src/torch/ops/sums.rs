@@ -95,6 +95,16 @@ impl<D: TorchStorage> Torch<D> {
         }
         Ok(())
     }
+
+    pub(in crate::torch) fn aten_add_counts(
+        &self,
+        queue: Queue,
+        src: In<'_, D>,
+        words: Out<'_, D>,
+    ) -> Result<(), Failure> {
+        let counts = self.place(queue, src)?.flat()?.f_to_kind(Kind::Int64)?;
+        self.place_mut(queue, words)?.flat()?.f_add_(&counts).done()
+    }
 }
 
 /// A number rounded to a float dtype, once.

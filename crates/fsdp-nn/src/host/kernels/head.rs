@@ -7,9 +7,10 @@
 use fsdp_core::Error;
 
 use super::matmul::{Matrix, MatrixMut, matmul};
-use crate::backend::Outcome;
+use crate::backend::{Outcome, Write};
 use crate::host::HostMemory;
 use crate::host::backend::Call;
+use crate::host::buffer::HostBuffer;
 use crate::host::element::{Element, Float};
 use crate::host::floats::{Target, transfer};
 use crate::host::math;
@@ -27,21 +28,23 @@ impl HostMemory {
         let workers = self.workers();
         match *op {
             Head::Loss { dims } => {
-                let ([x, weight, targets], [losses, logits], _) = operands.split();
+                let ([x, weight, targets], [losses, logits], more) = operands.split();
                 let targets = self.elements(targets)?;
                 check_targets(targets, dims.vocab)?;
                 let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
+                let logits = self.elements_mut(logits.slice)?;
+                let losses = self.losses(dims.terms, losses, more)?;
                 loss(workers, dims, x, weight, targets, losses, logits, None);
             }
-            Head::LossBackward { dims, weight: trains, .. } => {
+            Head::LossBackward { dims, weight: trains, rounds } => {
                 let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
                 let targets = self.elements(targets)?;
                 check_targets(targets, dims.vocab)?;
                 let (x, weight) = (self.elements::<E>(x)?, self.elements(weight)?);
-                let (losses, logits) = (self.elements_mut(losses.slice)?, self.elements_mut(logits.slice)?);
-                let dweight =
-                    more.next().filter(|_| trains).map(|dweight| self.target(dweight)).transpose()?;
+                let logits = self.elements_mut(logits.slice)?;
+                let dweight = if trains { more.next() } else { None };
+                let dweight = dweight.map(|dweight| self.target(dweight)).transpose()?;
+                let losses = self.losses(dims.terms, losses, more.skip(usize::from(rounds)))?;
                 let gradients = HeadGradients { dx: self.elements_mut(dx.slice)?, dweight };
                 loss(workers, dims, x, weight, targets, losses, logits, Some(gradients));
             }
@@ -59,6 +62,18 @@ impl HostMemory {
         Ok(Outcome::Done)
     }
 
+    /// Where losses are written; `more` begins with the z-losses, where there are some.
+    fn losses<'o>(
+        &self,
+        terms: LossTerms,
+        all: Write<'o, HostBuffer>,
+        more: impl Iterator<Item = Write<'o, HostBuffer>>,
+    ) -> Result<Losses<'o>, Error> {
+        let z = more.take(usize::from(terms.z_loss > 0.0)).next();
+        let z = z.map(|z| self.elements_mut(z.slice)).transpose()?;
+        Ok(Losses { all: self.elements_mut(all.slice)?, z })
+    }
+
     /// The loss of logits that are there already, for backends that multiply in another way.
     fn cross_entropy<A: Float>(&self, op: &Head, operands: Call<'_, '_>) -> Result<(), Error> {
         let (Head::CrossEntropy { dims, .. } | Head::CrossEntropyBackward { dims, .. }) = *op else {
@@ -68,19 +83,40 @@ impl HostMemory {
         let targets = self.elements(targets.expect("the targets are read"))?;
         check_targets(targets, dims.vocab)?;
         if let Head::CrossEntropy { .. } = op {
-            let ([logits], [losses], _) = operands.split();
-            let losses = self.elements_mut(losses.slice)?;
+            let ([logits], [losses], more) = operands.split();
+            let losses = self.losses(dims.terms, losses, more)?;
             losses_of::<A>(self.workers(), dims, self.elements(logits)?, targets, losses);
             return Ok(());
         }
-        let ([], [mut logits, losses], mut more) = operands.split();
-        let losses = self.elements_mut(losses.slice)?;
+        let (rounds, ([], [mut logits, losses], mut more)) =
+            (matches!(op, Head::CrossEntropyBackward { rounds: true, .. }), operands.split());
+        let rounded = if rounds { more.next() } else { None };
+        let losses = self.losses(dims.terms, losses, more)?;
         let slopes = self.elements_mut(logits.slice.reborrow())?;
         cross_entropy::<A>(self.workers(), dims, slopes, targets, losses, true);
-        if let Some(rounded) = more.next() {
+        if let Some(rounded) = rounded {
             transfer(self.floats(logits.slice.as_slice())?, self.floats_mut(rounded.slice)?, false);
         }
         Ok(())
+    }
+}
+
+/// The losses of rows, and what of them is z-loss, where there is one.
+struct Losses<'a> {
+    all: &'a mut [f64],
+    z: Option<&'a mut [f64]>,
+}
+
+impl Losses<'_> {
+    fn of_rows(&mut self, start: usize, rows: usize) -> Losses<'_> {
+        let z = self.z.as_mut().map(|z| &mut z[start..start + rows]);
+        Losses { all: &mut self.all[start..start + rows], z }
+    }
+
+    /// Those of so many rows at a time.
+    fn tasks(&mut self, rows: usize) -> impl Iterator<Item = Losses<'_>> {
+        let mut z = self.z.as_mut().map(|z| z.chunks_mut(rows));
+        self.all.chunks_mut(rows).map(move |all| Losses { all, z: z.as_mut().and_then(Iterator::next) })
     }
 }
 
@@ -113,7 +149,7 @@ fn loss<E: Element>(
     x: &[E],
     weight: &[E],
     targets: &[u32],
-    losses: &mut [f64],
+    mut losses: Losses<'_>,
     scratch: &mut [E::Acc],
     mut gradients: Option<HeadGradients<'_, E>>,
 ) {
@@ -124,7 +160,7 @@ fn loss<E: Element>(
         let x = &x[start * width..][..rows * width];
         let chunk_logits = &mut scratch[..rows * dims.vocab];
         all_logits(workers, dims, x, weight, chunk_logits);
-        let losses = &mut losses[start..start + rows];
+        let losses = losses.of_rows(start, rows);
         let targets = &targets[start..start + rows];
         cross_entropy(workers, dims.logits(rows), chunk_logits, targets, losses, gradients.is_some());
         if let Some(gradients) = &mut gradients {
@@ -140,14 +176,14 @@ fn cross_entropy<A: Float>(
     dims: LogitsDims,
     logits: &mut [A],
     targets: &[u32],
-    losses: &mut [f64],
+    mut losses: Losses<'_>,
     with_gradient: bool,
 ) {
     let task = task_rows(dims.vocab);
-    let tasks = logits.chunks_mut(task * dims.vocab).zip(losses.chunks_mut(task));
+    let tasks = logits.chunks_mut(task * dims.vocab).zip(losses.tasks(task));
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
         let mut capping = Capping::new(workers, dims.vocab, dims.softcap);
-        loss_rows(dims, capping.as_mut(), logits, losses, targets, with_gradient);
+        loss_rows(dims, capping.as_mut(), logits, losses.all, losses.z, targets, with_gradient);
     });
 }
 
@@ -157,15 +193,15 @@ fn losses_of<A: Float>(
     dims: LogitsDims,
     logits: &[A],
     targets: &[u32],
-    losses: &mut [f64],
+    mut losses: Losses<'_>,
 ) {
     let task = task_rows(dims.vocab);
-    let tasks = logits.chunks(task * dims.vocab).zip(losses.chunks_mut(task));
+    let tasks = logits.chunks(task * dims.vocab).zip(losses.tasks(task));
     workers.each(tasks.zip(targets.chunks(task)), |((logits, losses), targets)| {
         let mut copy = workers.scratch::<A>(logits.len());
         copy.copy_from_slice(logits);
         let mut capping = Capping::new(workers, dims.vocab, dims.softcap);
-        loss_rows(dims, capping.as_mut(), &mut copy, losses, targets, false);
+        loss_rows(dims, capping.as_mut(), &mut copy, losses.all, losses.z, targets, false);
     });
 }
 
@@ -205,15 +241,19 @@ vectorized! {
     /// The loss of each row; with gradients its logits become `softmax - one_hot` and what the terms give, or zeros where
     /// ignored.
     fn loss_rows<A: Float>(
-        dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64], targets: &[u32],
-        with_gradient: bool,
+        dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64],
+        z_losses: Option<&mut [f64]>, targets: &[u32], with_gradient: bool,
     ) {
         let (vocab, LossTerms { label_smoothing, z_loss, .. }) = (dims.vocab, dims.terms);
         let even = A::of(label_smoothing / vocab as f64);
-        let mut capping = capping;
-        for ((row, loss), &target) in logits.chunks_exact_mut(vocab).zip(losses).zip(targets) {
+        let (mut capping, mut z_losses) = (capping, z_losses);
+        let rows = logits.chunks_exact_mut(vocab).zip(losses).zip(targets).enumerate();
+        for (index, ((row, loss), &target)) in rows {
             if target == IGNORED_TARGET {
                 *loss = 0.0;
+                if let Some(z) = &mut z_losses {
+                    z[index] = 0.0;
+                }
                 row.fill(A::ZERO);
                 continue;
             }
@@ -230,7 +270,11 @@ vectorized! {
                 *loss += label_smoothing * (own.as_f64() - mean);
             }
             if z_loss > 0.0 {
-                *loss += z_loss * normalizer * normalizer;
+                let of_row = z_loss * normalizer * normalizer;
+                *loss += of_row;
+                if let Some(z) = &mut z_losses {
+                    z[index] = of_row;
+                }
             }
             if with_gradient {
                 let scale = A::of(1.0 + 2.0 * z_loss * normalizer) / sum;
