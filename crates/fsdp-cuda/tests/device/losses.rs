@@ -168,6 +168,19 @@ fn a_target_that_is_no_class_is_not_a_number() {
     );
 }
 
+/// Runs an operation, with one more operand that it writes if there is one.
+fn run<M: Backend>(
+    memory: &M,
+    op: Head,
+    reads: &[Slice<'_, M::Buffer>],
+    written: Vec<SliceMut<'_, M::Buffer>>,
+    z: Option<SliceMut<'_, M::Buffer>>,
+) {
+    let mut writes: Vec<_> = written.into_iter().chain(z).map(Write::over).collect();
+    let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
+    memory.run(&Op::Head(op), operands).unwrap();
+}
+
 /// Losses of capped logits with terms, and the gradients of what was capped.
 fn capped<M: Backend>(
     memory: &M,
@@ -183,17 +196,13 @@ fn capped<M: Backend>(
     let [mut only, mut losses] = [(); 2].map(|()| room(memory, DType::F64, rows));
     let [mut only_z, mut z] = [(); 2].map(|()| room(memory, DType::F64, rows));
     let has_z = terms.z_loss > 0.0;
-    let run = |op, reads: &[_], written: Vec<SliceMut<'_, M::Buffer>>, z| {
-        let mut writes: Vec<_> = written.into_iter().chain(z).map(Write::over).collect();
-        let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
-        memory.run(&Op::Head(op), operands).unwrap();
-    };
     let reads = [Slice::new(&there, shift, len), Slice::whole(&ids)];
     let z_losses = has_z.then(|| SliceMut::whole(&mut only_z));
-    run(Head::CrossEntropy { dims }, &reads, vec![SliceMut::whole(&mut only)], z_losses);
+    run(memory, Head::CrossEntropy { dims }, &reads, vec![SliceMut::whole(&mut only)], z_losses);
     let writes = vec![SliceMut::new(&mut there, shift, len), SliceMut::whole(&mut losses)];
     let z_losses = has_z.then(|| SliceMut::whole(&mut z));
-    run(Head::CrossEntropyBackward { dims, rounds: false }, &[Slice::whole(&ids)], writes, z_losses);
+    let op = Head::CrossEntropyBackward { dims, rounds: false };
+    run(memory, op, &[Slice::whole(&ids)], writes, z_losses);
     assert_bits(&values(memory, &only), &values(memory, &losses), "losses with and without gradient");
     let z = if has_z { values(memory, &z) } else { vec![0.0; rows] };
     if has_z {
