@@ -118,13 +118,16 @@ impl XlaComm {
         outputs: Vec<XlaBuffer>,
     ) -> Result<Completed<XlaBuffer>, Error> {
         let (host, Fingerprint { purpose, unit, .. }) = (memory.host(), call);
-        let reads: Vec<HostBuffer> = inputs.iter().map(|input| memory.on_host(input)).collect::<Result<_, _>>()?;
+        let reads: Vec<HostBuffer> =
+            inputs.iter().map(|input| memory.on_host(input)).collect::<Result<_, _>>()?;
         let own: Vec<HostBuffer> =
             outputs.iter().map(|output| memory.take_to_host(output)).collect::<Result<_, _>>()?;
         let pending = match call.kind {
             CollectiveKind::AllGather => self.host.all_gather(host, purpose, unit, reads, own)?,
             CollectiveKind::AllReduce(op) => self.host.all_reduce(host, op, purpose, unit, own)?,
-            CollectiveKind::Broadcast { root } => self.host.broadcast(host, purpose, unit, root as usize, own)?,
+            CollectiveKind::Broadcast { root } => {
+                self.host.broadcast(host, purpose, unit, root as usize, own)?
+            }
             kind => unreachable!("{} is made by schedules only", kind.name()),
         };
         let made = pending.wait_on(host, call.kind.queue())?.outputs;

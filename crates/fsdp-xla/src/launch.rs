@@ -109,10 +109,9 @@ impl Launcher for Devices {
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         let world = World::new(Arc::clone(&self.client), ranks, self.options.dump.clone());
-        let world = world.map(Arc::new).map_err(|error| LaunchFailure {
-            rank: Rank(0),
-            reason: FailureReason::Setup(error.into()),
-        })?;
+        let world = world
+            .map(Arc::new)
+            .map_err(|error| LaunchFailure { rank: Rank(0), reason: FailureReason::Setup(error.into()) })?;
         let run = |seat: Seat<HostMemory>| -> Result<T, Failure<E>> {
             let seat = self.seat(&world, seat).map_err(Failure::Setup)?;
             body(seat).map_err(Failure::Body)

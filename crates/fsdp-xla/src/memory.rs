@@ -69,7 +69,9 @@ impl XlaMemory {
                 Ok(copy.insert(host).clone())
             }
             Content::Undefined => Err(Error::Released { len: storage.len, dtype: storage.dtype }),
-            Content::Traced(_) => panic!("a value of a program is read on the host before the program has run"),
+            Content::Traced(_) => {
+                panic!("a value of a program is read on the host before the program has run")
+            }
         }
     }
 
@@ -187,7 +189,9 @@ impl Memory for XlaMemory {
             return Ok(());
         }
         let from = self.on_host(src.buffer)?;
-        self.write_on_host(dst, |dst| self.host.accumulate(queue, Slice::new(&from, src.offset, src.len), dst))
+        self.write_on_host(dst, |dst| {
+            self.host.accumulate(queue, Slice::new(&from, src.offset, src.len), dst)
+        })
     }
 
     fn scale(&self, queue: Queue, factor: f64, dst: Out<'_>) -> Result<(), Error> {
@@ -246,6 +250,20 @@ impl Memory for XlaMemory {
         }
         let from = self.on_host(src.buffer)?;
         self.write_on_host(sum, |sum| self.host.exact_sum(queue, Slice::new(&from, src.offset, src.len), sum))
+    }
+
+    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
+        if let Some(trace) = &mut *self.lock() {
+            let (counts, sums) = (trace.load(queue, src), trace.load(queue, words.as_slice()));
+            let counts = trace.hlo.convert(&counts, sums.element());
+            let sums = trace.hlo.add(&sums, &counts);
+            trace.store(queue, &words, &sums);
+            return Ok(());
+        }
+        let from = self.on_host(src.buffer)?;
+        self.write_on_host(words, |words| {
+            self.host.add_counts(queue, Slice::new(&from, src.offset, src.len), words)
+        })
     }
 
     fn gradient_factors(

@@ -93,7 +93,7 @@ fn value_of(hlo: &mut Builder, words: &Value) -> Value {
     };
     let weights: Vec<f64> = (0..DIGITS as i32).map(weight).collect();
     let weights = hlo.floats(&weights, Element::F64);
-    let digits = hlo.slice(words, &[0..DIGITS]);
+    let digits = hlo.range(words, 0..DIGITS);
     let digits = hlo.convert(&digits, Element::F64);
     let terms = hlo.multiply(&digits, &weights);
     let sum = hlo.reduce("add", &terms, &[0]);
@@ -106,7 +106,7 @@ fn value_of(hlo: &mut Builder, words: &Value) -> Value {
 
 /// One word.
 fn word(hlo: &mut Builder, words: &Value, index: usize) -> Value {
-    let word = hlo.slice(words, &[index..index + 1]);
+    let word = hlo.range(words, index..index + 1);
     hlo.reshape(&word, &[])
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn gradient_factors(
     let note = word(hlo, words, NOT_FINITE);
     let nobody = hlo.int(0, &[], Element::I64);
     let is_sound = hlo.compare("EQ", &note, &nobody);
-    let was_finite = hlo.slice(before, &[2..3]);
+    let was_finite = hlo.range(before, 2..3);
     let was_finite = hlo.reshape(&was_finite, &[]);
     let finite = hlo.select(&is_finite, &was_finite, &zero);
     let finite = hlo.select(&is_sound, &finite, &zero);

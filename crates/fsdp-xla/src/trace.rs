@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::Queue;
+use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::HostBuffer;
 
 use crate::buffer::{Content, Storage, XlaBuffer};
@@ -101,11 +101,8 @@ impl Trace {
             Content::Undefined => None,
         };
         self.touched.push(Arc::downgrade(storage));
-        let argument = |source| Argument {
-            shape: storage.shape(),
-            source,
-            storage: Some(Arc::downgrade(storage)),
-        };
+        let argument =
+            |source| Argument { shape: storage.shape(), source, storage: Some(Arc::downgrade(storage)) };
         source.map(|source| (0, self.argument(argument(source)))).into_iter().collect()
     }
 
@@ -150,7 +147,7 @@ impl Trace {
             values.insert(start, value.clone());
         }
         storage.put(Content::Traced(values));
-        self.hlo.slice(&value, &[slice.offset - start..end - start])
+        self.hlo.range(&value, slice.offset - start..end - start)
     }
 
     /// Lets a range hold a value of as many elements, converted to the buffer's type. It ends an operation of the queue.
@@ -173,11 +170,11 @@ impl Trace {
             values.remove(&start);
             let end = start + old.len();
             if start < from {
-                let left = self.hlo.slice(&old, &[0..from - start]);
+                let left = self.hlo.range(&old, 0..from - start);
                 values.insert(start, left);
             }
             if end > to {
-                let right = self.hlo.slice(&old, &[to - start..end - start]);
+                let right = self.hlo.range(&old, to - start..end - start);
                 values.insert(to, right);
             }
         }
@@ -237,7 +234,8 @@ impl Trace {
 
     fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {
         let arguments = self.arguments.iter().zip(aliases).enumerate().map(|(number, (argument, alias))| {
-            let alias = alias.map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
+            let alias =
+                alias.map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
             format!("{}: {}{alias}", Name::Argument(number), argument.shape)
         });
         let shapes = list(results.iter().map(|value| &value.shape));

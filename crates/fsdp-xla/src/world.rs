@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fsdp_core::comm::Comm;
-use fsdp_core::{Digest, Error};
 use fsdp_core::memory::Slice;
+use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
 use crate::buffer::Content;
 use crate::error::XlaError;
-use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin, Setting};
+use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin};
 use crate::trace::{Argument, Source, Trace, Traced};
 
 /// Devices of a processor that a client is made with. Its pool of threads, and with it the blocking of products, depends on
@@ -47,7 +47,7 @@ pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError>
         return Ok(Arc::new(client));
     }
     let devices = ranks.max(CPU_DEVICES) as i64;
-    let options = vec![("cpu_device_count".to_owned(), Setting::Int(devices))];
+    let options = vec![("cpu_device_count".to_owned(), devices)];
     Ok(Arc::new(Client::new(Plugin::open(path)?, options)?))
 }
 
@@ -91,8 +91,8 @@ impl World {
             let path = folder.join(format!("program-{}.mlir", compiled.len()));
             std::fs::write(&path, text).map_err(|source| XlaError::Dump { path, source })?;
         }
-        let (begin, options) = (Instant::now(), CompileOptions { replicas: self.ranks, flags: Vec::new() });
-        let executable = Arc::new(self.client.compile(text, &options)?);
+        let (begin, options) = (Instant::now(), CompileOptions { replicas: self.ranks });
+        let executable = Arc::new(self.client.compile(text, options)?);
         let (took, operations) = (begin.elapsed(), text.lines().count());
         tracing::info!(target: "fsdp", ?took, operations, "a program was compiled");
         compiled.insert(digest, Arc::clone(&executable));

@@ -177,7 +177,8 @@ impl Shard {
         let Self { memory, params, low, gradient, state, factors, not_finite, pieces, .. } = self;
         let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
         let low = low.as_mut();
-        let shard = SegmentShard { params, low, gradient, state, pieces, row_len: 1, whole: None, not_finite };
+        let shard =
+            SegmentShard { params, low, gradient, state, pieces, row_len: 1, whole: None, not_finite };
         (memory, shard, scalars)
     }
 }

@@ -47,7 +47,9 @@ pub use model::{Init, ModelConfig};
 pub use optimizer::{AdafactorConfig, AdamwConfig, LionConfig, MuonConfig, OptimizerConfig, SgdConfig};
 pub use patterns::FqnPatterns;
 pub(crate) use reader::nearest;
-pub use run::{Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction};
+pub use run::{
+    Device, ExportWeights, KernelChoice, MetricsSink, RunConfig, Transport, XlaConfig, XlaReduction,
+};
 pub use schedule::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 pub use schema::schema;
 pub use train::TrainConfig;

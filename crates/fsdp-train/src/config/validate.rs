@@ -161,8 +161,14 @@ fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         return Ok(());
     }
     if config.fsdp.offload != Offload::None {
-        let allowed = "\"none\" with run.device = \"xla\": programs have no queues to and from the host".to_owned();
-        return Err(out_of_range(origin, "fsdp.offload", &format!("\"{}\"", config.fsdp.offload.name()), allowed));
+        let allowed =
+            "\"none\" with run.device = \"xla\": programs have no queues to and from the host".to_owned();
+        return Err(out_of_range(
+            origin,
+            "fsdp.offload",
+            &format!("\"{}\"", config.fsdp.offload.name()),
+            allowed,
+        ));
     }
     let refused = match &config.train.optimizer {
         OptimizerConfig::Adafactor(_) => "adafactor",

@@ -114,8 +114,7 @@ fn squares_of(bound: &Bound, magnitudes: &[f64]) -> f64 {
 /// The norm of the first step, if it is outside its bound: norms differ by no more than the norm of the difference.
 fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound) -> Option<String> {
     let (got, want) = (ranks[0].reports.first()?, reference.reports.first()?);
-    let squares: f64 =
-        reference.magnitudes.iter().map(|all| squares_of(bound, all)).sum();
+    let squares: f64 = reference.magnitudes.iter().map(|all| squares_of(bound, all)).sum();
     let longest = job.plan.spec.params.iter().map(|param| param.row_len().unwrap_or(1)).max()?;
     // Both norms are computed in double precision: sums of squares of rows, a root, and the factor of the mean.
     let computed = (longest as f64 + 8.0) * 2f64.powi(-53) * want.grad_norm;

@@ -92,7 +92,8 @@ impl Plugin {
     /// # Errors
     /// [`XlaError::Open`], [`XlaError::NoApi`], [`XlaError::TooOld`], or what the plugin says.
     pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
-        let opened = |reason: libloading::Error| XlaError::Open { path: path.into(), reason: reason.to_string() };
+        let opened =
+            |reason: libloading::Error| XlaError::Open { path: path.into(), reason: reason.to_string() };
         // SAFETY: initializers of a plugin that the user names run here, as they would in any program that loads it.
         let library = std::mem::ManuallyDrop::new(unsafe { Library::new(path) }.map_err(opened)?);
         // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.

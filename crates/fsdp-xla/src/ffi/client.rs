@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::api::{self, Arguments, Plugin, Word, text};
-use super::options::{CompileOptions, Setting, Settings};
+use super::options::{CompileOptions, Settings};
 use crate::error::XlaError;
 use crate::hlo::{Element, Shape};
 
@@ -20,7 +20,7 @@ impl Client {
     ///
     /// # Errors
     /// What the plugin says.
-    pub(crate) fn new(plugin: Plugin, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
+    pub(crate) fn new(plugin: Plugin, options: Vec<(String, i64)>) -> Result<Self, XlaError> {
         let handle = plugin.create_client(&Settings::new(options))?;
         let mut client = Self { plugin, handle, devices: Vec::new() };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
@@ -67,7 +67,7 @@ impl Client {
     pub(crate) fn compile(
         self: &Arc<Self>,
         program: &str,
-        options: &CompileOptions,
+        options: CompileOptions,
     ) -> Result<Executable, XlaError> {
         let (format, options) = ("mlir", options.to_proto());
         let program: [Word; 6] =
@@ -188,7 +188,10 @@ impl Executable {
     ///
     /// # Errors
     /// What the plugin says. What goes wrong later is said when something that it makes is read.
-    pub(crate) fn execute(&self, arguments: &[Vec<Arc<DeviceBuffer>>]) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
+    pub(crate) fn execute(
+        &self,
+        arguments: &[Vec<Arc<DeviceBuffer>>],
+    ) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
         let handles: Vec<Vec<Word>> =
             arguments.iter().map(|list| list.iter().map(|buffer| buffer.handle).collect()).collect();
         let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();

@@ -12,4 +12,4 @@ mod options;
 
 pub(crate) use api::Plugin;
 pub(crate) use client::{Client, DeviceBuffer, Executable};
-pub(crate) use options::{CompileOptions, Setting};
+pub(crate) use options::CompileOptions;

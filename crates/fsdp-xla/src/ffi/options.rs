@@ -2,31 +2,20 @@
 
 use super::api::Word;
 
-/// The value of an option.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Setting {
-    Int(i64),
-    Bool(bool),
-}
-
-/// Named values, as the API takes them: seven words each.
+/// Named integers, as the API takes them: seven words each.
 pub(super) struct Settings {
     words: Vec<Word>,
     /// The words point into these.
-    _values: Vec<(String, Setting)>,
+    _names: Vec<String>,
 }
 
 impl Settings {
-    pub(super) fn new(values: Vec<(String, Setting)>) -> Self {
-        let mut words = Vec::new();
-        for (name, value) in &values {
-            let (kind, payload, size) = match value {
-                Setting::Int(number) => (1, *number as Word, 1),
-                Setting::Bool(flag) => (4, Word::from(*flag), 1),
-            };
-            words.extend([56, 0, name.as_ptr() as Word, name.len(), kind, payload, size]);
-        }
-        Self { words, _values: values }
+    pub(super) fn new(values: Vec<(String, i64)>) -> Self {
+        // A size, an extension, the name and its length, the kind (1: an integer), the number, and how many there are.
+        let words =
+            |(name, value): &(String, i64)| [56, 0, name.as_ptr() as Word, name.len(), 1, *value as Word, 1];
+        let words = values.iter().flat_map(words).collect();
+        Self { words, _names: values.into_iter().map(|(name, _)| name).collect() }
     }
 
     pub(super) fn words(&self) -> *const Word {
@@ -39,32 +28,23 @@ impl Settings {
 }
 
 /// How a program is compiled: for so many replicas, of one partition, on the devices `0 ..`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
     /// Replicas of the program.
     pub(crate) replicas: usize,
-    /// Flags of the compiler (`xla_..`) that differ from its defaults.
-    pub(crate) flags: Vec<(String, Setting)>,
 }
 
 impl CompileOptions {
-    /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Six fields of it are set, so it is written here rather
+    /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Seven fields of it are set, so it is written here rather
     /// than by code that a build script makes of a copy of its definition.
-    pub(crate) fn to_proto(&self) -> Vec<u8> {
+    pub(crate) fn to_proto(self) -> Vec<u8> {
         let replicas = self.replicas as u64;
         let mut ids = Message::default();
         (0..replicas).for_each(|id| ids.varint(id));
         let computation = Message::default().bytes(1, &ids.0);
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
         let build = Message::default().int(4, replicas).int(5, 1).bytes(9, &assignment.0);
-        let all = Message::default().bytes(3, &build.0);
-        self.flags.iter().fold(all, |all, (name, value)| {
-            let value = match value {
-                Setting::Bool(flag) => Message::default().int(2, u64::from(*flag)),
-                Setting::Int(number) => Message::default().int(3, *number as u64),
-            };
-            all.bytes(7, &Message::default().bytes(1, name.as_bytes()).bytes(2, &value.0).0)
-        }).0
+        Message::default().bytes(3, &build.0).0
     }
 }
 
@@ -101,11 +81,10 @@ mod tests {
 
     #[test]
     fn options_are_the_bytes_that_protocol_buffers_make_of_them() {
-        let options = CompileOptions { replicas: 2, flags: vec![("a".into(), Setting::Bool(true))] };
+        let options = CompileOptions { replicas: 2 };
         // As `xla.CompileOptionsProto` of Python's protobuf serializes them.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];
         let build: Vec<u8> = [&[32, 2, 40, 1, 74, 10][..], &assignment].concat();
-        let flag = [58, 7, 10, 1, b'a', 18, 2, 16, 1];
-        assert_eq!(options.to_proto(), [&[26, 16][..], &build, &flag].concat());
+        assert_eq!(options.to_proto(), [&[26, 16][..], &build].concat());
     }
 }

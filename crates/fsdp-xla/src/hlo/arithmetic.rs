@@ -68,7 +68,10 @@ impl Builder {
     /// The same bits as another type.
     pub(crate) fn bitcast(&mut self, x: &Value, element: Element) -> Value {
         let shape = Shape::new(x.dims(), element);
-        self.push(shape.clone(), format_args!("stablehlo.bitcast_convert {} : ({}) -> {shape}", x.name, x.shape))
+        self.push(
+            shape.clone(),
+            format_args!("stablehlo.bitcast_convert {} : ({}) -> {shape}", x.name, x.shape),
+        )
     }
 
     /// `EQ`, `LT`, `GE`, ...

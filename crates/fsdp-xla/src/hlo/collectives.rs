@@ -12,7 +12,10 @@ impl Groups {
     /// # Panics
     /// When groups differ in size.
     pub(crate) fn new(groups: Vec<Vec<usize>>) -> Self {
-        assert!(groups.iter().all(|group| group.len() == groups[0].len()), "groups are of one size: {groups:?}");
+        assert!(
+            groups.iter().all(|group| group.len() == groups[0].len()),
+            "groups are of one size: {groups:?}"
+        );
         Self(groups)
     }
 
@@ -90,7 +93,9 @@ impl Builder {
 
     /// The sum of the rows of a matrix by the tree over so many.
     pub(crate) fn tree(&mut self, x: &Value) -> Value {
-        let [rows, width] = x.dims()[..] else { panic!("the rows of a matrix are added, not of {}", x.shape) };
+        let [rows, width] = x.dims()[..] else {
+            panic!("the rows of a matrix are added, not of {}", x.shape)
+        };
         let row = |builder: &mut Builder, index: usize| {
             let row = builder.slice(x, &[index..index + 1, 0..width]);
             builder.reshape(&row, &[width])

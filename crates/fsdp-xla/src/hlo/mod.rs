@@ -97,4 +97,3 @@ pub(crate) fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> 
     }
     text
 }
-

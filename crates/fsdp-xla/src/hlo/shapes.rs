@@ -61,7 +61,15 @@ impl Builder {
         }
         let shape = Shape { dims: ranges.iter().map(ExactSizeIterator::len).collect(), element: x.element() };
         let spec = list(ranges.iter().map(|range| format!("{}:{}", range.start, range.end)));
-        self.push(shape.clone(), format_args!("stablehlo.slice {} [{spec}] : ({}) -> {shape}", x.name, x.shape))
+        self.push(
+            shape.clone(),
+            format_args!("stablehlo.slice {} [{spec}] : ({}) -> {shape}", x.name, x.shape),
+        )
+    }
+
+    /// A range of a vector.
+    pub(crate) fn range(&mut self, x: &Value, range: Range<usize>) -> Value {
+        self.slice(x, std::slice::from_ref(&range))
     }
 
     /// Columns of a matrix.

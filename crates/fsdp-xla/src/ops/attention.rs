@@ -158,7 +158,13 @@ impl Trace {
     }
 
     /// What probabilities are multiplied with, if any are dropped.
-    fn kept(&mut self, dims: AttentionDims, scores: Scores, batch: BatchFacts<'_>, like: &Value) -> Option<Value> {
+    fn kept(
+        &mut self,
+        dims: AttentionDims,
+        scores: Scores,
+        batch: BatchFacts<'_>,
+        like: &Value,
+    ) -> Option<Value> {
         let dropout = scores.dropout(batch.keys)?;
         let AttentionDims { batch, seq, heads, kv_heads, .. } = dims;
         let factors = self.dropout_factors(dropout, heads * seq * seq, like.element());
@@ -197,7 +203,8 @@ impl Trace {
             weights = self.hlo.multiply(&weights, &kept);
         }
         let element = self.weighting(scores, &heads.values);
-        let (weights, values) = (self.hlo.convert(&weights, element), self.hlo.convert(&heads.values, element));
+        let (weights, values) =
+            (self.hlo.convert(&weights, element), self.hlo.convert(&heads.values, element));
         let product = Product { batch: [&[0, 1], &[0, 2]], contract: [&[4], &[1]] };
         let out = self.hlo.dot(&weights, &values, product, element.master());
         let out = self.hlo.convert(&out, heads.values.element());

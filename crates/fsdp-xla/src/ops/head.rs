@@ -8,27 +8,40 @@ use crate::buffer::XlaBuffer;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
-/// Gradients that are written while chunks follow each other.
-struct Gradients<'o> {
-    dx: Write<'o, XlaBuffer>,
+/// What is written of the loss of all rows, chunk by chunk.
+struct Results<'o> {
+    losses: Write<'o, XlaBuffer>,
+    dx: Option<Write<'o, XlaBuffer>>,
     dweight: Option<Write<'o, XlaBuffer>>,
+    /// What the z-loss is of each loss, where there is one.
+    z_losses: Option<Write<'o, XlaBuffer>>,
+}
+
+/// The loss of rows of logits, in double precision, with what of it is z-loss, and its gradient.
+struct RowLosses {
+    losses: Value,
+    z_losses: Option<Value>,
+    slopes: Value,
 }
 
 impl Trace {
     pub(super) fn head(&mut self, op: Head, operands: Call<'_, '_>) {
         match op {
             Head::Loss { dims } => {
-                let ([x, weight, targets], [losses, _], _) = operands.split();
+                let ([x, weight, targets], [losses, _], mut more) = operands.split();
                 let (x, weight) = (self.read_rows(x, dims.hidden), self.read_rows(weight, dims.hidden));
                 let targets = self.read(targets);
-                self.loss(dims, [&x, &weight, &targets], &losses, None);
+                let results = Results { losses, dx: None, dweight: None, z_losses: more.next() };
+                self.loss(dims, [&x, &weight, &targets], &results);
             }
-            Head::LossBackward { dims, weight: trains, .. } => {
+            Head::LossBackward { dims, weight: trains, rounds } => {
                 let ([x, weight, targets], [losses, _, dx], mut more) = operands.split();
                 let (x, weight) = (self.read_rows(x, dims.hidden), self.read_rows(weight, dims.hidden));
                 let targets = self.read(targets);
-                let dweight = more.next().filter(|_| trains);
-                self.loss(dims, [&x, &weight, &targets], &losses, Some(Gradients { dx, dweight }));
+                let dweight = if trains { more.next() } else { None };
+                let _room = if rounds { more.next() } else { None };
+                let results = Results { losses, dx: Some(dx), dweight, z_losses: more.next() };
+                self.loss(dims, [&x, &weight, &targets], &results);
             }
             Head::Logits { dims } => {
                 let ([x, weight], [logits], _) = operands.split();
@@ -40,68 +53,71 @@ impl Trace {
                 self.write(&logits, &made);
             }
             Head::CrossEntropy { dims } => {
-                let ([logits, targets], [losses], _) = operands.split();
+                let ([logits, targets], [losses], mut more) = operands.split();
                 let (logits, targets) = (self.read_rows_master(logits, dims.vocab), self.read(targets));
-                let [loss, _] = self.cross_entropy(dims, &logits, &targets);
-                self.write(&losses, &loss);
+                let made = self.cross_entropy(dims, &logits, &targets);
+                self.write(&losses, &made.losses);
+                self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
             }
             Head::CrossEntropyBackward { dims, rounds } => {
                 let ([targets], [logits, losses], mut more) = operands.split();
                 let targets = self.read(targets);
                 let x = self.read_rows_master(logits.slice.as_slice(), dims.vocab);
-                let [loss, slopes] = self.cross_entropy(dims, &x, &targets);
-                self.write(&losses, &loss);
-                self.write(more.next().filter(|_| rounds).as_ref().unwrap_or(&logits), &slopes);
+                let made = self.cross_entropy(dims, &x, &targets);
+                self.write(&losses, &made.losses);
+                let rounded = if rounds { more.next() } else { None };
+                self.write(rounded.as_ref().unwrap_or(&logits), &made.slopes);
+                self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
             }
         }
     }
 
+    fn write_if_there(&mut self, write: Option<&Write<'_, XlaBuffer>>, value: Option<&Value>) {
+        if let (Some(write), Some(value)) = (write, value) {
+            self.write(write, value);
+        }
+    }
+
     /// The losses of all rows and the gradients of their sum, chunk by chunk.
-    fn loss(
-        &mut self,
-        dims: HeadDims,
-        [x, weight, targets]: [&Value; 3],
-        losses: &Write<'_, XlaBuffer>,
-        gradients: Option<Gradients<'_>>,
-    ) {
+    fn loss(&mut self, dims: HeadDims, [x, weight, targets]: [&Value; 3], results: &Results<'_>) {
         let (element, master) = (x.element(), x.element().master());
-        let (mut all_losses, mut all_dx, mut dweight): (Vec<Value>, Vec<Value>, Option<Value>) = Default::default();
+        let [mut losses, mut z_losses, mut dx]: [Vec<Value>; 3] = Default::default();
+        let mut dweight: Option<Value> = None;
         let chunk = dims.chunk_rows.max(1);
         for start in (0..dims.rows).step_by(chunk) {
             let rows = start..dims.rows.min(start + chunk);
             let mut own = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
-            if let Some(last) = all_dx.last().or(all_losses.last()) {
+            if let Some(last) = dx.last().or(losses.last()) {
                 // One chunk after the other, so that their logits are not there at the same time.
                 own = self.hlo.barrier(&[own, last.clone()]).swap_remove(0);
             }
             let logits = self.hlo.matmul(&own, weight, [1, 1], master);
-            let own_targets = self.hlo.slice(targets, std::slice::from_ref(&rows));
-            let [loss, slopes] = self.cross_entropy(dims.logits(rows.len()), &logits, &own_targets);
-            all_losses.push(loss);
-            if gradients.is_none() {
+            let own_targets = self.hlo.range(targets, rows.clone());
+            let made = self.cross_entropy(dims.logits(rows.len()), &logits, &own_targets);
+            losses.push(made.losses);
+            z_losses.extend(made.z_losses);
+            if results.dx.is_none() {
                 continue;
             }
-            let slopes = self.hlo.convert(&slopes, element);
-            let dx = self.hlo.matmul(&slopes, weight, [1, 0], master);
-            all_dx.push(self.hlo.convert(&dx, element));
+            let slopes = self.hlo.convert(&made.slopes, element);
+            let part = self.hlo.matmul(&slopes, weight, [1, 0], master);
+            dx.push(self.hlo.convert(&part, element));
             let part = self.hlo.matmul(&slopes, &own, [0, 0], master);
             dweight = Some(match dweight {
                 Some(sum) => self.hlo.add(&sum, &part),
                 None => part,
             });
         }
-        let loss = self.hlo.concatenate(&all_losses, 0);
-        self.write(losses, &loss);
-        let Some(gradients) = gradients else { return };
-        let dx = self.hlo.concatenate(&all_dx, 0);
-        self.write(&gradients.dx, &dx);
-        if let (Some(write), Some(dweight)) = (&gradients.dweight, &dweight) {
-            self.write(write, dweight);
-        }
+        let all =
+            |trace: &mut Trace, parts: &[Value]| (!parts.is_empty()).then(|| trace.hlo.concatenate(parts, 0));
+        let (losses, z_losses, dx) = (all(self, &losses), all(self, &z_losses), all(self, &dx));
+        self.write_if_there(Some(&results.losses), losses.as_ref());
+        self.write_if_there(results.z_losses.as_ref(), z_losses.as_ref());
+        self.write_if_there(results.dx.as_ref(), dx.as_ref());
+        self.write_if_there(results.dweight.as_ref(), dweight.as_ref());
     }
 
-    /// The loss of each row of logits, in double precision, and its gradient.
-    fn cross_entropy(&mut self, dims: LogitsDims, logits: &Value, targets: &Value) -> [Value; 2] {
+    fn cross_entropy(&mut self, dims: LogitsDims, logits: &Value, targets: &Value) -> RowLosses {
         let (rows, sizes, element) = (dims.rows, logits.dims(), logits.element());
         let terms = dims.terms;
         let (mut x, mut bend) = (logits.clone(), None);
@@ -136,11 +152,12 @@ impl Trace {
             let more = hlo.with("multiply", &more, terms.label_smoothing);
             loss = hlo.add(&loss, &more);
         }
-        let mut scale = hlo.float(1.0, &[rows], element);
+        let (mut scale, mut z_losses) = (hlo.float(1.0, &[rows], element), None);
         if terms.z_loss > 0.0 {
             let more = hlo.multiply(&normalizers, &normalizers);
             let more = hlo.with("multiply", &more, terms.z_loss);
             loss = hlo.add(&loss, &more);
+            z_losses = Some(more);
             let factor = hlo.with("multiply", &normalizers, 2.0 * terms.z_loss);
             let factor = hlo.with("add", &factor, 1.0);
             scale = hlo.convert(&factor, element);
@@ -159,8 +176,9 @@ impl Trace {
         let ignored = hlo.int(i64::from(IGNORED_TARGET), &[rows], Element::U32);
         let is_ignored = hlo.compare("EQ", targets, &ignored);
         let none = hlo.zeros(&[rows], Element::F64);
-        let loss = hlo.select(&is_ignored, &none, &loss);
+        let losses = hlo.select(&is_ignored, &none, &loss);
+        let z_losses = z_losses.map(|own| hlo.select(&is_ignored, &none, &own));
         let is_ignored = wide(hlo, &is_ignored);
-        [loss, hlo.select(&is_ignored, &zeros, &slopes)]
+        RowLosses { losses, z_losses, slopes: hlo.select(&is_ignored, &zeros, &slopes) }
     }
 }

@@ -156,7 +156,7 @@ impl Trace {
         let value = self.hlo.convert(&value, table.element());
         let table = self.hlo.update(&table, &value, &at.unwrap_or_default());
         let flat = self.hlo.reshape(&table, &[table.len()]);
-        let flat = self.hlo.slice(&flat, &[0..slice.len]);
+        let flat = self.hlo.range(&flat, 0..slice.len);
         self.store(QUEUE, &slice, &flat);
     }
 

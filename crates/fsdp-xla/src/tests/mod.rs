@@ -77,6 +77,10 @@ impl Memory for Compiled {
         self.0.exact_sum(queue, src, sum)
     }
 
+    fn add_counts(&self, queue: Queue, src: In<'_>, words: Out<'_>) -> Result<(), Error> {
+        self.0.add_counts(queue, src, words)
+    }
+
     fn gradient_factors(
         &self,
         queue: Queue,
@@ -144,7 +148,11 @@ fn a_part_is_copied_wherever_it_lies() {
         let buffer = |len| memory.allocate(Category::Unsharded, DType::F32, len).unwrap();
         let (mut whole, mut part) = (buffer(6), buffer(2));
         memory
-            .write(Queue::Compute, HostSlice::F32(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), SliceMut::whole(&mut whole))
+            .write(
+                Queue::Compute,
+                HostSlice::F32(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+                SliceMut::whole(&mut whole),
+            )
             .unwrap();
         for index in 0..3 {
             memory.begin_schedule();

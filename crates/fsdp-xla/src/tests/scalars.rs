@@ -25,8 +25,21 @@ fn buffer(memory: &XlaMemory, values: HostSlice<'_>) -> XlaBuffer {
 #[test]
 fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
     let numbers = [
-        0.0, 1.0, -1.0, 0.1, -3.75e-3, 1e300, -1e300, f64::MAX, f64::MIN_POSITIVE, 5e-324, -7e-310, 1e-40, 123456.789,
-        f64::INFINITY, f64::NAN,
+        0.0,
+        1.0,
+        -1.0,
+        0.1,
+        -3.75e-3,
+        1e300,
+        -1e300,
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        5e-324,
+        -7e-310,
+        1e-40,
+        123456.789,
+        f64::INFINITY,
+        f64::NAN,
     ];
     with_memory("this test", |memory| {
         for number in numbers {

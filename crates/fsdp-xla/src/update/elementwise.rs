@@ -93,7 +93,7 @@ impl Trace {
     fn gradient_factors(&mut self, scalars: &StepScalars<'_, XlaBuffer>, element: Element) -> [Value; 3] {
         let all = self.load(QUEUE, scalars.factors);
         [0, 1, 2].map(|index| {
-            let factor = self.hlo.slice(&all, &[index..index + 1]);
+            let factor = self.hlo.range(&all, index..index + 1);
             let factor = self.hlo.reshape(&factor, &[]);
             self.hlo.convert(&factor, element)
         })
@@ -110,7 +110,7 @@ impl Trace {
         if factors.is_uniform {
             let all = self.input_floats(&(factors.of)(ParamId(0)), element);
             return std::array::from_fn(|index| {
-                let one = self.hlo.slice(&all, &[index..index + 1]);
+                let one = self.hlo.range(&all, index..index + 1);
                 self.hlo.fill(&one, &[len])
             });
         }

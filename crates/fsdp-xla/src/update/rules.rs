@@ -34,7 +34,8 @@ impl Traced for AdamW {
         scalars: &StepScalars<'_, XlaBuffer>,
     ) -> Result<(), Error> {
         let of = |param| {
-            let AdamWFactors { keep, root_correction, step_size, .. } = self.factors(param, scalars.step, scalars.lr);
+            let AdamWFactors { keep, root_correction, step_size, .. } =
+                self.factors(param, scalars.step, scalars.lr);
             [keep, root_correction, step_size]
         };
         let factors = Factors { of: &of, is_uniform: self.groups.is_uniform() };
@@ -110,8 +111,7 @@ impl Traced for Lion {
             [keep, step_size]
         };
         let factors = Factors { of: &of, is_uniform: self.groups.is_uniform() };
-        let LionFactors { direction: [old, new], average: [kept, added], .. } =
-            self.factors(ParamId(0), 0.0);
+        let LionFactors { direction: [old, new], average: [kept, added], .. } = self.factors(ParamId(0), 0.0);
         each_element(memory, shard, scalars, &factors, |hlo, before| {
             let Before { gradient, params, state, factors: [keep, step_size] } = before;
             let direction = weighted(hlo, (old, &state[0]), (new, &gradient));
