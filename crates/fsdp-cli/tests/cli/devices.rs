@@ -12,6 +12,9 @@ fn a_device_that_is_not_built_in() {
     if !cfg!(feature = "cuda") {
         missing.push(("cuda", "cuda"));
     }
+    if !cfg!(feature = "xla") {
+        missing.push(("xla", "xla"));
+    }
     for (device, feature) in missing {
         for command in ["train", "verify"] {
             let message = sandbox.refused(&format!("{command} run.toml --set run.device={device}"));
@@ -34,7 +37,7 @@ fn ranks_on_cpus_are_not_connected_by_nccl() {
 /// A run file says what it is for, whoever reads it.
 #[test]
 fn a_schedule_is_printed_for_any_device() {
-    for device in ["cpu", "torch-cpu", "cuda"] {
+    for device in ["cpu", "torch-cpu", "cuda", "xla"] {
         let ran = Sandbox::new().succeed(&format!("schedule run.toml --set run.device={device}"));
         assert!(ran.stdout.contains("predicted peak memory"), "{}", ran.stdout);
     }
@@ -52,4 +55,37 @@ fn libtorch_trains_verifies_and_is_measured() {
     }
     let sizes = "--hidden 32 --layers 1 --heads 2 --kv-heads 1 --ffn 32 --vocab 64 --seq 16 --steps 4";
     sandbox.succeed(&format!("bench train --device torch-cpu --param-dtype bf16 {sizes}"));
+}
+
+#[cfg(feature = "xla")]
+mod xla {
+    use super::Sandbox;
+
+    #[test]
+    fn a_plugin_that_is_none_is_refused() {
+        let sandbox = Sandbox::new();
+        let train = "train run.toml --set run.device=xla --set run.ranks=2";
+        let refused = sandbox.refused(train);
+        assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
+        let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
+        assert!(refused.contains("the PJRT plugin run.toml can not be opened"), "{refused}");
+        for (key, value) in [("train.optimizer.name", "adafactor"), ("fsdp.offload", "cpu")] {
+            let refused = sandbox.refused(&format!("{train} --set {key}={value}"));
+            assert!(refused.contains(key), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_on_another_device() {
+        let Ok(plugin) = std::env::var("FSDP_TEST_PJRT") else {
+            println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
+            return;
+        };
+        let sandbox = Sandbox::new();
+        let xla = format!("--set run.device=xla --set run.xla.plugin={plugin}");
+        let train = "train run.toml --set checkpoint.every=1 --set run.ranks=2";
+        sandbox.succeed(&format!("{train} {xla} --set train.steps=2"));
+        sandbox.succeed(&format!("{train} --set train.steps=3 --resume"));
+        sandbox.succeed(&format!("{train} {xla} --set train.steps=4 --resume"));
+    }
 }

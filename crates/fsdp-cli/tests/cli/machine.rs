@@ -16,7 +16,7 @@ fn the_doctor_looks_for_everything_and_says_what_can_be_used() {
     }
     let devices = report["devices"].as_array().unwrap();
     let names: Vec<&str> = devices.iter().map(|device| device["device"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cpu", "torch-cpu", "cuda"]);
+    assert_eq!(names, ["cpu", "torch-cpu", "cuda", "xla"]);
     assert_eq!(devices[0]["usable"], true);
     assert_eq!(devices[1]["usable"], cfg!(feature = "torch"));
     let text = Sandbox::new().succeed("doctor").stdout;

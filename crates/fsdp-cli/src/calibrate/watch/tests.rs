@@ -36,8 +36,8 @@ struct Stamps<'a, M: Clock> {
 
 impl<M: Clock> Observer for Stamps<'_, M> {
     fn begin(&mut self, op: OpId, kind: &OpKind) {
-        self.watch.begin(op, kind);
         self.ops.push((op, self.begin.elapsed().as_secs_f64(), 0.0));
+        self.watch.begin(op, kind);
     }
 
     fn issued(&mut self, op: OpId, kind: &OpKind) {
