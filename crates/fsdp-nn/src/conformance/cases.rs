@@ -460,8 +460,8 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
             let (x, weight, targets) = (x.read(), weight.read(), targets.read());
             let written = (losses.write(), (z_rows > 0).then(|| z_losses.write()));
             kit.memory.head_loss(dims, x, weight, targets, written, logits.write()).unwrap();
-            let z_losses = kit.get(&z_losses);
-            [&kit.get(&losses)[..], &z_losses[..z_rows]].concat()
+            let z_losses = if z_rows > 0 { kit.get(&z_losses) } else { Vec::new() };
+            [kit.get(&losses), z_losses].concat()
         }),
         backward: Box::new(move |kit, inputs, _| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));

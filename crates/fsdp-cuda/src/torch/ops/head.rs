@@ -143,18 +143,18 @@ impl<D: TorchStorage> Torch<D> {
         dims: LogitsDims,
         logits: Out<'_, D>,
         targets: In<'_, D>,
-        (losses, z_losses): (Out<'_, D>, Option<Out<'_, D>>),
+        (mut losses, mut z_losses): (Out<'_, D>, Option<Out<'_, D>>),
     ) -> Result<(), Failure> {
         let op = Op::Head(Head::CrossEntropy { dims });
         let reads = &[logits.as_slice(), targets];
-        let mut writes: Vec<_> = [losses].into_iter().chain(z_losses).map(Write::over).collect();
+        let written = [losses.reborrow()].into_iter().chain(z_losses.as_mut().map(|own| own.reborrow()));
+        let mut writes: Vec<_> = written.map(Write::over).collect();
         let operands = Operands { reads, writes: &mut writes, batch: BatchFacts::default() };
         if self.by_own_kernels(&op, operands)? == Outcome::Done {
             return Ok(());
         }
-        let mut writes = writes.into_iter().map(|write| write.slice);
-        let Some(losses) = writes.next() else { return Ok(()) };
-        self.aten_cross_entropy(dims, logits, targets, (losses, writes.next()), false)
+        drop(writes);
+        self.aten_cross_entropy(dims, logits, targets, (losses, z_losses), false)
     }
 
     /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.

@@ -103,7 +103,8 @@ impl<D: TorchStorage> Torch<D> {
         words: Out<'_, D>,
     ) -> Result<(), Failure> {
         let counts = self.place(queue, src)?.flat()?.f_to_kind(Kind::Int64)?;
-        self.place_mut(queue, words)?.flat()?.f_add_(&counts).done()
+        self.place_mut(queue, words)?.flat()?.f_add_(&counts).done()?;
+        Ok(())
     }
 }
 

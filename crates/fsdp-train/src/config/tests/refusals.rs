@@ -69,7 +69,10 @@ fn rejects_values_outside_their_range() {
     rejects(&["run.timeout_s=0.0999"], &["`run.timeout_s`", "from 0.1"]);
     rejects(&["run.threads=1025"], &["`run.threads`", "1024"]);
     rejects(&["run.metrics=['csv', 'csv']"], &["`run.metrics` is [\"csv\", \"csv\"]", "each at most once"]);
-    rejects(&["run.metrics=['wandb']"], &["`run.metrics`", "a list of \"tensorboard\" or \"csv\""]);
+    rejects(
+        &["run.metrics=['wandb']"],
+        &["`run.metrics`", "a list of \"tensorboard\", \"csv\" or \"mlflow\""],
+    );
     rejects(&["run.metrics_listen=9100"], &["`run.metrics_listen` is 9100", "\"127.0.0.1:9100\""]);
     rejects(
         &["run.out_dir=s3://bucket/run"],
@@ -94,7 +97,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["fsdp.reduce_op=mean"], &["`fsdp.reduce_op` is \"mean\"", "\"sum\" or \"average\""]);
     rejects(&["fsdp.offload=gpu"], &["\"none\" or \"cpu\""]);
     rejects(&["fsdp.activation_checkpointing=some"], &["\"none\", \"selective\" or \"full\""]);
-    rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\", \"torch-cpu\" or \"cuda\""]);
+    rejects(&["run.device=tpu"], &["`run.device` is \"tpu\"", "\"cpu\", \"torch-cpu\", \"cuda\" or \"xla\""]);
 }
 
 #[test]
