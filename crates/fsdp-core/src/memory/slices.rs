@@ -16,7 +16,7 @@ pub trait Buffer: Clone + Send + Sync + 'static {
     fn dtype(&self) -> DType;
 
     /// Whether this handle is the only one of its buffer. (Other buffers may read the same storage through
-    /// [`Memory::alias`]; it can not be written then.)
+    /// [`Memory::alias`](super::Memory::alias); it can not be written then.)
     fn is_exclusive(&self) -> bool;
 }
 

@@ -115,7 +115,7 @@ impl Bytes {
 pub struct Usage {
     /// That of the device.
     pub device: Bytes,
-    /// That of the host, as far as [`Memory::allocate_host`] took it.
+    /// That of the host, as far as [`Memory::allocate_host`](super::Memory::allocate_host) took it.
     pub host: Bytes,
     /// How many times the backing allocator was asked for storage.
     pub allocations: u64,
