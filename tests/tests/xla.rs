@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use fsdp_comm::ThreadOptions;
 use fsdp_core::plan::Plan;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramOptions, Reduction};
@@ -29,7 +31,9 @@ fn check(
     let dir = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
     let job = job(model.0, config(dir.path(), model.1, &overrides));
-    let devices = Devices::new(&plugin, 8, programs, options()).unwrap();
+    // Ranks wait for the one that compiles.
+    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
+    let devices = Devices::new(&plugin, 8, programs, threads).unwrap();
     let report = verify(&job, &devices, &VerifyOptions::new(worlds, 2)).unwrap();
     assert!(report.holds(), "{report:#?}");
     Some(job.plan)

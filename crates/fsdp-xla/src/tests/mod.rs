@@ -24,7 +24,7 @@ pub(super) fn with_memory(test: &str, body: impl Fn(&Arc<XlaMemory>) + Sync) {
         println!("skipped: {test} needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
         return;
     };
-    let threads = ThreadOptions { timeout: Duration::from_secs(60), ..ThreadOptions::default() };
+    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..ThreadOptions::default() };
     let devices = Devices::new(&plugin, 1, ProgramOptions::default(), threads).unwrap();
     let run = |seat: fsdp_comm::launch::Seat<XlaMemory>| -> Result<(), Error> {
         body(&seat.memory);
