@@ -1,9 +1,9 @@
 //! Random tokens, for models whose speed is measured.
 
 use std::fs;
-use std::path::PathBuf;
 
 use fsdp_nn::random;
+use tempfile::TempPath;
 
 use crate::error::CliError;
 
@@ -12,7 +12,7 @@ const TOKENS_MAX: usize = 1 << 26;
 
 /// A file of random tokens (`tokens-u32`), which is gone when they have been read.
 pub(crate) struct Tokens {
-    file: PathBuf,
+    file: TempPath,
     count: usize,
 }
 
@@ -21,7 +21,7 @@ impl Tokens {
     /// number of sequences.
     ///
     /// # Errors
-    /// [`CliError::Option`] when they are more than a measurement needs.
+    /// [`CliError::Option`] when they are more than a measurement needs; [`CliError::Write`].
     pub(crate) fn of_step(option: &'static str, sequences: usize, seq: usize) -> Result<Self, CliError> {
         let tokens = sequences.saturating_mul(seq);
         if tokens > TOKENS_MAX {
@@ -30,7 +30,8 @@ impl Tokens {
             );
             return Err(CliError::Option { option, what });
         }
-        let file = std::env::temp_dir().join(format!("fsdp-bench-{}.u32", std::process::id()));
+        let file = tempfile::Builder::new().prefix("fsdp-bench-").suffix(".u32").tempfile();
+        let file = file.map_err(CliError::write(&std::env::temp_dir()))?.into_temp_path();
         Ok(Self { file, count: tokens + 1 })
     }
 
@@ -47,13 +48,6 @@ impl Tokens {
     /// The file's path as a TOML string: a string in JSON spelling, whose escapes are TOML's too.
     pub(crate) fn toml(&self) -> String {
         serde_json::Value::from(self.file.display().to_string()).to_string()
-    }
-}
-
-impl Drop for Tokens {
-    fn drop(&mut self) {
-        // A file left in the folder for temporary files is no reason to fail.
-        let _ = fs::remove_file(&self.file);
     }
 }
 
