@@ -39,6 +39,9 @@ mod traffic;
 // Families of models, sharded and not.
 mod families;
 
+// Values in f16, with a scale of the loss.
+mod half_precision;
+
 // More ranks than cores.
 mod lora;
 mod many_ranks;

@@ -41,12 +41,24 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Wall time of the step.
     pub step_ms: f64,
+    /// How gradients were scaled, where they were.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// Model FLOP/s over peak FLOP/s, where the peak is known.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Utilization>,
     /// How long ranks waited for each other, where that is known of a step that no line has told yet.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
+}
+
+/// How the gradients of a step in f16 were scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Scaling {
+    /// What they were multiplied with.
+    pub loss_scale: f64,
+    /// Whether they have overflowed, so that the step was skipped.
+    pub skipped: bool,
 }
 
 /// The line of an evaluation on one set.

@@ -298,7 +298,7 @@ impl Memory for StreamMemory {
         &self,
         _queue: Queue,
         _scalars: Slice<'_, StreamBuffer>,
-        _averaged_ranks: usize,
+        _divisor: f64,
         _grad_clip: Option<f64>,
         _factors: SliceMut<'_, StreamBuffer>,
     ) -> Result<(), Error> {

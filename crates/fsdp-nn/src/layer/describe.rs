@@ -11,7 +11,7 @@ use fsdp_core::model::{BlockId, BlockSpec, ModelSpec, ModuleSpec, ParamId, Param
 
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
-use crate::op::Balance;
+use crate::op::{Balance, LossTerms};
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,9 +39,10 @@ impl Description {
     }
 
     /// The balancing loss of its mixtures, if it has any and the coefficient is not 0; all have as many experts.
-    pub(crate) fn balance(&self, coefficient: f64) -> Option<Balance> {
+    pub(crate) fn balance(&self, terms: LossTerms) -> Option<Balance> {
+        let LossTerms { router_loss: coefficient, loss_scale, .. } = terms;
         let &experts = self.mixtures.values().next().filter(|_| coefficient > 0.0)?;
-        Some(Balance { layers: self.mixtures.len(), experts, coefficient })
+        Some(Balance { layers: self.mixtures.len(), experts, coefficient, loss_scale })
     }
 
     /// Where the load of a block's experts lies among those of all mixtures; nowhere, if it is none.

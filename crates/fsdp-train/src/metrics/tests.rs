@@ -20,6 +20,7 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
         targets: 2000,
         tokens_per_s: 1000.5,
         step_ms: 2047.0,
+        scaling: None,
         utilization,
         waiting: None,
     }
@@ -28,7 +29,9 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
 /// A step that has every figure.
 pub(super) fn full(step: u64) -> StepMetrics {
     let waiting = Waiting::of(step, &[Duration::ZERO]);
-    StepMetrics { waiting: Some(waiting), ..metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 })) }
+    let scaling = Some(Scaling { loss_scale: 1024.0, skipped: false });
+    let rest = metrics(step, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }));
+    StepMetrics { scaling, waiting: Some(waiting), ..rest }
 }
 
 #[test]

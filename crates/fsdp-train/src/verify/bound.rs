@@ -1,7 +1,7 @@
 //! How far a run may be from the oracle where bits are not promised, derived in docs/numerics.md.
 //!
 //! Both add the same leaves, in different orders; an average rounds reciprocals and products besides. What is judged
-//! are the gradients of the first step, element by element, and their norm.
+//! are the gradients of the first step that was not skipped, element by element, and their norm.
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
@@ -50,11 +50,15 @@ impl Bound {
     }
 }
 
-/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own.
+/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own. Without a step
+/// that was not skipped there are none.
 pub(super) fn broken<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
     let (spec, bound) = (&job.plan.spec, Bound::of(&job.plan));
     let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
     let mut failures = Vec::new();
+    if reference.magnitudes.is_empty() {
+        return failures;
+    }
     for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
         let Ok(index) = trained.binary_search(&held.param.0) else { continue };
         let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
@@ -76,7 +80,8 @@ pub(super) fn broken<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) 
 
 /// The norm of the first step, if it is outside its bound: norms differ by no more than the norm of the difference.
 fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound) -> Option<String> {
-    let (got, want) = (ranks[0].reports.first()?, reference.reports.first()?);
+    let first = reference.reports.iter().position(|report| report.finite)?;
+    let (got, want) = (ranks[0].reports.get(first)?, &reference.reports[first]);
     let squares: f64 =
         reference.magnitudes.iter().flatten().map(|&magnitude| bound.at(magnitude).powi(2)).sum();
     let longest = job.plan.spec.params.iter().map(|param| param.row_len().unwrap_or(1)).max()?;

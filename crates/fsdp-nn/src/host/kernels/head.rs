@@ -208,7 +208,7 @@ vectorized! {
         dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64], targets: &[u32],
         with_gradient: bool,
     ) {
-        let (vocab, LossTerms { label_smoothing, z_loss, .. }) = (dims.vocab, dims.terms);
+        let (vocab, LossTerms { label_smoothing, z_loss, loss_scale, .. }) = (dims.vocab, dims.terms);
         let even = A::of(label_smoothing / vocab as f64);
         let mut capping = capping;
         for ((row, loss), &target) in logits.chunks_exact_mut(vocab).zip(losses).zip(targets) {
@@ -241,6 +241,9 @@ vectorized! {
                 row[target] = row[target] - A::of(1.0 - label_smoothing);
                 if let Some(capping) = &capping {
                     row.iter_mut().zip(&capping.slopes[..]).for_each(|(value, &slope)| *value *= slope);
+                }
+                if loss_scale != 1.0 {
+                    row.iter_mut().for_each(|value| *value *= A::of(loss_scale));
                 }
             }
         }
