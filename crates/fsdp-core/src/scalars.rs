@@ -29,7 +29,7 @@ pub const COUNT: usize = 2 * ExactSum::WORDS;
 pub const NOT_FINITE: usize = COUNT + 2;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
-const CLIP_EPSILON: f64 = 1e-6;
+pub const CLIP_EPSILON: f64 = 1e-6;
 
 /// What a model sums up beside its loss, over the micro-batches and ranks of a step. Their words follow the
 /// [`SCALAR_WORDS`]: exact sums, then counts of a word each.

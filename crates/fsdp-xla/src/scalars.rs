@@ -4,7 +4,7 @@
 //! an order of the compiler's, and adds the one number that comes out to the words ([`ExactSum`]).
 
 use fsdp_core::ExactSum;
-use fsdp_core::scalars::{COUNT, LOSS, NOT_FINITE, SQUARED_NORM};
+use fsdp_core::scalars::{CLIP_EPSILON, COUNT, LOSS, NOT_FINITE, SQUARED_NORM};
 
 use crate::hlo::{Builder, Element, Value};
 
@@ -13,9 +13,6 @@ const DIGITS: usize = ExactSum::WORDS - 1;
 
 /// Squares that are added in single precision before they are converted to double.
 const ROW: usize = 16;
-
-/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
-const CLIP_EPSILON: f64 = 1e-6;
 
 /// The sum of the squares of a vector, in double precision.
 pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
