@@ -23,9 +23,14 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// The operations so far, a line each.
+    /// The text of the operations so far.
     pub(crate) fn body(&self) -> &str {
         &self.body
+    }
+
+    /// How many operations there are.
+    pub(crate) fn operations(&self) -> usize {
+        self.results
     }
 
     /// Adds an operation with one result.
@@ -60,6 +65,11 @@ impl Builder {
     /// Zero in every element.
     pub(crate) fn zeros(&mut self, dims: &[usize], element: Element) -> Value {
         if element.is_float() { self.float(0.0, dims, element) } else { self.int(0, dims, element) }
+    }
+
+    /// The value, which is not there before another one is.
+    pub(crate) fn behind(&mut self, value: &Value, other: &Value) -> Value {
+        self.barrier(&[value.clone(), other.clone()]).swap_remove(0)
     }
 
     /// The values, none of which is there before all of them are.

@@ -10,7 +10,6 @@ use fsdp_nn::op::{Attention, AttentionDims, Scores};
 use super::{Call, QUEUE};
 use crate::buffer::XlaBuffer;
 use crate::hlo::{Element, Product, Value};
-use crate::memory::In;
 use crate::trace::Trace;
 
 /// Queries, keys and values; dimensions are sample, position, key/value head, (query head of it,) element.
@@ -100,10 +99,9 @@ impl Trace {
         })
     }
 
-    fn heads(&mut self, dims: AttentionDims, qkv: In<'_>) -> Heads {
+    fn heads(&mut self, dims: AttentionDims, qkv: &Value) -> Heads {
         let AttentionDims { batch, seq, heads, kv_heads, head_dim } = dims;
-        let x = self.read(qkv);
-        let x = self.hlo.reshape(&x, &[batch, seq, heads + 2 * kv_heads, head_dim]);
+        let x = self.hlo.reshape(qkv, &[batch, seq, heads + 2 * kv_heads, head_dim]);
         let mut of = |range| self.hlo.slice(&x, &[0..batch, 0..seq, range, 0..head_dim]);
         let queries = of(0..heads);
         let (keys, values) = (of(heads..heads + kv_heads), of(heads + kv_heads..heads + 2 * kv_heads));
@@ -186,7 +184,8 @@ impl Trace {
     fn attend(&mut self, dims: AttentionDims, scores: Scores, operands: Call<'_, '_>) {
         let batch = operands.batch;
         let ([qkv], [y, lse], _) = operands.split();
-        let heads = self.heads(dims, qkv);
+        let qkv = self.read(qkv);
+        let heads = self.heads(dims, &qkv);
         let (x, _) = self.scores(dims, scores, &heads, batch);
         let largest = self.hlo.reduce("maximum", &x, &[4]);
         let wide = self.over_keys(&largest, &x);
@@ -216,7 +215,10 @@ impl Trace {
         let AttentionDims { batch: samples, seq, heads: count, kv_heads, head_dim } = dims;
         let batch = operands.batch;
         let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
-        let heads = self.heads(dims, qkv);
+        let [qkv, y, dy] = [qkv, y, dy].map(|slice| self.read(slice));
+        // Scores are made again, behind a gradient that forward does not have: else those of forward are kept.
+        let qkv = self.hlo.behind(&qkv, &dy);
+        let heads = self.heads(dims, &qkv);
         let (element, master) = (heads.queries.element(), heads.queries.element().master());
         let (x, slope) = self.scores(dims, scores, &heads, batch);
         let lse = self.read_master(lse);
@@ -225,10 +227,7 @@ impl Trace {
         let lse = self.over_keys(&lse, &x);
         let exponents = self.hlo.subtract(&x, &lse);
         let weights = self.hlo.unary("exponential", &exponents);
-        let [y, dy] = [y, dy].map(|slice| {
-            let value = self.read(slice);
-            self.hlo.reshape(&value, heads.queries.dims())
-        });
+        let [y, dy] = [y, dy].map(|value| self.hlo.reshape(&value, heads.queries.dims()));
         // What a probability's gradient is less: the sum of all, each times its probability.
         let (wide_y, wide_dy) = (self.hlo.master(&y), self.hlo.master(&dy));
         let products = self.hlo.multiply(&wide_y, &wide_dy);

@@ -89,7 +89,7 @@ impl Trace {
             let mut own = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
             if let Some(last) = dx.last().or(losses.last()) {
                 // One chunk after the other, so that their logits are not there at the same time.
-                own = self.hlo.barrier(&[own, last.clone()]).swap_remove(0);
+                own = self.hlo.behind(&own, last);
             }
             let logits = self.hlo.matmul(&own, weight, [1, 1], master);
             let own_targets = self.hlo.range(targets, rows.clone());
