@@ -1,13 +1,13 @@
 //! Steps that XLA compiles, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fsdp_comm::ThreadOptions;
 use fsdp_core::plan::Plan;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_xla::{Devices, ProgramOptions, Reduction};
+use fsdp_xla::{Devices, ProgramOptions, Reduction, Told};
 
 use crate::support::{GPT2, LLAMA, config, job, options};
 
@@ -60,7 +60,7 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
         "train.optimizer.no_decay=[\"norm\"]",
         "train.ema_decay=0.9",
     ];
-    let native = ProgramOptions { reduction: Reduction::Native, dump: None };
+    let native = ProgramOptions { reduction: Reduction::Native, ..ProgramOptions::default() };
     check((LLAMA, 61), &[4], &mixed, native);
     let grouped = [
         LAYERS,
@@ -71,6 +71,47 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
     check((LLAMA, 61), &[4], &grouped, ProgramOptions::default());
 }
 
+/// Two steps with a folder of compiled programs: what was told of them.
+fn told_with(plugin: &Path, folder: &Path) -> Vec<Told> {
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(LLAMA, config(dir.path(), 61, &[LAYERS, "run.device=\"xla\""]));
+    let programs = ProgramOptions { compile_cache: Some(folder.into()), ..ProgramOptions::default() };
+    let told: Arc<Mutex<Vec<Told>>> = Arc::default();
+    let listener = Arc::clone(&told);
+    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
+    let devices = Devices::new(plugin, 2, programs, threads)
+        .unwrap()
+        .heard_by(Arc::new(move |one: &Told| listener.lock().unwrap().push(one.clone())));
+    let report = verify(&job, &devices, &VerifyOptions::new(&[2], 2)).unwrap();
+    assert!(report.holds(), "{report:#?}");
+    let told = told.lock().unwrap();
+    told.clone()
+}
+
+#[test]
+fn a_program_is_compiled_once_and_found_by_later_runs() {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let entries = || -> Vec<PathBuf> {
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let first = told_with(&plugin, folder.path());
+    assert!(matches!(first[..], [Told::Compiled { .. }]), "{first:?}");
+    assert_eq!(entries().len(), 1);
+    let second = told_with(&plugin, folder.path());
+    assert!(matches!(second[..], [Told::Found { .. }]), "{second:?}");
+    // What is cut off is compiled again, and written over.
+    let entry = entries().remove(0);
+    let whole = std::fs::read(&entry).unwrap();
+    std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
+    let third = told_with(&plugin, folder.path());
+    let Told::Unusable { reason } = &third[0] else { panic!("{third:?}") };
+    assert!(reason.contains("damaged"), "{reason}");
+    assert!(matches!(third[1..], [Told::Compiled { .. }]), "{third:?}");
+    let fourth = told_with(&plugin, folder.path());
+    assert!(matches!(fourth[..], [Told::Found { .. }]), "{fourth:?}");
+}
+
 /// How often an operation is in a program.
 fn count(program: &Path, operation: &str) -> usize {
     std::fs::read_to_string(program).unwrap().matches(operation).count()
@@ -79,7 +120,11 @@ fn count(program: &Path, operation: &str) -> usize {
 #[test]
 fn a_program_has_the_collectives_of_its_schedule() {
     let dump = tempfile::tempdir().unwrap();
-    let programs = ProgramOptions { reduction: Reduction::Native, dump: Some(dump.path().into()) };
+    let programs = ProgramOptions {
+        reduction: Reduction::Native,
+        dump: Some(dump.path().into()),
+        ..ProgramOptions::default()
+    };
     let Some(plan) = check((LLAMA, 61), &[4], &[LAYERS], programs) else { return };
     // A collective of the schedule is one for each segment.
     let calls = |name: &str| -> usize {

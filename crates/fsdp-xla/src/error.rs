@@ -65,6 +65,14 @@ pub enum XlaError {
         /// Why.
         source: std::io::Error,
     },
+    /// The folder of compiled programs can not be made.
+    #[error("the folder for compiled programs, {}, can not be made (run.xla.compile_cache): {source}", path.display())]
+    Cache {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A call failed.
     #[error("{function} failed: {message} (code {code})")]
     Call {

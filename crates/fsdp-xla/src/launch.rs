@@ -10,11 +10,13 @@ use fsdp_core::comm::Comm;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 
+use crate::cache::Cache;
 use crate::comm::XlaComm;
 use crate::error::XlaError;
 use crate::ffi::Client;
 use crate::memory::XlaMemory;
-use crate::world::{Place, World, client};
+use crate::told::{Listener, Told};
+use crate::world::{Place, Programs, World, client, expect_devices};
 
 /// How gradients are added over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,13 +35,16 @@ pub struct ProgramOptions {
     pub reduction: Reduction,
     /// A folder where the text of each program that is compiled is left, if anywhere: `program-0.mlir`, ..
     pub dump: Option<PathBuf>,
+    /// A folder where compiled programs are kept from run to run, if anywhere.
+    pub compile_cache: Option<PathBuf>,
 }
 
 /// Launches ranks on the devices of a PJRT plugin.
 pub struct Devices {
     client: Arc<Client>,
     threads: Threads<HostMemory>,
-    options: ProgramOptions,
+    reduction: Reduction,
+    programs: Programs,
 }
 
 /// What a plugin says of itself.
@@ -74,13 +79,22 @@ impl Devices {
         threads: ThreadOptions,
     ) -> Result<Self, XlaError> {
         let client = client(plugin, ranks)?;
-        World::new(Arc::clone(&client), ranks, None)?;
+        expect_devices(&client, ranks)?;
+        let ProgramOptions { reduction, dump, compile_cache } = options;
+        let cache = compile_cache.map(|folder| Cache::new(&folder, &client)).transpose()?.map(Arc::new);
+        let programs = Programs { dump, cache, listener: Arc::new(|_: &Told| {}) };
         let pool = HostPool::new();
         let host = move |_: Rank, _: usize| {
             let options = HostOptions { pool: Arc::clone(&pool), threads: 1, poison: false, resident: false };
             Ok(Arc::new(HostMemory::new(options)?))
         };
-        Ok(Self { client, threads: Threads::new(threads, host), options })
+        Ok(Self { client, threads: Threads::new(threads, host), reduction, programs })
+    }
+
+    /// Who is told of programs. Without it nobody is.
+    pub fn heard_by(mut self, listener: Listener) -> Self {
+        self.programs.listener = listener;
+        self
     }
 }
 
@@ -108,7 +122,7 @@ impl Launcher for Devices {
         ranks: usize,
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let world = World::new(Arc::clone(&self.client), ranks, self.options.dump.clone());
+        let world = World::new(Arc::clone(&self.client), ranks, self.programs.clone());
         let world = world
             .map(Arc::new)
             .map_err(|error| LaunchFailure { rank: Rank(0), reason: FailureReason::Setup(error.into()) })?;
@@ -137,7 +151,7 @@ impl Devices {
         let meeting = reductions.split(&memory, 0)?;
         let host = Arc::into_inner(memory).expect("a rank has just been given its memory");
         let memory = Arc::new(XlaMemory::new(host, Place::new(Arc::clone(world), meeting)));
-        let comm = |host| Comm::new(Box::new(XlaComm::world(host, self.options.reduction)));
+        let comm = |host| Comm::new(Box::new(XlaComm::world(host, self.reduction)));
         Ok(Seat { rank, memory, gathers: comm(gathers), reductions: comm(reductions) })
     }
 }

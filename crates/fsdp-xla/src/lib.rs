@@ -10,6 +10,7 @@
 //! [PJRT]: https://openxla.org/xla/pjrt
 
 mod buffer;
+mod cache;
 mod comm;
 mod error;
 mod ffi;
@@ -18,6 +19,7 @@ mod launch;
 mod memory;
 mod ops;
 mod scalars;
+mod told;
 mod trace;
 mod update;
 mod world;
@@ -29,3 +31,4 @@ pub use buffer::XlaBuffer;
 pub use error::XlaError;
 pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, inspect};
 pub use memory::{Moment, XlaMemory};
+pub use told::{Listener, Told};

@@ -55,6 +55,8 @@ pub(crate) struct Trace {
 pub(crate) struct Traced {
     /// The StableHLO text, the same on all ranks.
     pub(crate) text: String,
+    /// How many operations it has.
+    pub(crate) operations: usize,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
     /// Where the results go, in order.
@@ -229,7 +231,7 @@ impl Trace {
             }
         }
         let text = self.module(replicas, &aliases, &values);
-        Traced { text, arguments: self.arguments, results, unchanged }
+        Traced { text, operations: self.hlo.operations(), arguments: self.arguments, results, unchanged }
     }
 
     fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {

@@ -11,8 +11,10 @@ use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
 use crate::buffer::Content;
+use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin};
+use crate::told::{Listener, Told};
 use crate::trace::{Argument, Source, Trace, Traced};
 
 /// Devices of a processor that a client is made with. Its pool of threads, and with it the blocking of products, depends on
@@ -23,11 +25,20 @@ const CPU_DEVICES: usize = 8;
 pub(crate) struct World {
     client: Arc<Client>,
     ranks: usize,
-    /// Where the text of each program is written, if anywhere.
-    dump: Option<PathBuf>,
+    programs: Programs,
     compiled: Mutex<BTreeMap<Digest, Arc<Executable>>>,
     /// What each rank brings to the program that runs next, and gets from it.
     slots: Vec<Mutex<Slot>>,
+}
+
+/// What becomes of programs beside running them.
+#[derive(Clone)]
+pub(crate) struct Programs {
+    /// Where the text of each is written, if anywhere.
+    pub(crate) dump: Option<PathBuf>,
+    /// Where they are kept, if anywhere.
+    pub(crate) cache: Option<Arc<Cache>>,
+    pub(crate) listener: Listener,
 }
 
 #[derive(Default)]
@@ -41,14 +52,28 @@ struct Slot {
 /// # Errors
 /// What the plugin says.
 pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError> {
-    let client = Client::new(Plugin::open(path)?, Vec::new())?;
+    let plugin = Arc::new(Plugin::open(path)?);
+    let client = Client::new(Arc::clone(&plugin), Vec::new())?;
     let [platform, _] = client.platform()?;
     if platform != "cpu" {
         return Ok(Arc::new(client));
     }
     let devices = ranks.max(CPU_DEVICES) as i64;
     let options = vec![("cpu_device_count".to_owned(), devices)];
-    Ok(Arc::new(Client::new(Plugin::open(path)?, options)?))
+    Ok(Arc::new(Client::new(plugin, options)?))
+}
+
+/// That a client has a device for each rank.
+///
+/// # Errors
+/// [`XlaError::Devices`].
+pub(crate) fn expect_devices(client: &Client, ranks: usize) -> Result<(), XlaError> {
+    if client.devices() >= ranks {
+        return Ok(());
+    }
+    let [platform, _] = client.platform()?;
+    let (path, devices) = (client.path().into(), client.devices());
+    Err(XlaError::Devices { path, platform, devices, ranks })
 }
 
 impl World {
@@ -56,14 +81,10 @@ impl World {
     ///
     /// # Errors
     /// [`XlaError::Devices`] when there are fewer.
-    pub(crate) fn new(client: Arc<Client>, ranks: usize, dump: Option<PathBuf>) -> Result<Self, XlaError> {
-        if client.devices() < ranks {
-            let [platform, _] = client.platform()?;
-            let (path, devices) = (client.path().into(), client.devices());
-            return Err(XlaError::Devices { path, platform, devices, ranks });
-        }
+    pub(crate) fn new(client: Arc<Client>, ranks: usize, programs: Programs) -> Result<Self, XlaError> {
+        expect_devices(&client, ranks)?;
         let slots = (0..ranks).map(|_| Mutex::default()).collect();
-        Ok(Self { client, ranks, dump, compiled: Mutex::default(), slots })
+        Ok(Self { client, ranks, programs, compiled: Mutex::default(), slots })
     }
 
     fn slot(&self, rank: usize) -> MutexGuard<'_, Slot> {
@@ -81,27 +102,48 @@ impl World {
         })
     }
 
-    /// The program of a text, compiled once.
-    fn executable(&self, digest: Digest, text: &str) -> Result<Arc<Executable>, XlaError> {
+    /// What is compiled of a program, once.
+    fn executable(&self, digest: Digest, program: &Traced) -> Result<Arc<Executable>, XlaError> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(executable) = compiled.get(&digest) {
             return Ok(Arc::clone(executable));
         }
-        if let Some(folder) = &self.dump {
+        if let Some(folder) = &self.programs.dump {
             let path = folder.join(format!("program-{}.mlir", compiled.len()));
-            std::fs::write(&path, text).map_err(|source| XlaError::Dump { path, source })?;
+            std::fs::write(&path, &program.text).map_err(|source| XlaError::Dump { path, source })?;
         }
-        let (begin, options) = (Instant::now(), CompileOptions { replicas: self.ranks });
-        let executable = Arc::new(self.client.compile(text, options)?);
-        let (took, operations) = (begin.elapsed(), text.lines().count());
-        tracing::info!(target: "fsdp", ?took, operations, "a program was compiled");
+        let executable = Arc::new(self.load_or_compile(program)?);
         compiled.insert(digest, Arc::clone(&executable));
         Ok(executable)
     }
 
+    /// A program out of the folder of compiled ones, or compiled now.
+    fn load_or_compile(&self, Traced { text, operations, .. }: &Traced) -> Result<Executable, XlaError> {
+        let (begin, operations) = (Instant::now(), *operations);
+        let options = CompileOptions { replicas: self.ranks };
+        let tell = &self.programs.listener;
+        let entry = self.programs.cache.as_ref().map(|cache| (cache, cache.key(text, options)));
+        if let Some((cache, key)) = &entry {
+            match cache.find(&self.client, *key) {
+                Ok(Some(found)) => {
+                    tell(&Told::Found { operations, took: begin.elapsed() });
+                    return Ok(found);
+                }
+                Ok(None) => {}
+                Err(reason) => tell(&Told::Unusable { reason }),
+            }
+        }
+        let executable = self.client.compile(text, options)?;
+        tell(&Told::Compiled { operations, took: begin.elapsed() });
+        if let Some(Err(reason)) = entry.map(|(cache, key)| cache.keep(key, &executable)) {
+            tell(&Told::NotKept { reason });
+        }
+        Ok(executable)
+    }
+
     /// Runs the program on what all ranks have brought.
-    fn execute(&self, digest: Digest, text: &str) -> Result<(), XlaError> {
-        let executable = self.executable(digest, text)?;
+    fn execute(&self, digest: Digest, program: &Traced) -> Result<(), XlaError> {
+        let executable = self.executable(digest, program)?;
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
             (0..self.ranks).map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
         let results = executable.execute(&arguments)?;
@@ -130,25 +172,27 @@ impl Place {
     /// # Errors
     /// Those of the plugin and of communication.
     pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
-        let Traced { text, arguments, results, unchanged } = trace.finish(self.world.ranks);
-        let digest = Digest::of(&text);
+        let mut program = trace.finish(self.world.ranks);
+        let digest = Digest::of(&program.text);
         let world = Arc::clone(&self.world);
-        let arguments: Vec<Arc<DeviceBuffer>> =
-            arguments.into_iter().map(|one| world.upload(self.rank, host, one)).collect::<Result<_, _>>()?;
-        for (number, storage) in unchanged {
+        let arguments: Vec<Arc<DeviceBuffer>> = std::mem::take(&mut program.arguments)
+            .into_iter()
+            .map(|one| world.upload(self.rank, host, one))
+            .collect::<Result<_, _>>()?;
+        for (number, storage) in std::mem::take(&mut program.unchanged) {
             storage.put(Content::Device(Arc::clone(&arguments[number]), None));
         }
         world.slot(self.rank).arguments = arguments;
         self.ranks.agree(host, digest)?;
-        let failure = if self.rank == 0 { world.execute(digest, &text).err() } else { None };
+        let failure = if self.rank == 0 { world.execute(digest, &program).err() } else { None };
         if let Some(error) = failure {
             self.ranks.abort(&error.to_string());
             return Err(error.into());
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);
-        assert_eq!(made.len(), results.len(), "a program makes what was traced");
-        for (storage, buffer) in results.into_iter().zip(made) {
+        assert_eq!(made.len(), program.results.len(), "a program makes what was traced");
+        for (storage, buffer) in program.results.into_iter().zip(made) {
             storage.put(Content::Device(Arc::new(buffer), None));
         }
         Ok(())

@@ -80,12 +80,14 @@ table! {
         reduction: XlaReduction = named(XlaReduction::Tree),
         /// A folder for the text of each program that is compiled.
         dump: Option<String> = or_none(TEXT),
+        /// A folder where compiled programs are kept from run to run.
+        compile_cache: Option<String> = or_none(TEXT),
     }
 }
 
 impl Default for XlaConfig {
     fn default() -> Self {
-        Self { plugin: None, reduction: XlaReduction::Tree, dump: None }
+        Self { plugin: None, reduction: XlaReduction::Tree, dump: None, compile_cache: None }
     }
 }
 

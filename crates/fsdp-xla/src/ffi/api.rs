@@ -39,11 +39,15 @@ functions! {
     ADDRESSABLE_DEVICES = 16, "PJRT_Client_AddressableDevices", 40;
     COMPILE = 20, "PJRT_Client_Compile", 56;
     UPLOAD = 22, "PJRT_Client_BufferFromHostBuffer", 120;
-    NUM_OUTPUTS = 44, "PJRT_Executable_NumOutputs", 32;
+    DESCRIPTION_KIND = 26, "PJRT_DeviceDescription_Kind", 40;
+    GET_DESCRIPTION = 29, "PJRT_Device_GetDescription", 32;
     EXECUTABLE_DESTROY = 40, "PJRT_Executable_Destroy", 24;
+    NUM_OUTPUTS = 44, "PJRT_Executable_NumOutputs", 32;
+    SERIALIZE = 49, "PJRT_Executable_Serialize", 56;
     LOADED_DESTROY = 50, "PJRT_LoadedExecutable_Destroy", 24;
     GET_EXECUTABLE = 51, "PJRT_LoadedExecutable_GetExecutable", 32;
     EXECUTE = 55, "PJRT_LoadedExecutable_Execute", 80;
+    LOAD = 56, "PJRT_Executable_DeserializeAndLoad", 64;
     BUFFER_DESTROY = 58, "PJRT_Buffer_Destroy", 24;
     DOWNLOAD = 70, "PJRT_Buffer_ToHostBuffer", 56;
 }

@@ -1,17 +1,18 @@
-//! Clients, buffers and executables, with their lifetimes.
+//! Clients and buffers, with their lifetimes.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::api::{self, Arguments, Plugin, Word, text};
+use super::executable::Executable;
 use super::options::{CompileOptions, Settings};
 use crate::error::XlaError;
 use crate::hlo::{Element, Shape};
 
 /// The devices of a plugin that this process can use.
 pub(crate) struct Client {
-    plugin: Plugin,
-    handle: Word,
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) handle: Word,
     devices: Vec<Word>,
 }
 
@@ -20,7 +21,7 @@ impl Client {
     ///
     /// # Errors
     /// What the plugin says.
-    pub(crate) fn new(plugin: Plugin, options: Vec<(String, i64)>) -> Result<Self, XlaError> {
+    pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, i64)>) -> Result<Self, XlaError> {
         let handle = plugin.create_client(&Settings::new(options))?;
         let mut client = Self { plugin, handle, devices: Vec::new() };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
@@ -69,21 +70,36 @@ impl Client {
         program: &str,
         options: CompileOptions,
     ) -> Result<Executable, XlaError> {
-        let (format, options) = ("mlir", options.to_proto());
-        let program: [Word; 6] =
-            [48, 0, program.as_ptr() as Word, program.len(), format.as_ptr() as Word, format.len()];
+        let options = options.to_proto();
+        let program = program_of(program);
         let arguments = Arguments::new()
             .set(2, self.handle)
             .pointer(3, program.as_ptr())
             .pointer(4, options.as_ptr())
             .set(5, options.len());
-        let handle = self.plugin.call(api::COMPILE, arguments)?.get(6);
-        let mut executable = Executable { client: Arc::clone(self), handle, outputs: 0 };
-        let inner = self.plugin.call(api::GET_EXECUTABLE, Arguments::new().set(2, handle))?.get(3);
-        let outputs = self.plugin.call(api::NUM_OUTPUTS, Arguments::new().set(2, inner));
-        self.plugin.call(api::EXECUTABLE_DESTROY, Arguments::new().set(2, inner))?;
-        executable.outputs = outputs?.get(3);
-        Ok(executable)
+        Executable::new(self, self.plugin.call(api::COMPILE, arguments)?.get(6))
+    }
+
+    /// What [`Compiled::serialize`](super::executable::Compiled::serialize) has made of a program, by the same plugin.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn load(self: &Arc<Self>, serialized: &[u8]) -> Result<Executable, XlaError> {
+        let arguments =
+            Arguments::new().set(2, self.handle).pointer(3, serialized.as_ptr()).set(4, serialized.len());
+        Executable::new(self, self.plugin.call(api::LOAD, arguments)?.get(5))
+    }
+
+    /// What the first device is.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn device_kind(&self) -> Result<String, XlaError> {
+        let Some(&device) = self.devices.first() else { return Ok(String::new()) };
+        let description = self.plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, device))?.get(3);
+        let kind = self.plugin.call(api::DESCRIPTION_KIND, Arguments::new().set(2, description))?;
+        // SAFETY: the text lives as long as the device's description, which is the client's.
+        Ok(unsafe { text(kind.get(3), kind.get(4)) })
     }
 
     /// Copies bytes of the host to a device, as a tensor; returns when they are copied.
@@ -115,6 +131,12 @@ impl Client {
         self.plugin.wait(done.get(13))?;
         Ok(buffer)
     }
+}
+
+/// A `PJRT_Program` of StableHLO text.
+pub(super) fn program_of(text: &str) -> [Word; 6] {
+    let format = "mlir";
+    [48, 0, text.as_ptr() as Word, text.len(), format.as_ptr() as Word, format.len()]
 }
 
 impl Drop for Client {
@@ -151,8 +173,8 @@ fn byte_len(shape: &Shape) -> usize {
 
 /// A tensor on a device. A program that it was given to may have taken its storage: then nobody reads it any more.
 pub(crate) struct DeviceBuffer {
-    client: Arc<Client>,
-    handle: Word,
+    pub(super) client: Arc<Client>,
+    pub(super) handle: Word,
 }
 
 impl DeviceBuffer {
@@ -173,49 +195,5 @@ impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // Nobody is left who could do something about it.
         let _ = self.client.plugin.call(api::BUFFER_DESTROY, Arguments::new().set(2, self.handle));
-    }
-}
-
-/// A program that was compiled for some devices.
-pub(crate) struct Executable {
-    client: Arc<Client>,
-    handle: Word,
-    outputs: usize,
-}
-
-impl Executable {
-    /// Runs the program on its devices, each with arguments of its own; what it returns on each. It may still be under way.
-    ///
-    /// # Errors
-    /// What the plugin says. What goes wrong later is said when something that it makes is read.
-    pub(crate) fn execute(
-        &self,
-        arguments: &[Vec<Arc<DeviceBuffer>>],
-    ) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
-        let handles: Vec<Vec<Word>> =
-            arguments.iter().map(|list| list.iter().map(|buffer| buffer.handle).collect()).collect();
-        let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
-        let mut results = vec![vec![0; self.outputs]; arguments.len()];
-        let places: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
-        // `PJRT_ExecuteOptions`: its size, and nothing else.
-        let mut options: [Word; 18] = [0; 18];
-        options[0] = 144;
-        let call = Arguments::new()
-            .set(2, self.handle)
-            .pointer(3, options.as_ptr())
-            .pointer(4, lists.as_ptr())
-            .set(5, arguments.len())
-            .set(6, handles.first().map_or(0, Vec::len))
-            .pointer(7, places.as_ptr());
-        self.client.plugin.call(api::EXECUTE, call)?;
-        let own = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
-        Ok(results.into_iter().map(|list| list.into_iter().map(own).collect()).collect())
-    }
-}
-
-impl Drop for Executable {
-    fn drop(&mut self) {
-        // Nobody is left who could do something about it.
-        let _ = self.client.plugin.call(api::LOADED_DESTROY, Arguments::new().set(2, self.handle));
     }
 }

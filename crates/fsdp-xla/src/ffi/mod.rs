@@ -8,8 +8,10 @@
 
 mod api;
 mod client;
+mod executable;
 mod options;
 
 pub(crate) use api::Plugin;
-pub(crate) use client::{Client, DeviceBuffer, Executable};
+pub(crate) use client::{Client, DeviceBuffer};
+pub(crate) use executable::Executable;
 pub(crate) use options::CompileOptions;

@@ -1,0 +1,199 @@
+//! Compiled programs on disk, so that the next start need not compile them.
+//!
+//! An entry is a file whose name is the SHA-256 of everything that it depends on: the program's text, the options it was
+//! compiled with, and the compiler ([`Cache::new`]). Inside it says so again, with a checksum of what follows; whatever is not
+//! as it should be is compiled anew, and written over. Entries are code that runs: the folder has to be as trustworthy as the
+//! plugin.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
+
+use crate::error::XlaError;
+use crate::ffi::{Client, CompileOptions, Executable};
+
+/// What every entry begins with. Behind it are its key, the checksum of the rest, and what the plugin has serialized.
+const MAGIC: &[u8] = b"fsdp xla program 1\n";
+
+/// Variables that change what a compiler makes of a program.
+const VARIABLES: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
+
+type Sum = [u8; 32];
+
+/// A folder of compiled programs.
+pub(crate) struct Cache {
+    folder: PathBuf,
+    compiler: Sum,
+    /// Whether the plugin has said that it can not serialize programs.
+    is_useless: AtomicBool,
+}
+
+/// What an entry depends on, as 64 digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(Sum);
+
+impl Cache {
+    /// The programs of a client's compiler: the file of the plugin, its versions, the kind of devices, flags of the environment,
+    /// and, where processors run them, what instructions this one has.
+    ///
+    /// # Errors
+    /// [`XlaError::Cache`]: the folder can not be made; [`XlaError::Open`]: the plugin can not be read.
+    pub(crate) fn new(folder: &Path, client: &Client) -> Result<Self, XlaError> {
+        fs::create_dir_all(folder).map_err(|source| XlaError::Cache { path: folder.into(), source })?;
+        let mut compiler = Sha256::new();
+        let plugin = client.path();
+        add_file(&mut compiler, plugin)
+            .map_err(|error| XlaError::Open { path: plugin.into(), reason: error.to_string() })?;
+        let [platform, version] = client.platform()?;
+        let api = format!("{:?}", client.api_version());
+        let instructions = if platform == "cpu" { instructions() } else { String::new() };
+        for part in [&platform, &version, &api, &client.device_kind()?, &instructions] {
+            add(&mut compiler, part.as_bytes());
+        }
+        for variable in VARIABLES {
+            let value: OsString = std::env::var_os(variable).unwrap_or_default();
+            add(&mut compiler, value.as_encoded_bytes());
+        }
+        let compiler = compiler.finalize().into();
+        Ok(Self { folder: folder.into(), compiler, is_useless: AtomicBool::new(false) })
+    }
+
+    /// What the program of a text depends on.
+    pub(crate) fn key(&self, text: &str, options: CompileOptions) -> Key {
+        let mut key = Sha256::new();
+        key.update(self.compiler);
+        add(&mut key, &options.to_proto());
+        add(&mut key, text.as_bytes());
+        Key(key.finalize().into())
+    }
+
+    fn path(&self, Key(key): Key) -> PathBuf {
+        let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.folder.join(format!("{digits}.program"))
+    }
+
+    /// The program of a key, if it is there.
+    ///
+    /// # Errors
+    /// Why an entry that is there is of no use.
+    pub(crate) fn find(&self, client: &Arc<Client>, key: Key) -> Result<Option<Executable>, String> {
+        let path = self.path(key);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        };
+        let program = content(key, &bytes).map_err(|reason| format!("{}: {reason}", path.display()))?;
+        client.load(program).map(Some).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    /// Keeps a program.
+    ///
+    /// # Errors
+    /// Why it is not kept. That the plugin does not serialize is said once.
+    pub(crate) fn keep(&self, key: Key, program: &Executable) -> Result<(), String> {
+        let serialized = match program.compiled().and_then(|program| program.serialize()) {
+            Ok(serialized) => serialized,
+            Err(error) if self.is_useless.swap(true, Ordering::Relaxed) => {
+                tracing::debug!(target: "fsdp", %error, "a program was not serialized");
+                return Ok(());
+            }
+            Err(error) => return Err(format!("the plugin does not serialize programs: {error}")),
+        };
+        let path = self.path(key);
+        write(&path, key, &serialized).map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+/// Adds bytes to a checksum, with their number in front: parts can not run into each other.
+fn add(sum: &mut Sha256, bytes: &[u8]) {
+    sum.update((bytes.len() as u64).to_le_bytes());
+    sum.update(bytes);
+}
+
+/// Adds what is in a file.
+fn add_file(sum: &mut Sha256, path: &Path) -> io::Result<()> {
+    let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+    loop {
+        let bytes = file.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        sum.update(bytes);
+        let read = bytes.len();
+        file.consume(read);
+    }
+}
+
+/// The instructions of this processor, as the kernel lists them; empty where it does not.
+fn instructions() -> String {
+    let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let listed = about.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+    listed.unwrap_or_default().to_owned()
+}
+
+/// Writes an entry beside its place, and moves it there.
+fn write(path: &Path, Key(key): Key, serialized: &[u8]) -> io::Result<()> {
+    let folder = path.parent().expect("an entry is in a folder");
+    let mut file = NamedTempFile::new_in(folder)?;
+    let sum: Sum = Sha256::digest(serialized).into();
+    for part in [MAGIC, &key, &sum, serialized] {
+        file.write_all(part)?;
+    }
+    file.persist(path)?;
+    Ok(())
+}
+
+/// What the plugin has serialized, out of the bytes of an entry.
+fn content(Key(key): Key, bytes: &[u8]) -> Result<&[u8], &'static str> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or("not written by this version of fsdp")?;
+    let (own, rest) = rest.split_first_chunk::<32>().ok_or("cut off")?;
+    let (sum, program) = rest.split_first_chunk::<32>().ok_or("cut off")?;
+    if *own != key {
+        return Err("of another program or compiler");
+    }
+    if Sum::from(Sha256::digest(program)) != *sum {
+        return Err("damaged");
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_read_back_whole_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, key) = (folder.path().join("entry"), Key([7; 32]));
+        write(&path, key, b"the program").unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(content(key, &bytes), Ok(&b"the program"[..]));
+        assert_eq!(content(Key([8; 32]), &bytes), Err("of another program or compiler"));
+        for len in 0..bytes.len() {
+            assert!(content(key, &bytes[..len]).is_err(), "the first {len} bytes");
+        }
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert!(content(key, &damaged).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_key_do_not_run_into_each_other() {
+        let sum = |parts: [&str; 2]| -> Sum {
+            let mut sum = Sha256::new();
+            parts.iter().for_each(|part| add(&mut sum, part.as_bytes()));
+            sum.finalize().into()
+        };
+        assert_ne!(sum(["ab", "c"]), sum(["a", "bc"]));
+    }
+}

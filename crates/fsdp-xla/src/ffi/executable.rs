@@ -1,0 +1,109 @@
+//! Programs that were compiled, loaded on devices or not.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::api::{self, Arguments, Plugin, Word};
+use super::client::{Client, DeviceBuffer};
+use crate::error::XlaError;
+
+/// A program that was compiled.
+pub(crate) struct Compiled {
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) handle: Word,
+}
+
+impl Compiled {
+    /// How many results it has.
+    fn outputs(&self) -> Result<usize, XlaError> {
+        Ok(self.plugin.call(api::NUM_OUTPUTS, Arguments::new().set(2, self.handle))?.get(3))
+    }
+
+    /// Bytes that [`Client::load`] takes.
+    ///
+    /// # Errors
+    /// What the plugin says: it may know no such form.
+    pub(crate) fn serialize(&self) -> Result<Vec<u8>, XlaError> {
+        let made = self.plugin.call(api::SERIALIZE, Arguments::new().set(2, self.handle))?;
+        let bytes = match made.get(4) {
+            0 => Vec::new(),
+            // SAFETY: there are so many bytes, until the deleter below runs.
+            len => unsafe { std::slice::from_raw_parts(made.get(3) as *const u8, len) }.to_vec(),
+        };
+        // SAFETY: the header declares `void (*)(PJRT_SerializedExecutable*)`, or null.
+        let free: Option<unsafe extern "C" fn(*mut c_void)> = unsafe { std::mem::transmute(made.get(6)) };
+        if let Some(free) = free {
+            // SAFETY: it belongs to what was made above, whose bytes nobody reads any more.
+            unsafe { free(made.get(5) as *mut c_void) };
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        // Nobody is left who could do something about it.
+        let _ = self.plugin.call(api::EXECUTABLE_DESTROY, Arguments::new().set(2, self.handle));
+    }
+}
+
+/// A program on the devices of a client.
+pub(crate) struct Executable {
+    client: Arc<Client>,
+    handle: Word,
+    outputs: usize,
+}
+
+impl Executable {
+    /// What a client has loaded.
+    pub(super) fn new(client: &Arc<Client>, handle: Word) -> Result<Self, XlaError> {
+        let mut own = Self { client: Arc::clone(client), handle, outputs: 0 };
+        own.outputs = own.compiled()?.outputs()?;
+        Ok(own)
+    }
+
+    /// What it was loaded from.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn compiled(&self) -> Result<Compiled, XlaError> {
+        let plugin = Arc::clone(&self.client.plugin);
+        let handle = plugin.call(api::GET_EXECUTABLE, Arguments::new().set(2, self.handle))?.get(3);
+        Ok(Compiled { plugin, handle })
+    }
+
+    /// Runs the program on its devices, each with arguments of its own; what it returns on each. It may still be under way.
+    ///
+    /// # Errors
+    /// What the plugin says. What goes wrong later is said when something that it makes is read.
+    pub(crate) fn execute(
+        &self,
+        arguments: &[Vec<Arc<DeviceBuffer>>],
+    ) -> Result<Vec<Vec<DeviceBuffer>>, XlaError> {
+        let handles: Vec<Vec<Word>> =
+            arguments.iter().map(|list| list.iter().map(|buffer| buffer.handle).collect()).collect();
+        let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
+        let mut results = vec![vec![0; self.outputs]; arguments.len()];
+        let places: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
+        // `PJRT_ExecuteOptions`: its size, and nothing else.
+        let mut options: [Word; 18] = [0; 18];
+        options[0] = 144;
+        let call = Arguments::new()
+            .set(2, self.handle)
+            .pointer(3, options.as_ptr())
+            .pointer(4, lists.as_ptr())
+            .set(5, arguments.len())
+            .set(6, handles.first().map_or(0, Vec::len))
+            .pointer(7, places.as_ptr());
+        self.client.plugin.call(api::EXECUTE, call)?;
+        let own = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
+        Ok(results.into_iter().map(|list| list.into_iter().map(own).collect()).collect())
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // Nobody is left who could do something about it.
+        let _ = self.client.plugin.call(api::LOADED_DESTROY, Arguments::new().set(2, self.handle));
+    }
+}
