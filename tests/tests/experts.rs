@@ -64,3 +64,27 @@ fn parts_of_the_loss_are_what_training_adds_to_it() {
         assert!((with - router_loss - z_loss - plain).abs() < 1e-13 * with, "{terms:?}");
     }
 }
+
+/// Forward does not see the scale; gradients lose more or fewer small numbers.
+#[test]
+fn what_a_step_in_f16_tells_does_not_depend_on_the_scale_of_the_loss() {
+    let terms = ["train.z_loss=0.02", "train.router_aux_loss_coef=0.3", "train.grad_clip=0.1"];
+    let of = |more: &[&str]| reports("mixtral-balanced", 2, &[&terms[..], more].concat()).0;
+    let [small, large] = ["train.loss_scale.init=16", "train.loss_scale.init=1024"]
+        .map(|scale| of(&["fsdp.param_dtype=f16", scale]));
+    assert_eq!((small[0].loss, &small[0].sums), (large[0].loss, &large[0].sums));
+    let whole = of(&[]);
+    for (step, wide) in whole.iter().enumerate() {
+        for narrow in [&small[step], &large[step]] {
+            assert!(narrow.finite && narrow.targets == wide.targets);
+            let pairs = narrow
+                .sums
+                .iter()
+                .zip(&wide.sums)
+                .chain([(&narrow.loss, &wide.loss), (&narrow.grad_norm, &wide.grad_norm)]);
+            for (narrow, wide) in pairs {
+                assert!((narrow - wide).abs() < 0.02 * wide, "{step}: {narrow} {wide}");
+            }
+        }
+    }
+}

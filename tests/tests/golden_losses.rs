@@ -53,7 +53,7 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
             .map(|&t| if t < 0.0 { IGNORED_TARGET } else { t as u32 })
             .collect();
         let vocab = entry["vocab"].as_u64().unwrap() as usize;
-        let terms = LossTerms { label_smoothing, z_loss, router_loss: 0.0 };
+        let terms = LossTerms { label_smoothing, z_loss, ..LossTerms::default() };
         let dims = LogitsDims { terms, ..LogitsDims::new(targets.len(), vocab) };
         let mut there = filled(&memory, &logits);
         let mut found = filled(&memory, &vec![0.0; targets.len()]);
@@ -87,7 +87,7 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
         })
         .collect();
     let routing = Routing { rows: 6 * lengths.len(), experts, top };
-    let balance = Balance { layers: logits.len(), experts, coefficient: 1.0 };
+    let balance = Balance { layers: logits.len(), experts, coefficient: 1.0, loss_scale: 1.0 };
     let batch = BatchFacts { targets: 1, lengths: &lengths, ..BatchFacts::default() };
     let run = |op, reads: &[Slice<'_, HostBuffer>], writes: &mut [&mut HostBuffer]| {
         let mut writes: Vec<_> =

@@ -122,11 +122,11 @@ impl<M: Memory> Memory for Hooked<M> {
         &self,
         queue: Queue,
         scalars: Slice<'_, M::Buffer>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, M::Buffer>,
     ) -> Result<(), Error> {
-        self.inner.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+        self.inner.gradient_factors(queue, scalars, divisor, grad_clip, factors)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: SliceMut<'_, M::Buffer>) -> Result<(), Error> {

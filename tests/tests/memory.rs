@@ -22,7 +22,7 @@ fn at(world: &WorldReport, place: &str, category: &str) -> (usize, usize) {
 #[test]
 fn the_ledger_predicts_every_category_to_the_byte() {
     let all = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "train.optimizer={ name = \"adamw\" }"];
-    let configurations: [(&str, &[&str], &[&str]); 13] = [
+    let configurations: [(&str, &[&str], &[&str]); 14] = [
         (LLAMA, &[], &["activations", "workspace", "unsharded slots", "gradient slots", "optimizer state"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"full\""], &["activations"]),
         (LLAMA, &["fsdp.activation_checkpointing=\"selective\""], &["activations"]),
@@ -31,6 +31,11 @@ fn the_ledger_predicts_every_category_to_the_byte() {
         (LLAMA, &["fsdp.accumulation=\"unsharded\""], &["accumulators", "gradient slots"]),
         (LLAMA, &["fsdp.accumulation_order=\"running\"", "fsdp.mesh={ replicate = 2 }"], &["accumulators"]),
         (LLAMA, &["fsdp.param_dtype=\"bf16\"", "fsdp.frozen=[\"mlp\"]"], &["parameter shards"]),
+        (
+            LLAMA,
+            &["fsdp.param_dtype=\"f16\"", "train.loss_scale.init=256"],
+            &["parameter shards", "activations"],
+        ),
         (LLAMA, &["fsdp.offload=\"cpu\""], &["host copy staging", "accumulators"]),
         (LLAMA, &["fsdp.offload=\"cpu\"", "train.global_batch_size=8"], &["host copy staging"]),
         (

@@ -19,6 +19,7 @@ use fsdp_train::{Job, TrainError};
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options, threads_with};
 
 /// What a run told while it went on.
@@ -139,6 +140,11 @@ impl Case {
         assert_eq!(*second.steps.lock().unwrap(), expected);
         let last = |name: &str| tensors(&RunDir::new(out(name)).checkpoint(self.steps));
         assert_eq!(last("on"), last("whole"));
+        let scale = |name: &str| {
+            let reader = NativeReader::open(&RunDir::new(out(name)).checkpoint(self.steps)).unwrap();
+            reader.manifest().run_state.get("loss_scale").cloned()
+        };
+        assert_eq!(scale("on"), scale("whole"));
         let weights = |name: &str| std::fs::read(out(name).join("model/model.safetensors")).unwrap();
         assert_eq!(weights("on"), weights("whole"));
     }
@@ -189,6 +195,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let dtype = select(vec![
         ["fsdp.param_dtype=f32", "fsdp.reduce_dtype=f32"],
         ["fsdp.param_dtype=bf16", "fsdp.reduce_dtype=f32"],
+        ["fsdp.param_dtype=f16", "fsdp.reduce_dtype=f32"],
         ["fsdp.param_dtype=f64", "fsdp.reduce_dtype=f64"],
     ]);
     let schedule = select(vec![
@@ -237,6 +244,24 @@ fn adafactor_goes_on_with_its_factored_state() {
         is_stopped: false,
     }
     .check();
+}
+
+/// A scale that was not kept would be skipped down to again.
+#[test]
+fn a_run_in_f16_goes_on_with_its_loss_scale_on_any_ranks() {
+    for after in [vec!["run.ranks=2"], vec!["run.ranks=4", "fsdp.offload=\"cpu\"", "checkpoint.async=false"]]
+    {
+        let case = Case {
+            model: LLAMA,
+            settings: vec!["fsdp.param_dtype=f16", "train.optimizer={name='adamw', lr=3e-3}", OVERFLOWING],
+            before: vec!["run.ranks=4"],
+            after,
+            cut: 9,
+            steps: 14,
+            is_stopped: false,
+        };
+        case.check();
+    }
 }
 
 /// A Llama whose matrices are large enough for moments of 8 bits: rows of a part of a block, and of more than one.

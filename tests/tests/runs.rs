@@ -3,7 +3,7 @@
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{IssueOrder, StepReport};
-use fsdp_core::memory::{Buffer, HostSliceMut, Slice, Usage};
+use fsdp_core::memory::{Buffer, Slice, Usage};
 use fsdp_core::{Memory, Queue, Rank};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostBuffer, HostMemory};
@@ -77,6 +77,6 @@ pub(crate) fn state<A: Architecture + Clone>(
 
 fn bits(memory: &HostMemory, buffer: &HostBuffer) -> Result<Vec<u64>, TrainError> {
     let mut values = vec![0.0; buffer.len()];
-    memory.read(Queue::Compute, Slice::whole(buffer), HostSliceMut::F64(&mut values))?;
+    memory.read_numbers(Queue::Compute, Slice::whole(buffer), &mut values)?;
     Ok(values.into_iter().map(f64::to_bits).collect())
 }

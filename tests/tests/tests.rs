@@ -42,6 +42,9 @@ mod xla;
 mod experts;
 mod families;
 
+// Values in f16, with a scale of the loss.
+mod half_precision;
+
 // More ranks than cores.
 mod lora;
 mod many_ranks;

@@ -9,6 +9,7 @@ use fsdp_core::plan::Plan;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramOptions, Reduction, Told};
 
+use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
 
 /// The plugin, if there is one to test with.
@@ -110,6 +111,22 @@ fn a_program_is_compiled_once_and_found_by_later_runs() {
     assert!(matches!(third[1..], [Told::Compiled { .. }]), "{third:?}");
     let fourth = told_with(&plugin, folder.path());
     assert!(matches!(fourth[..], [Told::Found { .. }]), "{fourth:?}");
+}
+
+/// The first steps overflow, so that there are several scales; one program is of all of them.
+#[test]
+fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
+    let Some(plugin) = plugin() else { return };
+    let (dir, dump) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let half = [LAYERS, "fsdp.param_dtype=\"f16\"", OVERFLOWING, "run.device=\"xla\""];
+    let job = job(LLAMA, config(dir.path(), 61, &half));
+    let programs = ProgramOptions { dump: Some(dump.path().into()), ..ProgramOptions::default() };
+    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
+    let devices = Devices::new(&plugin, 8, programs, threads).unwrap();
+    let report = verify(&job, &devices, &VerifyOptions::new(&[2], 8)).unwrap();
+    assert!(report.holds(), "{report:#?}");
+    assert!(dump.path().join("program-0.mlir").exists());
+    assert!(!dump.path().join("program-1.mlir").exists(), "all steps are one program");
 }
 
 /// How often an operation is in a program.

@@ -372,6 +372,8 @@ pub(crate) enum DtypeArg {
     F32,
     /// bfloat16
     Bf16,
+    /// IEEE 754 half precision
+    F16,
     /// IEEE 754 double precision
     F64,
 }
@@ -382,6 +384,7 @@ impl DtypeArg {
         match self {
             DtypeArg::F32 => DType::F32,
             DtypeArg::Bf16 => DType::Bf16,
+            DtypeArg::F16 => DType::F16,
             DtypeArg::F64 => DType::F64,
         }
     }
@@ -391,6 +394,7 @@ impl DtypeArg {
         match self {
             DtypeArg::F32 => "f32",
             DtypeArg::Bf16 => "bf16",
+            DtypeArg::F16 => "f16",
             DtypeArg::F64 => "f64",
         }
     }

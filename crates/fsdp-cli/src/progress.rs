@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
 use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved, Taken};
-use fsdp_train::metrics::StepMetrics;
+use fsdp_train::metrics::{Scaling, StepMetrics};
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGUSR1;
@@ -76,7 +76,8 @@ impl Progress {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         let step = metrics.step;
         let is_due = step.is_multiple_of((self.steps / LINES).max(1)) || last.elapsed() >= LINE_INTERVAL;
-        if !(is_due || step == self.first.load(Ordering::Relaxed) + 1 || step == self.steps) {
+        let is_skipped = metrics.scaling.is_some_and(|scaling| scaling.skipped);
+        if !(is_due || is_skipped || step == self.first.load(Ordering::Relaxed) + 1 || step == self.steps) {
             return;
         }
         *last = Instant::now();
@@ -194,7 +195,13 @@ fn listed(names: &[String]) -> String {
 }
 
 fn news(metrics: &StepMetrics) -> String {
-    format!("loss {:.4} {} tokens/s", metrics.loss, rate(metrics.tokens_per_s))
+    let skipped = match &metrics.scaling {
+        Some(Scaling { loss_scale, skipped: true }) => {
+            format!(" skipped (gradients overflow at loss scale {loss_scale})")
+        }
+        _ => String::new(),
+    };
+    format!("loss {:.4} {} tokens/s{skipped}", metrics.loss, rate(metrics.tokens_per_s))
 }
 
 /// The time that the remaining steps take if they go on as the first `done` of `all` did.

@@ -31,7 +31,8 @@ const PURPOSES: [Purpose; 6] = [
     Purpose::UpdateRule,
     Purpose::Setup,
 ];
-const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64, DType::U8];
+const DTYPES: [DType; 7] =
+    [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64, DType::U8, DType::F16];
 
 /// One call of one rank.
 pub(crate) struct Session<'a> {

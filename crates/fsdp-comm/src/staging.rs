@@ -1,14 +1,15 @@
 //! The bytes of buffers: where they lie in the host's memory, or copies there.
 //!
-//! Bytes are little-endian in the buffer's own dtype. Host slices have no bf16: such buffers are read as
+//! Bytes are little-endian in the buffer's own dtype. Host slices have no bf16 or f16: such buffers are read as
 //! `f32`, which is exact, and the lower halves, all zero, are left away.
 
 use std::ops::Range;
 
+use bytemuck::Pod;
 use fsdp_core::comm::{CollectiveKind, Completed, Fingerprint};
 use fsdp_core::memory::{Buffer, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::algorithms::Part;
 use crate::sums;
@@ -203,15 +204,38 @@ pub(crate) fn read<M: Memory>(
         DType::F64 => memory.read(queue, src, HostSliceMut::F64(bytemuck::cast_slice_mut(bytes))),
         DType::U8 => memory.read(queue, src, HostSliceMut::U8(bytes)),
         DType::I64 => memory.read(queue, src, HostSliceMut::I64(bytemuck::cast_slice_mut(bytes))),
-        DType::Bf16 => {
-            let mut host = vec![0f32; buffer.len()];
-            memory.read(queue, src, HostSliceMut::F32(&mut host))?;
-            let elements: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
-            elements.iter_mut().zip(&host).for_each(|(element, &value)| *element = bf16::from_f32(value));
-            Ok(())
-        }
+        DType::Bf16 => read_narrow(memory, queue, src, bytes, bf16::from_f32),
+        DType::F16 => read_narrow(memory, queue, src, bytes, f16::from_f32),
         DType::U32 => panic!("token ids can not be read back, so they are not communicated"),
     }
+}
+
+/// Reads elements that host slices do not have, as the `f32` that hold them.
+fn read_narrow<M: Memory, E: Pod>(
+    memory: &M,
+    queue: Queue,
+    src: Slice<'_, M::Buffer>,
+    bytes: &mut [u8],
+    narrow: impl Fn(f32) -> E,
+) -> Result<(), Error> {
+    let mut host = vec![0f32; src.len];
+    memory.read(queue, src, HostSliceMut::F32(&mut host))?;
+    let elements: &mut [E] = bytemuck::cast_slice_mut(bytes);
+    elements.iter_mut().zip(&host).for_each(|(element, &value)| *element = narrow(value));
+    Ok(())
+}
+
+/// The opposite of [`read_narrow`].
+fn write_narrow<M: Memory, E: Pod>(
+    memory: &M,
+    queue: Queue,
+    bytes: &[u8],
+    dst: SliceMut<'_, M::Buffer>,
+    widen: impl Fn(E) -> f32,
+) -> Result<(), Error> {
+    let elements: &[E] = bytemuck::cast_slice(bytes);
+    let host: Vec<f32> = elements.iter().map(|&element| widen(element)).collect();
+    memory.write(queue, HostSlice::F32(&host), dst)
 }
 
 /// Fills a whole buffer from bytes, which are aligned for its elements, on `queue`.
@@ -228,11 +252,8 @@ pub(crate) fn write<M: Memory>(
         DType::F64 => memory.write(queue, HostSlice::F64(bytemuck::cast_slice(bytes)), dst),
         DType::U8 => memory.write(queue, HostSlice::U8(bytes), dst),
         DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
-        DType::Bf16 => {
-            let elements: &[bf16] = bytemuck::cast_slice(bytes);
-            let host: Vec<f32> = elements.iter().map(|element| element.to_f32()).collect();
-            memory.write(queue, HostSlice::F32(&host), dst)
-        }
+        DType::Bf16 => write_narrow(memory, queue, bytes, dst, bf16::to_f32),
+        DType::F16 => write_narrow(memory, queue, bytes, dst, f16::to_f32),
         DType::U32 => panic!("token ids can not be read back, so they are not communicated"),
     }
 }

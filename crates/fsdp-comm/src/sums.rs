@@ -2,9 +2,9 @@
 
 use fsdp_core::DType;
 
-use half::bf16;
+use half::{bf16, f16};
 
-/// `sum[i] += other[i]` for elements of `dtype`: bf16 is added in `f32` and rounded, integers wrap. The
+/// `sum[i] += other[i]` for elements of `dtype`: bf16 and f16 are added in `f32` and rounded, integers wrap. The
 /// additions commute, so it does not matter which operand is the left one.
 ///
 /// # Panics
@@ -18,6 +18,7 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
         DType::Bf16 => {
             each(sum, other, |a, b| (bf16::from_le_bytes(a) + bf16::from_le_bytes(b)).to_le_bytes())
         }
+        DType::F16 => each(sum, other, |a, b| (f16::from_le_bytes(a) + f16::from_le_bytes(b)).to_le_bytes()),
         DType::U32 => {
             each(sum, other, |a, b| u32::from_le_bytes(a).wrapping_add(u32::from_le_bytes(b)).to_le_bytes())
         }
@@ -28,7 +29,7 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     }
 }
 
-/// `elements[i] *= factor` for floats of `dtype`, to which the factor is rounded: bf16 is multiplied in `f32` and rounded.
+/// `elements[i] *= factor` for floats of `dtype`, to which the factor is rounded: bf16 and f16 are multiplied in `f32` and rounded.
 ///
 /// # Panics
 /// When the elements are integers, or not whole.
@@ -40,6 +41,10 @@ pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
         DType::Bf16 => {
             let factor = bf16::from_f32(factor as f32);
             change(elements, |x| (bf16::from_le_bytes(x) * factor).to_le_bytes());
+        }
+        DType::F16 => {
+            let factor = f16::from_f32(factor as f32);
+            change(elements, |x| (f16::from_le_bytes(x) * factor).to_le_bytes());
         }
         DType::U8 | DType::U32 | DType::I64 => {
             panic!("only floats are averaged, which every call is checked for")
@@ -70,6 +75,9 @@ mod tests {
         check(DType::F64, 1e-9f64.to_le_bytes().into(), &1f64.to_le_bytes(), &(1.0 + 1e-9f64).to_le_bytes());
         let bf16 = |value| bf16::from_f32(value).to_le_bytes();
         check(DType::Bf16, bf16(256.0).into(), &bf16(1.0), &bf16(256.0));
+        let f16 = |value| f16::from_f32(value).to_le_bytes();
+        check(DType::F16, f16(2048.0).into(), &f16(1.0), &f16(2048.0));
+        check(DType::F16, f16(40000.0).into(), &f16(40000.0), &f16(f32::INFINITY));
         check(DType::I64, i64::MAX.to_le_bytes().into(), &1i64.to_le_bytes(), &i64::MIN.to_le_bytes());
         check(DType::U32, u32::MAX.to_le_bytes().into(), &2u32.to_le_bytes(), &1u32.to_le_bytes());
     }
@@ -88,5 +96,8 @@ mod tests {
         check(DType::Bf16, bf16(1.5).into(), &bf16(0.5));
         check(DType::Bf16, bf16(255.0).into(), &bf16(85.0));
         check(DType::Bf16, bf16(130.0).into(), &bf16(43.5));
+        // A third is 0.333251953125 in f16: of 1532 that makes 510.54, where a third of 1532 is next to 510.75.
+        let f16 = |value| f16::from_f32(value).to_le_bytes();
+        check(DType::F16, f16(1532.0).into(), &f16(510.5));
     }
 }

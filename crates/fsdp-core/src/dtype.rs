@@ -14,6 +14,8 @@ pub enum DType {
     F64,
     /// bfloat16: the upper half of an `F32`.
     Bf16,
+    /// IEEE 754 half precision.
+    F16,
     /// Unsigned 8-bit integers: quantized optimizer state.
     U8,
     /// Unsigned 32-bit integers: token ids.
@@ -27,7 +29,7 @@ impl DType {
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::U8 => 1,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::F16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 | DType::I64 => 8,
         }
@@ -35,7 +37,7 @@ impl DType {
 
     /// Whether the elements are floating-point numbers.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64 | DType::Bf16)
+        matches!(self, DType::F32 | DType::F64 | DType::Bf16 | DType::F16)
     }
 
     /// The dtype of the master copy (and optimizer state) of parameters computed in this dtype: `F64` for
@@ -53,6 +55,8 @@ impl DType {
             DType::F64 => f64::MAX,
             // The next one is as near to the power of two that bf16 does not have.
             DType::Bf16 => f32::from_bits(0x7f7f_7fff) as f64,
+            // The next one is 65520, as near to the power of two that f16 does not have.
+            DType::F16 => f32::from_bits(0x477f_efff) as f64,
             _ => f32::MAX as f64,
         }
     }
@@ -63,6 +67,7 @@ impl DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::Bf16 => "bf16",
+            DType::F16 => "f16",
             DType::U8 => "u8",
             DType::U32 => "u32",
             DType::I64 => "i64",

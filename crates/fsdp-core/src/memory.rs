@@ -67,7 +67,7 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// `dst += src`, element by element, in one dtype (bf16: added in f32 and rounded; integers wrap).
+    /// `dst += src`, element by element, in one dtype (bf16 and f16: added in f32 and rounded; integers wrap).
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
@@ -78,8 +78,8 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Multiplies every element by `factor`, which is rounded to the dtype first; each product is rounded once (bf16:
-    /// multiplied in f32 and rounded).
+    /// Multiplies every element by `factor`, which is rounded to the dtype first; each product is rounded once (bf16 and
+    /// f16: multiplied in f32 and rounded).
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
@@ -156,8 +156,8 @@ pub trait Memory: Send + Sync + 'static {
     ) -> Result<(), Error>;
 
     /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
-    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)), whose gradient is an average over `averaged_ranks` ranks
-    /// (1: a sum). `factors` holds those of the step before: what was
+    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)), whose gradient was divided by `divisor`, as
+    /// [`StepReport::of`](crate::scalars::StepReport::of) has it. `factors` holds those of the step before: what was
     /// not finite once stays so.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ pub trait Memory: Send + Sync + 'static {
         &self,
         queue: Queue,
         scalars: Slice<'_, Self::Buffer>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;

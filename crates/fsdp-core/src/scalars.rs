@@ -83,7 +83,7 @@ pub struct StepReport {
     /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
     pub grad_norm: f64,
     /// Whether loss, norm, and parameters and optimizer state before the update are finite. When they are not, neither
-    /// this step nor a later one updates parameters and state.
+    /// this step nor a later one updates parameters and state; with a scale of the loss, not this step.
     pub finite: bool,
     /// Whether parameters and state are. If not, the first report that says so names the step after the one that wrote
     /// such a value.
@@ -97,16 +97,16 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Reads the words, once they are summed over all ranks. The squared norm is that of the average over
-    /// `averaged_ranks` ranks; of the sum, when it is 1.
+    /// Reads the words, once they are summed over all ranks. The squared norm is that of the gradient of the summed loss,
+    /// divided by `divisor`: the ranks that it is averaged over (1: it is a sum), by the scale of the loss.
     ///
     /// # Panics
     /// When there are not [`SCALAR_WORDS`] of them.
-    pub fn of(words: &[i64], averaged_ranks: usize) -> Self {
+    pub fn of(words: &[i64], divisor: f64) -> Self {
         assert_eq!(words.len(), SCALAR_WORDS, "the scalars of a step have a fixed number of words");
         let targets = words[COUNT] as u64;
-        let loss = ExactSum::from_words(&words[LOSS]).value() * scale(targets, 1);
-        let norm = ExactSum::from_words(&words[SQUARED_NORM]).value().sqrt() * scale(targets, averaged_ranks);
+        let loss = ExactSum::from_words(&words[LOSS]).value() * scale(targets, 1.0);
+        let norm = ExactSum::from_words(&words[SQUARED_NORM]).value().sqrt() * scale(targets, divisor);
         let state_finite = words[NOT_FINITE] == 0;
         let finite = loss.is_finite() && norm.is_finite() && state_finite;
         let stop = words[COUNT + 1] > 0;
@@ -118,23 +118,24 @@ impl StepReport {
     ///
     /// # Panics
     /// When there are not as many as the model declares.
-    pub fn with(words: &[i64], tallies: Tallies, averaged_ranks: usize) -> Self {
+    pub fn with(words: &[i64], tallies: Tallies, divisor: f64) -> Self {
         let (sums, counts) = tallies.read(words);
-        Self { sums, counts, ..Self::of(&words[..SCALAR_WORDS], averaged_ranks) }
+        Self { sums, counts, ..Self::of(&words[..SCALAR_WORDS], divisor) }
     }
 }
 
-/// From the average over ranks (the sum, when it is one rank) to the mean over targets. For a power of two it is exactly
-/// so many times the factor of the sum.
-fn scale(targets: u64, averaged_ranks: usize) -> f64 {
-    if targets == 0 { 0.0 } else { averaged_ranks as f64 / targets as f64 }
+/// From a sum over targets that was divided by `divisor` to the mean over them. For a power of two it is exactly so many
+/// times the factor of the sum.
+fn scale(targets: u64, divisor: f64) -> f64 {
+    if targets == 0 { 0.0 } else { divisor / targets as f64 }
 }
 
 /// What an update needs of a step's scalars. On the device: [`GradientFactors::LEN`] numbers in the order of the
 /// fields, the last one 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientFactors {
-    /// 1 / number of targets (times the averaged ranks): makes the reduced gradient that of the mean loss.
+    /// 1 / number of targets (times the averaged ranks, by the scale of the loss): makes the reduced gradient that of the mean
+    /// loss.
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,
@@ -151,10 +152,10 @@ impl GradientFactors {
 
     /// The factors of a step with these words, which are as [`StepReport::of`] takes them. `was_finite` says so of all
     /// steps before it.
-    pub fn of(words: &[i64], averaged_ranks: usize, grad_clip: Option<f64>, was_finite: bool) -> Self {
-        let StepReport { targets, grad_norm, finite, .. } = StepReport::of(words, averaged_ranks);
+    pub fn of(words: &[i64], divisor: f64, grad_clip: Option<f64>, was_finite: bool) -> Self {
+        let StepReport { targets, grad_norm, finite, .. } = StepReport::of(words, divisor);
         let clip = grad_clip.map_or(1.0, |max| (max / (grad_norm + CLIP_EPSILON)).min(1.0));
-        Self { scale: scale(targets, averaged_ranks), clip, finite: was_finite && finite }
+        Self { scale: scale(targets, divisor), clip, finite: was_finite && finite }
     }
 
     /// As numbers.
@@ -216,18 +217,18 @@ mod tests {
         }
         all[tallies.counts()].copy_from_slice(&[7, 0, 1 << 40]);
         let found = StepReport { sums: vec![0.1 + 0.2, 1e300], counts: vec![7, 0, 1 << 40], ..FOUND };
-        assert_eq!(StepReport::with(&all, tallies, 1), found);
+        assert_eq!(StepReport::with(&all, tallies, 1.0), found);
     }
 
     #[test]
     fn means_are_over_targets() {
         let words = words(&[3.0, 5.0], &[9.0, 16.0], 4);
-        assert_eq!(StepReport::of(&words, 1), FOUND);
-        let factors = GradientFactors::of(&words, 1, Some(0.5), true);
+        assert_eq!(StepReport::of(&words, 1.0), FOUND);
+        let factors = GradientFactors::of(&words, 1.0, Some(0.5), true);
         assert_eq!((factors.scale, factors.finite), (0.25, true));
         assert_eq!(factors.clip, 0.5 / (1.25 + CLIP_EPSILON));
-        assert_eq!(GradientFactors::of(&words, 1, Some(2.0), true).clip, 1.0);
-        assert_eq!(GradientFactors::of(&words, 1, None, true).clip, 1.0);
+        assert_eq!(GradientFactors::of(&words, 1.0, Some(2.0), true).clip, 1.0);
+        assert_eq!(GradientFactors::of(&words, 1.0, None, true).clip, 1.0);
     }
 
     #[test]
@@ -235,46 +236,46 @@ mod tests {
         // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
         let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
         let words = words(&[3.0, 5.0], &squares, 4);
-        assert_eq!(StepReport::of(&words, 8), FOUND);
-        let factors = GradientFactors::of(&words, 8, Some(0.5), true);
+        assert_eq!(StepReport::of(&words, 8.0), FOUND);
+        let factors = GradientFactors::of(&words, 8.0, Some(0.5), true);
         assert_eq!((factors.scale, factors.clip), (2.0, 0.5 / (1.25 + CLIP_EPSILON)));
     }
 
     #[test]
     fn a_power_of_two_of_ranks_changes_no_bit() {
         for targets in 1..1000 {
-            for ranks in [2, 8, 64] {
-                assert_eq!(scale(targets, ranks), scale(targets, 1) * ranks as f64);
+            for ranks in [2.0, 8.0, 64.0, 1.0 / 65536.0] {
+                assert_eq!(scale(targets, ranks), scale(targets, 1.0) * ranks);
             }
         }
-        assert_eq!(scale(0, 8), 0.0);
+        assert_eq!(scale(0, 8.0), 0.0);
     }
 
     #[test]
     fn what_is_not_finite_stays_so() {
         for (losses, squares) in [([f64::NAN], [1.0]), ([1.0], [f64::INFINITY])] {
             let words = words(&losses, &squares, 1);
-            assert!(!StepReport::of(&words, 1).finite);
-            assert!(!GradientFactors::of(&words, 1, Some(1.0), true).finite);
+            assert!(!StepReport::of(&words, 1.0).finite);
+            assert!(!GradientFactors::of(&words, 1.0, Some(1.0), true).finite);
         }
         let sound = words(&[1.0], &[1.0], 1);
-        assert!(!GradientFactors::of(&sound, 1, None, false).finite);
+        assert!(!GradientFactors::of(&sound, 1.0, None, false).finite);
         for ranks in [1, 3] {
             let mut words = sound.clone();
             words[NOT_FINITE] = ranks;
-            let found = StepReport { finite: false, state_finite: false, ..StepReport::of(&sound, 1) };
-            assert_eq!(StepReport::of(&words, 1), found);
-            assert!(!GradientFactors::of(&words, 1, Some(1.0), true).finite);
+            let found = StepReport { finite: false, state_finite: false, ..StepReport::of(&sound, 1.0) };
+            assert_eq!(StepReport::of(&words, 1.0), found);
+            assert!(!GradientFactors::of(&words, 1.0, Some(1.0), true).finite);
         }
-        let factors = GradientFactors::of(&sound, 1, None, true);
+        let factors = GradientFactors::of(&sound, 1.0, None, true);
         assert_eq!(GradientFactors::from_array(factors.to_array()), factors);
     }
 
     #[test]
     fn no_targets_make_no_gradient() {
         let words = words(&[], &[], 0);
-        let StepReport { loss, grad_norm, .. } = StepReport::of(&words, 1);
+        let StepReport { loss, grad_norm, .. } = StepReport::of(&words, 1.0);
         assert_eq!((loss, grad_norm), (0.0, 0.0));
-        assert_eq!(GradientFactors::of(&words, 1, None, true).scale, 0.0);
+        assert_eq!(GradientFactors::of(&words, 1.0, None, true).scale, 0.0);
     }
 }

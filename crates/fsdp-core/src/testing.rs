@@ -317,6 +317,7 @@ fn policies() -> impl Strategy<Value = (Mesh, Policy)> {
     let dtypes = prop_oneof![
         Just((DType::F32, DType::F32)),
         Just((DType::Bf16, DType::F32)),
+        Just((DType::F16, DType::F32)),
         Just((DType::Bf16, DType::Bf16)),
         Just((DType::F64, DType::F64)),
         Just((DType::F32, DType::F64)),

@@ -1,7 +1,7 @@
 // What every kernel is made of: element types, their arithmetic, vectors of them, and reductions.
 //
 // ELEMENT and OTHER are given by whoever compiles; T and S are these types, A and B the types that arithmetic on
-// them is done in. bf16 is widened on load and rounded to nearest even on store; nothing is included. Products and sums
+// them is done in. bf16 and f16 are widened on load and rounded to nearest even on store; nothing is included. Products and sums
 // are fused only where fma is written, so results round like those of the host's kernels. What is written in PTX has a
 // second form with the same results, for a compiler that makes code for the host of it.
 
@@ -15,7 +15,12 @@ struct bf16 {
     u16 bits;
 };
 
+struct f16 {
+    u16 bits;
+};
+
 template <class E> struct Arithmetic { typedef E type; };
+template <> struct Arithmetic<f16> { typedef float type; };
 template <> struct Arithmetic<bf16> { typedef float type; };
 
 typedef ELEMENT T;
@@ -29,6 +34,19 @@ constexpr int WIDTH = 16 / sizeof(T);
 __device__ inline float widen(float value) { return value; }
 __device__ inline double widen(double value) { return value; }
 __device__ inline float widen(bf16 value) { return __uint_as_float(u32(value.bits) << 16); }
+
+__device__ inline float widen(f16 value) {
+#ifdef __CUDACC__
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+#else
+    u32 sign = u32(value.bits & 0x8000) << 16, magnitude = u32(value.bits & 0x7fff) << 13;
+    // Exponent and mantissa in their places are 2^-112 of the number.
+    u32 finite = __float_as_uint(__uint_as_float(magnitude) * __uint_as_float(0x77800000));
+    return __uint_as_float(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
+#endif
+}
 
 // Rounds a number in the type of arithmetic to an element.
 template <class E> __device__ E narrow(typename Arithmetic<E>::type value);
@@ -47,18 +65,37 @@ template <> __device__ inline bf16 narrow<bf16>(float value) {
 #endif
 }
 
+template <> __device__ inline f16 narrow<f16>(float value) {
+#ifdef __CUDACC__
+    // What is not a number becomes 0x7fff.
+    u16 rounded;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return f16{rounded};
+#else
+    u32 bits = __float_as_uint(value), twice = bits << 1;
+    float base = fabsf(value) * __uint_as_float(0x77800000) * __uint_as_float(0x08800000);
+    // A power of two is added below which a number has no more bits than the result may have.
+    u32 power = (twice & 0xff000000) > 0x71000000 ? twice & 0xff000000 : 0x71000000;
+    u32 sum = __float_as_uint(__uint_as_float((power >> 1) + 0x07800000) + base);
+    u32 rounded = ((sum >> 13) & 0x7c00) + (sum & 0x0fff);
+    return f16{u16(value != value ? 0x7fff : (bits >> 16 & 0x8000) | rounded)};
+#endif
+}
+
 // Rounds a double to an element, once.
 template <class E> __device__ E from_double(double value);
 template <> __device__ inline float from_double<float>(double value) { return float(value); }
 template <> __device__ inline double from_double<double>(double value) { return value; }
-template <> __device__ inline bf16 from_double<bf16>(double value) {
-    // The single precision number in between is rounded to odd.
+// The single precision number between a double and a type with fewer bits.
+__device__ inline float rounded_to_odd(double value) {
     float nearest = float(value);
     double exact = nearest;
     u32 bits = __float_as_uint(nearest) - u32(fabs(exact) > fabs(value));
     bool inexact = exact != value && value == value;
-    return narrow<bf16>(__uint_as_float(bits | u32(inexact)));
+    return __uint_as_float(bits | u32(inexact));
 }
+template <> __device__ inline bf16 from_double<bf16>(double value) { return narrow<bf16>(rounded_to_odd(value)); }
+template <> __device__ inline f16 from_double<f16>(double value) { return narrow<f16>(rounded_to_odd(value)); }
 
 template <class X, class Y> struct same { static constexpr bool value = false; };
 template <class X> struct same<X, X> { static constexpr bool value = true; };

@@ -148,14 +148,14 @@ __device__ double value_of(const i64* words) {
     return -rounded(digits);
 }
 
-// What an update needs of the scalars of a step: loss, squared norm of an average over `ranks`, count of targets, and
+// What an update needs of the scalars of a step: loss, squared norm of the gradient by `divisor`, count of targets, and
 // behind the ranks that ask to stop those whose parameters or state are not finite. One thread.
 extern "C" __global__ void gradient_factors(
-    const i64* __restrict__ scalars, double* __restrict__ factors, double ranks, u32 clips, double most
+    const i64* __restrict__ scalars, double* __restrict__ factors, double divisor, u32 clips, double most
 ) {
     u64 count = u64(scalars[2 * WORDS]);
     double mean = count == 0 ? 0.0 : 1.0 / double(count);
-    double scale = count == 0 ? 0.0 : ranks / double(count);
+    double scale = count == 0 ? 0.0 : divisor / double(count);
     double loss = value_of(scalars) * mean;
     double norm = sqrt(value_of(scalars + WORDS)) * scale;
     double clip = 1.0;

@@ -61,11 +61,12 @@ __device__ A through_cap(A gradient, A logit, A cap) {
 
 // `gradient` gets softmax - one_hot and what the terms of the loss give, or zeros where the target does not count; it may be
 // null, and it may be `logits`. `smoothing` of the target is spread over all classes; `z_loss` is the coefficient of the
-// squared logarithm of the sum of exponentials; what it adds to each loss is in `z_losses`, which may be null.
+// squared logarithm of the sum of exponentials; what it adds to each loss is in `z_losses`, which may be null. Gradients are
+// multiplied with `loss_scale`.
 extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
     const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses,
     double* __restrict__ z_losses, u64 vocab, u64 rows,
-    A cap, A smoothing, A z_loss
+    A cap, A smoothing, A z_loss, A loss_scale
 ) {
     const A none = lowest(A(0));
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -133,7 +134,8 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             for (int k = 0; k < w; k++) {
                 A logit = capped(widen(in.at[k]), cap);
                 A share = exponential_below(logit - top) * scale - even;
-                out.at[k] = narrow<S>(B(through_cap(of_target == k ? share - one : share, logit, cap)));
+                A slope = through_cap(of_target == k ? share - one : share, logit, cap);
+                out.at[k] = narrow<S>(B(slope * loss_scale));
             }
             store_at<w>(slopes + i, out, at_once);
         });

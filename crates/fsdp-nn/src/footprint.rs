@@ -78,7 +78,7 @@ pub fn footprints<A: Architecture + Clone>(
         footprints.push(difference(before, account.usage()));
     }
     let tokens = shape.samples * shape.seq * token_bytes(shape.packed, shape.terms.z_loss > 0.0);
-    let balance = architecture.description().balance(shape.terms.router_loss);
+    let balance = architecture.description().balance(shape.terms);
     let data_bytes = tokens + balance.map_or(0, |balance| balance.bytes());
     Ok(Footprints { calls: footprints, data_bytes })
 }

@@ -48,6 +48,8 @@ pub use saver::Saved;
 pub use start::{Resume, Resumed};
 pub use warning::RunWarning;
 
+pub use crate::loss_scale::LossScale;
+
 pub(crate) use meeting::{Outcome, not_heard};
 pub(crate) use restore::restore;
 pub(crate) use saver::{Place, SaveOptions, Saver};

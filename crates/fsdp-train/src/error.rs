@@ -327,6 +327,22 @@ pub enum TrainError {
         /// The norm before clipping.
         grad_norm: f64,
     },
+    /// Gradients overflow in f16 whatever they are multiplied with.
+    #[error(
+        "step {step}: loss {loss}, gradient norm {grad_norm}: not finite with a loss scale of 1 either, after {skipped} skipped \
+         steps; the step was not applied. Lower the learning rate, look at the data, or set fsdp.param_dtype to \"bf16\" or \
+         \"f32\", which have more range"
+    )]
+    LossScale {
+        /// The step, from 1.
+        step: u64,
+        /// The loss.
+        loss: f64,
+        /// The norm before clipping.
+        grad_norm: f64,
+        /// How many steps of the run were skipped, this one included.
+        skipped: u64,
+    },
     /// An update wrote a value that is not finite.
     #[error(
         "step {step} wrote {value:e} to {tensor}, at {index:?}: not finite in {dtype}; nothing of this state was saved or \

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use crate::checkpoint::{Outcome, Resumed, Saved};
 use crate::job::Job;
-use crate::metrics::{StepMetrics, Waiting};
+use crate::metrics::{Scaling, StepMetrics, Waiting};
 use crate::rank::Evaluation;
 
 /// The part of a step that ranks must wait for another one, before it counts as slow.
@@ -73,6 +73,9 @@ pub(crate) fn predicted_memory(usage: &Usage) {
 pub(crate) fn step(metrics: &StepMetrics) {
     let StepMetrics { step, loss, grad_norm, lr, tokens_per_s, step_ms, .. } = *metrics;
     debug!(step, loss, grad_norm, lr, tokens_per_s, step_ms, "step");
+    if let Some(Scaling { loss_scale, skipped: true }) = metrics.scaling {
+        info!(step, loss_scale, "gradients have overflowed in f16: the step is skipped");
+    }
 }
 
 /// An evaluation begins.

@@ -55,6 +55,7 @@ fn tensor_type(dtype: DType) -> TensorType {
     match dtype {
         DType::F64 => TensorType::F64,
         DType::Bf16 => TensorType::Bf16,
+        DType::F16 => TensorType::F16,
         _ => TensorType::F32,
     }
 }

@@ -32,6 +32,7 @@ mod held;
 mod init;
 pub mod input_file;
 mod job;
+mod loss_scale;
 pub mod lr;
 pub mod memory;
 pub mod metrics;

@@ -47,6 +47,9 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Wall time of the step.
     pub step_ms: f64,
+    /// How gradients were scaled, where they were.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// Model FLOP/s over peak FLOP/s, where the peak is known.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Utilization>,
@@ -94,6 +97,15 @@ pub(crate) fn parts(
 ) -> (Option<LossParts>, Option<ExpertLoads>) {
     let parts = counted.read(report);
     (LossParts::of(report, &parts, router_loss), ExpertLoads::of(parts.loads))
+}
+
+/// How the gradients of a step in f16 were scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Scaling {
+    /// What they were multiplied with.
+    pub loss_scale: f64,
+    /// Whether they have overflowed, so that the step was skipped.
+    pub skipped: bool,
 }
 
 /// The line of an evaluation on one set.

@@ -2,7 +2,8 @@
 //!
 //! It has no engine, no schedule, no layout and no communicator: full parameters in one buffer each, one
 //! micro-batch after the other, gradients added (never averaged) by the tree T(V) (or in running order), the exact norm, the
-//! update. It shares with the engine the model's operations, the update rule and the data, and nothing else;
+//! update. It shares with the engine the model's operations, the update rule, how the scale of the loss goes and the data, and
+//! nothing else;
 //! so where both agree bit for bit, sharding and scheduling changed nothing.
 
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use fsdp_nn::model::{Architecture, ModelProgram};
 
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::loss_scale::LossScaler;
 use crate::rule::TrainBackend;
 
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
@@ -51,6 +53,8 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
     not_finite: M::Buffer,
     /// Per trained parameter the sum of the absolute values of all leaves of the last step, if asked for.
     magnitudes: Option<Vec<Vec<f64>>>,
+    /// Where gradients are multiplied with a scale of the loss.
+    scaler: Option<LossScaler>,
 }
 
 /// The gradients of one micro-batch, one buffer per trained parameter.
@@ -74,7 +78,8 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let sums = [words(plan.spec.tallies.scalar_words())?, words(ExactSum::WORDS)?];
         let factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN)?;
         let not_finite = zeroed(&*memory, Category::CommStaging, DType::I64, 1)?;
-        Ok(Self { job, memory, program, rule, params, sums, factors, not_finite, magnitudes: None })
+        let scaler = LossScaler::of(&job.config);
+        Ok(Self { job, memory, program, rule, params, sums, factors, not_finite, magnitudes: None, scaler })
     }
 
     /// Runs step `step` (from 0). With `measure`, the magnitudes of the leaves are kept.
@@ -87,18 +92,27 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let batches = (0..count).map(|index| self.job.data.train_batch(step, index)).collect();
         let memory = Arc::clone(&self.memory);
         self.program.set_batches(&*memory, step, batches)?;
+        let loss_scale = self.scaler.as_ref().map(|scaler| scaler.now().scale);
+        self.program.set_loss_scale(loss_scale.unwrap_or(1.0));
         let total = self.sum_of_leaves(count)?;
         let found = self.losses()?;
         let norm = self.squares(&total)?.sqrt();
-        let scale = if found.targets == 0 { 0.0 } else { 1.0 / found.targets as f64 };
-        let report = StepReport { grad_norm: norm * scale, finite: true, ..found };
+        let mean = if found.targets == 0 { 0.0 } else { 1.0 / found.targets as f64 };
+        let scale = mean / loss_scale.unwrap_or(1.0);
+        let grad_norm = norm * scale;
+        let finite = self.scaler.is_none() || found.loss.is_finite() && grad_norm.is_finite();
+        let report = StepReport { grad_norm, finite, ..found };
         let input = StepInput {
-            step: step + 1,
+            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update(step)),
             lr: self.job.schedule.lr(step),
             grad_clip: self.job.config.train.grad_clip,
+            loss_scale,
             stop: false,
         };
         self.update(total, &report, input, scale)?;
+        if let Some(scaler) = &mut self.scaler {
+            scaler.note(finite);
+        }
         Ok(report)
     }
 
@@ -110,7 +124,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         let mut words = vec![0; tallies.scalar_words()];
         self.memory.read(Queue::Compute, Slice::whole(sums), HostSliceMut::I64(&mut words))?;
         words[COUNT] = i64::try_from(count).expect("targets of a step fit 63 bits");
-        Ok(StepReport::with(&words, tallies, 1))
+        Ok(StepReport::with(&words, tallies, 1.0))
     }
 
     /// The squared norm of the sum of all leaves.
@@ -212,7 +226,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
     ) -> Result<(), TrainError> {
         let clip = input.grad_clip.map_or(1.0, |max| (max / (report.grad_norm + CLIP_EPSILON)).min(1.0));
         let memory = Arc::clone(&self.memory);
-        let factors = GradientFactors { scale, clip, finite: true }.to_array();
+        let factors = GradientFactors { scale, clip, finite: report.finite }.to_array();
         memory.write(Queue::Compute, HostSlice::F64(&factors), SliceMut::whole(&mut self.factors))?;
         let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&self.factors) };
         for (gradient, param) in

@@ -13,9 +13,10 @@ use fsdp_core::schedule::micro_batch_index;
 use fsdp_core::{ExactSum, Rank};
 use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
-use crate::checkpoint::{Foreign, SavedModel, restore};
+use crate::checkpoint::{Foreign, RunState, SavedModel, restore};
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::loss_scale::{LossScale, LossScaler};
 use crate::not_finite::first_not_finite;
 use crate::rule::TrainBackend;
 
@@ -25,6 +26,8 @@ pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
     engine: Engine<M, ModelProgram<M, A>>,
     /// Steps that were issued and whose reports were not read.
     unread: VecDeque<u64>,
+    /// Where gradients are multiplied with a scale of the loss.
+    scaler: Option<LossScaler>,
 }
 
 /// The result of an evaluation on one set.
@@ -55,7 +58,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         let mut engine = Self::connect(job, seat)?;
         engine
             .load_params(job.init.origin(), |piece, values| job.init.fill(&job.plan.spec, piece, values))?;
-        Ok(Self { job, engine, unread: VecDeque::new() })
+        Ok(Self::of(job, engine))
     }
 
     /// Connects the rank, allocates everything and takes this rank's rows of parameters and optimizer state
@@ -66,7 +69,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         restore(&mut engine, checkpoint, &job.init)?;
-        Ok(Self { job, engine, unread: VecDeque::new() })
+        let mut trainer = Self::of(job, engine);
+        if let Some(scaler) = &mut trainer.scaler {
+            RunState::read(checkpoint)?.loss_scale.into_iter().for_each(|saved| scaler.resume(saved));
+        }
+        Ok(trainer)
     }
 
     /// Connects the rank, allocates everything and takes this rank's rows from what another trainer has saved.
@@ -81,7 +88,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     ) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         checkpoint.restore(&mut engine, stop)?;
-        Ok(Self { job, engine, unread: VecDeque::new() })
+        Ok(Self::of(job, engine))
     }
 
     /// Connects the rank, allocates what an evaluation needs, and takes this rank's rows of the parameters from a checkpoint,
@@ -103,7 +110,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
                 engine.load_params(job.init.origin(), |piece, values| job.init.fill(spec, piece, values))?
             }
         }
-        Ok(Self { job, engine, unread: VecDeque::new() })
+        Ok(Self::of(job, engine))
+    }
+
+    fn of(job: &'a Job<A>, engine: Engine<M, ModelProgram<M, A>>) -> Self {
+        Self { job, engine, unread: VecDeque::new(), scaler: LossScaler::of(&job.config) }
     }
 
     fn connect(job: &'a Job<A>, seat: Seat<M>) -> Result<Engine<M, ModelProgram<M, A>>, TrainError> {
@@ -130,6 +141,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// The engine, to read shards from.
     pub fn engine(&self) -> &Engine<M, ModelProgram<M, A>> {
         &self.engine
+    }
+
+    /// The scale of the loss after the steps whose reports were read, where there is one.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.scaler.as_ref().map(LossScaler::now)
     }
 
     /// What this rank communicated so far.
@@ -163,10 +179,13 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     }
 
     /// Issues step `step` (from 0): on a device with queues of its own it may still be under way on return. At
-    /// most two steps may be unread.
+    /// most two steps may be unread; with a scale of the loss one, since it follows from all reports before.
     ///
     /// # Errors
     /// Whatever failed.
+    ///
+    /// # Panics
+    /// When more are.
     pub fn issue(
         &mut self,
         step: u64,
@@ -183,10 +202,13 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             })
             .collect();
         self.set_batches(step, batches)?;
+        let loss_scale = self.loss_scale().map(|now| now.scale);
+        self.engine.program_mut().set_loss_scale(loss_scale.unwrap_or(1.0));
         let input = StepInput {
-            step: step + 1,
+            step: self.scaler.as_ref().map_or(step + 1, |scaler| scaler.update(step)),
             lr: self.job.schedule.lr(step),
             grad_clip: self.job.config.train.grad_clip,
+            loss_scale,
             stop,
         };
         self.engine.step(input, order, observer)?;
@@ -200,10 +222,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     }
 
     /// The oldest step (from 0) that was issued and not read, if there is one, with its report; waits until it is
-    /// there.
+    /// there. One that is not finite is of a step that was skipped, because gradients have overflowed with its loss scale.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] and [`TrainError::StateNotFinite`], or those of the memory and of communication.
+    /// [`TrainError::NotFinite`], [`TrainError::LossScale`] and [`TrainError::StateNotFinite`], or those of the memory and of communication.
     pub fn report(&mut self) -> Result<Option<(u64, StepReport)>, TrainError> {
         let Some(step) = self.unread.pop_front() else { return Ok(None) };
         let report = self.engine.report()?.expect("the engine has a report for every step that was issued");
@@ -212,11 +234,17 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
             // Counted from 1, it is the step before: had it been an earlier one, its report would have said so.
             return self.fail_of_state(step);
         }
-        if finite {
-            Ok(Some((step, report)))
-        } else {
-            Err(TrainError::NotFinite { step: step + 1, loss, grad_norm })
+        let goes_on = self.scaler.as_mut().is_some_and(|scaler| scaler.note(finite));
+        if finite || goes_on {
+            return Ok(Some((step, report)));
         }
+        let step = step + 1;
+        Err(match self.loss_scale() {
+            Some(LossScale { scale, skipped, .. }) if scale < 1.0 => {
+                TrainError::LossScale { step, loss, grad_norm, skipped }
+            }
+            _ => TrainError::NotFinite { step, loss, grad_norm },
+        })
     }
 
     /// Asks all ranks whether the parameters and the optimizer state that `step` steps have written are finite; all of

@@ -91,6 +91,8 @@ pub struct Summary {
     pub early: Option<WatchedLoss>,
     /// Of the states that `checkpoint.keep_best` keeps the best one, and its checkpoint.
     pub best: Option<(WatchedLoss, PathBuf)>,
+    /// Steps of this process that were skipped because gradients overflowed in f16.
+    pub skipped: u64,
     /// Loss of the first step of this process.
     pub first_loss: f64,
     /// Loss of the last step.
@@ -225,6 +227,8 @@ fn summary<A>(
         best: lowest
             .filter(|_| job.config.checkpoint.keep_best > 0)
             .map(|lowest| (lowest, RunDir::new(&job.config.run.out_dir).checkpoint(lowest.step))),
+        skipped: records.iter().filter(|record| record.scaling.is_some_and(|scaling| scaling.skipped)).count()
+            as u64,
         first_loss: records.first().map_or(f64::NAN, |record| record.loss),
         last_loss: records.last().map_or(f64::NAN, |record| record.loss),
         tokens_per_s: speeds.get(speeds.len() / 2).copied().unwrap_or(0.0),

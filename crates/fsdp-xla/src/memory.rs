@@ -270,14 +270,16 @@ impl Memory for XlaMemory {
         &self,
         queue: Queue,
         scalars: In<'_>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: Out<'_>,
     ) -> Result<(), Error> {
         if let Some(trace) = &mut *self.lock() {
             let words = trace.load(queue, scalars);
             let before = trace.load(queue, factors.as_slice());
-            let new = scalars::gradient_factors(&mut trace.hlo, &words, &before, averaged_ranks, grad_clip);
+            // Given to the program, which therefore is the same for all scales of the loss.
+            let divisor = trace.input_floats(&[divisor], DType::F64.into());
+            let new = scalars::gradient_factors(&mut trace.hlo, &words, &before, &divisor, grad_clip);
             assert_eq!(new.len(), GradientFactors::LEN, "all factors are computed");
             trace.store(queue, &factors, &new);
             return Ok(());
@@ -285,7 +287,7 @@ impl Memory for XlaMemory {
         let from = self.on_host(scalars.buffer)?;
         self.write_on_host(factors, |factors| {
             let scalars = Slice::new(&from, scalars.offset, scalars.len);
-            self.host.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+            self.host.gradient_factors(queue, scalars, divisor, grad_clip, factors)
         })
     }
 

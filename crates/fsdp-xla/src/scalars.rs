@@ -112,15 +112,15 @@ pub(crate) fn gradient_factors(
     hlo: &mut Builder,
     words: &Value,
     before: &Value,
-    averaged_ranks: usize,
+    divisor: &Value,
     grad_clip: Option<f64>,
 ) -> Value {
     let double = Element::F64;
     let (zero, one) = (hlo.float(0.0, &[], double), hlo.float(1.0, &[], double));
     let count = word(hlo, words, COUNT);
     let count = hlo.convert(&count, double);
-    let ranks = hlo.float(averaged_ranks as f64, &[], double);
-    let scale = hlo.divide(&ranks, &count);
+    let divisor = hlo.reshape(divisor, &[]);
+    let scale = hlo.divide(&divisor, &count);
     let is_counted = hlo.compare("GT", &count, &zero);
     let scale = hlo.select(&is_counted, &scale, &zero);
     let of = |hlo: &mut Builder, range: std::ops::Range<usize>| {

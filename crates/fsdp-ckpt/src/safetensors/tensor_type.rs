@@ -120,6 +120,7 @@ impl From<DType> for TensorType {
             DType::F32 => TensorType::F32,
             DType::F64 => TensorType::F64,
             DType::Bf16 => TensorType::Bf16,
+            DType::F16 => TensorType::F16,
             DType::U8 => TensorType::U8,
             DType::U32 => TensorType::U32,
             DType::I64 => TensorType::I64,

@@ -36,6 +36,9 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     if summary.resumed_from != Some(summary.steps) {
         line("loss", format!("{:.4} first, {:.4} last", summary.first_loss, summary.last_loss));
     }
+    if summary.skipped > 0 {
+        line("skipped", format!("{} steps, whose gradients overflowed in f16", summary.skipped));
+    }
     if let Some((WatchedLoss { step, loss }, checkpoint)) = &summary.best {
         line("best", format!("loss {loss:.4} after step {step}, in {}", checkpoint.display()));
     }

@@ -264,7 +264,7 @@ fn a_pattern_that_is_no_regular_expression() {
 fn gradients_of_f64_in_a_narrower_type() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.param_dtype=f64"), @r"
     error: fsdp.reduce_dtype = f32: gradients of param_dtype = f64 are reduced in f64; set both to f64,
-    or param_dtype to f32 or bf16
+    or param_dtype to f32, bf16 or f16
     ");
 }
 

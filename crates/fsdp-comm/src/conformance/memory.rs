@@ -268,14 +268,14 @@ impl Memory for PlainMemory {
         &self,
         queue: Queue,
         scalars: Slice<'_, PlainBuffer>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, PlainBuffer>,
     ) -> Result<(), Error> {
         let mut words = [0; SCALAR_WORDS];
         self.read(queue, scalars, HostSliceMut::I64(&mut words))?;
         let before = GradientFactors::read(self, queue, factors.as_slice())?;
-        let after = GradientFactors::of(&words, averaged_ranks, grad_clip, before.finite);
+        let after = GradientFactors::of(&words, divisor, grad_clip, before.finite);
         self.write(queue, HostSlice::F64(&after.to_array()), factors)
     }
 

@@ -1,6 +1,6 @@
 //! The suite that every communicator must pass.
 //!
-//! Each check is a function over a [`Launcher`], whose memory must have f32, f64, bf16 and i64; it panics with
+//! Each check is a function over a [`Launcher`], whose memory must have f32, f64, bf16, f16 and i64; it panics with
 //! what it found.
 //! [`all`] runs every check on worlds of the given sizes. Sums are compared bit for bit with the tree of
 //! [`fsdp_core::tree`], so a communicator that adds in another order does not pass.
@@ -40,7 +40,7 @@ const SEGMENTS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 0, 5, 1], &[64, 129]];
 /// When a check fails.
 pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
     for &ranks in sizes {
-        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::I64] {
+        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
             for lens in SEGMENTS {
                 all_gather(launcher, ranks, dtype, lens);
                 reduce_scatter(launcher, ranks, dtype, lens);

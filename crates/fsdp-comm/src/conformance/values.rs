@@ -6,11 +6,12 @@ use fsdp_core::comm::ReduceOp;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue, tree};
 
-/// `value` as the nearest of `dtype`, by way of `f32` for bf16.
+/// `value` as the nearest of `dtype`, by way of `f32` for bf16 and f16.
 pub(super) fn round(dtype: DType, value: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(value as f32),
         DType::Bf16 => f64::from(half::bf16::from_f32(value as f32)),
+        DType::F16 => f64::from(half::f16::from_f32(value as f32)),
         DType::F64 | DType::U8 | DType::U32 | DType::I64 => value,
     }
 }
@@ -26,7 +27,11 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
         let integer = (bits >> 40) as f64 - f64::from(1 << 23);
         match dtype {
             DType::U8 => (bits >> 56) as f64,
-            _ if dtype.is_float() => round(dtype, integer * 2f64.powi(-((bits % 23) as i32))),
+            _ if dtype.is_float() => {
+                // In f16 sums stay below 2^16.
+                let least = if dtype == DType::F16 { 13 } else { 0 };
+                round(dtype, integer * 2f64.powi(-((bits % 23) as i32) - least))
+            }
             _ => integer,
         }
     };
@@ -109,7 +114,7 @@ mod tests {
     #[test]
     fn an_average_is_told_from_a_sum_that_is_divided() {
         let ranks = [0, 1, 2];
-        for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
             let average = reduced(dtype, ReduceOp::Average, &ranks, 0, 64);
             let sum = reduced(dtype, ReduceOp::Sum, &ranks, 0, 64);
             let third = round(dtype, 1.0 / 3.0);

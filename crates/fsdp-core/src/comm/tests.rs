@@ -84,7 +84,7 @@ impl Memory for NoMemory {
         &self,
         _: Queue,
         _: Slice<'_, Shape>,
-        _: usize,
+        _: f64,
         _: Option<f64>,
         _: SliceMut<'_, Shape>,
     ) -> Result<(), Error> {

@@ -25,6 +25,9 @@ pub struct StepInput {
     pub lr: f64,
     /// Maximum of the gradient's L2 norm, if it is clipped.
     pub grad_clip: Option<f64>,
+    /// What the gradients that a program leaves are multiplied with, if it multiplies them: a power of two. A step that is not
+    /// finite then leaves the next ones alone, which begin when its report was read.
+    pub loss_scale: Option<f64>,
     /// This rank asks to stop after this step.
     pub stop: bool,
 }
@@ -41,6 +44,8 @@ pub(super) struct Answers {
 struct Unread<E> {
     /// The scalars of a later step have taken the place of its own.
     in_spare: bool,
+    /// What its gradient was divided by.
+    divisor: f64,
     ready: E,
 }
 
@@ -77,8 +82,13 @@ impl<M: Memory> Scalars<M> {
     /// Begins a step (with its input) or an evaluation.
     ///
     /// # Panics
-    /// When two steps are unread.
+    /// When two steps are unread; with a scale of the loss, when one is.
     pub(super) fn begin(&mut self, table: &mut Table<M::Buffer>, input: Option<StepInput>, stop: bool) {
+        let scales = input.is_some_and(|input| input.loss_scale.is_some());
+        assert!(
+            !scales || self.is_read(),
+            "the scale of a loss follows from the reports of all steps before"
+        );
         self.take_turn(table);
         self.stop = stop;
         self.input = input;
@@ -119,12 +129,12 @@ impl<M: Memory> Scalars<M> {
         memory: &M,
         table: &Table<M::Buffer>,
     ) -> Result<Option<StepReport>, Error> {
-        let Some(Unread { in_spare, ready }) = self.unread.pop_front() else { return Ok(None) };
+        let Some(Unread { in_spare, divisor, ready }) = self.unread.pop_front() else { return Ok(None) };
         let mut words = vec![0; self.tallies.scalar_words()];
         memory.wait(Queue::Download, &ready);
         let buffer = table.get(if in_spare { self.spare } else { self.scalars })?;
         memory.read(Queue::Download, Slice::whole(buffer), HostSliceMut::I64(&mut words))?;
-        Ok(Some(StepReport::with(&words, self.tallies, self.averaged_ranks)))
+        Ok(Some(StepReport::with(&words, self.tallies, divisor)))
     }
 
     /// Sums loss, count, norm, flags and what the model counts over all ranks, and derives what updates need.
@@ -140,12 +150,18 @@ impl<M: Memory> Scalars<M> {
         let targets = i64::try_from(targets).expect("targets of a step fit 63 bits");
         memory.write(Queue::Reduce, HostSlice::I64(&[targets, stop]), SliceMut::new(words, COUNT, 2))?;
         self.all_reduce(memory, table, world)?;
+        let loss_scale = self.input.and_then(|input| input.loss_scale);
+        let divisor = self.averaged_ranks as f64 / loss_scale.unwrap_or(1.0);
         if let Some(StepInput { grad_clip, .. }) = self.input {
             let (words, factors) = table.pair(self.scalars, self.factors)?;
-            let (words, factors) = (Slice::new(words, 0, SCALAR_WORDS), SliceMut::whole(factors));
-            memory.gradient_factors(Queue::Reduce, words, self.averaged_ranks, grad_clip, factors)?;
+            let (words, mut factors) = (Slice::new(words, 0, SCALAR_WORDS), SliceMut::whole(factors));
+            if loss_scale.is_some() {
+                let start = HostSlice::F64(&GradientFactors::START);
+                memory.write(Queue::Reduce, start, factors.reborrow())?;
+            }
+            memory.gradient_factors(Queue::Reduce, words, divisor, grad_clip, factors)?;
         }
-        self.unread.push_back(Unread { in_spare: false, ready: memory.record(Queue::Reduce) });
+        self.unread.push_back(Unread { in_spare: false, divisor, ready: memory.record(Queue::Reduce) });
         Ok(())
     }
 

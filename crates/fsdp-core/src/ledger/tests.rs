@@ -133,7 +133,7 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
             let whole = own * built.mesh.shards();
             if segment.trainable || policy.frozen_master {
                 counter.own(offloads, Category::ParameterShard, own * master);
-                if policy.param_dtype == DType::Bf16 {
+                if policy.param_dtype.size_bytes() == 2 {
                     counter.own(offloads, Category::ParameterShard, own * 2);
                 }
             } else {

@@ -142,16 +142,24 @@ impl Policy {
         }
         for (key, dtype) in [("param_dtype", self.param_dtype), ("reduce_dtype", self.reduce_dtype)] {
             if !dtype.is_float() {
-                let expected = "must be f32, f64 or bf16".into();
+                let expected = "must be f32, f64, bf16 or f16".into();
                 return Err(Error::Policy { key, value: dtype.to_string(), expected });
             }
+        }
+        if self.reduce_dtype == DType::F16 {
+            return Err(Error::Policy {
+                key: "reduce_dtype",
+                value: self.reduce_dtype.to_string(),
+                expected: "gradients are sums over all targets, for which f16 has no range; set f32 or bf16"
+                    .into(),
+            });
         }
         if self.param_dtype == DType::F64 && self.reduce_dtype != DType::F64 {
             return Err(Error::Policy {
                 key: "reduce_dtype",
                 value: self.reduce_dtype.to_string(),
                 expected: "gradients of param_dtype = f64 are reduced in f64; set both to f64, or \
-                           param_dtype to f32 or bf16"
+                           param_dtype to f32, bf16 or f16"
                     .into(),
             });
         }

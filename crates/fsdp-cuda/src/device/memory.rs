@@ -359,7 +359,7 @@ impl Memory for CudaMemory {
         &self,
         queue: Queue,
         scalars: In<'_>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: Out<'_>,
     ) -> Result<(), Error> {
@@ -369,12 +369,12 @@ impl Memory for CudaMemory {
         if let (Some(scalars), true) = (host_slice(&scalars), factors.buffer.is_on_host()) {
             let host = self.host_after(queue)?;
             let factors = host_slice_mut(factors);
-            return host.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors);
+            return host.gradient_factors(queue, scalars, divisor, grad_clip, factors);
         }
         let words = [
             Word::Range(self.range(queue, scalars)?),
             Word::Range(self.range_mut(queue, factors)?),
-            Word::Double(averaged_ranks as f64),
+            Word::Double(divisor),
             Word::Int(u32::from(grad_clip.is_some())),
             Word::Double(grad_clip.unwrap_or(0.0)),
         ];

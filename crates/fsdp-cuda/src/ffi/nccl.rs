@@ -89,6 +89,7 @@ pub(super) fn dtype_code(dtype: DType) -> c_int {
         DType::U8 => 1,
         DType::U32 => 3,
         DType::I64 => 4,
+        DType::F16 => 6,
         DType::F32 => 7,
         DType::F64 => 8,
         DType::Bf16 => 9,

@@ -113,6 +113,7 @@ fn c_type(dtype: DType) -> &'static str {
         DType::F32 => "float",
         DType::F64 => "double",
         DType::Bf16 => "bf16",
+        DType::F16 => "f16",
         DType::U8 => "u8",
         DType::U32 => "u32",
         DType::I64 => "i64",

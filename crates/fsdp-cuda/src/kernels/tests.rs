@@ -6,13 +6,14 @@ use fsdp_core::DType;
 use super::{CONVERT, EXACT, FACTORED, INTEGERS, LOSS, NORMS, POINTWISE, Source, UPDATE, image};
 use crate::error::DeviceError;
 
-const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 
 fn cases() -> Vec<(&'static Source, (DType, DType))> {
     let mut cases = vec![
         (&EXACT, (DType::F64, DType::F64)),
         (&INTEGERS, (DType::I64, DType::I64)),
         (&LOSS, (DType::F32, DType::Bf16)),
+        (&LOSS, (DType::F32, DType::F16)),
     ];
     for t in FLOATS {
         cases.extend([&NORMS, &POINTWISE, &LOSS, &EXACT].map(|source| (source, (t, t))));

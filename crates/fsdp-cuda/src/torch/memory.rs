@@ -177,6 +177,7 @@ pub(super) fn kind(dtype: DType) -> Kind {
         DType::F32 => Kind::Float,
         DType::F64 => Kind::Double,
         DType::Bf16 => Kind::BFloat16,
+        DType::F16 => Kind::Half,
         DType::U8 => Kind::Uint8,
         DType::U32 => Kind::Int,
         DType::I64 => Kind::Int64,
@@ -186,7 +187,7 @@ pub(super) fn kind(dtype: DType) -> Kind {
 /// The type of arithmetic of a float kind.
 pub(super) fn arithmetic(dtype: DType) -> Result<Kind, Error> {
     match dtype {
-        DType::F32 | DType::Bf16 => Ok(Kind::Float),
+        DType::F32 | DType::Bf16 | DType::F16 => Ok(Kind::Float),
         DType::F64 => Ok(Kind::Double),
         other => lengths::not_a_float(other),
     }
@@ -227,8 +228,8 @@ impl<D: TorchStorage> Memory for Torch<D> {
     fn copy(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
         let (from, to) = (src.buffer.dtype(), dst.buffer.dtype());
         let converts = from != to && from.is_float() && to.is_float();
-        // libtorch rounds doubles on their way to bf16 twice.
-        let rounds_once = (from, to) != (DType::F64, DType::Bf16);
+        // libtorch rounds doubles on their way to bf16 and f16 twice.
+        let rounds_once = from != DType::F64 || to.size_bytes() > 2;
         if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
             return self.in_torch(queue, "copy", || self.aten_copy(queue, src, dst));
         }
@@ -278,11 +279,11 @@ impl<D: TorchStorage> Memory for Torch<D> {
         &self,
         queue: Queue,
         scalars: In<'_, D>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: Out<'_, D>,
     ) -> Result<(), Error> {
-        self.storage.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+        self.storage.gradient_factors(queue, scalars, divisor, grad_clip, factors)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_, D>) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use fsdp_nn::update::Adafactor;
 
 use super::factored::{Pass, parts};
 use super::on_host::with_host_shard;
+use super::runs::refresh;
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
 impl UpdateRule<CudaMemory> for Adafactor {
@@ -56,7 +57,7 @@ impl UpdateRule<CudaMemory> for Adafactor {
         for part in parts(self, shard.pieces, scalars) {
             pass.update(&part, shard, [moments, norms])?;
         }
-        Ok(())
+        refresh(memory, shard)
     }
 }
 

@@ -5,7 +5,7 @@ use fsdp_core::{Error, Queue};
 use fsdp_nn::update::{AdamW, AdamWFactors};
 
 use super::on_host::with_host_shard;
-use super::runs::{runs, types};
+use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{UPDATE, Word};
 
@@ -28,7 +28,7 @@ impl UpdateRule<CudaMemory> for AdamW {
             words.extend(numbers(self.factors(run.param, scalars.step, scalars.lr)));
             kernels.elements("adamw", run.len, &words)?;
         }
-        Ok(())
+        refresh(memory, shard)
     }
 }
 

@@ -7,7 +7,7 @@ use fsdp_nn::update::AdamW8bit;
 
 use super::adamw::numbers;
 use super::on_host::with_host_shard;
-use super::runs::copy;
+use super::runs::{copy, refresh};
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
 use crate::kernels::{Launch, UPDATE, Word};
 
@@ -45,7 +45,8 @@ impl UpdateRule<CudaMemory> for AdamW8bit {
         let kernels = memory.kernels(Queue::Compute, &UPDATE, types);
         let pass = Pass { rule: self, memory, kernels, scalars: *scalars };
         let mut next = Next::default();
-        shard.pieces.iter().try_for_each(|piece| pass.piece(shard, piece, &mut next))
+        shard.pieces.iter().try_for_each(|piece| pass.piece(shard, piece, &mut next))?;
+        refresh(memory, shard)
     }
 }
 

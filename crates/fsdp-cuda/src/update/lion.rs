@@ -5,7 +5,7 @@ use fsdp_core::{Error, Queue};
 use fsdp_nn::update::{Lion, LionFactors};
 
 use super::on_host::with_host_shard;
-use super::runs::{runs, types};
+use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{UPDATE, Word};
 
@@ -31,6 +31,6 @@ impl UpdateRule<CudaMemory> for Lion {
             words.push(Word::Real(step_size));
             kernels.elements("lion", run.len, &words)?;
         }
-        Ok(())
+        refresh(memory, shard)
     }
 }

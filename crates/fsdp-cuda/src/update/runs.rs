@@ -1,6 +1,6 @@
 //! Runs of a shard that one launch updates.
 
-use fsdp_core::memory::{Slice, SliceMut};
+use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, SegmentShard};
 use fsdp_core::{DType, Error};
@@ -57,16 +57,23 @@ impl Run {
     }
 }
 
-/// A range of the copy of the parameters, if there is one.
+/// A range of the copy of the parameters that a kernel writes in its pass, if there is one: in bf16. One in f16 is made
+/// afterwards ([`refresh`]).
 pub(super) fn copy<'a>(
     memory: &CudaMemory,
     low: Option<&'a mut CudaBuffer>,
     offset: usize,
     len: usize,
 ) -> Result<Word<'a>, Error> {
-    let Some(low) = low else { return Ok(Word::Null) };
+    let Some(low) = low.filter(|low| low.dtype() != DType::F16) else { return Ok(Word::Null) };
     expect_dtype(low, DType::Bf16);
     memory.output(SliceMut::new(low, offset, len))
+}
+
+/// Brings a copy of the parameters up to date that kernels do not write.
+pub(super) fn refresh(memory: &CudaMemory, shard: &mut SegmentShard<'_, CudaBuffer>) -> Result<(), Error> {
+    let is_half = shard.low.as_ref().is_some_and(|low| low.dtype() == DType::F16);
+    if is_half { shard.refresh(memory) } else { Ok(()) }
 }
 
 /// The types of parameters and state, and of the gradient.

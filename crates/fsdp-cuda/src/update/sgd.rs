@@ -5,7 +5,7 @@ use fsdp_core::{Error, Queue};
 use fsdp_nn::update::{GroupSettings, Sgd};
 
 use super::on_host::with_host_shard;
-use super::runs::{runs, types};
+use super::runs::{refresh, runs, types};
 use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{UPDATE, Word};
 
@@ -35,6 +35,6 @@ impl UpdateRule<CudaMemory> for Sgd {
             words.extend([self.nesterov, scalars.step == 1].map(|flag| Word::Int(u32::from(flag))));
             kernels.elements("sgd_momentum", run.len, &words)?;
         }
-        Ok(())
+        refresh(memory, shard)
     }
 }

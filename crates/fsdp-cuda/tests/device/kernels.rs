@@ -184,14 +184,14 @@ fn exact_sums_are_exact() {
 fn factors<M: Memory>(
     memory: &M,
     scalars: &[i64],
-    averaged_ranks: usize,
+    divisor: f64,
     grad_clip: Option<f64>,
     before: GradientFactors,
 ) -> Vec<f64> {
     let scalars = integers(memory, scalars);
     let mut factors = filled(memory, DType::F64, &before.to_array());
     let (scalars, into) = (Slice::whole(&scalars), SliceMut::whole(&mut factors));
-    memory.gradient_factors(Q, scalars, averaged_ranks, grad_clip, into).unwrap();
+    memory.gradient_factors(Q, scalars, divisor, grad_clip, into).unwrap();
     values(memory, &factors)
 }
 
@@ -231,19 +231,19 @@ fn factors_are_those_of_the_host() {
     }
     for (case, words) in cases.iter().enumerate() {
         for grad_clip in [None, Some(1.0), Some(1e-3), Some(0.0)] {
-            for ranks in [1, 3, 8] {
-                let got = factors(cuda, words, ranks, grad_clip, start);
-                let expected = factors(host, words, ranks, grad_clip, start);
-                assert_bits(&got, &expected, &format!("case {case} on {ranks} ranks with {grad_clip:?}"));
+            for divisor in [1.0, 3.0, 8.0, 2.0 / 65536.0] {
+                let got = factors(cuda, words, divisor, grad_clip, start);
+                let expected = factors(host, words, divisor, grad_clip, start);
+                assert_bits(&got, &expected, &format!("case {case} by {divisor} with {grad_clip:?}"));
             }
         }
     }
     let failed = GradientFactors { finite: false, ..start };
-    assert_eq!(factors(cuda, &cases[0], 1, None, failed)[2], 0.0, "what was not finite once stays so");
+    assert_eq!(factors(cuda, &cases[0], 1.0, None, failed)[2], 0.0, "what was not finite once stays so");
     for ranks in [1, 4] {
         let mut words = cases[0].clone();
         words[NOT_FINITE] = ranks;
-        for memory in [factors(cuda, &words, 1, None, start), factors(host, &words, 1, None, start)] {
+        for memory in [factors(cuda, &words, 1.0, None, start), factors(host, &words, 1.0, None, start)] {
             assert_eq!(memory, [0.25, 1.0, 0.0], "the state of {ranks} ranks is not finite");
         }
     }

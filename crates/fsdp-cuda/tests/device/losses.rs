@@ -219,8 +219,10 @@ fn cross_entropy_of_capped_logits_agrees_with_the_host() {
             let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 4.0 * x).collect();
             let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
             targets[rows - 1] = if rows > 1 { IGNORED_TARGET } else { 0 };
-            for (label_smoothing, z_loss) in [(0.0, 0.0), (0.2, 0.0), (0.0, 0.01), (0.1, 0.001)] {
-                let terms = LossTerms { label_smoothing, z_loss, router_loss: 0.0 };
+            for (label_smoothing, z_loss, loss_scale) in
+                [(0.0, 0.0, 1.0), (0.2, 0.0, 1.0), (0.0, 0.01, 1.0), (0.1, 0.001, 1.0), (0.1, 0.001, 4096.0)]
+            {
+                let terms = LossTerms { label_smoothing, z_loss, loss_scale, ..LossTerms::default() };
                 let [losses, z, gradients] = capped(&*subject(), dtype, shift, &logits, &targets, terms);
                 let [of_host, z_of_host, expected] = capped(&host(), dtype, shift, &logits, &targets, terms);
                 // A z-loss of a hundredth is less than the rest.
@@ -232,7 +234,7 @@ fn cross_entropy_of_capped_logits_agrees_with_the_host() {
                 assert_within(
                     &gradients,
                     &expected,
-                    &vec![error; rows * vocab],
+                    &vec![error * loss_scale; rows * vocab],
                     &format!("gradients {what}"),
                 );
             }

@@ -31,7 +31,7 @@ fn elements_come_back_as_they_were_written() {
     let memory = subject();
     // More than the ring of pinned memory holds, and a part of it that is not whole.
     let numbers = normal(1, (9 << 20) / 4 + 5);
-    for dtype in [DType::F32, DType::Bf16] {
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let (memory, host) = (&*memory, &host());
         let expected = values(host, &filled(host, dtype, &numbers));
         assert_bits(&values(memory, &filled(memory, dtype, &numbers)), &expected, "written and read");
@@ -184,7 +184,7 @@ fn arguments_that_do_not_fit_are_panics_that_name_what_differs() {
     });
     panics("is used where f64 is needed", || memory.exact_sum(Q, whole, SliceMut::whole(&mut sum)));
     panics("words of a step's scalars: 69, but", || {
-        memory.gradient_factors(Q, Slice::whole(&sum), 1, None, SliceMut::whole(&mut double))
+        memory.gradient_factors(Q, Slice::whole(&sum), 1.0, None, SliceMut::whole(&mut double))
     });
     panics("a buffer of f64 is used where i64 is needed", || {
         memory.write(Q, HostSlice::I64(&[1, 2, 3]), SliceMut::whole(&mut double))

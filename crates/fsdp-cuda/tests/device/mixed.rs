@@ -137,11 +137,11 @@ impl Memory for Mixed {
         &self,
         queue: Queue,
         scalars: In<'_>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: Out<'_>,
     ) -> Result<(), Error> {
-        self.cuda.gradient_factors(queue, scalars, averaged_ranks, grad_clip, factors)
+        self.cuda.gradient_factors(queue, scalars, divisor, grad_clip, factors)
     }
 
     fn write(&self, queue: Queue, src: HostSlice<'_>, dst: Out<'_>) -> Result<(), Error> {

@@ -81,8 +81,9 @@ fn train<M: Memory, R: UpdateRule<M>>(
     let mut params = allocate(Category::ParameterShard, master, len);
     write(&mut params, &normal(1, len));
     let mut gradient = allocate(Category::ShardedGradient, gradients, len);
-    // What computes in bf16 has a copy of its master parameters.
-    let mut low = (master == DType::F32).then(|| allocate(Category::ParameterShard, DType::Bf16, len));
+    // What computes in 16 bits has a copy of its master parameters; here in f16 where the gradient is.
+    let copy = if gradients == DType::F16 { DType::F16 } else { DType::Bf16 };
+    let mut low = (master == DType::F32).then(|| allocate(Category::ParameterShard, copy, len));
     if let Some(low) = &mut low {
         write(low, &normal(1, len));
     }

@@ -5,7 +5,7 @@ use fsdp_core::{DType, Queue};
 use fsdp_nn::{HostMemory, HostOptions, random};
 
 /// The float dtypes.
-pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 
 /// Lengths around those of vectors and warps.
 pub(crate) const LENS: [usize; 9] = [0, 1, 3, 8, 31, 33, 256, 1000, 4099];
@@ -88,6 +88,7 @@ pub(crate) fn assert_within(got: &[f64], expected: &[f64], bounds: &[f64], what:
 pub(crate) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
         DType::F32 => 2f64.powi(-24),
         _ => 2f64.powi(-53),
     }

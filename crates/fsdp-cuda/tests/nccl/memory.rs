@@ -14,7 +14,7 @@ use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceM
 use fsdp_core::{DType, Error, Memory, Queue};
 use fsdp_cuda::device::{DeviceMemory, StreamHandle};
 use fsdp_nn::accounting::{Account, Lease};
-use half::bf16;
+use half::{bf16, f16};
 
 /// A function for a stream, as C knows it.
 pub(crate) type Work = unsafe extern "C" fn(*mut c_void);
@@ -196,6 +196,7 @@ fn encode(dtype: DType, value: f64) -> Vec<u8> {
         DType::F32 => (value as f32).to_ne_bytes().to_vec(),
         DType::F64 => value.to_ne_bytes().to_vec(),
         DType::Bf16 => bf16::from_f32(value as f32).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f32(value as f32).to_ne_bytes().to_vec(),
         DType::U8 | DType::U32 | DType::I64 => panic!("a float for {dtype}"),
     }
 }
@@ -205,6 +206,7 @@ fn decode(dtype: DType, bytes: &[u8]) -> f64 {
         DType::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().unwrap())),
         DType::F64 => f64::from_ne_bytes(bytes.try_into().unwrap()),
         DType::Bf16 => f64::from(bf16::from_ne_bytes(bytes.try_into().unwrap())),
+        DType::F16 => f64::from(f16::from_ne_bytes(bytes.try_into().unwrap())),
         DType::U8 | DType::U32 | DType::I64 => panic!("a float of {dtype}"),
     }
 }
@@ -307,7 +309,7 @@ impl Memory for StreamMemory {
         &self,
         _queue: Queue,
         _scalars: Slice<'_, StreamBuffer>,
-        _averaged_ranks: usize,
+        _divisor: f64,
         _grad_clip: Option<f64>,
         _factors: SliceMut<'_, StreamBuffer>,
     ) -> Result<(), Error> {

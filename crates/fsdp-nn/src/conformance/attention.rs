@@ -19,7 +19,7 @@ const SCALE: Scores = Scores { scale: Some(0.2), ..PLAIN };
 
 /// Heads of the sizes that models have, positions that fill no block, and in turn shared and own keys; samples, positions,
 /// query heads, key heads, and elements of a head.
-const CASES: [(DType, [usize; 5], Scores); 8] = [
+const CASES: [(DType, [usize; 5], Scores); 10] = [
     (DType::Bf16, [2, 67, 4, 2, 64], PLAIN),
     (DType::Bf16, [1, 160, 2, 2, 128], PLAIN),
     (DType::Bf16, [1, 131, 3, 1, 128], PLAIN),
@@ -28,6 +28,8 @@ const CASES: [(DType, [usize; 5], Scores); 8] = [
     (DType::F32, [1, 160, 4, 2, 64], WINDOW),
     (DType::Bf16, [2, 131, 3, 1, 64], WINDOW),
     (DType::Bf16, [1, 67, 4, 2, 64], SCALE),
+    (DType::F16, [1, 131, 3, 1, 128], PLAIN),
+    (DType::F16, [2, 67, 4, 2, 64], WINDOW),
 ];
 
 /// Outputs and gradients of attention lie within what its roundings allow.

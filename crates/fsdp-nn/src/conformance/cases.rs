@@ -62,9 +62,9 @@ pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
         dropout(sizes),
         head(sizes, None, LossTerms::default()),
         head(sizes, Some(2.0), LossTerms::default()),
-        head(sizes, None, LossTerms { label_smoothing: 0.2, z_loss: 0.0, router_loss: 0.0 }),
-        head(sizes, None, LossTerms { label_smoothing: 0.0, z_loss: 0.03, router_loss: 0.0 }),
-        head(sizes, Some(2.0), LossTerms { label_smoothing: 0.1, z_loss: 0.01, router_loss: 0.0 }),
+        head(sizes, None, LossTerms { label_smoothing: 0.2, z_loss: 0.0, ..LossTerms::default() }),
+        head(sizes, None, LossTerms { label_smoothing: 0.0, z_loss: 0.03, ..LossTerms::default() }),
+        head(sizes, Some(2.0), LossTerms { label_smoothing: 0.1, z_loss: 0.01, ..LossTerms::default() }),
     ]
     .into_iter()
     .chain(activations(sizes))

@@ -38,7 +38,9 @@ fn logits(seed: u64, rows: usize) -> Vec<f64> {
     let apart = |expert: usize, first: u32| ((expert as u32 * 2 + first) % EXPERTS as u32) as f64 * 0.5;
     let noise: Vec<f64> = numbers(seed + 1, rows * EXPERTS);
     let logit = |i: usize| apart(i % EXPERTS, first[i / EXPERTS]) + noise[i].clamp(-1.0, 1.0) / 16.0;
-    (0..rows * EXPERTS).map(|i| half::bf16::from_f64(logit(i)).to_f64()).collect()
+    (0..rows * EXPERTS)
+        .map(|i| half::f16::from_f64(half::bf16::from_f64(logit(i)).to_f64()).to_f64())
+        .collect()
 }
 
 /// The load and the routes of a mixture, of whose rows the last one does not count.
@@ -59,7 +61,7 @@ fn loaded<M: Backend>(
 /// The balancing loss of two mixtures.
 fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
     let (routing, rows) = (routing(sizes, 2), sizes.rows);
-    let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5 };
+    let balance = Balance { layers: 2, experts: EXPERTS, coefficient: 0.5, loss_scale: 1.0 };
     let lengths = [rows - 1];
     fn facts(lengths: &[usize; 1]) -> BatchFacts<'_> {
         BatchFacts { targets: lengths[0] as u64, lengths, ..BatchFacts::default() }

@@ -140,9 +140,9 @@ pub(crate) struct Case<M> {
     pub(crate) bound: Bound,
 }
 
-/// Normally distributed numbers that are exact in bf16.
+/// Normally distributed numbers that are exact in bf16 and in f16.
 pub(crate) fn numbers(key: u64, len: usize) -> Vec<f64> {
-    let exact = |value: f64| half::bf16::from_f64(value).to_f64();
+    let exact = |value: f64| half::f16::from_f64(half::bf16::from_f64(value).to_f64()).to_f64();
     (0..len as u64).map(|i| exact(random::normal(random::key(&[key]), i))).collect()
 }
 

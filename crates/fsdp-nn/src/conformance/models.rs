@@ -29,6 +29,7 @@ pub(crate) struct Sample<A> {
     pub(crate) values: Vec<Vec<f64>>,
     pub(crate) dtype: DType,
     pub(crate) step: u64,
+    pub(crate) loss_scale: f64,
 }
 
 /// What a micro-batch gave.
@@ -50,12 +51,12 @@ impl<A: Architecture + Clone> Sample<A> {
             init.zip(noise).map(|(init, noise)| init + noise).take(param.len()).collect()
         };
         let values = spec.params.iter().enumerate().map(values).collect();
-        Self { architecture, spec, values, dtype, step: 3 }
+        Self { architecture, spec, values, dtype, step: 3, loss_scale: 1.0 }
     }
 
     pub(crate) fn program<M: Backend>(&self) -> ModelProgram<M, A> {
         let router_loss = self.architecture.description().router_loss;
-        let terms = LossTerms { router_loss, ..LossTerms::default() };
+        let terms = LossTerms { router_loss, loss_scale: self.loss_scale, ..LossTerms::default() };
         let options = ProgramOptions { dtype: self.dtype, seed: 11, terms };
         ModelProgram::new(self.architecture.clone(), self.spec.clone(), options)
     }

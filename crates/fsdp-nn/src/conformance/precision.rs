@@ -1,4 +1,4 @@
-//! How far results in f32 and bf16 may be from the host's in double precision, and gradients in slots of other dtypes.
+//! How far results in f32, bf16 and f16 may be from the host's in double precision, and gradients in slots of other dtypes.
 
 use fsdp_core::DType;
 
@@ -8,15 +8,22 @@ use super::kit::Kit;
 use crate::HostMemory;
 use crate::backend::Backend;
 
-const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 
 /// The error of one rounding to nearest, relative.
 pub(super) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON / 2.0,
         DType::F32 => f64::from(f32::EPSILON) / 2.0,
+        DType::F16 => half::f16::EPSILON.to_f64() / 2.0,
         _ => 1.0 / 256.0,
     }
+}
+
+/// The error of a rounding that does not grow with the number: half of the smallest one above zero, or what is nothing
+/// beside the results of the suite.
+fn least(dtype: DType) -> f64 {
+    if dtype == DType::F16 { half::f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0 } else { 1e-38 }
 }
 
 /// Outputs of every operation lie within the bounds of their arithmetic, and of one rounding when they are stored.
@@ -40,7 +47,7 @@ pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
                 let stored = unit(dtype) * (exact.abs() + arithmetic);
                 let error = (got - exact).abs();
                 assert!(
-                    error <= arithmetic + stored + 1e-38,
+                    error <= arithmetic + stored + least(dtype),
                     "{} {dtype}: {got} for {exact}, more than {arithmetic} + {stored}",
                     case.name
                 );
@@ -69,7 +76,7 @@ pub fn slots_may_have_any_float_dtype<M: Backend>(subject: &Subject<'_, M>, size
                     for (expected, got) in expected.iter().zip(got) {
                         let error = (expected - got).abs();
                         assert!(
-                            error <= unit(slots) * (expected.abs() + order) + order + 1e-38,
+                            error <= unit(slots) * (expected.abs() + order) + order + least(slots),
                             "{} {dtype} into {slots}: {got} for {expected}",
                             case.name
                         );

@@ -72,6 +72,7 @@ impl HfConfig {
         let name = match dtype {
             DType::F64 => "float64",
             DType::Bf16 => "bfloat16",
+            DType::F16 => "float16",
             _ => "float32",
         };
         let mut keys = self.original.clone();

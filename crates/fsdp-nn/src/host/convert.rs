@@ -43,6 +43,7 @@ fn floats(dtype: DType, bytes: &[u8]) -> Floats<'_> {
         DType::F32 => Floats::F32(cast_slice(bytes)),
         DType::F64 => Floats::F64(cast_slice(bytes)),
         DType::Bf16 => Floats::Bf16(cast_slice(bytes)),
+        DType::F16 => Floats::F16(cast_slice(bytes)),
         other => panic!("{other} is not a float"),
     }
 }
@@ -52,6 +53,7 @@ fn floats_mut(dtype: DType, bytes: &mut [u8]) -> FloatsMut<'_> {
         DType::F32 => FloatsMut::F32(cast_slice_mut(bytes)),
         DType::F64 => FloatsMut::F64(cast_slice_mut(bytes)),
         DType::Bf16 => FloatsMut::Bf16(cast_slice_mut(bytes)),
+        DType::F16 => FloatsMut::F16(cast_slice_mut(bytes)),
         other => panic!("{other} is not a float"),
     }
 }

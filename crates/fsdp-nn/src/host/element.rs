@@ -1,7 +1,7 @@
 //! The element types of kernels: how they are loaded, computed with and rounded.
 //!
 //! A kernel is generic over the [`Element`] of its tensors and computes in its master type
-//! ([`Element::Acc`], a [`Float`]); bf16 is widened on load and rounded to nearest even on store.
+//! ([`Element::Acc`], a [`Float`]); bf16 and f16 are widened on load and rounded to nearest even on store.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -9,7 +9,7 @@ use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
 use bytemuck::Pod;
 use fsdp_core::DType;
-use half::bf16;
+use half::{bf16, f16};
 
 use super::floats::{Floats, FloatsMut};
 use super::math;
@@ -114,6 +114,11 @@ impl Scalar for f64 {
 impl Scalar for bf16 {
     const DTYPE: DType = DType::Bf16;
     const POISON: Self = bf16::NAN;
+}
+
+impl Scalar for f16 {
+    const DTYPE: DType = DType::F16;
+    const POISON: Self = f16::NAN;
 }
 
 impl Scalar for u8 {
@@ -225,14 +230,9 @@ impl Element for bf16 {
         bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
     }
 
-    // Rounds once: the single precision number in between is rounded to odd.
     #[inline(always)]
     fn from_f64(value: f64) -> bf16 {
-        let nearest = value as f32;
-        let exact = f64::from(nearest);
-        let toward_zero = nearest.to_bits() - u32::from(exact.abs() > value.abs());
-        let inexact = u32::from(exact != value && !value.is_nan());
-        bf16::store(f32::from_bits(toward_zero | inexact))
+        bf16::store(rounded_to_odd(value))
     }
 
     fn floats(slice: &[Self]) -> Floats<'_> {
@@ -242,6 +242,58 @@ impl Element for bf16 {
     fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
         FloatsMut::Bf16(slice)
     }
+}
+
+// Without branches, so that both vectorise; no intrinsic is needed, and bits do not depend on the processor.
+impl Element for f16 {
+    type Acc = f32;
+
+    // Exponent and mantissa in their places in an `f32` are 2^-112 of the number, below all but infinity and what is not a
+    // number.
+    #[inline(always)]
+    fn load(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        let (sign, magnitude) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+        let finite = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
+        let other = magnitude | 0x7f80_0000;
+        f32::from_bits(sign | if magnitude >= 0x0f80_0000 { other } else { finite })
+    }
+
+    // As M. Dukhan's FP16: a power of two is added below which an `f32` has no more bits than the result may have, so that the
+    // addition rounds. What is too large becomes infinity in the first product.
+    #[inline(always)]
+    fn store(value: f32) -> f16 {
+        let bits = value.to_bits();
+        let (sign, doubled) = ((bits >> 16) & 0x8000, bits << 1);
+        let base = (value.abs() * f32::from_bits(0x7780_0000)) * f32::from_bits(0x0880_0000);
+        let power = (doubled & 0xff00_0000).max(0x7100_0000);
+        let sum = (f32::from_bits((power >> 1) + 0x0780_0000) + base).to_bits();
+        let rounded = ((sum >> 13) & 0x7c00) + (sum & 0x0fff);
+        f16::from_bits((sign | if value.is_nan() { 0x7e00 } else { rounded }) as u16)
+    }
+
+    #[inline(always)]
+    fn from_f64(value: f64) -> f16 {
+        f16::store(rounded_to_odd(value))
+    }
+
+    fn floats(slice: &[Self]) -> Floats<'_> {
+        Floats::F16(slice)
+    }
+
+    fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_> {
+        FloatsMut::F16(slice)
+    }
+}
+
+/// The single precision number between a double and a type with fewer bits, so that what follows from it is rounded once.
+#[inline(always)]
+fn rounded_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let exact = f64::from(nearest);
+    let toward_zero = nearest.to_bits() - u32::from(exact.abs() > value.abs());
+    let inexact = u32::from(exact != value && !value.is_nan());
+    f32::from_bits(toward_zero | inexact)
 }
 
 /// Runs `$body` with the type alias `$element` for the float dtype `$dtype`; other dtypes are an error.
@@ -258,6 +310,10 @@ macro_rules! for_float {
             }
             ::fsdp_core::DType::Bf16 => {
                 type $element = ::half::bf16;
+                $body
+            }
+            ::fsdp_core::DType::F16 => {
+                type $element = ::half::f16;
                 $body
             }
             other => $crate::lengths::not_a_float(other),
@@ -287,3 +343,44 @@ macro_rules! for_scalar {
     };
 }
 pub(crate) use for_scalar;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random;
+
+    fn is_same(got: f16, expected: f16) -> bool {
+        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+    }
+
+    #[test]
+    fn every_f16_is_widened_as_the_library_does() {
+        for bits in 0..=u16::MAX {
+            let number = f16::from_bits(bits);
+            let (got, expected) = (number.load(), number.to_f32());
+            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:#x}");
+            assert!(is_same(f16::store(got), number), "{bits:#x}");
+        }
+    }
+
+    /// All numbers between which rounding goes the other way, their neighbours, and others.
+    #[test]
+    fn numbers_are_rounded_to_f16_as_the_library_does() {
+        let check = |value: f32| {
+            assert!(is_same(f16::store(value), f16::from_f32(value)), "{value:e}");
+        };
+        for bits in 0..0x7c00_u16 {
+            let (number, next) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
+            let middle = if next.is_finite() { (number + next) / 2.0 } else { 65520.0 };
+            for value in [number, middle, middle.next_up(), middle.next_down()] {
+                [value, -value].into_iter().for_each(check);
+            }
+            // As doubles they are nearer to the middle than any single precision number.
+            for (value, up) in [(f64::from(middle).next_up(), 1), (f64::from(middle).next_down(), 0)] {
+                assert_eq!(<f16 as Element>::from_f64(value).to_bits(), bits + up, "{value:e}");
+            }
+        }
+        (0..100_000).for_each(|i| check(f32::from_bits(random::key(&[7, i]) as u32)));
+        [f32::MAX, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-45].into_iter().for_each(check);
+    }
+}

@@ -4,7 +4,7 @@
 //! the type of arithmetic and hand it to a [`Target`], which converts and adds or overwrites; each element
 //! is rounded once per call.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::element::{Element, Float};
 use super::raw::vectorized;
@@ -15,6 +15,7 @@ pub(crate) enum Floats<'a> {
     F32(&'a [f32]),
     F64(&'a [f64]),
     Bf16(&'a [bf16]),
+    F16(&'a [f16]),
 }
 
 /// Writable floats.
@@ -23,6 +24,7 @@ pub(crate) enum FloatsMut<'a> {
     F32(&'a mut [f32]),
     F64(&'a mut [f64]),
     Bf16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
 }
 
 vectorized! {
@@ -85,13 +87,20 @@ pub(crate) fn transfer(src: Floats<'_>, dst: FloatsMut<'_>, accumulate: bool) {
     match (src, dst) {
         (S::F32(src), D::F32(dst)) => via!(cast, add, src, dst),
         (S::F32(src), D::Bf16(dst)) => via!(cast, add, src, dst),
+        (S::F32(src), D::F16(dst)) => via!(cast, add, src, dst),
         (S::Bf16(src), D::F32(dst)) => via!(cast, add, src, dst),
         (S::Bf16(src), D::Bf16(dst)) => via!(cast, add, src, dst),
+        (S::Bf16(src), D::F16(dst)) => via!(cast, add, src, dst),
+        (S::F16(src), D::F32(dst)) => via!(cast, add, src, dst),
+        (S::F16(src), D::Bf16(dst)) => via!(cast, add, src, dst),
+        (S::F16(src), D::F16(dst)) => via!(cast, add, src, dst),
         (S::F64(src), D::F64(dst)) => via!(cast, add, src, dst),
         (S::F64(src), D::F32(dst)) => via!(cast_any, add_any, src, dst),
         (S::F64(src), D::Bf16(dst)) => via!(cast_any, add_any, src, dst),
+        (S::F64(src), D::F16(dst)) => via!(cast_any, add_any, src, dst),
         (S::F32(src), D::F64(dst)) => via!(cast_any, add_any, src, dst),
         (S::Bf16(src), D::F64(dst)) => via!(cast_any, add_any, src, dst),
+        (S::F16(src), D::F64(dst)) => via!(cast_any, add_any, src, dst),
     }
 }
 
@@ -102,6 +111,7 @@ impl<'a> Floats<'a> {
             Floats::F32(slice) => slice.len(),
             Floats::F64(slice) => slice.len(),
             Floats::Bf16(slice) => slice.len(),
+            Floats::F16(slice) => slice.len(),
         }
     }
 
@@ -111,6 +121,7 @@ impl<'a> Floats<'a> {
             Floats::F32(slice) => Floats::F32(&slice[start..start + len]),
             Floats::F64(slice) => Floats::F64(&slice[start..start + len]),
             Floats::Bf16(slice) => Floats::Bf16(&slice[start..start + len]),
+            Floats::F16(slice) => Floats::F16(&slice[start..start + len]),
         }
     }
 }
@@ -122,6 +133,7 @@ impl<'a> FloatsMut<'a> {
             FloatsMut::F32(slice) => slice.len(),
             FloatsMut::F64(slice) => slice.len(),
             FloatsMut::Bf16(slice) => slice.len(),
+            FloatsMut::F16(slice) => slice.len(),
         }
     }
 
@@ -131,6 +143,7 @@ impl<'a> FloatsMut<'a> {
             FloatsMut::F32(slice) => FloatsMut::F32(&mut slice[start..start + len]),
             FloatsMut::F64(slice) => FloatsMut::F64(&mut slice[start..start + len]),
             FloatsMut::Bf16(slice) => FloatsMut::Bf16(&mut slice[start..start + len]),
+            FloatsMut::F16(slice) => FloatsMut::F16(&mut slice[start..start + len]),
         }
     }
 
@@ -140,6 +153,7 @@ impl<'a> FloatsMut<'a> {
             FloatsMut::F32(slice) => slice.chunks_mut(len).map(FloatsMut::F32).collect(),
             FloatsMut::F64(slice) => slice.chunks_mut(len).map(FloatsMut::F64).collect(),
             FloatsMut::Bf16(slice) => slice.chunks_mut(len).map(FloatsMut::Bf16).collect(),
+            FloatsMut::F16(slice) => slice.chunks_mut(len).map(FloatsMut::F16).collect(),
         }
     }
 }
@@ -182,6 +196,7 @@ impl<'a> Target<'a> {
             FloatsMut::F32(slice) => slice.fill(0.0),
             FloatsMut::F64(slice) => slice.fill(0.0),
             FloatsMut::Bf16(slice) => slice.fill(bf16::ZERO),
+            FloatsMut::F16(slice) => slice.fill(f16::ZERO),
         }
     }
 }

@@ -321,7 +321,7 @@ impl Memory for HostMemory {
         &self,
         _queue: Queue,
         scalars: Slice<'_, HostBuffer>,
-        averaged_ranks: usize,
+        divisor: f64,
         grad_clip: Option<f64>,
         factors: SliceMut<'_, HostBuffer>,
     ) -> Result<(), Error> {
@@ -329,7 +329,7 @@ impl Memory for HostMemory {
         let words = self.elements(scalars)?;
         let factors = self.elements_mut::<f64>(factors)?;
         let was_finite = GradientFactors::from_array([factors[0], factors[1], factors[2]]).finite;
-        let after = GradientFactors::of(words, averaged_ranks, grad_clip, was_finite);
+        let after = GradientFactors::of(words, divisor, grad_clip, was_finite);
         factors.copy_from_slice(&after.to_array());
         Ok(())
     }

@@ -12,7 +12,7 @@ use fsdp_core::{Error, Tallies};
 use super::{Adapter, Embedding, Head, Init, Layer, LayerNorm, Linear, RmsNorm};
 use crate::backend::Orientation;
 use crate::model::Counted;
-use crate::op::Balance;
+use crate::op::{Balance, LossTerms};
 
 /// A described model.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +40,10 @@ impl Description {
     }
 
     /// Its mixtures, if it has any, with the coefficient of their balancing loss; all have as many experts.
-    pub(crate) fn balance(&self, coefficient: f64) -> Option<Balance> {
+    pub(crate) fn balance(&self, terms: LossTerms) -> Option<Balance> {
+        let LossTerms { router_loss: coefficient, loss_scale, .. } = terms;
         let &experts = self.mixtures.values().next()?;
-        Some(Balance { layers: self.mixtures.len(), experts, coefficient })
+        Some(Balance { layers: self.mixtures.len(), experts, coefficient, loss_scale })
     }
 
     /// Where the load of a block's experts lies among those of all mixtures; nowhere, if it is none.

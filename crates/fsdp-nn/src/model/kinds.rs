@@ -63,7 +63,7 @@ impl Kinds {
         let first_trainable = spec.first_trainable_block();
         let last = spec.blocks.len() - 1;
         let adapters = &architecture.description().adapters;
-        let balance = architecture.description().balance(shape.terms.router_loss);
+        let balance = architecture.description().balance(shape.terms);
         let mut width = 0;
         for block in (0..=last).map(BlockId) {
             let Shape { samples, seq, length, dtype, training, packed, .. } = shape;

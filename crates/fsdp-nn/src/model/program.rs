@@ -70,6 +70,11 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         self.data.set(memory, (&self.blocks.architecture, balance, z_loss), step, batches)
     }
 
+    /// Sets what the gradients of the losses are multiplied with from the next micro-batch on.
+    pub fn set_loss_scale(&mut self, scale: f64) {
+        self.options.terms.loss_scale = scale;
+    }
+
     /// Runs the last block on what the block before it left behind, and returns the logits of every token in
     /// the master dtype instead of the loss.
     ///
@@ -84,7 +89,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
 
     /// The model's mixtures, with the balancing loss of training.
     fn balance(&self) -> Option<Balance> {
-        self.blocks.architecture.description().balance(self.options.terms.router_loss)
+        self.blocks.architecture.description().balance(self.options.terms)
     }
 
     /// Makes a call on a device.

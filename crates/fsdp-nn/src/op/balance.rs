@@ -15,6 +15,8 @@ pub struct Balance {
     pub experts: usize,
     /// Coefficient of the loss; where it is 0, there is none.
     pub coefficient: f64,
+    /// What its gradient is multiplied with, as [`LossTerms::loss_scale`](super::LossTerms::loss_scale).
+    pub loss_scale: f64,
 }
 
 impl Balance {
@@ -46,6 +48,11 @@ impl Balance {
             return 0.0;
         }
         facts.targets as f64 * self.coefficient * self.experts as f64 / (rows * rows)
+    }
+
+    /// What C is multiplied with in the gradient that travels.
+    pub fn slope(&self, facts: BatchFacts<'_>) -> f64 {
+        self.scale(facts) * self.loss_scale
     }
 
     /// C and S, from the loads of all mixtures.

@@ -5,8 +5,8 @@ use super::describe::{Description, Role};
 /// Targets that do not count in the loss.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
-/// What is added to the cross-entropy of a row in training.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What is added to the cross-entropy of a row in training, and what its gradient is multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossTerms {
     /// How much of the target is spread evenly over all classes (Szegedy et al. 2016): at least 0 and below 1; as
     /// `label_smoothing` of `torch.nn.functional.cross_entropy`.
@@ -16,6 +16,15 @@ pub struct LossTerms {
     pub z_loss: f64,
     /// Coefficient of the [balancing loss](super::Balance) of routers: at least 0. No operation of the head looks at it.
     pub router_loss: f64,
+    /// What the gradients of all losses are multiplied with: a power of two, 1 unless they would be lost in f16. Losses are
+    /// as they are.
+    pub loss_scale: f64,
+}
+
+impl Default for LossTerms {
+    fn default() -> Self {
+        Self { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0, loss_scale: 1.0 }
+    }
 }
 
 impl LossTerms {
@@ -145,6 +154,7 @@ impl Head {
                 .constant(dims.softcap.unwrap_or(0.0))
                 .constant(dims.terms.label_smoothing)
                 .constant(dims.terms.z_loss)
+                .constant(dims.terms.loss_scale)
                 .flops(dims.flops(4, 3, 1)),
             Head::CrossEntropyBackward { dims, rounds } => {
                 let (rows, len) = (dims.rows, dims.rows * dims.vocab);
@@ -157,6 +167,7 @@ impl Head {
                     .constant(dims.softcap.unwrap_or(0.0))
                     .constant(dims.terms.label_smoothing)
                     .constant(dims.terms.z_loss)
+                    .constant(dims.terms.loss_scale)
                     .flops(dims.flops(6, 6, 2))
             }
         }
@@ -187,7 +198,7 @@ mod tests {
     fn smoothing_costs_an_operation_for_each_logit_and_pass_and_a_z_loss_none() {
         let plain = HeadDims::new([5, 3, 7], 2);
         let terms = |label_smoothing, z_loss| HeadDims {
-            terms: LossTerms { label_smoothing, z_loss, router_loss: 0.0 },
+            terms: LossTerms { label_smoothing, z_loss, ..LossTerms::default() },
             ..plain
         };
         let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32).other_flops;

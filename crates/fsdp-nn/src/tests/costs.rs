@@ -19,7 +19,7 @@ const SHAPE: RunShape = RunShape {
     dtype: DType::Bf16,
     gradient_dtype: DType::F32,
     head_chunks: HeadChunks::Small,
-    terms: LossTerms { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0 },
+    terms: LossTerms { label_smoothing: 0.0, z_loss: 0.0, router_loss: 0.0, loss_scale: 1.0 },
     packed: false,
 };
 

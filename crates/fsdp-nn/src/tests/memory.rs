@@ -59,7 +59,7 @@ fn measure<A: Architecture + Clone>(
 fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
-    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
         for (pass, packed) in PASSES.into_iter().flat_map(|pass| [(pass, false), (pass, true)]) {
             let (shape, calls) = (RunShape { packed, ..shape(dtype) }, calls(&spec, pass));
             let predicted = footprints(architecture, &spec, shape, &calls).unwrap();

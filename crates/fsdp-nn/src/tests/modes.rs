@@ -7,7 +7,7 @@ use crate::model::unsharded::Pass;
 use crate::model::{Architecture, Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
 
 fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
-    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
         let subject = Subject::new(architecture.clone(), dtype);
         let batch = batch(3, 7, 13);
         let recorded = subject.run(&batch, Pass::Train);
@@ -112,10 +112,45 @@ fn untied_and_biasless_models_run() {
 }
 
 #[test]
-fn bf16_is_near_f32() {
+fn types_of_16_bits_are_near_f32() {
     for model in hf_models() {
         let full = Subject::new(model.clone(), DType::F32).run(&batch(2, 7, 13), Pass::Evaluate);
-        let half = Subject::new(model, DType::Bf16).run(&batch(2, 7, 13), Pass::Evaluate);
-        assert!((full.loss - half.loss).abs() < 0.02 * full.loss, "{} {}", full.loss, half.loss);
+        for (dtype, share) in [(DType::Bf16, 0.02), (DType::F16, 0.0025)] {
+            let half = Subject::new(model.clone(), dtype).run(&batch(2, 7, 13), Pass::Evaluate);
+            assert!((full.loss - half.loss).abs() < share * full.loss, "{} {}", full.loss, half.loss);
+        }
     }
+}
+
+/// A power of two changes no bit of a mantissa; that of routers goes through the same.
+#[test]
+fn a_loss_scale_multiplies_gradients_and_nothing_else() {
+    for model in hf_models() {
+        let plain = Subject::new(model.clone(), DType::F32);
+        let scaled = Subject { loss_scale: 1024.0, ..Subject::new(model, DType::F32) };
+        for pass in [Pass::Train, Pass::TrainRecomputing] {
+            let mut expected = plain.run(&batch(2, 7, 13), pass);
+            expected.gradients.iter_mut().flatten().for_each(|value| *value *= 1024.0);
+            assert_eq!(scaled.run(&batch(2, 7, 13), pass), expected);
+        }
+    }
+}
+
+/// Behind a norm with a small weight they are below what f16 can hold.
+#[test]
+fn small_gradients_in_f16_need_a_loss_scale() {
+    let model = Decoder::new(&llama()).unwrap();
+    let gradient = |dtype, loss_scale: f64| -> Vec<f64> {
+        let mut subject = Subject { loss_scale, ..Subject::new(model.clone(), dtype) };
+        let norm = subject.spec.params.iter().rposition(|param| param.fqn.ends_with("norm.weight")).unwrap();
+        subject.values[norm].fill(2f64.powi(-20));
+        let below = subject.spec.params.iter().position(|param| param.fqn.contains("down_proj")).unwrap();
+        let outcome = subject.run(&batch(2, 7, 13), Pass::Train);
+        outcome.gradients[below].iter().map(|value| value / loss_scale).collect()
+    };
+    let expected = gradient(DType::F32, 1.0);
+    let error = |got: &[f64]| got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).sum::<f64>();
+    let [lost, kept] = [1.0, 4096.0].map(|loss_scale| error(&gradient(DType::F16, loss_scale)));
+    let all: f64 = expected.iter().map(|value| value.abs()).sum();
+    assert!(kept < 0.02 * all && lost > 5.0 * kept, "{lost} and {kept} of {all}");
 }

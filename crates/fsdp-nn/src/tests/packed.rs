@@ -40,7 +40,7 @@ fn alone(rows: Range<usize>) -> Batch {
 #[test]
 fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
     for model in models() {
-        for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
             let subject = Subject::new(model.clone(), dtype);
             let logits = subject.logits(&host(), &packed());
             for rows in DOCUMENTS {
@@ -62,7 +62,9 @@ fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
 fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
     const SEQ: usize = 190;
     let documents = [0..150, 150..151, 151..190, 190..380];
-    for (dtype, window) in [(DType::F32, None), (DType::F64, Some(33)), (DType::Bf16, None)] {
+    for (dtype, window) in
+        [(DType::F32, None), (DType::F64, Some(33)), (DType::Bf16, None), (DType::F16, None)]
+    {
         let dims = AttentionDims { batch: 2, seq: SEQ, heads: 4, kv_heads: 2, head_dim: 6 };
         let (packed, width) = (dims.packed(), dims.heads * dims.head_dim);
         let (qkv, dy) = (numbers(1, dims.rows() * packed), numbers(2, dims.rows() * width));

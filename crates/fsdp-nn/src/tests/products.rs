@@ -102,7 +102,7 @@ fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
 #[test]
 fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norms() {
     let rows = 2 * 7;
-    for dtype in [DType::F32, DType::Bf16, DType::F64] {
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
         let (value, statistic) = (dtype.size_bytes(), dtype.master().size_bytes());
         let kept = |architecture: &dyn Fn(Pass) -> Observed| {
             [Pass::Train, Pass::TrainKeepingProducts, Pass::TrainRecomputing].map(|pass| {

@@ -197,7 +197,7 @@ impl Memory for LaggingMemory {
         &self,
         _queue: Queue,
         _scalars: Slice<'_, LaggingBuffer>,
-        _averaged_ranks: usize,
+        _divisor: f64,
         _grad_clip: Option<f64>,
         _factors: SliceMut<'_, LaggingBuffer>,
     ) -> Result<(), Error> {

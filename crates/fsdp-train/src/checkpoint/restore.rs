@@ -41,9 +41,9 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     })
 }
 
-/// Compares the count of steps of every trained parameter with that of the run.
+/// Compares the count of steps of every trained parameter with those that the run has applied.
 fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> {
-    let done = RunState::read(rows.reader)?.step;
+    let done = RunState::read(rows.reader)?.updates();
     for param in spec.params.iter().filter(|param| param.trainable) {
         let (name, mut step) = (state_name(param, STEPS), [0.0]);
         rows.read(&name, 0..1, DType::F32, &mut step)?;

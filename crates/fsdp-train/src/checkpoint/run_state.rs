@@ -18,6 +18,7 @@ use crate::config::{Resolved, WatchedLoss};
 use crate::data::SourcePosition;
 use crate::error::TrainError;
 use crate::job::Job;
+use crate::loss_scale::LossScale;
 
 /// Keys, and tables of keys, that do not change what is computed.
 const FREE: [&str; 25] = [
@@ -49,7 +50,7 @@ const FREE: [&str; 25] = [
     "run",
 ];
 /// Keys, and tables of keys, that may change between two steps.
-const RECORDED: [&str; 7] = [
+const RECORDED: [&str; 8] = [
     "train.steps",
     "train.grad_clip",
     "train.lr_schedule",
@@ -57,6 +58,7 @@ const RECORDED: [&str; 7] = [
     "train.label_smoothing",
     "train.z_loss",
     "train.router_aux_loss_coef",
+    "train.loss_scale",
 ];
 /// Of these, what must stay: the state of another update rule is of another kind.
 const FIXED: &str = "train.optimizer.name";
@@ -89,6 +91,9 @@ pub struct RunState {
     /// The losses that `train.early_stop` and `checkpoint.keep_best` watch, so far.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<WatchedLoss>,
+    /// The scale of the loss, where gradients are multiplied with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// The version of `fsdp` that saved it; empty before there was such a record.
     #[serde(default)]
     pub version: String,
@@ -163,9 +168,15 @@ impl RunState {
             config,
             changes: changes.to_vec(),
             watched: watched.to_vec(),
+            loss_scale: None,
             version: crate::VERSION.to_owned(),
             param_groups: settings::param_groups(job, step),
         }
+    }
+
+    /// Steps that were applied: as many as the update rule counts.
+    pub(super) fn updates(&self) -> u64 {
+        self.step - self.loss_scale.map_or(0, |scale| scale.skipped)
     }
 
     /// Stands for everything that the run computes: the configuration without what is free, the data and the model.
@@ -180,7 +191,7 @@ impl RunState {
     ///
     /// # Errors
     /// [`TrainError::NoRunState`].
-    pub(super) fn read(reader: &NativeReader) -> Result<Self, TrainError> {
+    pub(crate) fn read(reader: &NativeReader) -> Result<Self, TrainError> {
         let value = serde_json::Value::Object(reader.manifest().run_state.clone());
         serde_json::from_value(value).map_err(|error| TrainError::NoRunState {
             path: reader.dir().to_owned(),

@@ -282,7 +282,7 @@ impl Saver {
         if shard == 0 {
             events::checkpoint_begins(run.step);
         }
-        self.snapshot.take(engine, &options.table.held[shard], run.step)?;
+        self.snapshot.take(engine, &options.table.held[shard], run.updates())?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();
         let meeting = Meeting::begin(&options.assembly, self.count, shard, shards)?;

@@ -25,7 +25,7 @@ enum Values {
 }
 
 impl Snapshot {
-    /// Copies the state of an engine that has done `step` steps.
+    /// Copies the state of an engine that has applied `step` steps.
     ///
     /// # Errors
     /// Those of the memory.

@@ -221,7 +221,7 @@ impl File<'_> {
     }
 
     fn xla_dtypes(&mut self) -> Result<(), ConfigError> {
-        let allowed = "\"float32\" or \"bfloat16\" (XLA has no float64, and float16 needs loss scaling)";
+        let allowed = "\"float32\" or \"bfloat16\" (XLA has no float64, and reduces float16 in float16)";
         let compute = self.take("xla_fsdp_settings.compute_dtype", allowed, compute_dtype)?;
         let in_f32 = self.take_bool("xla_fsdp_settings.fp32_reduce_scatter")?.unwrap_or(false);
         if let Some(dtype) = compute {

@@ -66,6 +66,12 @@ pub(super) const NON_NEGATIVE: Kind<f64> =
 pub(super) const NON_POSITIVE: Kind<f64> =
     Kind { allowed: "a finite number of at most 0", read: |value| number(value).filter(|&x| x <= 0.0) };
 
+/// A power of two of at least 1 that single precision can hold.
+pub(super) const POWER_OF_TWO: Kind<f64> = Kind {
+    allowed: "a power of two from 1 to 2^127",
+    read: |value| number(value).filter(|&x| (1.0..=2f64.powi(127)).contains(&x) && x.to_bits() << 12 == 0),
+};
+
 /// A number in [0, 1).
 pub(super) const BETA: Kind<f64> = Kind {
     allowed: "a number of at least 0 and below 1",

@@ -39,7 +39,7 @@ pub(super) use named;
 named! {
     Accumulation { "reduce": Reduce, "unsharded": Unsharded }
     AccumulationOrder { "tree": Tree, "running": Running }
-    DType { "f32": F32, "bf16": Bf16, "f64": F64 }
+    DType { "f32": F32, "bf16": Bf16, "f16": F16, "f64": F64 }
     ReduceOp { "sum": Sum, "average": Average }
     Checkpointing { "none": None, "selective": Selective, "full": Full }
     Offload { "none": None, "cpu": Cpu }

@@ -6,6 +6,7 @@ use fsdp_nn::op::LossTerms;
 use super::early_stop::EarlyStopConfig;
 use super::error::ConfigError;
 use super::kind::{BETA, MICRO_BATCH_SIDE, NON_NEGATIVE, POSITIVE, POSITIVE_COUNT, SIZE};
+use super::loss_scale::LossScaleConfig;
 use super::optimizer::OptimizerConfig;
 use super::reader::Reader;
 use super::schedule::LrScheduleConfig;
@@ -35,6 +36,8 @@ table! {
         router_aux_loss_coef: Option<f64> = or_none(NON_NEGATIVE),
         /// How the learning rate goes over the steps.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
+        /// What gradients in f16 are multiplied with, if not the default.
+        loss_scale: Option<LossScaleConfig> = table_or_none(LossScaleConfig::read),
         /// When evaluations end the run before its last step, if they do.
         early_stop: Option<EarlyStopConfig> = table_or_none(EarlyStopConfig::read),
     }
@@ -44,7 +47,8 @@ impl TrainConfig {
     /// What training adds to the cross-entropy of a model.
     pub fn loss_terms(&self, model: &Description) -> LossTerms {
         let router_loss = self.router_aux_loss_coef.unwrap_or(model.router_loss);
-        LossTerms { label_smoothing: self.label_smoothing, z_loss: self.z_loss, router_loss }
+        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
+        LossTerms { label_smoothing, z_loss, router_loss, ..LossTerms::default() }
     }
 
     /// V: the micro-batches of one step, whatever the world.

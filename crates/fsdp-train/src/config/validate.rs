@@ -1,6 +1,7 @@
 //! Rules between keys that need no model.
 
 use fsdp_ckpt::is_url;
+use fsdp_core::DType;
 use fsdp_core::schedule::{Offload, Reshard};
 
 use super::error::ConfigError;
@@ -30,6 +31,7 @@ pub(super) fn validate(
     columns(config, origin)?;
     mesh(config, origin)?;
     adapter(config, origin)?;
+    loss_scale(config, origin)?;
     muon(config, origin)?;
     xla(config, origin)?;
     reshard(config, origin, warnings)?;
@@ -140,6 +142,15 @@ fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         }
         None => Ok(()),
     }
+}
+
+/// Only in f16 is there too little range for gradients.
+fn loss_scale(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
+    if config.train.loss_scale.is_none() || config.fsdp.param_dtype == DType::F16 {
+        return Ok(());
+    }
+    let allowed = "left out unless fsdp.param_dtype is \"f16\"".to_owned();
+    Err(out_of_range(origin, "train.loss_scale", "a table", allowed))
 }
 
 /// Muon works on whole matrices with the products of the host, where they are gathered.

@@ -52,6 +52,7 @@ impl TrainError {
             | TrainError::NoSoundCheckpoint { .. }
             | TrainError::OnlyModel { .. } => FailureKind::Input,
             TrainError::NotFinite { .. }
+            | TrainError::LossScale { .. }
             | TrainError::StateNotFinite { .. }
             | TrainError::EvaluationNotFinite { .. }
             | TrainError::ModelNotFinite { .. }

@@ -20,6 +20,7 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
         targets: 2000,
         tokens_per_s: 1000.5,
         step_ms: 2047.0,
+        scaling: None,
         utilization,
         waiting: None,
         parts: None,
@@ -31,6 +32,7 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
 pub(super) fn full(step: u64) -> StepMetrics {
     let waiting = Waiting::of(step, &[Duration::ZERO]);
     StepMetrics {
+        scaling: Some(Scaling { loss_scale: 1024.0, skipped: false }),
         waiting: Some(waiting),
         parts: Some(LossParts { cross_entropy: 5.0, z_loss: Some(0.25), router_loss: Some(0.25) }),
         experts: ExpertLoads::of(vec![vec![3, 1], vec![4, 0]]),

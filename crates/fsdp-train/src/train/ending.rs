@@ -83,7 +83,7 @@ impl Divergence {
     pub(super) fn of(error: TrainError, lock: Option<&Arc<RunLock>>) -> TrainError {
         let (TrainError::RankFailed { source, .. }, Some(lock)) = (&error, lock) else { return error };
         let condemned = match **source {
-            TrainError::NotFinite { step, .. } => step - 1,
+            TrainError::NotFinite { step, .. } | TrainError::LossScale { step, .. } => step - 1,
             // The weights of this step are finite, and give a loss that is not.
             TrainError::EvaluationNotFinite { step, .. } => step,
             // Such a state is never saved.

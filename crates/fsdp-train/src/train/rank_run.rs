@@ -92,6 +92,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
                 self.clock = Instant::now();
             }
             let is_behind = self.trainer.engine().memory().is_asynchronous();
+            let scales = self.trainer.loss_scale().is_some();
             let mut timer = WaitTimer::new(&mut *self.observer);
             self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
             let waited = timer.waited();
@@ -99,8 +100,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             if !is_behind && job.plan.mesh.world() > 1 {
                 waiting::tell(self.run.assembly, step, self.trainer.rank(), waited)?;
             }
-            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state.
-            let mut stop = self.read_until(usize::from(is_behind && !is_due && !evaluates))?;
+            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state, nor where
+            // the next step depends on what this one finds.
+            let mut stop = self.read_until(usize::from(is_behind && !scales && !is_due && !evaluates))?;
             if stop {
                 self.read_until(0)?;
             }
@@ -128,14 +130,15 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn read_until(&mut self, unread: usize) -> Result<bool, TrainError> {
         let mut stop = false;
         while self.trainer.unread() > unread {
+            let used = self.trainer.loss_scale();
             let (step, report) = self.trainer.report()?.expect("a step is unread");
             if self.is_first_here() {
                 let elapsed = self.clock.elapsed();
                 let first = if self.is_first() { Some(&mut self.heard) } else { None };
                 let waiting = first.and_then(|heard| heard.newest_before(step, self.run.assembly));
-                self.run.record(step, &report, elapsed, waiting);
+                self.run.record(step, (&report, used), elapsed, waiting);
             }
-            if self.is_first() {
+            if self.is_first() && report.finite {
                 self.tidy(step);
             }
             self.clock = Instant::now();
@@ -157,7 +160,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn begin_save(&mut self, step: u64, place: Place) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let model = self.run.options.config_json.as_deref();
-        let state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
+        let mut state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
+        state.loss_scale = self.trainer.loss_scale();
         saver.save(self.trainer.engine(), state, place)
     }
 

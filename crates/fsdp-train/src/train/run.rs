@@ -23,7 +23,8 @@ use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};
 use crate::job::Job;
-use crate::metrics::{self, Census, EvalMetrics, Exposition, Recorder, StepMetrics, Waiting};
+use crate::loss_scale::LossScale;
+use crate::metrics::{self, Census, EvalMetrics, Exposition, Recorder, Scaling, StepMetrics, Waiting};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::told;
@@ -184,8 +185,14 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.options.census.clone().unwrap_or_else(alone)
     }
 
-    /// Records a step.
-    pub(super) fn record(&self, step: u64, report: &StepReport, elapsed: Duration, waiting: Option<Waiting>) {
+    /// Records a step, with the scale of the loss that it used.
+    pub(super) fn record(
+        &self,
+        step: u64,
+        (report, loss_scale): (&StepReport, Option<LossScale>),
+        elapsed: Duration,
+        waiting: Option<Waiting>,
+    ) {
         let config = &self.job.config;
         let tokens = (config.train.global_batch_size * config.data.seq_len) as u64;
         let tokens_per_s = tokens as f64 / elapsed.as_secs_f64();
@@ -207,6 +214,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             targets: report.targets,
             tokens_per_s,
             step_ms: elapsed.as_secs_f64() * 1e3,
+            scaling: loss_scale
+                .map(|LossScale { scale, .. }| Scaling { loss_scale: scale, skipped: !report.finite }),
             utilization,
             waiting,
             parts,

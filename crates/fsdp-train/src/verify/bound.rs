@@ -1,7 +1,7 @@
 //! How far a run may be from the oracle where bits are not promised, derived in docs/numerics.md.
 //!
 //! Both add the same leaves, in different orders; an average rounds reciprocals and products besides. What is judged
-//! are the gradients of the first step, element by element, and their norm.
+//! are the gradients of the first step that was not skipped, element by element, and their norm.
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
@@ -30,6 +30,7 @@ fn unit_roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 2f64.powi(-53),
         DType::Bf16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     }
 }
@@ -71,7 +72,8 @@ impl Bound {
     }
 }
 
-/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own.
+/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own. Without a step
+/// that was not skipped there are none.
 pub(super) fn broken<A>(
     job: &Job<A>,
     reference: &Reference,
@@ -81,6 +83,9 @@ pub(super) fn broken<A>(
     let (spec, bound) = (&job.plan.spec, Bound::of(&job.plan, promise));
     let trained: Vec<usize> = (0..spec.params.len()).filter(|&id| spec.params[id].trainable).collect();
     let mut failures = Vec::new();
+    if reference.magnitudes.is_empty() {
+        return failures;
+    }
     for held in ranks.iter().flat_map(|run| &run.first.values).filter(|held| held.kind == Kind::Gradient) {
         let Ok(index) = trained.binary_search(&held.param.0) else { continue };
         let Some(whole) = &reference.first.gradients[held.param.0] else { continue };
@@ -113,7 +118,8 @@ fn squares_of(bound: &Bound, magnitudes: &[f64]) -> f64 {
 
 /// The norm of the first step, if it is outside its bound: norms differ by no more than the norm of the difference.
 fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound) -> Option<String> {
-    let (got, want) = (ranks[0].reports.first()?, reference.reports.first()?);
+    let first = reference.reports.iter().position(|report| report.finite)?;
+    let (got, want) = (ranks[0].reports.get(first)?, &reference.reports[first]);
     let squares: f64 = reference.magnitudes.iter().map(|all| squares_of(bound, all)).sum();
     let longest = job.plan.spec.params.iter().map(|param| param.row_len().unwrap_or(1)).max()?;
     // Both norms are computed in double precision: sums of squares of rows, a root, and the factor of the mean.

@@ -67,6 +67,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     {
         failures.push("the first step has other parts of the loss, or other tokens per expert".into());
     }
+    failures.extend(skipped(promise, &reference.reports, &ranks[0].reports));
     failures.extend(unexpected_traffic(&report.traffic));
     failures.extend(unpredicted_memory(&report.memory));
     report.failures.extend(failures);
@@ -92,11 +93,33 @@ fn unpredicted_memory(lines: &[MemoryLine]) -> impl Iterator<Item = String> {
     })
 }
 
+/// A report, so that what is no number equals itself.
+fn bits(report: &StepReport) -> (u64, u64, u64, bool) {
+    let StepReport { loss, targets, grad_norm, finite, .. } = *report;
+    (loss.to_bits(), targets, grad_norm.to_bits(), finite)
+}
+
+/// Steps that only one of both skips, for gradients that overflow; and whether there is none that both apply. Of bounds the
+/// steps are judged up to the first one that is applied.
+fn skipped(promise: Promise, want: &[StepReport], got: &[StepReport]) -> Vec<String> {
+    let first = want.iter().position(|report| report.finite);
+    let judged = first.filter(|_| promise != Promise::Bits).map_or(want.len(), |first| first + 1);
+    let steps = want.iter().zip(got).zip(1..).take(judged);
+    let differ = steps.filter(|((want, got), _)| want.finite != got.finite);
+    let mut failures: Vec<String> = differ
+        .map(|(_, step)| format!("step {step} is skipped by the oracle or by the ranks only"))
+        .collect();
+    if !want.is_empty() && first.is_none() {
+        failures.push("all steps are skipped: take more, or a smaller train.loss_scale.init".to_owned());
+    }
+    failures
+}
+
 /// What ranks must agree on among themselves, whatever the oracle says.
 fn disagreements(ranks: &[RankRun]) -> Vec<String> {
     let mut failures = Vec::new();
     for (rank, run) in ranks.iter().enumerate() {
-        if run.reports != ranks[0].reports {
+        if !run.reports.iter().map(bits).eq(ranks[0].reports.iter().map(bits)) {
             failures.push(format!("rank {rank} reports other losses or norms than rank 0"));
         }
         failures.extend(growth(&run.settled, &run.usage).map(|what| format!("rank {rank}: {what}")));

@@ -79,7 +79,7 @@ impl VerifyOptions<'_> {
 /// What the oracle found.
 struct Reference {
     reports: Vec<StepReport>,
-    /// After the first step: gradients, and the sums of absolute leaves.
+    /// After the first step that was not skipped: gradients, and the sums of absolute leaves.
     first: Snapshot,
     magnitudes: Vec<Vec<f64>>,
     last: Snapshot,
@@ -228,11 +228,12 @@ fn oracle<M: TrainBackend, A: Architecture + Clone>(
     let mut first = None;
     let mut magnitudes = Vec::new();
     for step in 0..steps {
-        reports.push(oracle.step(step, step == 0)?);
-        if step == 0 {
+        let report = oracle.step(step, first.is_none())?;
+        if first.is_none() && report.finite {
             first = Some(Snapshot::of_oracle(&oracle, &job.plan.spec)?);
             magnitudes = oracle.magnitudes().map(<[Vec<f64>]>::to_vec).unwrap_or_default();
         }
+        reports.push(report);
     }
     let last = Snapshot::of_oracle(&oracle, &job.plan.spec)?;
     Ok(Reference { reports, first: first.unwrap_or_else(|| last.clone()), magnitudes, last })
@@ -246,17 +247,21 @@ fn sharded<M: TrainBackend, A: Architecture + Clone>(
 ) -> Result<RankRun, TrainError> {
     let mut trainer = RankTrainer::new(job, seat)?;
     let mut reports = Vec::new();
-    let mut first = Pieces::default();
+    let mut first = None;
     let mut settled = trainer.usage();
     for step in 0..steps {
-        reports.push(trainer.step(step, false, order, &mut ())?);
+        let report = trainer.step(step, false, order, &mut ())?;
+        if first.is_none() && report.finite {
+            first = Some(Pieces::of_rank(trainer.engine())?);
+        }
         if step == 0 {
-            first = Pieces::of_rank(trainer.engine())?;
             settled = trainer.usage();
         }
+        reports.push(report);
     }
     let last = Pieces::of_rank(trainer.engine())?;
     let usage = trainer.usage();
+    let first = first.unwrap_or_else(|| last.clone());
     Ok(RankRun { reports, first, last, traffic: trainer.traffic(), settled, usage })
 }
 

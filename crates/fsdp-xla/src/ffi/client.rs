@@ -155,6 +155,7 @@ fn kind(element: Element) -> Word {
         Element::U8 => 6,
         Element::U32 => 8,
         Element::U64 => 9,
+        Element::F16 => 10,
         Element::F32 => 11,
         Element::F64 => 12,
         Element::Bf16 => 13,
@@ -164,7 +165,7 @@ fn kind(element: Element) -> Word {
 fn byte_len(shape: &Shape) -> usize {
     let each = match shape.element {
         Element::Bool | Element::U8 => 1,
-        Element::Bf16 => 2,
+        Element::Bf16 | Element::F16 => 2,
         Element::F32 | Element::U32 | Element::I32 => 4,
         Element::F64 | Element::U64 | Element::I64 => 8,
     };

@@ -135,7 +135,7 @@ impl Builder {
             _ => format!("batching_dims = [{}] x [{}], ", list(batch[0]), list(batch[1])),
         };
         // Where products of single precision would be made of narrower ones (TPUs), they are asked for whole.
-        let precision = if a.element() == Element::Bf16 { "" } else { ", precision = [HIGHEST, HIGHEST]" };
+        let precision = if a.element().is_narrow() { "" } else { ", precision = [HIGHEST, HIGHEST]" };
         let text = format_args!(
             "stablehlo.dot_general {}, {}, {batching}contracting_dims = [{}] x [{}]{precision} : ({}, {}) -> {shape}",
             a.name,

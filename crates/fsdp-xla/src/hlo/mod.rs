@@ -94,6 +94,7 @@ fn bits(value: f64, element: Element) -> String {
     match element {
         Element::F64 => format!("0x{:016X}", value.to_bits()),
         Element::Bf16 => format!("0x{:04X}", half::bf16::from_f64(value).to_bits()),
+        Element::F16 => format!("0x{:04X}", half::f16::from_f64(value).to_bits()),
         _ => format!("0x{:08X}", (value as f32).to_bits()),
     }
 }

@@ -10,6 +10,7 @@ pub(crate) enum Element {
     F32,
     F64,
     Bf16,
+    F16,
     U8,
     U32,
     U64,
@@ -25,6 +26,7 @@ impl Element {
             Element::F32 => "f32",
             Element::F64 => "f64",
             Element::Bf16 => "bf16",
+            Element::F16 => "f16",
             Element::U8 => "ui8",
             Element::U32 => "ui32",
             Element::U64 => "ui64",
@@ -35,12 +37,17 @@ impl Element {
     }
 
     pub(crate) fn is_float(self) -> bool {
-        matches!(self, Element::F32 | Element::F64 | Element::Bf16)
+        matches!(self, Element::F32 | Element::F64 | Element::Bf16 | Element::F16)
+    }
+
+    /// Whether it has less than single precision.
+    pub(crate) fn is_narrow(self) -> bool {
+        matches!(self, Element::Bf16 | Element::F16)
     }
 
     /// The type of arithmetic on it.
     pub(crate) fn master(self) -> Element {
-        if self == Element::Bf16 { Element::F32 } else { self }
+        if self.is_narrow() { Element::F32 } else { self }
     }
 }
 
@@ -50,6 +57,7 @@ impl From<DType> for Element {
             DType::F32 => Element::F32,
             DType::F64 => Element::F64,
             DType::Bf16 => Element::Bf16,
+            DType::F16 => Element::F16,
             DType::U8 => Element::U8,
             DType::U32 => Element::U32,
             DType::I64 => Element::I64,

@@ -173,6 +173,8 @@ impl Trace {
         if let Some(bend) = bend {
             slopes = hlo.multiply(&slopes, &bend);
         }
+        let slopes = self.scaled(slopes, terms.loss_scale);
+        let hlo = &mut self.hlo;
         let ignored = hlo.int(i64::from(IGNORED_TARGET), &[rows], Element::U32);
         let is_ignored = hlo.compare("EQ", targets, &ignored);
         let none = hlo.zeros(&[rows], Element::F64);
@@ -180,5 +182,16 @@ impl Trace {
         let z_losses = z_losses.map(|own| hlo.select(&is_ignored, &none, &own));
         let is_ignored = wide(hlo, &is_ignored);
         RowLosses { losses, z_losses, slopes: hlo.select(&is_ignored, &zeros, &slopes) }
+    }
+
+    /// Slopes times the scale of the loss. It is given to the program, which therefore is the same for all scales but 1.
+    fn scaled(&mut self, slopes: Value, loss_scale: f64) -> Value {
+        if loss_scale == 1.0 {
+            return slopes;
+        }
+        let scale = self.input_floats(&[loss_scale], slopes.element());
+        let scale = self.hlo.reshape(&scale, &[]);
+        let scale = self.hlo.broadcast(&scale, &[], slopes.dims());
+        self.hlo.multiply(&slopes, &scale)
     }
 }

@@ -80,15 +80,17 @@ fn factors_are_those_of_the_core() {
                 words[range].copy_from_slice(&sum.to_words());
             }
             (words[COUNT], words[NOT_FINITE]) = (*count, *not_finite);
-            for (averaged_ranks, grad_clip) in [(1, None), (8, Some(0.5)), (1, Some(1e9))] {
+            for (divisor, grad_clip) in
+                [(1.0, None), (8.0, Some(0.5)), (1.0, Some(1e9)), (1.0 / 4096.0, Some(1e-6))]
+            {
                 let scalars = buffer(memory, HostSlice::I64(&words));
                 let mut factors = buffer(memory, HostSlice::F64(&[0.25, 1.0, *was_finite]));
                 memory.begin_schedule();
                 let (scalars, out) = (Slice::whole(&scalars), SliceMut::whole(&mut factors));
-                memory.gradient_factors(QUEUE, scalars, averaged_ranks, grad_clip, out).unwrap();
+                memory.gradient_factors(QUEUE, scalars, divisor, grad_clip, out).unwrap();
                 memory.end_schedule().unwrap();
                 let found = GradientFactors::read(&**memory, QUEUE, Slice::whole(&factors)).unwrap();
-                let wanted = GradientFactors::of(&words, averaged_ranks, grad_clip, *was_finite != 0.0);
+                let wanted = GradientFactors::of(&words, divisor, grad_clip, *was_finite != 0.0);
                 assert_eq!((found.scale, found.finite), (wanted.scale, wanted.finite), "{words:?}");
                 // Digits are added as floats, in an order of the compiler's: a few units in the last place.
                 let near = (found.clip - wanted.clip).abs() <= 1e-14 * wanted.clip;

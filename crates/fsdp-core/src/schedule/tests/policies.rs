@@ -21,12 +21,12 @@ fn group_sizes_are_resolved_or_refused() {
 
 #[test]
 fn dtypes_that_do_not_go_together_are_refused() {
-    use crate::DType::{Bf16, F32, F64, I64, U32};
-    for param in [F32, F64, Bf16, U32, I64] {
-        for reduce in [F32, F64, Bf16, U32, I64] {
+    use crate::DType::{Bf16, F16, F32, F64, I64, U32};
+    for param in [F32, F64, Bf16, F16, U32, I64] {
+        for reduce in [F32, F64, Bf16, F16, U32, I64] {
             let policy = Policy { param_dtype: param, reduce_dtype: reduce, ..Policy::default() };
             let resolved = policy.resolve(Mesh::new(1, 1).unwrap());
-            let fits = matches!((param, reduce), (F64, F64) | (F32 | Bf16, F32 | Bf16 | F64));
+            let fits = matches!((param, reduce), (F64, F64) | (F32 | Bf16 | F16, F32 | Bf16 | F64));
             assert_eq!(resolved.is_ok(), fits, "{param} and {reduce}");
             let Err(crate::Error::Policy { key, value, .. }) = resolved else { continue };
             let culprit = if param.is_float() { ("reduce_dtype", reduce) } else { ("param_dtype", param) };

@@ -100,7 +100,7 @@ impl<D: TorchStorage> Torch<D> {
                 let ([loads], [loss], _) = operands.split();
                 let product = self.sums(balance, loads)?.f_prod_dim_int(0, false, None)?;
                 let sum = product.f_sum_dim_intlist(0_i64, true, None)?;
-                self.put(loss, &sum.f_mul_scalar(balance.scale(facts))?)
+                self.put(loss, &sum.f_mul_scalar(balance.slope(facts))?)
             }
             _ => unreachable!("the caller asks for routers only"),
         }
@@ -153,7 +153,7 @@ impl<D: TorchStorage> Torch<D> {
 
     /// The derivatives of the balancing loss by the probabilities of a row that counts.
     fn slopes(&self, balance: Balance, facts: BatchFacts<'_>, loads: In<'_, D>) -> Result<Tensor, Failure> {
-        Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.scale(facts))?)
+        Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.slope(facts))?)
     }
 
     /// Returns probabilities, and the experts of rows.

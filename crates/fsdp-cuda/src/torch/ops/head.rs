@@ -204,7 +204,7 @@ impl<D: TorchStorage> Torch<D> {
         let classes = targets.f_clamp_min(0)?;
         let sums = logits.f_logsumexp(1_i64, true)?;
         let own = logits.f_gather(1, &classes, false)?;
-        let LossTerms { label_smoothing, z_loss, .. } = dims.terms;
+        let LossTerms { label_smoothing, z_loss, loss_scale, .. } = dims.terms;
         let [normalizers, wide] = [sums.f_to_kind(Kind::Double)?, own.f_to_kind(Kind::Double)?];
         let mut found = normalizers.f_sub(&wide)?;
         if label_smoothing > 0.0 {
@@ -235,6 +235,9 @@ impl<D: TorchStorage> Torch<D> {
             logits.f_scatter_add_(1, &classes, &minus_one).done()?;
             if let Some(slopes) = slopes {
                 logits.f_mul_(&slopes).done()?;
+            }
+            if loss_scale != 1.0 {
+                logits.f_mul_scalar_(loss_scale).done()?;
             }
             logits.f_masked_fill_(&ignored, 0.0).done()?;
         }

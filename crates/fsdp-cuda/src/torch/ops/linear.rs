@@ -127,17 +127,18 @@ pub(in crate::torch) fn product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'
         }
         return Ok(());
     }
-    if (from, to) == (Kind::BFloat16, Kind::Float) {
+    let is_half = matches!(from, Kind::BFloat16 | Kind::Half);
+    if is_half && to == Kind::Float {
         return widening_product(lhs, rhs, target);
     }
-    let wide = if from == Kind::BFloat16 { Kind::Float } else { from };
+    let wide = if is_half { Kind::Float } else { from };
     target.put(&lhs.f_to_kind(wide)?.f_mm(&rhs.f_to_kind(wide)?)?)
 }
 
-/// A product of bf16 operands into f32, in the matrix units where the device has any.
+/// A product of bf16 or f16 operands into f32, in the matrix units where the device has any.
 fn widening_product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Result<(), Failure> {
     match (lhs.device(), target.accumulate) {
-        (Device::Cpu, accumulate) if ffi::multiplies_halves() => {
+        (Device::Cpu, accumulate) if lhs.f_kind()? == Kind::BFloat16 && ffi::multiplies_halves() => {
             ffi::multiply_halves(lhs, rhs, &mut target.slot, accumulate)?;
         }
         (Device::Cpu, false) => {

@@ -40,7 +40,7 @@ impl<D: TorchStorage> Torch<D> {
             Pointwise::Scale { len, factor } => {
                 let ([], [x], _) = operands.split();
                 let mut x = self.view_mut(x.slice, &[int(*len)])?;
-                if x.f_kind()? == Kind::BFloat16 {
+                if matches!(x.f_kind()?, Kind::BFloat16 | Kind::Half) {
                     // In 16 bits libtorch rounds the factor too.
                     let scaled = x.f_to_kind(Kind::Float)?.f_mul_scalar(*factor)?;
                     x.f_copy_(&scaled)?;

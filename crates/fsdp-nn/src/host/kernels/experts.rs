@@ -84,7 +84,7 @@ impl HostMemory {
                     None => Vec::new(),
                     Some((balance, loads)) => {
                         let sums = balance.sums(self.elements(loads)?);
-                        let slope = |count: &f64| E::Acc::of(balance.scale(facts) * count);
+                        let slope = |count: &f64| E::Acc::of(balance.slope(facts) * count);
                         sums[..balance.experts].iter().map(slope).collect()
                     }
                 };

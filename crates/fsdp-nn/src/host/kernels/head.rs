@@ -244,7 +244,7 @@ vectorized! {
         dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64],
         z_losses: Option<&mut [f64]>, targets: &[u32], with_gradient: bool,
     ) {
-        let (vocab, LossTerms { label_smoothing, z_loss, .. }) = (dims.vocab, dims.terms);
+        let (vocab, LossTerms { label_smoothing, z_loss, loss_scale, .. }) = (dims.vocab, dims.terms);
         let even = A::of(label_smoothing / vocab as f64);
         let (mut capping, mut z_losses) = (capping, z_losses);
         let rows = logits.chunks_exact_mut(vocab).zip(losses).zip(targets).enumerate();
@@ -285,6 +285,9 @@ vectorized! {
                 row[target] = row[target] - A::of(1.0 - label_smoothing);
                 if let Some(capping) = &capping {
                     row.iter_mut().zip(&capping.slopes[..]).for_each(|(value, &slope)| *value *= slope);
+                }
+                if loss_scale != 1.0 {
+                    row.iter_mut().for_each(|value| *value *= A::of(loss_scale));
                 }
             }
         }

@@ -11,7 +11,7 @@ fn memory(threads: usize) -> HostMemory {
 }
 
 fn check(sizes: Sizes) {
-    let all = [DType::F32, DType::F64, DType::Bf16];
+    let all = [DType::F32, DType::F64, DType::Bf16, DType::F16];
     let others: [(usize, &dyn Fn() -> HostMemory); 4] =
         [(1, &|| memory(1)), (0, &|| memory(2)), (3, &|| memory(3)), (7, &|| memory(8))];
     bits_are_equal(sizes, &all, &|| memory(1), &others);

@@ -258,7 +258,7 @@ fn factors_remember_that_something_was_not_finite() {
         words[COUNT] = 4;
         let mut scalars = memory.allocate(Category::CommStaging, DType::I64, SCALAR_WORDS).unwrap();
         memory.write(Q, HostSlice::I64(&words), SliceMut::whole(&mut scalars)).unwrap();
-        memory.gradient_factors(Q, Slice::whole(&scalars), 1, None, SliceMut::whole(&mut factors)).unwrap();
+        memory.gradient_factors(Q, Slice::whole(&scalars), 1.0, None, SliceMut::whole(&mut factors)).unwrap();
         GradientFactors::read(&memory, Q, Slice::whole(&factors)).unwrap()
     };
     assert_eq!(step(8.0), GradientFactors { scale: 0.25, clip: 1.0, finite: true });

@@ -11,7 +11,7 @@ mod rope;
 
 use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
-use half::bf16;
+use half::{bf16, f16};
 
 pub use config::{DecoderConfig, LayerConfig, Mixture, NormKind, QkNorm};
 pub use names::Names;
@@ -98,7 +98,11 @@ impl Architecture for Decoder {
     fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error> {
         let x = b.embedding(&self.embedding)?;
         let scale = self.embedding_scale as f32;
-        let scale = if b.dtype() == DType::Bf16 { bf16::from_f32(scale).to_f64() } else { scale.into() };
+        let scale = match b.dtype() {
+            DType::Bf16 => bf16::from_f32(scale).to_f64(),
+            DType::F16 => f16::from_f32(scale).to_f64(),
+            _ => scale.into(),
+        };
         let x = b.scale(x, scale);
         Ok(b.dropout(x, self.embedding_dropout))
     }

@@ -36,6 +36,7 @@ fn state(config: &str) -> RunState {
         base: None,
         changes: Vec::new(),
         watched: Vec::new(),
+        loss_scale: None,
         version: "0.0.1".into(),
         param_groups: serde_json::Value::Null,
     }

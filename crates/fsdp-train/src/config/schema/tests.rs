@@ -103,7 +103,7 @@ fn unknown_keys_and_other_types_are_refused() {
         "[train]\nlr_schedule = { name = \"linear\", cycles = 2 }",
         "[data]\ntrain = \"a\"",
         "[data]\neval = [{ name = \"a\", path = [\"b\"] }]",
-        "[fsdp]\nparam_dtype = \"f16\"",
+        "[fsdp]\nparam_dtype = \"f8\"",
         "[fsdp]\nreshard_after_forward = \"yes\"",
         "[fsdp]\nmesh = { replicas = 2 }",
         "[adapter]\ntarget_modules = \"all\"",

@@ -91,7 +91,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
     rejects(&["data.format=csv"], &["\"jsonl\", \"parquet\""]);
     rejects(&["data.packing=pack"], &["\"stream\", \"documents\" or \"packed\""]);
     rejects(&["model.init=zeros"], &["\"random\" or \"pretrained\""]);
-    rejects(&["fsdp.param_dtype=f16"], &["\"f32\", \"bf16\" or \"f64\""]);
+    rejects(&["fsdp.param_dtype=f8"], &["\"f32\", \"bf16\", \"f16\" or \"f64\""]);
     rejects(&["fsdp.accumulation=local"], &["\"reduce\" or \"unsharded\""]);
     rejects(&["fsdp.accumulation_order=any"], &["\"tree\" or \"running\""]);
     rejects(&["fsdp.reduce_op=mean"], &["`fsdp.reduce_op` is \"mean\"", "\"sum\" or \"average\""]);
@@ -190,4 +190,18 @@ fn rejects_early_stopping_without_patience_or_a_set_to_watch() {
     rejects(&["train.early_stop.set=books"], &["`train.early_stop.set`", "evaluation set: eval"]);
     rejects(&["data.eval=[]"], &["`train.early_stop`", "set data.eval"]);
     rejects(&["train.early_stop.wait=3"], &["unknown key `train.early_stop.wait`", "patience"]);
+}
+
+#[test]
+fn rejects_a_loss_scale_without_f16_or_that_is_no_power_of_two() {
+    rejects(&["train.loss_scale.init=1024"], &["`train.loss_scale`", "fsdp.param_dtype is \"f16\""]);
+    for init in ["1000", "0", "0.5", "-2", "inf", "1e39"] {
+        let given = format!("train.loss_scale.init={init}");
+        rejects(
+            &["fsdp.param_dtype=f16", &given],
+            &["`train.loss_scale.init`", "a power of two from 1 to 2^127"],
+        );
+    }
+    rejects(&["fsdp.param_dtype=f16", "train.loss_scale.growth_interval=0"], &["at least 1"]);
+    rejects(&["fsdp.param_dtype=f16", "train.loss_scale.factor=4"], &["unknown key", "growth_interval"]);
 }

@@ -77,6 +77,7 @@ fn what_repeats() -> Vec<TrainError> {
         of_rank(full()),
         TrainError::Setup { rank: Rank(0), source: Box::new(full()) },
         TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 },
+        TrainError::LossScale { step: 1, loss: f64::NAN, grad_norm: 1.0, skipped: 17 },
         of_rank(TrainError::NotFinite { step: 1, loss: f64::NAN, grad_norm: 1.0 }),
         TrainError::EvaluationNotFinite { set: text(), step: 1, loss: f64::NAN },
         TrainError::Diverged {

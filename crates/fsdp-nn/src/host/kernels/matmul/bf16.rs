@@ -31,7 +31,7 @@ impl<'a> Operand<'a> {
         match E::floats(data) {
             Floats::Bf16(data) => Some(Self::Bf16(Matrix { data, rows, cols, stride, transposed })),
             Floats::F32(data) => Some(Self::F32(Matrix { data, rows, cols, stride, transposed })),
-            Floats::F64(_) => None,
+            Floats::F64(_) | Floats::F16(_) => None,
         }
     }
 

@@ -1,0 +1,149 @@
+//! The scale of the loss, in a run whose values are in f16: what gradients are multiplied with on their way, so that small
+//! ones are not lost.
+//!
+//! A step whose gradients have overflowed is skipped, and halves the scale; so many steps in a row that did not overflow
+//! double it. These are the rules of `torch.amp.GradScaler`. Every rank finds the same in the reports of steps, so all have
+//! the same scale. It is a power of two, so that in f32 a gradient that was multiplied and divided again has the same bits.
+//!
+//! What follows from a report must be known before the next step begins. Like `GradScaler.step`, the host therefore waits for
+//! the report of each step.
+
+use fsdp_core::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{LossScaleConfig, Resolved};
+
+/// The scale of the loss after some steps, as checkpoints hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LossScale {
+    /// What the gradients of the next step are multiplied with.
+    pub scale: f64,
+    /// How many steps since the scale was changed, all of them applied.
+    pub good_steps: u64,
+    /// Steps that were skipped, of the whole run.
+    pub skipped: u64,
+}
+
+/// Follows the scale of the loss.
+#[derive(Clone, Debug)]
+pub(crate) struct LossScaler {
+    config: LossScaleConfig,
+    now: LossScale,
+}
+
+impl LossScaler {
+    /// The scaler of a run that begins, if it has one.
+    pub(crate) fn of(config: &Resolved) -> Option<Self> {
+        (config.fsdp.param_dtype == DType::F16)
+            .then(|| Self::new(config.train.loss_scale.clone().unwrap_or_default()))
+    }
+
+    fn new(config: LossScaleConfig) -> Self {
+        let now = LossScale { scale: config.init, good_steps: 0, skipped: 0 };
+        Self { config, now }
+    }
+
+    /// Goes on from what a checkpoint holds. A scale that does not change is that of the run file.
+    pub(crate) fn resume(&mut self, saved: LossScale) {
+        let scale = if self.config.dynamic { saved.scale } else { self.config.init };
+        self.now = LossScale { scale, ..saved };
+    }
+
+    /// As it is now.
+    pub(crate) fn now(&self) -> LossScale {
+        self.now
+    }
+
+    /// The number, from 1, of the update that step `step` (from 0) is to make: the update rule does not count skipped steps.
+    pub(crate) fn update(&self, step: u64) -> u64 {
+        step + 1 - self.now.skipped
+    }
+
+    /// Notes whether a step was finite, and returns whether the run may go on. When a scale falls below 1, which makes no
+    /// gradient larger, it was not for its sake that gradients are not finite.
+    pub(crate) fn note(&mut self, finite: bool) -> bool {
+        let LossScale { scale, good_steps, skipped } = &mut self.now;
+        if !finite {
+            *skipped += 1;
+            *good_steps = 0;
+            if self.config.dynamic {
+                *scale /= 2.0;
+            }
+            return self.config.dynamic && *scale >= 1.0;
+        }
+        *good_steps += 1;
+        if self.config.dynamic && *good_steps == self.config.growth_interval {
+            *good_steps = 0;
+            // As there: a scale stays within single precision.
+            if *scale * 2.0 <= f64::from(f32::MAX) {
+                *scale *= 2.0;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A scale, and the steps behind it, after each step of a sequence; the tables of `tests/golden/loss_scale.json`.
+    #[derive(Deserialize)]
+    struct Golden {
+        init: f64,
+        growth_interval: u64,
+        finite: Vec<bool>,
+        scales: Vec<f64>,
+        good_steps: Vec<u64>,
+    }
+
+    #[test]
+    fn a_scale_goes_as_that_of_pytorch() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/loss_scale.json");
+        let golden: Vec<Golden> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        assert_eq!(golden.len(), 4);
+        for Golden { init, growth_interval, finite, scales, good_steps } in golden {
+            let mut scaler = LossScaler::new(LossScaleConfig { init, growth_interval, dynamic: true });
+            let mut skipped = 0;
+            for ((finite, scale), good_steps) in finite.into_iter().zip(scales).zip(good_steps) {
+                scaler.note(finite);
+                skipped += u64::from(!finite);
+                assert_eq!(scaler.now(), LossScale { scale, good_steps, skipped });
+            }
+        }
+    }
+
+    #[test]
+    fn the_update_rule_counts_no_skipped_steps() {
+        let mut scaler = LossScaler::new(LossScaleConfig::default());
+        let updates: Vec<u64> = [true, false, false, true, true]
+            .into_iter()
+            .zip(0..)
+            .map(|(finite, step)| {
+                let update = scaler.update(step);
+                scaler.note(finite);
+                update
+            })
+            .collect();
+        assert_eq!(updates, [1, 2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn a_run_ends_when_no_scale_is_left() {
+        let mut scaler = LossScaler::new(LossScaleConfig { init: 2.0, ..LossScaleConfig::default() });
+        assert_eq!([false; 2].map(|finite| scaler.note(finite)), [true, false]);
+    }
+
+    #[test]
+    fn a_fixed_scale_stays_and_forgives_nothing() {
+        let config = LossScaleConfig { init: 8.0, growth_interval: 1, dynamic: false };
+        let mut scaler = LossScaler::new(config);
+        scaler.resume(LossScale { scale: 4.0, good_steps: 7, skipped: 2 });
+        assert_eq!(scaler.now(), LossScale { scale: 8.0, good_steps: 7, skipped: 2 });
+        assert!(scaler.note(true) && !scaler.note(false));
+        assert_eq!(scaler.now().scale, 8.0);
+    }
+}
