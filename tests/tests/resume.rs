@@ -141,7 +141,7 @@ impl Case {
         let last = |name: &str| tensors(&RunDir::new(out(name)).checkpoint(self.steps));
         assert_eq!(last("on"), last("whole"));
         let scale = |name: &str| {
-            let reader = NativeReader::open(&RunDir::new(out(name)).checkpoint(self.steps)).unwrap();
+            let reader = NativeReader::open(RunDir::new(out(name)).checkpoint(self.steps)).unwrap();
             reader.manifest().run_state.get("loss_scale").cloned()
         };
         assert_eq!(scale("on"), scale("whole"));
