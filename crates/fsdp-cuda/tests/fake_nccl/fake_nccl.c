@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -159,7 +160,7 @@ static size_t size_of(int dtype) {
     switch (dtype) {
     case 3: case 7: return 4;
     case 4: case 8: return 8;
-    case 9: return 2;
+    case 6: case 9: return 2;
     case 1: return 1;
     default: return 0;
     }
@@ -179,11 +180,43 @@ static uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+static float from_f16(uint16_t bits) {
+    uint32_t wide = (uint32_t)(bits & 0x7fff) << 13;
+    float value;
+    memcpy(&value, &wide, 4);
+    value *= 0x1p112f;
+    if ((bits & 0x7c00) == 0x7c00) value = bits & 0x3ff ? NAN : INFINITY;
+    return bits & 0x8000 ? -value : value;
+}
+
+static uint16_t to_f16(float value) {
+    uint32_t bits, wide;
+    memcpy(&bits, &value, 4);
+    uint16_t sign = bits >> 16 & 0x8000;
+    float magnitude = value < 0 ? -value : value;
+    if (value != value) return 0x7e00;
+    if (magnitude >= 65520.0f) return sign | 0x7c00;
+    /* The sum with this power of two is rounded to the last bit that the result has. */
+    uint32_t exponent = bits >> 23 & 0xff;
+    if (exponent < 113) exponent = 113;
+    uint32_t power = (exponent + 13) << 23;
+    float sum;
+    memcpy(&sum, &power, 4);
+    sum += magnitude;
+    memcpy(&wide, &sum, 4);
+    return sign | (uint16_t)(((exponent - 113) << 10) + (wide - power));
+}
+
 static void add(void *to, const void *from, size_t count, int dtype) {
     for (size_t i = 0; i < count; i++) {
         switch (dtype) {
         case 3: ((uint32_t *)to)[i] += ((const uint32_t *)from)[i]; break;
         case 4: ((uint64_t *)to)[i] += ((const uint64_t *)from)[i]; break;
+        case 6: {
+            uint16_t *out = (uint16_t *)to + i;
+            *out = to_f16(from_f16(*out) + from_f16(((const uint16_t *)from)[i]));
+            break;
+        }
         case 7: ((float *)to)[i] += ((const float *)from)[i]; break;
         case 8: ((double *)to)[i] += ((const double *)from)[i]; break;
         case 9: {
@@ -197,9 +230,10 @@ static void add(void *to, const void *from, size_t count, int dtype) {
 /* What the real one does to the elements of every rank before it adds them, when it averages: the factor is in their
    type. */
 static void divide(void *to, size_t count, int dtype, int ranks) {
-    float single = (float)(1.0 / ranks), brain = from_bf16(to_bf16(single));
+    float single = (float)(1.0 / ranks), half = from_f16(to_f16(single)), brain = from_bf16(to_bf16(single));
     for (size_t i = 0; i < count; i++) {
         switch (dtype) {
+        case 6: ((uint16_t *)to)[i] = to_f16(from_f16(((uint16_t *)to)[i]) * half); break;
         case 7: ((float *)to)[i] *= single; break;
         case 8: ((double *)to)[i] *= 1.0 / ranks; break;
         case 9: ((uint16_t *)to)[i] = to_bf16(from_bf16(((uint16_t *)to)[i]) * brain);
@@ -442,7 +476,7 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     else if (root < 0 || root >= comm->size) error = INVALID_ARGUMENT;
     /* The real one divides integers after adding them, which nobody asks for; and an average of one rank alone lost
        elements before 2.29.7. */
-    else if (reduction != SUM && (reduction != AVERAGE || dtype < 7 || comm->size == 1))
+    else if (reduction != SUM && (reduction != AVERAGE || dtype < 6 || comm->size == 1))
         error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
     pthread_mutex_unlock(&lock);

@@ -47,7 +47,7 @@ fn the_suite_passes_on_cuda_memory() {
     let fake = Fake::beside_streams(synchronize());
     let gpus = gpus(&fake, devices);
     for ranks in [1, 2, 4] {
-        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::I64] {
+        for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
             for lens in [&[3, 0, 5, 1][..], &[64, 129]] {
                 conformance::all_gather(&gpus, ranks, dtype, lens);
                 conformance::reduce_scatter(&gpus, ranks, dtype, lens);

@@ -90,7 +90,7 @@ fn a_process_of_a_world() {
 
 /// What every communicator must do, but for failures: a world of processes has one.
 fn suite(gpus: &Gpus<StreamMemory>, ranks: usize) {
-    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::I64] {
+    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
         for lens in [&[][..], &[3, 0, 5, 1], &[64, 129]] {
             conformance::all_gather(gpus, ranks, dtype, lens);
             conformance::reduce_scatter(gpus, ranks, dtype, lens);

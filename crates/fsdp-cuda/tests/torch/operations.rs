@@ -72,7 +72,7 @@ fn bits_repeat() {
     let sizes = Sizes { rows: 131, inner: 64, outer: 96, seed: 1 };
     for kernels in [Kernels::Fused, Kernels::Aten] {
         let other: &dyn Fn() -> Torch<HostMemory> = &|| memory(kernels);
-        let dtypes = [DType::F32, DType::F64, DType::Bf16];
+        let dtypes = [DType::F32, DType::F64, DType::Bf16, DType::F16];
         conformance::bits_are_equal(sizes, &dtypes, other, &[(0, other), (16, other)]);
     }
 }

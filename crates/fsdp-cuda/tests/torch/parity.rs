@@ -48,14 +48,17 @@ fn differing(world: &WorldReport) -> u64 {
 #[test]
 fn sharded_runs_are_the_unsharded_ones() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
-        for (param, reduce) in [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f64", "f64")] {
+        let types = [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32"), ("f64", "f64")];
+        for (param, reduce) in types {
             let dir = tempfile::tempdir().expect("a temporary folder");
-            let overrides = [
-                &format!("fsdp.wrap=[\"{wrap}\"]"),
-                &format!("fsdp.param_dtype=\"{param}\""),
-                &format!("fsdp.reduce_dtype=\"{reduce}\""),
+            let mut overrides = vec![
+                format!("fsdp.wrap=[\"{wrap}\"]"),
+                format!("fsdp.param_dtype=\"{param}\""),
+                format!("fsdp.reduce_dtype=\"{reduce}\""),
             ];
-            let job = job(model, config(dir.path(), vocab, &overrides.map(String::as_str)));
+            overrides.extend((param == "f16").then(|| "train.loss_scale.init=256".to_owned()));
+            let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+            let job = job(model, config(dir.path(), vocab, &overrides));
             for kernels in [Kernels::Fused, Kernels::Aten] {
                 for world in check(&job, kernels, &[1, 2, 4]) {
                     // Additions in bf16 are rounded in the order of the ranks.
