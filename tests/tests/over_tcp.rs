@@ -34,7 +34,13 @@ impl OverTcp {
         let addresses: Vec<_> = (0..world).map(address).collect();
         let open = |(process, door): (usize, TcpDoor)| {
             let (addresses, alarm, timeout) = (addresses.clone(), alarm.alarm(), HANGS_AFTER);
-            let tcp = TcpWorld { addresses, generation: 1, alarm: Arc::clone(&alarm), timeout };
+            let tcp = TcpWorld {
+                addresses,
+                generation: 1,
+                alarm: Arc::clone(&alarm),
+                timeout,
+                direct_from: Some(1 << 10),
+            };
             let links: TcpLinks = door.open(tcp, Token::open()).unwrap();
             let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
             near_links(far, process * each..world.min((process + 1) * each), world, timeout, alarm)

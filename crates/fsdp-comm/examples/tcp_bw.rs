@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Bytes that one process has received, per second: one way, then both ways at once; and the time of the shortest message
-//! there and back. The program starts itself again as the other process.
+//! there and back. With `FSDP_TCP_BW_DIRECT=1` each process reads messages in the other's memory. The program starts itself again as the other process.
 
 use std::env;
 use std::error::Error;
@@ -24,6 +24,9 @@ use fsdp_core::comm::CommError;
 
 /// Tells the other process that it is one.
 const OTHER: &str = "FSDP_TCP_BW_OTHER";
+
+/// Lets each process read messages in the other's memory.
+const DIRECT: &str = "FSDP_TCP_BW_DIRECT";
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 8 << 20, 64 << 20];
 /// Bytes per measurement.
@@ -79,7 +82,9 @@ fn connect(rank: usize, tell: &mut dyn Write, hear: &mut dyn BufRead) -> Outcome
     let addresses = if rank == 0 { vec![vec![own], vec![other]] } else { vec![vec![other], vec![own]] };
     let alarm = Arc::new(First::default());
     let timeout = Duration::from_secs(60);
-    let links = door.open(TcpWorld { addresses, generation: 1, alarm, timeout }, Token::open())?;
+    let direct_from = env::var_os(DIRECT).is_some().then_some(32 << 10);
+    let links =
+        door.open(TcpWorld { addresses, generation: 1, alarm, timeout, direct_from }, Token::open())?;
     let stream = if rank == 0 { listener.accept()?.0 } else { TcpStream::connect(plain)? };
     stream.set_nodelay(true)?;
     Ok((links.link(0, Rank(rank)), stream))

@@ -6,18 +6,22 @@
 //!
 //! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::process::auth)),
 //! then the later rank says which channel it is. A message is its length without the header (8 bytes, little-endian), the
-//! header, and the data.
+//! header, and the data. Between processes that can read each other's memory, of a long message only the places of
+//! its data are sent (`direct.rs`).
 //!
 //! When a connection ends, the peer has failed, or has ended because another rank did. Who was first is known to
 //! whoever watches the processes, so its alarm is waited for a moment before the peer is blamed. A rank that ends before
 //! it was ever connected is noticed only by whoever watches.
 
 mod connection;
+mod direct;
 mod door;
 mod exchange;
+mod memory;
+mod message;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -31,7 +35,7 @@ use crate::process::auth::Token;
 
 pub use door::TcpDoor;
 
-use connection::Name;
+use connection::{Connection, Name};
 
 /// What the connections of a process need to know of the world.
 pub struct TcpWorld {
@@ -43,7 +47,13 @@ pub struct TcpWorld {
     pub alarm: Arc<dyn Alarm>,
     /// How long a message is waited for.
     pub timeout: Duration,
+    /// From how many bytes on (at least 1, everywhere the same) processes of one machine read messages from each other's
+    /// memory, where that is allowed.
+    pub direct_from: Option<u64>,
 }
+
+/// Shorter messages are sooner through the socket than word that they were read is back.
+pub(crate) const DIRECT_FROM: u64 = 32 << 10;
 
 /// The connections of the ranks of one process to all others.
 pub struct TcpLinks {
@@ -54,7 +64,7 @@ struct Shared {
     world: TcpWorld,
     token: Token,
     /// Connections from outside that nobody uses yet.
-    arrived: Monitor<BTreeMap<Name, TcpStream>>,
+    arrived: Monitor<BTreeMap<Name, Connection>>,
     /// By rank, of this process: channels that it has used.
     channels: Vec<AtomicU64>,
 }
@@ -75,25 +85,25 @@ struct TcpLink {
     rank: usize,
     members: Arc<[Rank]>,
     /// By member.
-    streams: Vec<Option<TcpStream>>,
+    connections: Vec<Option<Connection>>,
 }
 
 impl TcpLink {
     fn new(shared: Arc<Shared>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
         shared.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
         let rank = place(rank, &members);
-        let streams = members.iter().map(|_| None).collect();
-        Self { shared, channel, rank, members, streams }
+        let connections = members.iter().map(|_| None).collect();
+        Self { shared, channel, rank, members, connections }
     }
 
     fn connect(&mut self, peer: usize) -> Result<bool, CommError> {
-        if self.streams[peer].is_some() {
+        if self.connections[peer].is_some() {
             return Ok(true);
         }
         let (own, other) = (self.members[self.rank], self.members[peer]);
-        let stream = self.shared.connect(self.channel, own, other);
-        self.streams[peer] = stream.map_err(|error| self.blame(peer, &error))?;
-        Ok(self.streams[peer].is_some())
+        let connection = self.shared.connect(self.channel, own, other);
+        self.connections[peer] = connection.map_err(|error| self.blame(peer, &error))?;
+        Ok(self.connections[peer].is_some())
     }
 
     /// The first failure of the world, or else that of the connection to a member.
@@ -127,9 +137,9 @@ impl Link for TcpLink {
                 return Ok(Exchanged::Late { peer });
             }
         }
-        let stream = |peer: usize| self.streams[peer].as_ref().expect("it was just connected");
-        let outgoing = outgoing.map(|out| (stream(out.to), out));
-        let incoming = incoming.map(|come| (stream(come.from), come));
+        let connection = |peer: usize| self.connections[peer].as_ref().expect("it was just connected");
+        let outgoing = outgoing.map(|out| (connection(out.to), out));
+        let incoming = incoming.map(|come| (connection(come.from), come));
         let world = &self.shared.world;
         let blame = |peer, error: &_| self.blame(peer, error);
         exchange::exchange(outgoing, incoming, &*world.alarm, world.timeout, &blame)

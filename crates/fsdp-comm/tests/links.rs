@@ -22,6 +22,8 @@ use fsdp_core::{DType, Error, Queue, Rank};
 enum Transport {
     InMemory,
     Tcp,
+    /// TCP, where all messages are read in the memory of their senders.
+    Direct,
     /// TCP between processes of so many ranks each, the last one of fewer.
     Both(usize),
 }
@@ -41,12 +43,13 @@ impl Linked {
         let alarm = in_memory.alarm();
         let links: Links = match self.transport {
             Transport::InMemory => Box::new(move |channel, rank| in_memory.link(channel, rank)),
-            Transport::Tcp => {
-                let links = tcp_links(world, 1, self.timeout, &alarm);
+            Transport::Tcp | Transport::Direct => {
+                let is_direct = matches!(self.transport, Transport::Direct);
+                let links = tcp_links(world, 1, self.timeout, &alarm, is_direct.then_some(1));
                 Box::new(move |channel, rank| links[rank.0].link(channel, rank))
             }
             Transport::Both(each) => {
-                let far = tcp_links(world, each, self.timeout, &alarm);
+                let far = tcp_links(world, each, self.timeout, &alarm, Some(64));
                 let near = |(process, far): (usize, TcpLinks)| {
                     let local = process * each..world.min((process + 1) * each);
                     let far: Arc<MakeLink> = Arc::new(move |channel, rank| far.link(channel, rank));
@@ -61,15 +64,21 @@ impl Linked {
 }
 
 /// Links as processes with so many ranks each have them.
-fn tcp_links(world: usize, each: usize, timeout: Duration, alarm: &Arc<dyn Alarm>) -> Vec<TcpLinks> {
+fn tcp_links(
+    world: usize,
+    each: usize,
+    timeout: Duration,
+    alarm: &Arc<dyn Alarm>,
+    direct_from: Option<u64>,
+) -> Vec<TcpLinks> {
     let processes = 0..world.div_ceil(each);
     let doors: Vec<_> = processes.map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
     let address = |rank: usize| vec![doors[rank / each].address().unwrap()];
     let addresses: Vec<_> = (0..world).map(address).collect();
     let open = |door: TcpDoor| {
         let alarm = Arc::clone(alarm);
-        door.open(TcpWorld { addresses: addresses.clone(), generation: 1, alarm, timeout }, Token::open())
-            .unwrap()
+        let world = TcpWorld { addresses: addresses.clone(), generation: 1, alarm, timeout, direct_from };
+        door.open(world, Token::open()).unwrap()
     };
     doors.into_iter().map(open).collect()
 }
@@ -117,6 +126,7 @@ fn worlds_of_one_to_nine_ranks_pass_in_memory() {
 #[test]
 fn worlds_of_one_to_nine_ranks_pass_over_tcp() {
     conformance::all(&Linked { transport: Transport::Tcp, timeout: LONG }, &SIZES);
+    conformance::all(&Linked { transport: Transport::Direct, timeout: LONG }, &SIZES);
 }
 
 #[test]
@@ -134,7 +144,7 @@ fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Erro
 
 #[test]
 fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
-    for transport in [Transport::InMemory, Transport::Tcp, Transport::Both(2)] {
+    for transport in [Transport::InMemory, Transport::Tcp, Transport::Direct, Transport::Both(2)] {
         let timeout = Duration::from_millis(50);
         let outcomes = outcomes(&Linked { transport, timeout }, 2, &|mut seat| {
             let comm = if seat.gathers.rank() == 1 { &mut seat.reductions } else { &mut seat.gathers };
@@ -149,7 +159,7 @@ fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
 
 #[test]
 fn a_rank_that_returns_early_is_named() {
-    for transport in [Transport::InMemory, Transport::Tcp, Transport::Both(2)] {
+    for transport in [Transport::InMemory, Transport::Tcp, Transport::Direct, Transport::Both(2)] {
         let outcomes = outcomes(&Linked { transport, timeout: LONG }, 3, &|mut seat| {
             // Over TCP ranks hear of each other from their first collective on.
             reduce(&mut seat.gathers, &seat.memory)?;

@@ -19,7 +19,7 @@ use crate::assembly::Assembly;
 use crate::flight::FlightRecorder;
 use crate::link::{Alarm, Link};
 use crate::near::{MakeLink, near_links};
-use crate::tcp::{TcpDoor, TcpWorld};
+use crate::tcp::{DIRECT_FROM, TcpDoor, TcpWorld};
 
 /// How often a process looks whether the leader has said where it is.
 const LOOK: Duration = Duration::from_millis(100);
@@ -29,6 +29,9 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Who is silent for so many heartbeats is dead.
 const BEATS_TO_DEATH: u32 = 15;
+
+/// Keeps processes of one machine from reading each other's memory, if it is `0`.
+const DIRECT_READS: &str = "FSDP_DIRECT_READS";
 
 /// What a process brings to a world.
 pub struct Joining<'a> {
@@ -155,7 +158,9 @@ impl Cluster {
             .iter()
             .flat_map(|process| process.ranks.clone().map(|_| process.facts.addresses.clone()))
             .collect();
-        let world = TcpWorld { addresses, generation: roster.generation, alarm: control.alarm(), timeout };
+        let is_direct = (joining.variable)(DIRECT_READS).is_none_or(|value| value != "0");
+        let (alarm, direct_from) = (control.alarm(), is_direct.then_some(DIRECT_FROM));
+        let world = TcpWorld { addresses, generation: roster.generation, alarm, timeout, direct_from };
         let links = door.open(world, token)?;
         let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
         let local = roster.processes[place.process].ranks.clone();

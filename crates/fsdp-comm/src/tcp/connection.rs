@@ -8,6 +8,8 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
 use super::Shared;
+use super::direct::greet;
+use super::memory::Memory;
 use crate::link::Alarm;
 use crate::process::auth::{Side, authenticate_within};
 
@@ -19,6 +21,17 @@ const BLAME_AFTER: Duration = Duration::from_secs(2);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// A connection that has proven itself.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// It does not wait.
+    pub(super) stream: TcpStream,
+    /// That of the process at the other end, where each can read the other's.
+    pub(super) memory: Option<Memory>,
+    /// From how many bytes on messages are read there.
+    direct_from: u64,
+}
 
 /// What the caller of a connection says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,15 +62,30 @@ pub(super) fn purpose(generation: u64) -> Vec<u8> {
     [b"data ".as_slice(), &generation.to_le_bytes()].concat()
 }
 
+impl Connection {
+    /// The last that both ends do before there are messages.
+    pub(super) fn open(stream: TcpStream, direct_from: Option<u64>) -> io::Result<Self> {
+        stream.set_read_timeout(Some(PROOF_LIMIT))?;
+        let memory = greet(&stream, direct_from.is_some())?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, memory, direct_from: direct_from.unwrap_or(u64::MAX) })
+    }
+
+    /// Whether a message of so many bytes is read where its sender has it.
+    pub(super) fn is_direct(&self, len_bytes: u64) -> bool {
+        self.memory.is_some() && len_bytes >= self.direct_from
+    }
+}
+
 impl Shared {
     /// A connection has come from outside, and proven itself.
-    pub(super) fn arrive(&self, name: Name, stream: TcpStream) {
-        self.arrived.lock().insert(name, stream);
+    pub(super) fn arrive(&self, name: Name, connection: Connection) {
+        self.arrived.lock().insert(name, connection);
         self.arrived.notify();
     }
 
     /// The connection of a channel between two ranks; none after the time limit of the world.
-    pub(super) fn connect(&self, channel: u64, own: Rank, peer: Rank) -> io::Result<Option<TcpStream>> {
+    pub(super) fn connect(&self, channel: u64, own: Rank, peer: Rank) -> io::Result<Option<Connection>> {
         if own < peer {
             return self.wait_for(Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 });
         }
@@ -68,7 +96,7 @@ impl Shared {
         loop {
             // Of several addresses one may lead elsewhere, and whoever answers may have too many strangers to look at.
             let failed = match self.call(&world.addresses[peer.0], name) {
-                Ok(stream) => return Ok(Some(stream)),
+                Ok(connection) => return Ok(Some(connection)),
                 Err(error) => error,
             };
             if world.alarm.raised().is_some() || clock.at(begin.elapsed()) >= world.timeout {
@@ -79,34 +107,33 @@ impl Shared {
     }
 
     /// Connects to the first address that answers, and believes this end.
-    fn call(&self, addresses: &[SocketAddr], name: Name) -> io::Result<TcpStream> {
+    fn call(&self, addresses: &[SocketAddr], name: Name) -> io::Result<Connection> {
         let world = &self.world;
-        let call = |address: &SocketAddr| -> io::Result<TcpStream> {
+        let call = |address: &SocketAddr| -> io::Result<Connection> {
             let mut stream = TcpStream::connect_timeout(address, world.timeout.min(PROOF_LIMIT))?;
             stream.set_nodelay(true)?;
             authenticate_within(&stream, PROOF_LIMIT, &self.token, Side::Caller, &purpose(world.generation))
                 .map_err(io::Error::other)?;
             stream.write_all(&name.to_bytes())?;
-            stream.set_nonblocking(true)?;
-            Ok(stream)
+            Connection::open(stream, world.direct_from)
         };
         let mut failed = io::Error::other("it has told no address");
         for address in addresses {
             match call(address) {
-                Ok(stream) => return Ok(stream),
+                Ok(connection) => return Ok(connection),
                 Err(error) => failed = io::Error::new(error.kind(), format!("{address}: {error}")),
             }
         }
         Err(failed)
     }
 
-    fn wait_for(&self, name: Name) -> io::Result<Option<TcpStream>> {
+    fn wait_for(&self, name: Name) -> io::Result<Option<Connection>> {
         let (world, begin) = (&self.world, Instant::now());
         let mut clock = RunClock::new(world.timeout);
         let mut arrived = self.arrived.lock();
         loop {
-            if let Some(stream) = arrived.remove(&name) {
-                return Ok(Some(stream));
+            if let Some(connection) = arrived.remove(&name) {
+                return Ok(Some(connection));
             }
             if world.alarm.raised().is_some() {
                 return Err(io::ErrorKind::UnexpectedEof.into());

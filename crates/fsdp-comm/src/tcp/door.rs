@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::connection::{Name, PROOF_LIMIT, purpose};
+use super::connection::{Connection, Name, PROOF_LIMIT, purpose};
+use super::memory::allow;
 use super::{Shared, TcpLinks, TcpWorld};
 use crate::monitor::Monitor;
 use crate::process::auth::{Side, Token, authenticate_within};
@@ -50,6 +51,9 @@ impl TcpDoor {
     /// # Errors
     /// The thread that answers can not be started.
     pub fn open(self, world: TcpWorld, token: Token) -> io::Result<TcpLinks> {
+        if world.direct_from.is_some() {
+            allow();
+        }
         let channels = world.addresses.iter().map(|_| Default::default()).collect();
         let shared = Arc::new(Shared { world, token, arrived: Monitor::default(), channels });
         let weak = Arc::downgrade(&shared);
@@ -104,7 +108,7 @@ fn welcome(stream: TcpStream, shared: &Weak<Shared>) -> io::Result<()> {
         .map_err(io::Error::other)?;
     stream.set_read_timeout(Some(PROOF_LIMIT))?;
     let name = Name::read(&stream)?;
-    stream.set_nonblocking(true)?;
-    shared.arrive(name, stream);
+    let connection = Connection::open(stream, shared.world.direct_from)?;
+    shared.arrive(name, connection);
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! Links over loopback: what can go wrong on a connection.
 
-use std::net::Ipv4Addr;
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use proptest::prelude::*;
@@ -24,19 +26,25 @@ impl Alarm for Bell {
 }
 
 /// The links of a world of processes with one rank each.
-fn world(ranks: usize, timeout: Duration) -> Vec<TcpLinks> {
+fn world(ranks: usize, timeout: Duration, direct_from: Option<u64>) -> Vec<TcpLinks> {
     let alarm = Arc::new(Bell::default());
     let doors: Vec<_> = (0..ranks).map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
     let addresses: Vec<_> = doors.iter().map(|door| vec![door.address().unwrap()]).collect();
     let open = |door: TcpDoor| {
-        let world = TcpWorld { addresses: addresses.clone(), generation: 7, alarm: alarm.clone(), timeout };
+        let world = TcpWorld {
+            addresses: addresses.clone(),
+            generation: 7,
+            alarm: alarm.clone(),
+            timeout,
+            direct_from,
+        };
         door.open(world, crate::process::auth::Token::open()).unwrap()
     };
     doors.into_iter().map(open).collect()
 }
 
-fn pair(timeout: Duration) -> [Box<dyn Link>; 2] {
-    let links = world(2, timeout);
+fn pair(timeout: Duration, direct_from: Option<u64>) -> [Box<dyn Link>; 2] {
+    let links = world(2, timeout, direct_from);
     [links[0].link(0, Rank(0)), links[1].link(0, Rank(1))]
 }
 
@@ -55,21 +63,23 @@ fn swap(link: &mut dyn Link, header: u8, give: &[Vec<u8>], lens: &[usize]) -> (E
 
 #[test]
 fn messages_larger_than_any_buffer_cross_in_both_directions_at_once() {
-    let [mut left, mut right] = pair(LONG);
-    let data = |rank: u8| {
-        vec![(0..40_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ rank).collect()]
-    };
-    thread::scope(|scope| {
-        let other = scope.spawn(|| swap(&mut *right, 1, &data(1), &[40_000_000]));
-        assert_eq!(swap(&mut *left, 1, &data(0), &[40_000_000]), (Exchanged::Done, data(1)));
-        assert_eq!(other.join().unwrap(), (Exchanged::Done, data(0)));
-    });
+    for direct_from in [None, Some(1)] {
+        let [mut left, mut right] = pair(LONG, direct_from);
+        let data = |rank: u8| {
+            vec![(0..40_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ rank).collect()]
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| swap(&mut *right, 1, &data(1), &[40_000_000]));
+            assert_eq!(swap(&mut *left, 1, &data(0), &[40_000_000]), (Exchanged::Done, data(1)));
+            assert_eq!(other.join().unwrap(), (Exchanged::Done, data(0)));
+        });
+    }
 }
 
 #[test]
 fn another_header_or_length_is_told_and_nothing_is_read() {
-    for (header, len) in [(2u8, 3usize), (1, 4)] {
-        let [mut left, mut right] = pair(LONG);
+    for (header, len, direct_from) in [(2u8, 3usize, None), (1, 4, None), (2, 3, Some(1))] {
+        let [mut left, mut right] = pair(LONG, direct_from);
         thread::scope(|scope| {
             let other = scope.spawn(|| swap(&mut *right, header, &[vec![9; len]], &[3]).0);
             let (exchanged, taken) = swap(&mut *left, 1, &[vec![9; 3]], &[3]);
@@ -87,12 +97,12 @@ fn another_header_or_length_is_told_and_nothing_is_read() {
 
 #[test]
 fn who_does_not_come_is_late_and_who_has_gone_is_named() {
-    let [mut left, right] = pair(Duration::from_millis(100));
+    let [mut left, right] = pair(Duration::from_millis(100), None);
     let receive = |link: &mut dyn Link| {
         link.exchange(None, Some(Incoming { from: 1, header: &[0; 31], parts: &mut [&mut [0; 4]] }))
     };
     assert_eq!(receive(&mut *left).unwrap(), Exchanged::Late { peer: 1 });
-    let [mut left, mut right_again] = pair(LONG);
+    let [mut left, mut right_again] = pair(LONG, None);
     thread::scope(|scope| {
         scope.spawn(move || {
             right_again
@@ -108,7 +118,7 @@ fn who_does_not_come_is_late_and_who_has_gone_is_named() {
 
 #[test]
 fn the_failure_that_was_first_is_the_one_that_is_told() {
-    let links = world(2, LONG);
+    let links = world(2, LONG, None);
     let (mut left, right) = (links[0].link(0, Rank(0)), links[1].link(0, Rank(1)));
     let first = CommError::PeerFailed { rank: Rank(5), reason: "it was killed".to_owned() };
     left.alarm().raise(first.clone());
@@ -119,10 +129,9 @@ fn the_failure_that_was_first_is_the_one_that_is_told() {
 
 #[test]
 fn strangers_are_not_answered_and_disturb_nobody() {
-    let links = world(2, LONG);
+    let links = world(2, LONG, None);
     let address = links[0].shared.world.addresses[0][0];
     let stranger = |bytes: &[u8]| {
-        use std::io::Write;
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(bytes).unwrap();
         stream
@@ -136,6 +145,80 @@ fn strangers_are_not_answered_and_disturb_nobody() {
     });
 }
 
+#[test]
+fn messages_are_read_in_memory_only_where_both_ends_allow_it_and_it_is_the_right_memory() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let connect = || {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    };
+    for (near_allows, far_allows) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (near, far) = connect();
+        thread::scope(|scope| {
+            let other = scope.spawn(move || direct::greet(&far, far_allows).unwrap().is_some());
+            let is_direct = cfg!(target_os = "linux") && near_allows && far_allows;
+            assert_eq!(direct::greet(&near, near_allows).unwrap().is_some(), is_direct);
+            assert_eq!(other.join().unwrap(), is_direct);
+        });
+    }
+    // Whoever tells a place without what is there, as a process of another machine does, and no process, and no place.
+    let elsewhere = [0u8; 16];
+    let address = elsewhere.as_ptr().expose_provenance() as u64;
+    for told in [
+        [u64::from(std::process::id()), address, 16],
+        [0, address, 16],
+        [u64::from(std::process::id()), 8, 16],
+    ] {
+        let (near, mut far) = connect();
+        far.write_all(&bytemuck::cast::<_, [u8; 24]>(told)).unwrap();
+        far.write_all(&[7; 16]).unwrap();
+        far.write_all(&[1]).unwrap();
+        assert!(direct::greet(&near, true).unwrap().is_none(), "{told:?}");
+    }
+}
+
+#[test]
+fn a_message_that_is_read_in_memory_is_read_before_its_sender_goes_on() {
+    let [mut left, mut right] = pair(LONG, Some(1));
+    let (header, is_read) = ([3; 31], AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(50));
+            is_read.store(true, Ordering::SeqCst);
+            let mut into = [0; 5];
+            let incoming = Incoming { from: 0, header: &header, parts: &mut [&mut into] };
+            assert_eq!(right.exchange(None, Some(incoming)).unwrap(), Exchanged::Done);
+            assert_eq!(into, [1, 2, 3, 4, 5]);
+        });
+        let outgoing = Outgoing { to: 1, header: &header, parts: &[&[1, 2], &[], &[3, 4, 5]] };
+        assert_eq!(left.exchange(Some(outgoing), None).unwrap(), Exchanged::Done);
+        assert!(is_read.load(Ordering::SeqCst));
+    });
+}
+
+#[test]
+fn messages_of_more_parts_than_one_call_takes_are_read_in_memory() {
+    let [mut left, mut right] = pair(LONG, Some(1));
+    let part = |i: usize| vec![(i % 251) as u8; i % 7];
+    let (give, lens): (Vec<_>, Vec<_>) = (0..5000).map(|i| (part(i), (i + 3) % 7)).unzip();
+    let total: usize = give.iter().map(Vec::len).sum();
+    let mut left_over = total;
+    let mut lens: Vec<usize> = lens
+        .into_iter()
+        .map(|len: usize| {
+            let len = len.min(left_over);
+            left_over -= len;
+            len
+        })
+        .collect();
+    lens.push(left_over);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| swap(&mut *right, 1, &give, &lens));
+        assert_eq!(swap(&mut *left, 1, &give, &lens).1.concat(), give.concat());
+        assert_eq!(other.join().unwrap().1.concat(), give.concat());
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -144,6 +227,7 @@ proptest! {
     fn parts_of_any_lengths_arrive_whole(
         out in prop::collection::vec(0usize..70_000, 0..6),
         cuts in prop::collection::vec(0usize..70_000, 0..6),
+        direct_from in prop::option::of(1u64..100_000),
     ) {
         let total: usize = out.iter().sum();
         let mut lens = Vec::new();
@@ -157,7 +241,7 @@ proptest! {
         let mut start = 0;
         let cut = |len: &usize| { start += len; bytes[start - len..start].to_vec() };
         let parts: Vec<Vec<u8>> = out.iter().map(cut).collect();
-        let [mut left, mut right] = pair(LONG);
+        let [mut left, mut right] = pair(LONG, direct_from);
         thread::scope(|scope| {
             scope.spawn(|| swap(&mut *right, 1, &parts, &[]));
             let peer = 1;

@@ -1,0 +1,103 @@
+//! Messages that their receiver reads where the sender has them: between processes of one machine, where the operating
+//! system lets one read the other's memory (`process_vm_readv`).
+//!
+//! Through a socket bytes are copied twice, in pieces that fit into the buffers of the kernel; this copies them once. Open
+//! MPI does the same between the processes of a node, where it calls it CMA.
+
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+
+use super::memory::{Memory, Place};
+
+/// Finds out whether both ends of a new connection can read each other's memory. Both call this at the same time; an end
+/// that is not `allowed` to makes it fail for both.
+///
+/// Each end tells its process and where in it a random number is, and looks for the other's: another machine, or another
+/// container, has another process of that number, or none.
+///
+/// # Errors
+/// Those of the stream.
+pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<Memory>> {
+    let mut secret = Box::new([0u8; 16]);
+    getrandom::fill(&mut *secret).map_err(io::Error::other)?;
+    let place = Place::of(&*secret);
+    stream.write_all(&bytemuck::cast::<_, [u8; 24]>([
+        u64::from(std::process::id()),
+        place.address,
+        place.len,
+    ]))?;
+    stream.write_all(&*secret)?;
+    let (mut told, mut told_secret) = ([0; 24], [0; 16]);
+    stream.read_exact(&mut told)?;
+    stream.read_exact(&mut told_secret)?;
+    let [process, address, len]: [u64; 3] = bytemuck::cast(told);
+    let memory = Memory::of(process).filter(|memory| {
+        let mut found = [0; 16];
+        let place = Place { address, len: len.min(found.len() as u64) };
+        allowed && memory.read(&[place], &mut [IoSliceMut::new(&mut found)]).is_ok() && found == told_secret
+    });
+    stream.write_all(&[u8::from(memory.is_some())])?;
+    let mut is_seen = [0];
+    stream.read_exact(&mut is_seen)?;
+    // Until here the other end may have looked at it.
+    drop(secret);
+    Ok(memory.filter(|_| is_seen == [1]))
+}
+
+/// The places of a message's parts as bytes: their number, then address and length of each; without those that are empty.
+pub(super) fn places(parts: &[&[u8]]) -> Vec<u8> {
+    let places: Vec<Place> =
+        parts.iter().filter(|part| !part.is_empty()).map(|part| Place::of(part)).collect();
+    let numbers = places.iter().flat_map(|place| [place.address, place.len]);
+    std::iter::once(places.len() as u64).chain(numbers).flat_map(u64::to_le_bytes).collect()
+}
+
+/// Places that are on their way in.
+pub(super) struct Places {
+    bytes: Vec<u8>,
+    come: usize,
+}
+
+const NUMBER_BYTES: usize = size_of::<u64>();
+
+impl Places {
+    pub(super) fn new() -> Self {
+        Self { bytes: vec![0; NUMBER_BYTES], come: 0 }
+    }
+
+    /// Where the next bytes go; nothing once all have come, which is known when their number has.
+    pub(super) fn missing(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.come..]
+    }
+
+    /// So many bytes more have come, of the places of a message of `len_bytes`.
+    ///
+    /// # Errors
+    /// There are more places than bytes.
+    pub(super) fn advance(&mut self, read: usize, len_bytes: u64) -> io::Result<()> {
+        self.come += read;
+        if self.come == NUMBER_BYTES && self.bytes.len() == NUMBER_BYTES {
+            let number = self.numbers().next().unwrap_or(0);
+            if number > len_bytes {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "a message has more parts than bytes",
+                ));
+            }
+            self.bytes.resize((1 + 2 * number as usize) * NUMBER_BYTES, 0);
+        }
+        Ok(())
+    }
+
+    /// All of them, once they have come.
+    pub(super) fn all(&self) -> Vec<Place> {
+        let numbers: Vec<u64> = self.numbers().skip(1).collect();
+        numbers.chunks_exact(2).map(|pair| Place { address: pair[0], len: pair[1] }).collect()
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.bytes
+            .chunks_exact(NUMBER_BYTES)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
+    }
+}

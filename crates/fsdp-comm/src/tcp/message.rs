@@ -1,0 +1,207 @@
+//! A message on its way over a stream that does not wait.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::connection::Connection;
+use super::direct::{Places, places};
+use crate::link::{Exchanged, Header, Incoming, Outgoing};
+
+/// The most slices that the operating system takes in one call.
+const SLICES_MAX: usize = 1024;
+
+/// Instead of a length, by who has read a message where it was.
+const READ: u64 = u64::MAX;
+
+/// Length and header in front of a message.
+type Preamble = [u8; PREAMBLE_BYTES];
+const PREAMBLE_BYTES: usize = size_of::<u64>() + size_of::<Header>();
+
+fn preamble(header: &Header, len_bytes: u64) -> Preamble {
+    let mut preamble = [0; PREAMBLE_BYTES];
+    let (len, rest) = preamble.split_at_mut(size_of::<u64>());
+    len.copy_from_slice(&len_bytes.to_le_bytes());
+    rest.copy_from_slice(header);
+    preamble
+}
+
+/// What goes in front of a message's data or, if its receiver reads it directly, stands for them.
+pub(super) struct Front {
+    preamble: Preamble,
+    places: Option<Vec<u8>>,
+}
+
+impl Front {
+    pub(super) fn of(message: &Outgoing<'_>, connection: &Connection) -> Self {
+        let len_bytes = message.len_bytes();
+        let places = connection.is_direct(len_bytes).then(|| places(message.parts));
+        Self { preamble: preamble(message.header, len_bytes), places }
+    }
+
+    /// Of the word that a message has been read.
+    pub(super) fn of_word(header: &Header) -> Self {
+        Self { preamble: preamble(header, READ), places: None }
+    }
+
+    /// Whether the sender must hear that the message was read before its bytes may change.
+    pub(super) fn is_direct(&self) -> bool {
+        self.places.is_some()
+    }
+}
+
+/// A message on its way out.
+pub(super) struct Sending<'a> {
+    stream: &'a TcpStream,
+    pub(super) peer: usize,
+    /// Those before `first` are sent.
+    slices: Vec<IoSlice<'a>>,
+    first: usize,
+}
+
+impl<'a> Sending<'a> {
+    pub(super) fn new(stream: &'a TcpStream, peer: usize, front: &'a Front, parts: &[&'a [u8]]) -> Self {
+        let parts = if front.is_direct() { &[] } else { parts };
+        let slices =
+            std::iter::once(&front.preamble[..]).chain(front.places.as_deref()).chain(parts.iter().copied());
+        Self { stream, peer, slices: slices.map(IoSlice::new).collect(), first: 0 }
+    }
+
+    /// Sends what the stream takes; whether that is all.
+    pub(super) fn step(&mut self) -> io::Result<bool> {
+        while self.first < self.slices.len() {
+            let mut rest = &mut self.slices[self.first..];
+            let left = rest.len();
+            let written = self.stream.write_vectored(&rest[..left.min(SLICES_MAX)]);
+            let Some(written) = moved(written)? else { return Ok(false) };
+            IoSlice::advance_slices(&mut rest, written);
+            self.first += left - rest.len();
+        }
+        Ok(true)
+    }
+
+    pub(super) fn poll(&self) -> PollFd<'a> {
+        PollFd::new(self.stream, PollFlags::OUT)
+    }
+}
+
+/// A message on its way in.
+pub(super) struct Receiving<'a> {
+    connection: &'a Connection,
+    pub(super) peer: usize,
+    expected: Preamble,
+    preamble: Preamble,
+    /// Bytes of the preamble that have come.
+    begun: usize,
+    /// The data; that before `first` has come.
+    slices: Vec<IoSliceMut<'a>>,
+    first: usize,
+    /// Where the sender has the data, if they are read there.
+    places: Option<Places>,
+    len_bytes: u64,
+}
+
+impl<'a> Receiving<'a> {
+    pub(super) fn new(connection: &'a Connection, message: Incoming<'a, '_>) -> Self {
+        let (peer, len_bytes) = (message.from, message.len_bytes());
+        let slices = message.parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        let places = connection.is_direct(len_bytes).then(Places::new);
+        let expected = preamble(message.header, len_bytes);
+        Self { connection, peer, expected, preamble: [0; _], begun: 0, slices, first: 0, places, len_bytes }
+    }
+
+    /// The word that a message with this header has been read.
+    pub(super) fn word(connection: &'a Connection, peer: usize, header: &Header) -> Self {
+        let (expected, slices) = (preamble(header, READ), Vec::new());
+        Self {
+            connection,
+            peer,
+            expected,
+            preamble: [0; _],
+            begun: 0,
+            slices,
+            first: 0,
+            places: None,
+            len_bytes: 0,
+        }
+    }
+
+    /// Whether its sender waits for word that it was read.
+    pub(super) fn is_direct(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// Nothing is read beyond a preamble that was not expected.
+    pub(super) fn differs(&self) -> Option<Exchanged> {
+        let (len, header) = self.preamble.split_at(size_of::<u64>());
+        let is_other = self.begun == self.preamble.len() && self.preamble != self.expected;
+        is_other.then(|| Exchanged::Differs {
+            header: header.try_into().expect("the rest of a preamble is a header"),
+            len_bytes: u64::from_le_bytes(len.try_into().expect("a preamble begins with a length")),
+        })
+    }
+
+    /// Takes what the stream has; whether that is all.
+    pub(super) fn step(&mut self) -> io::Result<bool> {
+        let mut stream = &self.connection.stream;
+        while self.begun < self.preamble.len() {
+            let read = stream.read(&mut self.preamble[self.begun..]);
+            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            self.begun += read;
+        }
+        // Reading into nothing would look like the end of the stream.
+        self.advance(0);
+        if self.differs().is_some() {
+            return Ok(true);
+        }
+        if self.places.is_some() {
+            return self.read_directly();
+        }
+        while self.first < self.slices.len() {
+            let rest = &mut self.slices[self.first..];
+            let slices = rest.len().min(SLICES_MAX);
+            let read = stream.read_vectored(&mut rest[..slices]);
+            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            self.advance(read);
+        }
+        Ok(true)
+    }
+
+    /// Takes the places that the stream has; once these are all, what is there.
+    fn read_directly(&mut self) -> io::Result<bool> {
+        let (mut stream, memory) = (&self.connection.stream, self.connection.memory.as_ref());
+        let (Some(places), Some(memory)) = (&mut self.places, memory) else { return Ok(true) };
+        while !places.missing().is_empty() {
+            let read = stream.read(places.missing());
+            let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
+            places.advance(read, self.len_bytes)?;
+        }
+        memory.read(&places.all(), &mut self.slices)?;
+        Ok(true)
+    }
+
+    fn advance(&mut self, read: usize) {
+        let mut rest = &mut self.slices[self.first..];
+        let left = rest.len();
+        IoSliceMut::advance_slices(&mut rest, read);
+        self.first += left - rest.len();
+    }
+
+    pub(super) fn poll(&self) -> PollFd<'a> {
+        PollFd::new(&self.connection.stream, PollFlags::IN)
+    }
+}
+
+/// What a call of the operating system moved; none if the stream takes or has no more now.
+fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Some(0)),
+        moved => moved.map(Some),
+    }
+}
+
+fn not_the_end(read: usize) -> io::Result<usize> {
+    if read == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(read) }
+}
