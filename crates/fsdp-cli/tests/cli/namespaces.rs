@@ -43,7 +43,7 @@ impl<'a> Nodes<'a> {
                 process % local
             );
             let command = format!(
-                "ip netns exec {node} env {variables} FSDP_RENDEZVOUS=10.78.0.1:29500 fsdp train run.toml {args}"
+                "ip netns exec {node} env {variables} FSDP_DIRECT_READS=0 FSDP_RENDEZVOUS=10.78.0.1:29500 fsdp train run.toml {args}"
             );
             self.shell.begin(&format!("process{process}"), &command);
         }
