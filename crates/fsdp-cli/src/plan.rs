@@ -32,6 +32,8 @@ struct Outlook<'a> {
     cost: Cost,
     /// Seconds of a step of PyTorch's FSDP2, compiled and not, where that can be said.
     fsdp2: Option<[f64; 2]>,
+    /// Floating-point operations of products that are done, for each that is done without checkpointing.
+    again: f64,
     /// What other settings would change.
     effects: Vec<Effect>,
 }
@@ -67,7 +69,8 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
         return search::run(&foresight, args);
     }
     let outlook = Outlook {
-        cost: Cost::of(&ahead, args.tokens, args.price),
+        cost: Cost::of(&ahead, args.tokens, args.price)?,
+        again: foresight.again(&ahead)?,
         fsdp2: foresight.fsdp2(&ahead)?,
         effects: effects::of(&foresight),
         ahead,

@@ -1,6 +1,6 @@
 //! How far a step may be from what is predicted of it.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, LinkKind};
 
 /// What of ten predictions of published runs nine are within, each left out of the fit with all runs of its kind.
 pub const OF_FITTED: f64 = 0.10;
@@ -20,9 +20,12 @@ pub const SLOWER: f64 = 1.66;
 /// The same cluster, as slow as it may be in a large world.
 pub fn slower(cluster: &Cluster) -> Cluster {
     let mut slower = cluster.clone();
-    match &mut slower.network {
-        Some(network) => network.bandwidth.value /= SLOWER,
-        None => slower.node.link.bandwidth.value /= SLOWER,
+    // What reaches all ranks: a torus does beside the network between its slices.
+    if let Some(network) = &mut slower.network {
+        network.bandwidth.value /= SLOWER;
+    }
+    if slower.network.is_none() || slower.node.link.kind == LinkKind::Torus {
+        slower.node.link.bandwidth.value /= SLOWER;
     }
     slower
 }

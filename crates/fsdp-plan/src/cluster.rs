@@ -84,7 +84,8 @@ pub struct Cluster {
     pub about: String,
     /// What kind of devices it has.
     pub kind: Kind,
-    /// Devices of one generation share the constants that are fitted.
+    /// Devices of one generation share the constants that are fitted: `ampere`, `hopper`, `blackwell` or `cdna3` of GPUs,
+    /// `tpu-v4`, `tpu-v5e` or `tpu-v5p` of TPUs, `x86` of processors.
     pub generation: String,
     /// How many machines there are; without it as many as a run asks for.
     pub nodes: Option<usize>,
@@ -198,6 +199,16 @@ pub enum ClusterError {
         value: f64,
         /// What it may be.
         allowed: &'static str,
+    },
+    /// Nothing is known of devices of a generation.
+    #[error("{origin}: `generation` is {generation:?}, which must be that of devices whose runs are known: {}", .known.join(", "))]
+    Generation {
+        /// The file.
+        origin: String,
+        /// What it says.
+        generation: String,
+        /// What it may say.
+        known: Vec<&'static str>,
     },
     /// There is no peak for an element type.
     #[error("{name} has no `device.peak.{dtype}`: it says {}", .known.join(", "))]

@@ -345,7 +345,7 @@ impl Resolved {
             return Ok(config);
         }
         Err(ConfigError::Divisibility {
-            origin: "--world-sizes".to_owned(),
+            origin: format!("a world of {world}"),
             divisor_key: "run.ranks",
             divisor: world as u64,
             dividend_key: "the micro-batches of a step",

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fsdp_core::ledger::{self, LedgerInput};
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
-use fsdp_core::schedule::Offload;
+use fsdp_core::schedule::{Checkpointing, Offload};
 use fsdp_core::wrap::WrapPolicy;
 use fsdp_core::{Queue, Rank};
 use fsdp_nn::HostMemory;
@@ -141,6 +141,16 @@ impl<'a> Foresight<'a> {
 }
 
 impl Foresight<'_> {
+    /// Floating-point operations of products in a step, for each that it has without checkpointing.
+    ///
+    /// # Errors
+    /// As [`Foresight::ahead`].
+    pub(super) fn again(&self, ahead: &Ahead<'_>) -> Result<f64, CliError> {
+        let mut config = ahead.config.clone();
+        config.fsdp.activation_checkpointing = Checkpointing::None;
+        Ok(ahead.done_flops / self.ahead(&config)?.done_flops)
+    }
+
     /// Seconds of PyTorch's FSDP2 with the settings of a run, compiled and not; on GPUs without offload, and with an optimizer
     /// that needs no whole matrices.
     ///
@@ -207,12 +217,11 @@ impl Ahead<'_> {
         peak * self.devices()
     }
 
-    /// Parts of the peak: of the model's operations with attention, of 6 for each parameter, and of all that are done.
-    pub(super) fn utilization(&self) -> [f64; 3] {
+    /// Parts of the peak: of the model's operations with attention, and of 6 for each parameter.
+    pub(super) fn utilization(&self) -> [f64; 2] {
         let speed = self.tokens_per_second();
-        let done = self.done_flops * self.plan.mesh.world() as f64 / self.forecast.seconds;
-        [self.flops.flops_per_token() * speed, self.flops.flops_per_token_6n() * speed, done]
-            .map(|flops| flops / self.peak())
+        [self.flops.flops_per_token(), self.flops.flops_per_token_6n()]
+            .map(|flops| flops * speed / self.peak())
     }
 
     /// Seconds in which a queue is at work.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use fsdp_train::checkpoint::DiskNeed;
+
 use super::ahead::Ahead;
+use crate::error::CliError;
 
 /// What is lost when a run fails and goes on: it is noticed, started, read and compiled. Assumed.
 const RESTART_SECONDS: f64 = 600.0;
@@ -26,8 +29,8 @@ pub(super) struct Cost {
     pub(super) save_every: f64,
     /// Whether the run file says it.
     pub(super) is_every_given: bool,
-    /// The part of all time that goes to saves, restarts and steps that are done again.
-    pub(super) lost: f64,
+    /// Seconds with failures, saves, restarts and steps that are done again; infinite if failures come too often to get on.
+    pub(super) whole: f64,
     /// US dollars for a device and hour.
     pub(super) price: f64,
     /// Devices.
@@ -36,40 +39,43 @@ pub(super) struct Cost {
 
 impl Cost {
     /// That of a run of so many tokens, or of all its steps.
-    pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Self {
+    ///
+    /// # Errors
+    /// [`CliError`]: a state that checkpoints can not hold.
+    pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Result<Self, CliError> {
         let per_step = ahead.tokens();
         let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
         let devices = ahead.devices();
         let operation = &ahead.cluster.operation;
         let between_failures = YEAR_SECONDS / (operation.failures_per_device_year.value * devices);
-        let save = Save::of(ahead);
+        let save = Save::of(ahead)?;
         let given = ahead.config.checkpoint.every as f64 * ahead.forecast.seconds;
         let is_every_given = given > 0.0;
-        // The next save waits for the last one.
         let save_every =
-            if is_every_given { given } else { save_every(save.stop, between_failures) }.max(save.write);
-        Self {
+            if is_every_given { given } else { save_every(save.stop, between_failures).max(save.write) };
+        let seconds = steps * ahead.forecast.seconds;
+        Ok(Self {
             tokens: steps * per_step,
             steps,
-            seconds: steps * ahead.forecast.seconds,
+            seconds,
             between_failures,
             save,
             save_every,
             is_every_given,
-            lost: lost(save, save_every, between_failures).min(0.99),
+            whole: whole(seconds, save, save_every, between_failures),
             price: price.unwrap_or(operation.price_per_device_hour.value),
             devices,
-        }
+        })
     }
 
-    /// Seconds with failures.
-    pub(super) fn whole(&self) -> f64 {
-        self.seconds / (1.0 - self.lost)
+    /// The part of all time that goes to saves, restarts and steps that are done again.
+    pub(super) fn lost(&self) -> f64 {
+        1.0 - self.seconds / self.whole
     }
 
     /// Hours of all devices.
     pub(super) fn device_hours(&self) -> f64 {
-        self.whole() / 3600.0 * self.devices
+        self.whole / 3600.0 * self.devices
     }
 
     /// US dollars.
@@ -88,14 +94,15 @@ pub(super) struct Save {
 }
 
 impl Save {
-    fn of(ahead: &Ahead<'_>) -> Self {
-        let state = ahead.usage.device.live_bytes.iter().sum::<usize>() as f64;
-        let on_node = ahead.plan.mesh.world().min(ahead.cluster.devices_per_node()) as f64;
-        let copy = state / ahead.cluster.node.host_link.value;
+    fn of(ahead: &Ahead<'_>) -> Result<Self, CliError> {
         // Replicas have the same state, which one of them writes.
+        let shards = ahead.plan.mesh.shards();
+        let state = DiskNeed::of(&ahead.config, &ahead.plan)?.save_bytes as f64 / shards as f64;
+        let on_node = shards.min(ahead.cluster.devices_per_node()) as f64;
+        let copy = state / ahead.cluster.node.host_link.value;
         let write = state * on_node / ahead.cluster.storage.write.value;
         let is_async = ahead.config.checkpoint.is_async;
-        Self { stop: if is_async { copy } else { copy + write }, write: copy + write }
+        Ok(Self { stop: if is_async { copy } else { copy + write }, write: copy + write })
     }
 }
 
@@ -109,15 +116,18 @@ fn save_every(save: f64, between_failures: f64) -> f64 {
     }
 }
 
-/// The part of all time that saves take, and with each failure the restart and what is done again: what was done since the last
-/// save that was written, on average half of the time between two, and the time of writing.
-fn lost(save: Save, every: f64, between_failures: f64) -> f64 {
-    if !every.is_finite() {
-        return 0.0;
+/// Seconds of all, of which `seconds` are steps: each save stops them, and one that comes while the last is being written waits
+/// for it. With each failure a restart is added, and what is done again: what was done since the last save that was written, on
+/// average half of the time between two, and the time of writing.
+fn whole(seconds: f64, save: Save, every: f64, between_failures: f64) -> f64 {
+    let stop = if every.is_finite() { save.stop.max(save.write - every) / every } else { 0.0 };
+    let without_failures = seconds * (1.0 + stop);
+    if !between_failures.is_finite() {
+        return without_failures;
     }
-    let again = every / 2.0 + save.write - save.stop;
-    save.stop / every
-        + if between_failures.is_finite() { (RESTART_SECONDS + again) / between_failures } else { 0.0 }
+    let again = every * (1.0 + stop) / 2.0 + save.write - save.stop;
+    let part = (RESTART_SECONDS + again) / between_failures;
+    if part < 1.0 { without_failures / (1.0 - part) } else { f64::INFINITY }
 }
 
 /// A time in the largest units that fit: `3.2 days`, `4.1 hours`, `12 min`, `35 s`, `120 ms`.
@@ -144,14 +154,23 @@ mod tests {
             let best = save_every(save, between);
             let save = Save { stop: save, write: 3.0 * save };
             for other in [0.5, 0.8, 1.25, 2.0] {
-                assert!(lost(save, best, between) < lost(save, best * other, between));
+                assert!(whole(1.0, save, best, between) < whole(1.0, save, best * other, between));
             }
         }
+    }
+
+    #[test]
+    fn saves_and_failures_lengthen_a_run_by_what_they_take() {
         let save = Save { stop: 1.0, write: 5.0 };
-        assert_eq!(lost(save, save_every(1.0, f64::INFINITY), f64::INFINITY), 0.0);
+        assert_eq!(whole(100.0, save, save_every(1.0, f64::INFINITY), f64::INFINITY), 100.0);
         // Devices that never fail lose what saves take; what is written beside steps is lost with a failure.
-        assert_eq!(lost(save, 100.0, f64::INFINITY), 0.01);
-        assert!((lost(save, 100.0, 1e4) - (0.01 + (600.0 + 54.0) / 1e4)).abs() < 1e-12);
+        assert_eq!(whole(100.0, save, 100.0, f64::INFINITY), 101.0);
+        let failing = 101.0 / (1.0 - (600.0 + 50.5 + 4.0) / 1e4);
+        assert!((whole(100.0, save, 100.0, 1e4) - failing).abs() < 1e-9);
+        // A save after every second waits for the four more that the last one is written.
+        assert_eq!(whole(100.0, save, 1.0, f64::INFINITY), 500.0);
+        // A run that fails more often than it starts ends never.
+        assert_eq!(whole(100.0, save, 100.0, 500.0), f64::INFINITY);
     }
 
     #[test]

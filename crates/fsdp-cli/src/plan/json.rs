@@ -10,8 +10,8 @@ use super::text::{assumptions, critical_kinds, sources, waits};
 
 /// All of it, for programs.
 pub(super) fn json(outlook: &Outlook<'_>) -> Value {
-    let Outlook { ahead, cost, fsdp2, effects } = outlook;
-    let [mfu, mfu_6n, hfu] = ahead.utilization();
+    let Outlook { ahead, cost, fsdp2, effects, again } = outlook;
+    let [mfu, mfu_6n] = ahead.utilization();
     let memory: serde_json::Map<String, Value> = fsdp_core::memory::Category::ALL
         .iter()
         .map(|&category| (category.name().to_owned(), ahead.usage.device.peak(category).into()))
@@ -47,7 +47,7 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
             "far_from_points": ahead.forecast.far,
             "tokens_per_second": ahead.tokens_per_second(),
             "fsdp2_seconds": fsdp2.map(|[compiled, eager]| json!({ "compiled": compiled, "eager": eager })),
-            "mfu": mfu, "mfu_6n": mfu_6n, "hfu": hfu,
+            "mfu": mfu, "mfu_6n": mfu_6n, "hfu": mfu * again,
             "queue_seconds": queues,
             "waits": waits(ahead).into_iter().map(|(name, seconds)| json!({ "for": name, "seconds": seconds })).collect::<Vec<_>>(),
             "critical_path": critical.collect::<Vec<_>>(),
@@ -65,14 +65,14 @@ pub(super) fn run_json(cost: &Cost) -> Value {
         "tokens": cost.tokens,
         "steps": cost.steps,
         "seconds": cost.seconds,
-        "seconds_with_failures": cost.whole(),
+        "seconds_with_failures": cost.whole.is_finite().then_some(cost.whole),
         "seconds_between_failures": cost.between_failures.is_finite().then_some(cost.between_failures),
         "save_every_seconds": cost.save_every.is_finite().then_some(cost.save_every),
         "save_stop_seconds": cost.save.stop,
         "save_write_seconds": cost.save.write,
-        "lost": cost.lost,
-        "device_hours": cost.device_hours(),
-        "dollars": cost.dollars(),
+        "lost": cost.lost(),
+        "device_hours": cost.whole.is_finite().then(|| cost.device_hours()),
+        "dollars": cost.whole.is_finite().then(|| cost.dollars()),
         "price": cost.price,
     })
 }

@@ -33,6 +33,8 @@ struct Candidate {
     tokens_per_second: f64,
     device_bytes: u64,
     exposed: f64,
+    computing: f64,
+    done_flops: f64,
     fits: bool,
 }
 
@@ -70,7 +72,7 @@ pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliE
     let capacity = foresight.cluster.device.memory.value as u64;
     // What the whole run takes with the fastest settings.
     let best = front.first().map(|best| foresight.ahead(&best.settings.applied(foresight.config)));
-    let cost = best.transpose()?.map(|best| Cost::of(&best, args.tokens, args.price));
+    let cost = best.transpose()?.map(|best| Cost::of(&best, args.tokens, args.price)).transpose()?;
     output::print(&match args.json {
         true => format!("{:#}\n", found.json(&front, here, cost.as_ref())),
         false => found.text(&front, here, capacity, cost.as_ref()),
@@ -86,6 +88,8 @@ fn found(foresight: &Foresight<'_>) -> Found {
             tokens_per_second: ahead.tokens_per_second(),
             device_bytes: ahead.device_bytes(),
             exposed: ahead.forecast.exposed,
+            computing: ahead.forecast.computing,
+            done_flops: ahead.done_flops,
             fits: ahead.fits(),
         })
     };
@@ -108,6 +112,28 @@ fn found(foresight: &Foresight<'_>) -> Found {
     found.impossible = all.len() + others.len() - found.candidates.len();
     found.sort();
     found
+}
+
+impl Candidate {
+    /// Where most of the time goes that a step takes longer than with the fastest settings.
+    fn why_slower(&self, best: &Self) -> String {
+        let (exposed, computing) = (self.exposed - best.exposed, self.computing - best.computing);
+        match () {
+            () if exposed >= computing => format!("computation waits {} longer", span(exposed)),
+            () if self.done_flops > 1.001 * best.done_flops => {
+                format!("{} more to compute: more activations are computed again", span(computing))
+            }
+            () => format!("computing takes {} longer: smaller products, or more beside it", span(computing)),
+        }
+    }
+}
+
+/// So many of a list at most, its ends among them, the others at equal distances.
+fn spread<T: Copy>(all: &[T], most: usize) -> Vec<T> {
+    if all.len() <= most {
+        return all.to_vec();
+    }
+    (0..most).map(|place| all[place * (all.len() - 1) / (most - 1)]).collect()
 }
 
 impl Found {
@@ -153,7 +179,7 @@ impl Found {
                 changes,
             ]
         };
-        let rows: Vec<[String; 5]> = front.iter().take(SHOWN).map(|one| row(&one)).collect();
+        let rows: Vec<[String; 5]> = spread(front, SHOWN).iter().map(|one| row(&one)).collect();
         if rows.is_empty() {
             let least = self.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
             if let Some(least) = least {
@@ -167,6 +193,9 @@ impl Found {
             return text;
         }
         text += &table(["step", "tokens/s", "memory", "exposed", "what to set"], rows);
+        if front.len() > SHOWN {
+            let _ = writeln!(text, "and {} between them, which --json has", front.len() - SHOWN);
+        }
         let losers = self.losers().into_iter().take(SHOWN);
         let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
         let _ = write!(text, "\n{}", table(["beside the fastest", "step", "why not"], losers));
@@ -183,12 +212,10 @@ impl Found {
         for candidate in &self.candidates {
             let changes = candidate.settings.differences(&best.settings);
             let [change] = &changes[..] else { continue };
-            let why = match candidate.fits {
-                false => format!("does not fit: {}", bytes(candidate.device_bytes)),
-                true if candidate.exposed > best.exposed * 1.01 => {
-                    format!("{} more of communication is exposed", span(candidate.exposed - best.exposed))
-                }
-                true => "more is computed".to_owned(),
+            let why = if candidate.fits {
+                candidate.why_slower(best)
+            } else {
+                format!("does not fit: {}", bytes(candidate.device_bytes))
             };
             let slower = 100.0 * (candidate.seconds / best.seconds - 1.0);
             if slower >= 0.05 || !candidate.fits {

@@ -3,7 +3,7 @@
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
 use fsdp_core::wrap::WrapPolicy;
-use fsdp_plan::cluster::{Cluster, Kind};
+use fsdp_plan::cluster::{Cluster, Kind, LinkKind};
 use fsdp_train::config::{Device, Resolved};
 
 use crate::error::CliError;
@@ -26,9 +26,22 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
         return Err(refused(format!("{} has {there} nodes, not {nodes}", cluster.name)));
     }
     if let Some(nodes) = nodes.or(cluster.nodes) {
-        *config = config.at_world(nodes * per_node)?;
+        let (ranks, replicas) = (nodes * per_node, config.fsdp.mesh.replicate);
+        *config = config.at_world(ranks).map_err(|error| refused(error.to_string()))?;
+        if config.fsdp.mesh.replicate != replicas {
+            return Err(refused(format!(
+                "{ranks} ranks can not be fsdp.mesh.replicate = {replicas} replicas: give another number of either"
+            )));
+        }
     }
     let ranks = config.run.ranks;
+    let is_connected = cluster.network.is_some() || cluster.node.link.kind == LinkKind::Torus;
+    if ranks > per_node && !is_connected {
+        return Err(refused(format!(
+            "{ranks} ranks need more than one node of {per_node} devices, and {} has no [network] between them",
+            cluster.name
+        )));
+    }
     if ranks > per_node && !ranks.is_multiple_of(per_node) {
         return Err(refused(format!(
             "run.ranks = {ranks} fill no whole nodes of {per_node} devices ({})",

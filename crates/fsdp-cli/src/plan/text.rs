@@ -36,14 +36,14 @@ pub(super) fn name(plan: &Plan, op: &Op) -> String {
 
 /// All of it, for people.
 pub(super) fn text(outlook: &Outlook<'_>) -> String {
-    let Outlook { ahead, cost, fsdp2, effects } = outlook;
+    let Outlook { ahead, cost, fsdp2, effects, again } = outlook;
     let paint = Paint::of(&io::stdout());
     let mut text = head(ahead);
     let mut section = |title: &str, body: String| {
         let _ = write!(text, "\n{}\n{body}", paint.heading(title));
     };
     section("memory of a device", memory(ahead));
-    section("step", listed(&step_rows(ahead, *fsdp2)));
+    section("step", listed(&step_rows(ahead, *fsdp2, *again)));
     section("queues", queues(ahead));
     section("what computation waits for", exposed(ahead));
     section("critical path", critical_path(ahead));
@@ -60,20 +60,26 @@ fn head(ahead: &Ahead<'_>) -> String {
     let (plan, config) = (&ahead.plan, &ahead.config);
     let per_node = ahead.cluster.devices_per_node();
     format!(
-        "{} in {} units, mesh {}, {} micro-batches of {} x {} tokens per rank and step\non {} of {per_node} devices, {}\n",
+        "{} in {} units, mesh {}, {} of {} x {} tokens per rank and step\non {} of {}, {}\n",
         parameters(&plan.spec),
         plan.layout.units.len(),
         plan.mesh,
-        plan.step.rounds,
+        counted(plan.step.rounds, "micro-batch"),
         config.train.micro_batch_size,
         config.data.seq_len,
         counted(plan.mesh.world().div_ceil(per_node), "node"),
+        counted(per_node, "device"),
         ahead.cluster,
     )
 }
 
 fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+    let end = match (count, what.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {what}{end}")
 }
 
 fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
@@ -99,13 +105,14 @@ fn left(ahead: &Ahead<'_>) -> Result<String, String> {
     let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     match there.checked_sub(needed) {
         Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(there))),
-        None => Err(format!("does not fit: {} lack beside {}", bytes(needed - there), bytes(there))),
+        None => Err(format!("does not fit: {} are needed, {} are there", bytes(needed), bytes(there))),
     }
 }
 
-fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>) -> Vec<[String; 2]> {
+fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[String; 2]> {
     let forecast = &ahead.forecast;
-    let [mfu, mfu_6n, hfu] = ahead.utilization().map(|part| format!("{:.1} %", 100.0 * part));
+    let [mfu, mfu_6n] = ahead.utilization();
+    let percent = |part: f64| format!("{:.1} %", 100.0 * part);
     let world = ahead.plan.mesh.world() as f64;
     let rows = [
         ("time", format!("{} ({} to {})", span(forecast.seconds), span(ahead.band[0]), span(ahead.band[1]))),
@@ -120,8 +127,8 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>) -> Vec<[String; 2]> {
                 rate(ahead.tokens_per_second() / world)
             ),
         ),
-        ("MFU", format!("{mfu} (6 N + 12 L d T), {mfu_6n} (6 N)")),
-        ("HFU", hfu),
+        ("MFU", format!("{} (6 N + 12 L d T), {} (6 N)", percent(mfu), percent(mfu_6n))),
+        ("HFU", format!("{} (the first, and what is computed again)", percent(mfu * again))),
     ];
     let mut rows: Vec<[String; 2]> = rows.map(|(name, value)| [name.to_owned(), value]).into();
     if let Some([compiled, eager]) = fsdp2 {
@@ -138,10 +145,14 @@ pub(super) fn listed(rows: &[[String; 2]]) -> String {
 
 /// Memory, step and run, as tables.
 pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>); 3] {
-    let Outlook { ahead, cost, fsdp2, .. } = outlook;
+    let Outlook { ahead, cost, fsdp2, again, .. } = outlook;
     let mut memory = device_rows(ahead);
     memory.push(["of a device".to_owned(), left(ahead).unwrap_or_else(|lacking| lacking)]);
-    [("Memory of a device", memory), ("Step", step_rows(ahead, *fsdp2)), ("The whole run", run_rows(cost))]
+    [
+        ("Memory of a device", memory),
+        ("Step", step_rows(ahead, *fsdp2, *again)),
+        ("The whole run", run_rows(cost)),
+    ]
 }
 
 fn queues(ahead: &Ahead<'_>) -> String {
@@ -218,26 +229,56 @@ pub(super) fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String;
 pub(super) fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
     let rows = [
         ("tokens", format!("{:.3e} in {} steps", cost.tokens, grouped(cost.steps as u64))),
-        ("time", format!("{} without failures, {} with them", span(cost.seconds), span(cost.whole()))),
-        ("a failure", format!("every {} of {} devices", span(cost.between_failures), cost.devices)),
-        (
-            "save",
-            format!(
-                "every {} ({}), steps stop for {}, written after {}; {:.1} % are lost to saves and failures",
-                span(cost.save_every),
-                if cost.is_every_given { "checkpoint.every" } else { "Young and Daly" },
-                span(cost.save.stop),
-                span(cost.save.write),
-                100.0 * cost.lost
-            ),
-        ),
-        ("device hours", grouped(cost.device_hours().ceil() as u64)),
-        (
-            "price",
-            format!("${} at ${} for a device and hour", grouped(cost.dollars().ceil() as u64), cost.price),
-        ),
+        ("time", times(cost)),
+        ("a failure", failures(cost)),
+        ("save", saves(cost)),
+        ("device hours", amount(cost.device_hours())),
+        ("price", format!("${} at ${} for a device and hour", amount(cost.dollars()), cost.price)),
     ];
     rows.map(|(name, value)| [name.to_owned(), value]).into()
+}
+
+fn times(cost: &Cost) -> String {
+    let seconds = span(cost.seconds);
+    if cost.whole.is_finite() {
+        format!("{seconds} of steps, {} with saves and failures", span(cost.whole))
+    } else {
+        format!(
+            "{seconds} of steps; it never ends: failures come too often for a restart and what is done again"
+        )
+    }
+}
+
+fn failures(cost: &Cost) -> String {
+    if cost.between_failures.is_finite() {
+        format!("every {}, of {}", span(cost.between_failures), counted(cost.devices as usize, "device"))
+    } else {
+        "none: `operation.failures_per_device_year` is 0".to_owned()
+    }
+}
+
+fn saves(cost: &Cost) -> String {
+    let often = match (cost.is_every_given, cost.save_every.is_finite()) {
+        (true, _) => format!("every {} (checkpoint.every)", span(cost.save_every)),
+        (false, true) => format!("every {} (Young and Daly)", span(cost.save_every)),
+        (false, false) => "only at the end, since nothing fails".to_owned(),
+    };
+    let waits = if cost.save_every < cost.save.write { ", for which the next one waits" } else { "" };
+    format!(
+        "{often}, steps stop for {}, written after {}{waits}; {:.1} % of the time are lost to saves and failures",
+        span(cost.save.stop),
+        span(cost.save.write),
+        100.0 * cost.lost()
+    )
+}
+
+/// A number of hours or dollars: whole, unless it is small.
+fn amount(number: f64) -> String {
+    match number {
+        _ if !number.is_finite() => "without end".to_owned(),
+        _ if number < 10.0 => format!("{number:.2}"),
+        _ => grouped(number.ceil() as u64),
+    }
 }
 
 /// What is not known but assumed, in words.

@@ -143,7 +143,9 @@ fn what_can_not_be_is_told() {
     }
     assert!(refused(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
     let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
-    assert!(world.contains("micro-batches"), "{world}");
+    assert!(world.contains("--nodes: ") && world.contains("micro-batches"), "{world}");
+    let replicas = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 1 --set fsdp.mesh.replicate=16");
+    assert!(replicas.contains("8 ranks can not be fsdp.mesh.replicate = 16 replicas"), "{replicas}");
     let partial = refused(
         &sandbox,
         "plan 8b.toml --on h100-sxm --set run.ranks=12 --set train.global_batch_size=12 --set fsdp.mesh.replicate=1",

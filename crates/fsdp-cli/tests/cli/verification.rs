@@ -20,7 +20,7 @@ fn nothing_is_trained_when_no_world_fits() {
     insta::assert_snapshot!(folded(&ran.stdout), @r"
     8.0K parameters in 3 units, 4 micro-batches per step
 
-    skipped world 3: --world-sizes: `run.ranks` = 3 does not divide the micro-batches of a step = 4;
+    skipped world 3: a world of 3: `run.ranks` = 3 does not divide the micro-batches of a step = 4;
     change one of the two
 
     no world size was verified: none of them fits the configuration
@@ -47,7 +47,7 @@ fn a_shrunk_run_promises_what_the_run_file_does() {
     insta::assert_snapshot!(outcome(&sandbox.succeed(&three).stdout), @r"
     world 1: mesh 1 x 1 (replicate x shard), promised: equal bits (D2)
     world 2: mesh 1 x 2 (replicate x shard), promised: equal bits (D2)
-    skipped world 3: --world-sizes: `run.ranks` = 3 does not divide the micro-batches of a step = 32;
+    skipped world 3: a world of 3: `run.ranks` = 3 does not divide the micro-batches of a step = 32;
     change one of the two
     ");
 }

@@ -1,7 +1,16 @@
 //! The numbers of a cluster by their keys, and what they may be.
 
-use super::{Cluster, ClusterError, Sourced};
+use super::{Cluster, ClusterError, Kind, Sourced};
 use crate::measured::Measured;
+
+/// Generations whose devices have been fitted, or have others that stand for them.
+fn generations(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Gpu => &["ampere", "hopper", "blackwell", "cdna3"],
+        Kind::Tpu => &["tpu-v4", "tpu-v5e", "tpu-v5p"],
+        Kind::Cpu => &["x86"],
+    }
+}
 
 impl Cluster {
     /// All numbers, with their keys, in the order of the file.
@@ -42,11 +51,21 @@ impl Cluster {
                 () if key.starts_with("operation.") || key.ends_with("latency") => {
                     Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
                 }
-                () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
+                () if key.starts_with("device.peak") => {
+                    Some("operations a second, at least 1e9 (a TFLOP/s is 1e12)")
+                        .filter(|_| !(value >= 1e9 && value.is_finite()))
+                }
+                () => Some("bytes, or bytes a second, at least 1e6")
+                    .filter(|_| !(value >= 1e6 && value.is_finite())),
             };
             if let Some(allowed) = allowed {
                 return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
             }
+        }
+        let known = generations(self.kind);
+        if !known.contains(&&*self.generation) {
+            let (origin, generation) = (origin.to_owned(), self.generation.clone());
+            return Err(ClusterError::Generation { origin, generation, known: known.to_vec() });
         }
         if self.nodes == Some(0) {
             let (origin, key) = (origin.to_owned(), "nodes".to_owned());

@@ -46,9 +46,16 @@ fn what_can_not_be_is_refused_by_its_key() {
         "[node.link]\nkind = \"nvlink\"\nbandwidth = { value = -",
     );
     assert!(
-        error.contains("`node.link.bandwidth` is -450000000000, which must be a number above 0"),
+        error.contains("`node.link.bandwidth` is -450000000000, which must be bytes, or bytes a second"),
         "{error}"
     );
+    let error = changed("generation = \"hopper\"", "generation = \"volta\"");
+    assert!(
+        error.contains("`generation` is \"volta\"") && error.contains("ampere, hopper, blackwell, cdna3"),
+        "{error}"
+    );
+    let error = changed("bf16 = { value = 9.894e14", "bf16 = { value = 989");
+    assert!(error.contains("`device.peak.bf16` is 989, which must be operations a second"), "{error}");
     let error = changed("memory_bandwidth", "memory_bandwith");
     assert!(error.contains("memory_bandwith"), "{error}");
     let error = changed("kind = \"nvlink\"", "kind = \"rope\"");

@@ -84,7 +84,9 @@ pub enum RowError {
 /// [`RowError`]: it is no CSV, lacks a column, or has something else where a number belongs.
 pub fn read(text: &str, origin: &str) -> Result<Vec<Row>, RowError> {
     let malformed = |source| RowError::Csv { origin: origin.to_owned(), source };
-    let mut reader = csv::Reader::from_reader(text.trim_start_matches('\u{feff}').as_bytes());
+    // Lines that end with CR and LF would be counted from before the LF of the last one.
+    let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
     let header: Vec<String> =
         reader.headers().map_err(malformed)?.iter().map(|name| name.trim().to_lowercase()).collect();
     if let Some(&column) = COLUMNS.iter().find(|column| !header.iter().any(|name| name == **column)) {
@@ -196,6 +198,9 @@ mod tests {
             wrong(&LINE.replacen(",1,8,", ",inf,8,", 1)),
             "runs.csv: line 3, column `micro_batch`: \"inf\" is no number of at least 0"
         );
+        let with_cr =
+            read(&format!("{header}\r\n{LINE}\r\n{}\r\n", LINE.replacen("32", "wide", 1)), "runs.csv");
+        assert!(with_cr.unwrap_err().to_string().contains("line 3, column `hidden`"));
         assert!(wrong("1,2").contains("line: 3"));
         let error = of(&header.replace("heads,", ""), LINE).unwrap_err();
         assert!(error.contains("there is no column `heads`"), "{error}");
