@@ -34,7 +34,6 @@ struct Candidate {
     device_bytes: u64,
     exposed: f64,
     computing: f64,
-    done_flops: f64,
     fits: bool,
 }
 
@@ -89,7 +88,6 @@ fn found(foresight: &Foresight<'_>) -> Found {
             device_bytes: ahead.device_bytes(),
             exposed: ahead.forecast.exposed,
             computing: ahead.forecast.computing,
-            done_flops: ahead.done_flops,
             fits: ahead.fits(),
         })
     };
@@ -118,13 +116,16 @@ impl Candidate {
     /// Where most of the time goes that a step takes longer than with the fastest settings.
     fn why_slower(&self, best: &Self) -> String {
         let (exposed, computing) = (self.exposed - best.exposed, self.computing - best.computing);
-        match () {
-            () if exposed >= computing => format!("computation waits {} longer", span(exposed)),
-            () if self.done_flops > 1.001 * best.done_flops => {
-                format!("{} more to compute: more activations are computed again", span(computing))
-            }
-            () => format!("computing takes {} longer: smaller products, or more beside it", span(computing)),
+        if exposed >= computing {
+            return format!("computation waits {} longer", span(exposed));
         }
+        let (here, there) = (&self.settings, &best.settings);
+        let because = match () {
+            () if here.checkpointing != there.checkpointing => "more is computed again",
+            () if here.micro_batch != there.micro_batch => "smaller operations, more often",
+            () => "more transfers beside it",
+        };
+        format!("computing takes {} longer: {because}", span(computing))
     }
 }
 
