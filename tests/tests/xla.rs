@@ -5,9 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fsdp_comm::ThreadOptions;
+use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::plan::Plan;
+use fsdp_nn::hf::HfModel;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_xla::{Devices, ProgramOptions, Reduction, Told};
+use fsdp_train::{Job, step_ahead};
+use fsdp_xla::{Collective, Devices, Program, ProgramOptions, Reduction, Target, Told, Tracer, XlaMemory};
 
 use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
@@ -127,6 +130,63 @@ fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
     assert!(report.holds(), "{report:#?}");
     assert!(dump.path().join("program-0.mlir").exists());
     assert!(!dump.path().join("program-1.mlir").exists(), "all steps are one program");
+}
+
+#[test]
+fn a_step_ahead_of_time_is_the_one_that_runs() {
+    let dump = tempfile::tempdir().unwrap();
+    let mixed = [
+        LAYERS,
+        "fsdp.mesh.replicate=2",
+        "fsdp.activation_checkpointing=\"full\"",
+        "train.optimizer.no_decay=[\"norm\"]",
+        "run.device=\"xla\"",
+    ];
+    let programs = ProgramOptions { dump: Some(dump.path().into()), ..ProgramOptions::default() };
+    if check((LLAMA, 61), &[4], &mixed, programs).is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(LLAMA, config(dir.path(), 61, &mixed));
+    let program = traced(&job, Reduction::Tree);
+    let run = std::fs::read_to_string(dump.path().join("program-0.mlir")).unwrap();
+    assert!(program.text == run, "the two programs differ");
+}
+
+/// The program of a step that nobody runs.
+fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
+    let tracer = Tracer::new(reduction, options());
+    let step = |seat: Seat<XlaMemory>| step_ahead(&job.config, &job.architecture, &job.plan, seat);
+    tracer.launch(job.plan.mesh.world(), &step).unwrap();
+    tracer.into_program().unwrap()
+}
+
+#[test]
+fn the_compiler_leaves_all_collectives_where_the_schedule_has_them() {
+    let Some(plugin) = plugin() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "run.device=\"xla\""];
+    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    let program = traced(&job, Reduction::Native);
+    let target = Target::open(&plugin, "cpu:4", Vec::new()).unwrap();
+    assert_eq!(target.devices(), 4);
+    let report = target.compile(&program).unwrap();
+    let optimized = report.optimized.unwrap();
+    // Without the barriers of waits, second gathers would be merged with first ones.
+    let count = |collectives: &[Collective], kind| collectives.iter().filter(|one| one.kind == kind).count();
+    for kind in Collective::KINDS {
+        let (ours, left) = (count(&program.collectives, kind), count(&optimized.collectives, kind));
+        assert_eq!(left, ours, "{kind}");
+    }
+    let memory = report.memory.unwrap();
+    let shards: usize =
+        job.plan.layout.units.iter().flat_map(|unit| &unit.segments).map(|one| one.shard_len()).sum();
+    // Parameters and two moments in single precision.
+    assert!(memory.arguments >= 12 * shards as u64, "{memory:?}");
+    // Eight ranks have no place on four devices.
+    let large = traced(&job.at_world(8).unwrap(), Reduction::Native);
+    let refused = target.compile(&large).unwrap_err().to_string();
+    assert!(refused.contains("8 ranks need as many devices"), "{refused}");
 }
 
 /// How often an operation is in a program.

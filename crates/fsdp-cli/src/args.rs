@@ -5,6 +5,8 @@
 mod calibrate;
 mod check;
 mod ckpt;
+#[cfg(feature = "xla")]
+mod compile;
 mod eval;
 mod generate;
 mod gpu;
@@ -26,6 +28,8 @@ use crate::exit_code;
 
 pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use check::CheckArgs;
+#[cfg(feature = "xla")]
+pub(crate) use compile::CompileArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use generate::GenerateArgs;
 pub(crate) use gpu::{BenchGpuArgs, DoctorArgs};
@@ -92,6 +96,9 @@ pub(crate) enum Command {
     Schedule(ScheduleArgs),
     /// Say what a run would take on machines that are not here: memory, time, cost, better settings
     Plan(PlanArgs),
+    /// Compile a step with XLA for devices that need not be here, and say what it takes
+    #[cfg(feature = "xla")]
+    Compile(CompileArgs),
     /// Measure what operations and collectives take here, for plans
     Calibrate(CalibrateArgs),
     /// Show what runs have told: one HTML file with curves, memory, schedule and configurations

@@ -153,6 +153,19 @@ pub(crate) enum CliError {
     #[cfg(feature = "xla")]
     #[error("device \"xla\" can not be used: {0}")]
     Xla(#[from] fsdp_xla::XlaError),
+    /// XLA does not compile a step.
+    #[cfg(feature = "xla")]
+    #[error("the step can not be compiled for {topology}")]
+    Ahead {
+        /// The devices.
+        topology: String,
+        /// Why.
+        source: fsdp_xla::XlaError,
+    },
+    /// A step does not fit into the memory of a device.
+    #[cfg(feature = "xla")]
+    #[error("{0}")]
+    AheadMemory(Box<crate::compile::ShortOfMemory>),
     /// There is no GPU that can be used.
     #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
     Gpu(#[from] DeviceError),
@@ -267,7 +280,7 @@ impl CliError {
             | CliError::LogFilter { .. } => FailureKind::Input,
             CliError::XlaProcesses => FailureKind::Input,
             #[cfg(feature = "xla")]
-            CliError::Xla(_) => FailureKind::Input,
+            CliError::Xla(_) | CliError::Ahead { .. } | CliError::AheadMemory(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]

@@ -12,6 +12,8 @@ mod byte_progress;
 mod calibrate;
 mod check;
 mod ckpt;
+#[cfg(feature = "xla")]
+mod compile;
 mod doctor;
 mod eval;
 mod generate;
@@ -127,6 +129,8 @@ fn run(command: Command) -> Result<Exit, CliError> {
         Command::Check(args) => check::run(&args),
         Command::Schedule(args) => schedule::run(&args).map(|()| Exit::Done),
         Command::Plan(args) => plan::run(&args).map(|()| Exit::Done),
+        #[cfg(feature = "xla")]
+        Command::Compile(args) => compile::run(&args).map(|()| Exit::Done),
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Report(args) => report::run(&args).map(|()| Exit::Done),
         Command::Bench(BenchCommand::Train(args)) => bench::run(&args),

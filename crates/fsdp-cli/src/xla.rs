@@ -29,15 +29,20 @@ pub(crate) fn named_plugin() -> Result<PathBuf, XlaError> {
     given.map(PathBuf::from).ok_or(XlaError::NoPlugin)
 }
 
+/// How programs add gradients over ranks.
+pub(crate) fn reduction(reduction: XlaReduction) -> Reduction {
+    match reduction {
+        XlaReduction::Tree => Reduction::Tree,
+        XlaReduction::Native => Reduction::Native,
+    }
+}
+
 /// Ranks that train, are measured or verified: each has a device of the plugin.
 ///
 /// # Errors
 /// [`CliError`]: there is no plugin, or it has too few devices.
 pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
-    let reduction = match run.xla.reduction {
-        XlaReduction::Tree => Reduction::Tree,
-        XlaReduction::Native => Reduction::Native,
-    };
+    let reduction = reduction(run.xla.reduction);
     let folder = |key: &Option<String>| key.as_ref().map(PathBuf::from);
     let (dump, compile_cache) = (folder(&run.xla.dump), folder(&run.xla.compile_cache));
     let options = ProgramOptions { reduction, dump, compile_cache };

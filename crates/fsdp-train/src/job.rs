@@ -180,11 +180,7 @@ impl<A: Architecture + Clone> Job<A> {
 
     /// What the model of the job computes with.
     pub(crate) fn program_options(&self) -> ProgramOptions {
-        ProgramOptions {
-            dtype: self.plan.policy.param_dtype,
-            seed: self.config.train_seed(),
-            terms: self.config.train.loss_terms(self.architecture.description()),
-        }
+        program_options(&self.config, &self.architecture, &self.plan)
     }
 
     /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
@@ -210,6 +206,19 @@ impl<A: Architecture + Clone> Job<A> {
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let config = self.config.at_world(world)?;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
+    }
+}
+
+/// What the model of a run computes with.
+pub(crate) fn program_options(
+    config: &Resolved,
+    architecture: &impl Architecture,
+    plan: &Plan,
+) -> ProgramOptions {
+    ProgramOptions {
+        dtype: plan.policy.param_dtype,
+        seed: config.train_seed(),
+        terms: config.train.loss_terms(architecture.description()),
     }
 }
 
@@ -382,7 +391,7 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
 ///
 /// # Errors
 /// [`TrainError::Misfit`]: it is a mixture of experts.
-fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
+pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
         return Ok(());
     }

@@ -20,6 +20,7 @@
 //! What is promised of bits stands in docs/numerics.md of the repository.
 
 pub mod adapter;
+mod ahead;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -48,6 +49,7 @@ pub mod verify;
 mod waiting;
 mod whole_file;
 
+pub use ahead::step_ahead;
 pub use error::TrainError;
 pub use init::InitSource;
 pub use job::{Job, draft, expect_positions, listed, plan, predict, rank_tables};

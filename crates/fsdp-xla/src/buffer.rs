@@ -15,6 +15,8 @@ use crate::hlo::{Shape, Value};
 pub(crate) enum Content {
     /// Nothing that anybody may read.
     Undefined,
+    /// Zeros, which nobody has room for before they are read.
+    Zero,
     /// Elements on the host, which go to the device when a program reads them.
     Host(HostBuffer),
     /// Elements on the device, and a copy of them if somebody has read them.

@@ -21,6 +21,38 @@ pub enum XlaError {
         /// What the system says.
         reason: String,
     },
+    /// The library is for other processors.
+    #[error(
+        "the PJRT plugin {} is for {architecture}, and this machine is {}: take the package for this one",
+        path.display(),
+        std::env::consts::ARCH
+    )]
+    Architecture {
+        /// The library.
+        path: PathBuf,
+        /// What it is for.
+        architecture: String,
+    },
+    /// There is no topology of a name.
+    #[error(
+        "the plugin {} has no topology \"{name}\": {message} (docs/xla.md has names that were tried; of processors it is \
+         cpu:N)",
+        path.display()
+    )]
+    Topology {
+        /// The library.
+        path: PathBuf,
+        /// The name.
+        name: String,
+        /// What the plugin says, with what it takes if it says that.
+        message: String,
+    },
+    /// The compiler has found that a program does not fit.
+    #[error("the program does not fit into the memory of a device: {message}")]
+    Memory {
+        /// What the compiler says.
+        message: String,
+    },
     /// The library is no plugin.
     #[error("{} is no PJRT plugin: it has no function GetPjrtApi", path.display())]
     NoApi {
@@ -83,6 +115,15 @@ pub enum XlaError {
         /// What the plugin says.
         message: String,
     },
+}
+
+impl XlaError {
+    /// Whether the plugin has no such function, or one that does nothing.
+    pub(crate) fn is_unimplemented(&self) -> bool {
+        /// `UNIMPLEMENTED` of `PJRT_Error_Code`.
+        const UNIMPLEMENTED: i32 = 12;
+        matches!(self, XlaError::TooOld { .. } | XlaError::Call { code: UNIMPLEMENTED, .. })
+    }
 }
 
 impl From<XlaError> for Error {

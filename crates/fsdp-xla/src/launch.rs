@@ -16,7 +16,7 @@ use crate::error::XlaError;
 use crate::ffi::Client;
 use crate::memory::XlaMemory;
 use crate::told::{Listener, Told};
-use crate::world::{Place, Programs, World, client, expect_devices};
+use crate::world::{Place, Programs, Seated, World, client, expect_devices};
 
 /// How gradients are added over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,12 +83,7 @@ impl Devices {
         let ProgramOptions { reduction, dump, compile_cache } = options;
         let cache = compile_cache.map(|folder| Cache::new(&folder, &client)).transpose()?.map(Arc::new);
         let programs = Programs { dump, cache, listener: Arc::new(|_: &Told| {}) };
-        let pool = HostPool::new();
-        let host = move |_: Rank, _: usize| {
-            let options = HostOptions { pool: Arc::clone(&pool), threads: 1, poison: false, resident: false };
-            Ok(Arc::new(HostMemory::new(options)?))
-        };
-        Ok(Self { client, threads: Threads::new(threads, host), reduction, programs })
+        Ok(Self { client, threads: host_threads(threads), reduction, programs })
     }
 
     /// Who is told of programs. Without it nobody is.
@@ -126,32 +121,55 @@ impl Launcher for Devices {
         let world = world
             .map(Arc::new)
             .map_err(|error| LaunchFailure { rank: Rank(0), reason: FailureReason::Setup(error.into()) })?;
-        let run = |seat: Seat<HostMemory>| -> Result<T, Failure<E>> {
-            let seat = self.seat(&world, seat).map_err(Failure::Setup)?;
-            body(seat).map_err(Failure::Body)
-        };
-        self.threads.launch(ranks, &run).map_err(|LaunchFailure { rank, reason }| {
-            let reason = match reason {
-                FailureReason::Error(Failure::Body(error)) => FailureReason::Error(error),
-                FailureReason::Error(Failure::Setup(error)) => FailureReason::Setup(error.into()),
-                FailureReason::Panic(message) => FailureReason::Panic(message),
-                FailureReason::Comm(error) => FailureReason::Comm(error),
-                FailureReason::Spawn(error) => FailureReason::Spawn(error),
-                FailureReason::Setup(error) => FailureReason::Setup(error),
-            };
-            LaunchFailure { rank, reason }
-        })
+        let place = |ranks| Place::Devices(Seated::new(Arc::clone(&world), ranks));
+        launch_with(&self.threads, ranks, (self.reduction, &place), body)
     }
 }
 
-impl Devices {
-    /// A rank's seat, made of that of a thread.
-    fn seat(&self, world: &Arc<World>, seat: Seat<HostMemory>) -> Result<Seat<XlaMemory>, Error> {
-        let Seat { rank, memory, gathers, mut reductions } = seat;
-        let meeting = reductions.split(&memory, 0)?;
-        let host = Arc::into_inner(memory).expect("a rank has just been given its memory");
-        let memory = Arc::new(XlaMemory::new(host, Place::new(Arc::clone(world), meeting)));
-        let comm = |host| Comm::new(Box::new(XlaComm::world(host, self.reduction)));
-        Ok(Seat { rank, memory, gathers: comm(gathers), reductions: comm(reductions) })
-    }
+/// Ranks as threads, whose memory does what happens on the host.
+pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
+    let pool = HostPool::new();
+    let host = move |_: Rank, _: usize| {
+        let options = HostOptions { pool: Arc::clone(&pool), threads: 1, poison: false, resident: false };
+        Ok(Arc::new(HostMemory::new(options)?))
+    };
+    Threads::new(threads, host)
+}
+
+/// Launches ranks whose steps become programs, which go to the place of each.
+pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
+    threads: &Threads<HostMemory>,
+    ranks: usize,
+    (reduction, place): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Place + Sync)),
+    body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
+) -> Result<Vec<T>, LaunchFailure<E>> {
+    let run = |seat: Seat<HostMemory>| -> Result<T, Failure<E>> {
+        let seat = seat_of(seat, reduction, place).map_err(Failure::Setup)?;
+        body(seat).map_err(Failure::Body)
+    };
+    threads.launch(ranks, &run).map_err(|LaunchFailure { rank, reason }| {
+        let reason = match reason {
+            FailureReason::Error(Failure::Body(error)) => FailureReason::Error(error),
+            FailureReason::Error(Failure::Setup(error)) => FailureReason::Setup(error.into()),
+            FailureReason::Panic(message) => FailureReason::Panic(message),
+            FailureReason::Comm(error) => FailureReason::Comm(error),
+            FailureReason::Spawn(error) => FailureReason::Spawn(error),
+            FailureReason::Setup(error) => FailureReason::Setup(error),
+        };
+        LaunchFailure { rank, reason }
+    })
+}
+
+/// A rank's seat, made of that of a thread.
+fn seat_of(
+    seat: Seat<HostMemory>,
+    reduction: Reduction,
+    place: &dyn Fn(Comm<HostMemory>) -> Place,
+) -> Result<Seat<XlaMemory>, Error> {
+    let Seat { rank, memory, gathers, mut reductions } = seat;
+    let meeting = reductions.split(&memory, 0)?;
+    let host = Arc::into_inner(memory).expect("a rank has just been given its memory");
+    let memory = Arc::new(XlaMemory::new(host, place(meeting)));
+    let comm = |host| Comm::new(Box::new(XlaComm::world(host, reduction)));
+    Ok(Seat { rank, memory, gathers: comm(gathers), reductions: comm(reductions) })
 }

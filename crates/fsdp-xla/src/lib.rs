@@ -9,6 +9,7 @@
 //!
 //! [PJRT]: https://openxla.org/xla/pjrt
 
+mod ahead;
 mod buffer;
 mod cache;
 mod comm;
@@ -18,6 +19,7 @@ mod hlo;
 mod launch;
 mod memory;
 mod ops;
+mod optimized;
 mod scalars;
 mod told;
 mod trace;
@@ -27,8 +29,12 @@ mod world;
 #[cfg(test)]
 mod tests;
 
+pub use ahead::{CompileReport, Program, Target, Tracer};
 pub use buffer::XlaBuffer;
 pub use error::XlaError;
+pub use ffi::{MemoryNeed, Setting};
+pub use hlo::Collective;
 pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, inspect};
 pub use memory::{Moment, XlaMemory};
+pub use optimized::Optimized;
 pub use told::{Listener, Told};

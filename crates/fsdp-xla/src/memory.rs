@@ -68,6 +68,12 @@ impl XlaMemory {
                 device.download(self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
                 Ok(copy.insert(host).clone())
             }
+            Content::Zero => {
+                let mut host = self.host_room(storage)?;
+                self.host.zero(Queue::Compute, SliceMut::whole(&mut host))?;
+                *content = Content::Host(host.clone());
+                Ok(host)
+            }
             Content::Undefined => Err(Error::Released { len: storage.len, dtype: storage.dtype }),
             Content::Traced(_) => {
                 panic!("a value of a program is read on the host before the program has run")
@@ -83,7 +89,7 @@ impl XlaMemory {
     pub(crate) fn take_to_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
         writable(buffer)?;
         let storage = &buffer.storage;
-        if matches!(*storage.content(), Content::Device(..)) {
+        if matches!(*storage.content(), Content::Device(..) | Content::Zero) {
             self.on_host(buffer)?;
         }
         match storage.take() {
@@ -143,6 +149,10 @@ impl Memory for XlaMemory {
         if let Some(trace) = &mut *self.lock() {
             let zeros = trace.hlo.zeros(&[dst.len], dst.buffer.storage.dtype.into());
             trace.store(queue, &dst, &zeros);
+            return Ok(());
+        }
+        if dst.len == dst.buffer.len() {
+            dst.buffer.storage.put(Content::Zero);
             return Ok(());
         }
         self.write_on_host(dst, |dst| self.host.zero(queue, dst))

@@ -18,7 +18,7 @@ use fsdp_nn::HostBuffer;
 
 use crate::buffer::{Content, Storage, XlaBuffer};
 use crate::ffi::DeviceBuffer;
-use crate::hlo::{Builder, Element, Name, Shape, Value, list};
+use crate::hlo::{Builder, Collective, Element, Name, Shape, Value, list};
 
 /// Where the elements of an argument come from.
 pub(crate) enum Source {
@@ -26,6 +26,8 @@ pub(crate) enum Source {
     Host(HostBuffer),
     /// From the host: numbers of this step.
     Bytes(Vec<u8>),
+    /// They are zero.
+    Zero,
     /// They are on the device.
     Device(Arc<DeviceBuffer>),
 }
@@ -47,8 +49,16 @@ pub(crate) struct Trace {
     touched: Vec<Weak<Storage>>,
     /// The last value that was made on each queue.
     last: [Option<Value>; Queue::ALL.len()],
-    /// What the next operation of each queue waits for.
-    awaited: [Vec<Value>; Queue::ALL.len()],
+    /// What operations of each queue wait for.
+    awaited: [Awaited; Queue::ALL.len()],
+}
+
+/// What a queue waits for.
+#[derive(Default)]
+struct Awaited {
+    values: Vec<Value>,
+    /// An operation has waited for it.
+    is_past: bool,
 }
 
 /// A program with everything that it takes to run it on one rank.
@@ -57,6 +67,8 @@ pub(crate) struct Traced {
     pub(crate) text: String,
     /// How many operations it has.
     pub(crate) operations: usize,
+    /// Its collectives, in order.
+    pub(crate) collectives: Vec<Collective>,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
     /// Where the results go, in order.
@@ -100,6 +112,7 @@ impl Trace {
             Content::Traced(values) => return values,
             Content::Host(buffer) => Some(Source::Host(buffer)),
             Content::Device(buffer, _) => Some(Source::Device(buffer)),
+            Content::Zero => Some(Source::Zero),
             Content::Undefined => None,
         };
         self.touched.push(Arc::downgrade(storage));
@@ -142,8 +155,13 @@ impl Trace {
                 (0, whole)
             }
         };
+        let awaited = &self.awaited[queue as usize];
         let mut behind = vec![value.clone()];
-        behind.extend(self.awaited[queue as usize].iter().filter(|other| other.name != value.name).cloned());
+        // Of most queues it is enough that the first operation after a wait is behind it. But a gather reads a shard: if only
+        // an earlier operation of its queue were, it could be merged with the gather of that shard before the wait.
+        if !awaited.is_past || queue == Queue::Gather {
+            behind.extend(awaited.values.iter().filter(|other| other.name != value.name).cloned());
+        }
         if behind.len() > 1 {
             value = self.hlo.barrier(&behind).swap_remove(0);
             values.insert(start, value.clone());
@@ -158,7 +176,9 @@ impl Trace {
         let value = self.hlo.convert(value, storage.dtype.into());
         let value = self.hlo.reshape(&value, &[slice.len]);
         let (from, to) = (slice.offset, slice.offset + slice.len);
-        if slice.len == storage.len && matches!(*storage.content(), Content::Host(_) | Content::Device(..)) {
+        if slice.len == storage.len
+            && matches!(*storage.content(), Content::Host(_) | Content::Device(..) | Content::Zero)
+        {
             // Nobody reads what is there: it needs no argument.
             storage.put(Content::Undefined);
         }
@@ -182,7 +202,7 @@ impl Trace {
         }
         values.insert(from, value.clone());
         storage.put(Content::Traced(values));
-        self.awaited[queue as usize].clear();
+        self.awaited[queue as usize].is_past = true;
         self.last[queue as usize] = Some(value);
     }
 
@@ -198,9 +218,12 @@ impl Trace {
 
     /// The next operation of a queue comes after a value.
     pub(crate) fn wait(&mut self, queue: Queue, value: &Value) {
-        let awaited = &mut self.awaited[queue as usize];
-        if awaited.iter().all(|other| other.name != value.name) {
-            awaited.push(value.clone());
+        let Awaited { values, is_past } = &mut self.awaited[queue as usize];
+        if std::mem::take(is_past) {
+            values.clear();
+        }
+        if values.iter().all(|other| other.name != value.name) {
+            values.push(value.clone());
         }
     }
 
@@ -231,7 +254,9 @@ impl Trace {
             }
         }
         let text = self.module(replicas, &aliases, &values);
-        Traced { text, operations: self.hlo.operations(), arguments: self.arguments, results, unchanged }
+        let (operations, arguments) = (self.hlo.operations(), self.arguments);
+        let collectives = self.hlo.into_collectives();
+        Traced { text, operations, collectives, arguments, results, unchanged }
     }
 
     fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {

@@ -10,10 +10,11 @@ use fsdp_core::memory::Slice;
 use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
+use crate::ahead::Paper;
 use crate::buffer::Content;
 use crate::cache::Cache;
 use crate::error::XlaError;
-use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin};
+use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin, Setting};
 use crate::told::{Listener, Told};
 use crate::trace::{Argument, Source, Trace, Traced};
 
@@ -59,7 +60,7 @@ pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError>
         return Ok(Arc::new(client));
     }
     let devices = ranks.max(CPU_DEVICES) as i64;
-    let options = vec![("cpu_device_count".to_owned(), devices)];
+    let options = vec![("cpu_device_count".to_owned(), Setting::Number(devices))];
     Ok(Arc::new(Client::new(plugin, options)?))
 }
 
@@ -95,6 +96,7 @@ impl World {
         let Argument { shape, source, .. } = argument;
         Ok(match source {
             Source::Device(buffer) => buffer,
+            Source::Zero => Arc::new(self.client.upload(rank, &shape, &vec![0; shape.byte_len()])?),
             Source::Bytes(bytes) => Arc::new(self.client.upload(rank, &shape, &bytes)?),
             Source::Host(buffer) => {
                 Arc::new(self.client.upload(rank, &shape, host.bytes(Slice::whole(&buffer))?)?)
@@ -154,24 +156,45 @@ impl World {
     }
 }
 
-/// A rank's place in a world.
-pub(crate) struct Place {
+/// Where the programs of a rank go.
+pub(crate) enum Place {
+    /// To devices, with those of other ranks.
+    Devices(Seated),
+    /// Nowhere: they are only written down.
+    Paper(Arc<Paper>),
+}
+
+impl Place {
+    /// Runs what was traced, with the other ranks, or writes it down. It may be under way on return.
+    ///
+    /// # Errors
+    /// Those of the plugin and of communication.
+    pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
+        match self {
+            Place::Devices(seated) => seated.run(host, trace),
+            Place::Paper(paper) => {
+                paper.write(trace);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A rank's seat in a world.
+pub(crate) struct Seated {
     world: Arc<World>,
     rank: usize,
     /// With the other ranks, on the host: to meet before and after a program.
     ranks: Comm<HostMemory>,
 }
 
-impl Place {
+impl Seated {
     pub(crate) fn new(world: Arc<World>, ranks: Comm<HostMemory>) -> Self {
         Self { world, rank: ranks.rank(), ranks }
     }
 
-    /// Runs what was traced, with the other ranks. It may be under way on return.
-    ///
-    /// # Errors
-    /// Those of the plugin and of communication.
-    pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
+    /// As [`Place::run`].
+    fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let mut program = trace.finish(self.world.ranks);
         let digest = Digest::of(&program.text);
         let world = Arc::clone(&self.world);

@@ -75,12 +75,61 @@ mod xla {
         }
     }
 
+    fn plugin() -> Option<String> {
+        let plugin = std::env::var("FSDP_TEST_PJRT").ok();
+        if plugin.is_none() {
+            println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
+        }
+        plugin
+    }
+
+    #[test]
+    fn a_plugin_for_other_processors_is_named_as_such() {
+        let sandbox = Sandbox::new();
+        let mut header = [0; 64];
+        header[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        // SPARC: nobody runs this there.
+        header[18] = 43;
+        std::fs::write(sandbox.path("plugin.so"), header).unwrap();
+        let compile = "compile run.toml --topology cpu:4";
+        let refused = sandbox.refused(&format!("{compile} --plugin plugin.so"));
+        assert!(refused.contains("is for machine 43 of ELF"), "{refused}");
+        let refused = sandbox.refused(compile);
+        assert!(refused.contains("no PJRT plugin is named"), "{refused}");
+    }
+
+    #[test]
+    fn a_step_is_compiled_for_devices_that_nobody_starts() {
+        let Some(plugin) = plugin() else { return };
+        let sandbox = Sandbox::new();
+        let compile = |more: &str| format!("compile run.toml --plugin {plugin} {more}");
+        let native = "--topology cpu:4 --set run.xla.reduction=native";
+        let ran = sandbox.succeed(&compile(&format!("{native} --json --dump step.mlir")));
+        let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!((&report["devices"], &report["ranks"]), (&4.into(), &4.into()));
+        let gathers = &report["program"]["collectives"]["all-gather"];
+        assert!(gathers.as_u64().unwrap() > 1, "{report}");
+        assert_eq!(&report["optimized"]["collectives"]["all-gather"], gathers);
+        let text = std::fs::read_to_string(sandbox.path("step.mlir")).unwrap();
+        assert_eq!(text.matches("stablehlo.all_gather\"").count() as u64, gathers.as_u64().unwrap());
+        assert!(!sandbox.path("out").exists(), "nothing is run");
+        let ran = sandbox.succeed(&compile(native));
+        assert!(ran.stdout.contains("XLA takes the step"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("peak, as the ledger predicts"), "{}", ran.stdout);
+        for (more, said) in [
+            ("--topology v9:2x2", "has no topology \"v9:2x2\""),
+            ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, and cpu:2 has 2"),
+            ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
+            ("--topology cpu:2 --set train.optimizer.name=adafactor", "adafactor"),
+        ] {
+            let refused = sandbox.refused(&compile(more));
+            assert!(refused.contains(said), "{refused}");
+        }
+    }
+
     #[test]
     fn a_run_goes_on_on_another_device() {
-        let Ok(plugin) = std::env::var("FSDP_TEST_PJRT") else {
-            println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
-            return;
-        };
+        let Some(plugin) = plugin() else { return };
         let sandbox = Sandbox::new();
         let xla = format!("--set run.device=xla --set run.xla.plugin={plugin}");
         let train = "train run.toml --set checkpoint.every=1 --set run.ranks=2";

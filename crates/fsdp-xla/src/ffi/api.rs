@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 
+use super::elf;
 use super::options::Settings;
 use crate::error::XlaError;
 
@@ -39,10 +40,13 @@ functions! {
     ADDRESSABLE_DEVICES = 16, "PJRT_Client_AddressableDevices", 40;
     COMPILE = 20, "PJRT_Client_Compile", 56;
     UPLOAD = 22, "PJRT_Client_BufferFromHostBuffer", 120;
+    DESCRIPTION_ATTRIBUTES = 25, "PJRT_DeviceDescription_Attributes", 40;
     DESCRIPTION_KIND = 26, "PJRT_DeviceDescription_Kind", 40;
     GET_DESCRIPTION = 29, "PJRT_Device_GetDescription", 32;
     EXECUTABLE_DESTROY = 40, "PJRT_Executable_Destroy", 24;
     NUM_OUTPUTS = 44, "PJRT_Executable_NumOutputs", 32;
+    COST_ANALYSIS = 46, "PJRT_Executable_GetCostAnalysis", 40;
+    OPTIMIZED_PROGRAM = 48, "PJRT_Executable_OptimizedProgram", 32;
     SERIALIZE = 49, "PJRT_Executable_Serialize", 56;
     LOADED_DESTROY = 50, "PJRT_LoadedExecutable_Destroy", 24;
     GET_EXECUTABLE = 51, "PJRT_LoadedExecutable_GetExecutable", 32;
@@ -50,6 +54,12 @@ functions! {
     LOAD = 56, "PJRT_Executable_DeserializeAndLoad", 64;
     BUFFER_DESTROY = 58, "PJRT_Buffer_Destroy", 24;
     DOWNLOAD = 70, "PJRT_Buffer_ToHostBuffer", 56;
+    TOPOLOGY_CREATE = 82, "PJRT_TopologyDescription_Create", 56;
+    TOPOLOGY_DESTROY = 83, "PJRT_TopologyDescription_Destroy", 24;
+    TOPOLOGY_DEVICES = 86, "PJRT_TopologyDescription_GetDeviceDescriptions", 40;
+    COMPILE_AHEAD = 89, "PJRT_Compile", 64;
+    CLIENT_TOPOLOGY = 95, "PJRT_Client_TopologyDescription", 32;
+    MEMORY_STATS = 96, "PJRT_Executable_GetCompiledMemoryStats", 144;
 }
 
 /// Words of a struct, more than any has.
@@ -99,7 +109,11 @@ impl Plugin {
         let opened =
             |reason: libloading::Error| XlaError::Open { path: path.into(), reason: reason.to_string() };
         // SAFETY: initializers of a plugin that the user names run here, as they would in any program that loads it.
-        let library = std::mem::ManuallyDrop::new(unsafe { Library::new(path) }.map_err(opened)?);
+        let library = unsafe { Library::new(path) }.map_err(|reason| match elf::foreign(path) {
+            Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
+            None => opened(reason),
+        })?;
+        let library = std::mem::ManuallyDrop::new(library);
         // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.
         let get: Symbol<'_, unsafe extern "C" fn() -> *const Word> =
             unsafe { library.get(b"GetPjrtApi") }.map_err(|_| XlaError::NoApi { path: path.into() })?;
@@ -187,6 +201,22 @@ impl Plugin {
         let arguments = Arguments::new().pointer(2, settings.words()).set(3, settings.count());
         Ok(self.call(CLIENT_CREATE, arguments)?.get(8))
     }
+}
+
+/// Names of a list of `PJRT_NamedValue`, with the value of each where it is one number, by its bits.
+///
+/// # Safety
+/// So many of them have to be there, with their texts.
+pub(super) unsafe fn attributes(list: Word, count: usize) -> Vec<(String, u64)> {
+    /// Words of a value: its size, an extension, the name and its length, its kind, itself, and how many it is.
+    const WORDS: usize = 7;
+    let read = |index: usize| {
+        // SAFETY: as the caller promises.
+        let value = unsafe { std::slice::from_raw_parts((list as *const Word).add(WORDS * index), WORDS) };
+        // SAFETY: as the caller promises.
+        (unsafe { text(value[2], value[3]) }, value[5] as u64)
+    };
+    (0..count).map(read).collect()
 }
 
 /// # Safety

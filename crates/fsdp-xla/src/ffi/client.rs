@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::api::{self, Arguments, Plugin, Word, text};
 use super::executable::Executable;
-use super::options::{CompileOptions, Settings};
+use super::options::{CompileOptions, Setting, Settings};
 use crate::error::XlaError;
 use crate::hlo::{Element, Shape};
 
@@ -21,7 +21,7 @@ impl Client {
     ///
     /// # Errors
     /// What the plugin says.
-    pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, i64)>) -> Result<Self, XlaError> {
+    pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
         let handle = plugin.create_client(&Settings::new(options))?;
         let mut client = Self { plugin, handle, devices: Vec::new() };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
@@ -115,7 +115,7 @@ impl Client {
         shape: &Shape,
         bytes: &[u8],
     ) -> Result<DeviceBuffer, XlaError> {
-        assert_eq!(bytes.len(), byte_len(shape), "the bytes of {shape}");
+        assert_eq!(bytes.len(), shape.byte_len(), "the bytes of {shape}");
         let dims: Vec<i64> = shape.dims.iter().map(|&dim| dim as i64).collect();
         // Until the transfer has completed the bytes stay as they are (1), which is waited for.
         let arguments = Arguments::new()
@@ -160,16 +160,6 @@ fn kind(element: Element) -> Word {
         Element::F64 => 12,
         Element::Bf16 => 13,
     }
-}
-
-fn byte_len(shape: &Shape) -> usize {
-    let each = match shape.element {
-        Element::Bool | Element::U8 => 1,
-        Element::Bf16 | Element::F16 => 2,
-        Element::F32 | Element::U32 | Element::I32 => 4,
-        Element::F64 | Element::U64 | Element::I64 => 8,
-    };
-    shape.len() * each
 }
 
 /// A tensor on a device. A program that it was given to may have taken its storage: then nobody reads it any more.

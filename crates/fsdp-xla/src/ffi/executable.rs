@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::api::{self, Arguments, Plugin, Word};
+use super::api::{self, Arguments, Plugin, Word, attributes, text};
 use super::client::{Client, DeviceBuffer};
 use crate::error::XlaError;
 
@@ -37,6 +37,84 @@ impl Compiled {
             unsafe { free(made.get(5) as *mut c_void) };
         }
         Ok(bytes)
+    }
+
+    /// The program after the compiler, in the compiler's own form, with the name of that form; none where the plugin keeps
+    /// it to itself.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn optimized(&self) -> Result<Option<(String, Vec<u8>)>, XlaError> {
+        // A `PJRT_Program`: first without room, to hear how much it takes.
+        let mut program: [Word; 6] = [48, 0, 0, 0, 0, 0];
+        let ask = |program: &mut [Word; 6]| {
+            let arguments = Arguments::new().set(2, self.handle).set(3, program.as_mut_ptr() as Word);
+            self.plugin.call(api::OPTIMIZED_PROGRAM, arguments).map(drop)
+        };
+        match ask(&mut program) {
+            Err(error) if error.is_unimplemented() => return Ok(None),
+            asked => asked?,
+        }
+        let mut bytes = vec![0_u8; program[3]];
+        program[2] = bytes.as_mut_ptr() as Word;
+        ask(&mut program)?;
+        // SAFETY: the name of the form is a constant of the plugin's.
+        let format = unsafe { text(program[4], program[5]) };
+        Ok(Some((format, bytes)))
+    }
+
+    /// The memory that it needs on a device; none where the plugin does not say.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn memory(&self) -> Result<Option<MemoryNeed>, XlaError> {
+        let said = match self.plugin.call(api::MEMORY_STATS, Arguments::new().set(2, self.handle)) {
+            Err(error) if error.is_unimplemented() => return Ok(None),
+            said => said?,
+        };
+        let bytes = |field| said.get(field) as u64;
+        let [code, arguments, results, aliased, temporaries] = [3, 4, 5, 6, 7].map(bytes);
+        Ok(Some(MemoryNeed { code, arguments, results, aliased, temporaries, peak: bytes(13) }))
+    }
+
+    /// Floating-point operations of a device, as the compiler counts them; none where the plugin does not say.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn flops(&self) -> Result<Option<f64>, XlaError> {
+        let said = match self.plugin.call(api::COST_ANALYSIS, Arguments::new().set(2, self.handle)) {
+            Err(error) if error.is_unimplemented() => return Ok(None),
+            said => said?,
+        };
+        // SAFETY: there are so many properties, which live as long as the executable.
+        let found = unsafe { attributes(said.get(4), said.get(3)) };
+        let flops = found.into_iter().find(|(name, _)| name == "flops");
+        // It is a number of single precision.
+        Ok(flops.map(|(_, bits)| f64::from(f32::from_bits(bits as u32))))
+    }
+}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNeed {
+    /// The program itself.
+    pub code: u64,
+    /// What it is given: parameters, optimizer state, data.
+    pub arguments: u64,
+    /// What it leaves.
+    pub results: u64,
+    /// Results that lie where arguments lay.
+    pub aliased: u64,
+    /// What it needs in between.
+    pub temporaries: u64,
+    /// At most at one time, by the compiler's own account; processors' compilers count only part of it.
+    pub peak: u64,
+}
+
+impl MemoryNeed {
+    /// Arguments, results that have storage of their own, temporaries and code.
+    pub fn total(&self) -> u64 {
+        (self.arguments + self.results + self.temporaries + self.code).saturating_sub(self.aliased)
     }
 }
 

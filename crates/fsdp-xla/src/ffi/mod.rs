@@ -8,10 +8,15 @@
 
 mod api;
 mod client;
+mod elf;
 mod executable;
 mod options;
+mod topology;
 
 pub(crate) use api::Plugin;
 pub(crate) use client::{Client, DeviceBuffer};
 pub(crate) use executable::Executable;
+pub use executable::MemoryNeed;
 pub(crate) use options::CompileOptions;
+pub use options::Setting;
+pub(crate) use topology::Topology;

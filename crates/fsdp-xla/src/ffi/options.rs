@@ -2,20 +2,33 @@
 
 use super::api::Word;
 
-/// Named integers, as the API takes them: seven words each.
+/// What an option is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// A number.
+    Number(i64),
+    /// A text.
+    Text(String),
+}
+
+/// Named values, as the API takes them: seven words each.
 pub(super) struct Settings {
     words: Vec<Word>,
     /// The words point into these.
-    _names: Vec<String>,
+    _values: Vec<(String, Setting)>,
 }
 
 impl Settings {
-    pub(super) fn new(values: Vec<(String, i64)>) -> Self {
-        // A size, an extension, the name and its length, the kind (1: an integer), the number, and how many there are.
-        let words =
-            |(name, value): &(String, i64)| [56, 0, name.as_ptr() as Word, name.len(), 1, *value as Word, 1];
-        let words = values.iter().flat_map(words).collect();
-        Self { words, _names: values.into_iter().map(|(name, _)| name).collect() }
+    pub(super) fn new(values: Vec<(String, Setting)>) -> Self {
+        // A size, an extension, the name and its length, the kind (0: a text, 1: an integer), the value, and how long it is.
+        let words = |(name, value): &(String, Setting)| {
+            let (kind, value, len) = match value {
+                Setting::Number(number) => (1, *number as Word, 1),
+                Setting::Text(text) => (0, text.as_ptr() as Word, text.len()),
+            };
+            [56, 0, name.as_ptr() as Word, name.len(), kind, value, len]
+        };
+        Self { words: values.iter().flat_map(words).collect(), _values: values }
     }
 
     pub(super) fn words(&self) -> *const Word {

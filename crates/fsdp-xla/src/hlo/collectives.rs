@@ -4,6 +4,21 @@ use std::fmt;
 
 use super::{Builder, Shape, Value, list};
 
+/// A collective of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// One of [`Collective::KINDS`].
+    pub kind: &'static str,
+    /// Elements of what it makes.
+    pub elements: usize,
+}
+
+impl Collective {
+    /// What XLA calls them.
+    pub const KINDS: [&'static str; 5] =
+        ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"];
+}
+
 /// The groups within which ranks communicate: all ranks of the world, each in one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups(Vec<Vec<usize>>);
@@ -50,7 +65,7 @@ impl Builder {
             "\"stablehlo.all_gather\"({}) <{{all_gather_dim = 0 : i64, {groups}}}> : ({}) -> {shape}",
             x.name, x.shape
         );
-        self.push(shape.clone(), text)
+        self.collective("all-gather", shape.clone(), text)
     }
 
     /// This rank's part of the sum over the group, added in an order of the plugin's.
@@ -63,7 +78,7 @@ impl Builder {
             sum(x),
             x.shape
         );
-        self.push(shape.clone(), text)
+        self.collective("reduce-scatter", shape.clone(), text)
     }
 
     /// The sum over the group, added in an order of the plugin's.
@@ -75,7 +90,7 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.push(x.shape.clone(), text)
+        self.collective("all-reduce", x.shape.clone(), text)
     }
 
     /// Part `i` goes to rank `i` of the group; part `i` of the result is what came from there.
@@ -88,7 +103,13 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.push(x.shape.clone(), text)
+        self.collective("all-to-all", x.shape.clone(), text)
+    }
+
+    /// Adds a collective, and notes it.
+    fn collective(&mut self, kind: &'static str, shape: Shape, text: fmt::Arguments<'_>) -> Value {
+        self.collectives.push(Collective { kind, elements: shape.len() });
+        self.push(shape, text)
     }
 
     /// The sum of the rows of a matrix by the tree over so many.

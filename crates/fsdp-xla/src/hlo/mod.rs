@@ -12,6 +12,7 @@ mod types;
 use std::fmt::Write;
 
 pub(crate) use arithmetic::Product;
+pub use collectives::Collective;
 pub(crate) use collectives::Groups;
 pub(crate) use types::{Element, Name, Shape, Value};
 
@@ -20,6 +21,7 @@ pub(crate) use types::{Element, Name, Shape, Value};
 pub(crate) struct Builder {
     body: String,
     results: usize,
+    collectives: Vec<Collective>,
 }
 
 impl Builder {
@@ -31,6 +33,11 @@ impl Builder {
     /// How many operations there are.
     pub(crate) fn operations(&self) -> usize {
         self.results
+    }
+
+    /// The collectives so far, in order.
+    pub(crate) fn into_collectives(self) -> Vec<Collective> {
+        self.collectives
     }
 
     /// Adds an operation with one result.

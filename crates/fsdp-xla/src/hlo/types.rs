@@ -81,6 +81,17 @@ impl Shape {
     pub(crate) fn len(&self) -> usize {
         self.dims.iter().product()
     }
+
+    /// Bytes of all elements.
+    pub(crate) fn byte_len(&self) -> usize {
+        let each = match self.element {
+            Element::Bool | Element::U8 => 1,
+            Element::Bf16 | Element::F16 => 2,
+            Element::F32 | Element::U32 | Element::I32 => 4,
+            Element::F64 | Element::U64 | Element::I64 => 8,
+        };
+        self.len() * each
+    }
 }
 
 impl fmt::Display for Shape {

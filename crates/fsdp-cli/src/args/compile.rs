@@ -1,0 +1,45 @@
+//! Arguments of `fsdp compile`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{RunFileArgs, positive};
+
+/// `fsdp compile`.
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "No device, data or weights are needed: the step is written down as on run.device = \"xla\", on stand-in
+tokens and parameters that take no memory, and compiled by the plugin for devices that need not be here.
+
+Topologies are named as the plugin does: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:2x4 (libtpu); cpu:4 is four
+devices of this processor. What has no names has options: --topology-option target_config=@h100.txtpb.
+libtpu asks a metadata server for the machine unless TPU_SKIP_MDS_QUERY=1 is set.
+
+Examples:
+  fsdp compile examples/quickstart.toml --topology cpu:4 --plugin pjrt_c_api_cpu_plugin.so
+  TPU_SKIP_MDS_QUERY=1 TPU_WORKER_HOSTNAMES=localhost \\
+    fsdp compile run.toml --topology v4:4x8x8 --plugin libtpu.so --json"
+)]
+pub(crate) struct CompileArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFileArgs,
+    /// Devices to compile for, by the plugin's name for them; each is a rank
+    #[arg(long, value_name = "NAME")]
+    pub(crate) topology: String,
+    /// An option of the topology; @FILE is the text of a file (may be repeated)
+    #[arg(long = "topology-option", value_name = "KEY=VALUE")]
+    pub(crate) topology_options: Vec<String>,
+    /// The PJRT plugin's shared library [default: `run.xla.plugin`, or what `PJRT_PLUGIN_LIBRARY_PATH` names]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Ranks, on the first devices [default: all devices]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ranks: Option<usize>,
+    /// Write the program, as StableHLO text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dump: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

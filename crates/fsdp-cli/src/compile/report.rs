@@ -1,0 +1,203 @@
+//! What is printed of a compiled step.
+
+use std::fmt::Write;
+use std::io;
+use std::time::Duration;
+
+use fsdp_core::plan::Plan;
+use fsdp_nn::op::Cost;
+use fsdp_xla::{Collective, CompileReport, Optimized, Program, Target};
+use serde_json::{Map, Value, json};
+
+use crate::output::{Paint, table};
+use crate::train::parameters;
+use crate::units::{bytes, flops, grouped};
+
+/// A step that was compiled.
+pub(super) struct Compiled<'a> {
+    pub(super) topology: &'a str,
+    pub(super) target: &'a Target,
+    pub(super) plan: &'a Plan,
+    pub(super) program: &'a Program,
+    pub(super) traced: Duration,
+    pub(super) report: &'a CompileReport,
+    /// Bytes of a device, as the ledger predicts them.
+    pub(super) predicted_bytes: u64,
+    /// Of a rank's step, in closed form.
+    pub(super) cost: Cost,
+}
+
+/// Where collectives of the compiled program leave the order of the schedule.
+enum Order {
+    Same,
+    /// From this one on, counted from 0: what the schedule has there, and the program.
+    Differs(usize, Option<Collective>, Option<Collective>),
+}
+
+impl Order {
+    fn of(wanted: &[Collective], found: &[Collective]) -> Self {
+        let at = (0..wanted.len().max(found.len())).find(|&at| wanted.get(at) != found.get(at));
+        at.map_or(Order::Same, |at| Order::Differs(at, wanted.get(at).cloned(), found.get(at).cloned()))
+    }
+
+    fn text(&self) -> String {
+        let said = |one: &Option<Collective>| match one {
+            Some(Collective { kind, elements }) => {
+                format!("{kind} of {} elements", grouped(*elements as u64))
+            }
+            None => "none".to_owned(),
+        };
+        match self {
+            Order::Same => "that of the schedule".to_owned(),
+            Order::Differs(at, wanted, found) => format!(
+                "differs from the schedule's at number {}: {}, where the schedule has {}",
+                at + 1,
+                said(found),
+                said(wanted)
+            ),
+        }
+    }
+}
+
+fn count(collectives: &[Collective], kind: &str) -> usize {
+    collectives.iter().filter(|one| one.kind == kind).count()
+}
+
+impl Compiled<'_> {
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let Self { target, plan, report, .. } = self;
+        let paint = Paint::of(&io::stdout());
+        let (major, minor) = target.api();
+        let mut text = format!(
+            "{} in {} units, mesh {}, {} micro-batches per rank and step\n{}: {} devices of {} (PJRT {major}.{minor})\n\
+             {}, in {:.1} s (written down in {:.1} s)\n",
+            parameters(&plan.spec),
+            plan.layout.units.len(),
+            plan.mesh,
+            plan.step.rounds,
+            self.topology,
+            target.devices(),
+            target.kind(),
+            paint.good("XLA takes the step"),
+            report.took.as_secs_f64(),
+            self.traced.as_secs_f64(),
+        );
+        let _ = write!(text, "\n{}\n{}", paint.heading("operations"), self.operations());
+        if let Some(Optimized { collectives, asynchronous, .. }) = &report.optimized {
+            let order = Order::of(&self.program.collectives, collectives).text();
+            let _ = writeln!(text, "order of collectives: {order}; asynchronous: {asynchronous}");
+        }
+        let _ = write!(text, "\n{}\n{}", paint.heading("memory of a device"), self.memory());
+        let _ = write!(text, "\n{}\n{}", paint.heading("FLOPs of a device's step"), self.flops());
+        text
+    }
+
+    fn operations(&self) -> String {
+        let optimized = self.report.optimized.as_ref();
+        let said = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
+        let all = (self.program.operations, optimized.map(|own| own.operations));
+        let mut rows = vec![["all".to_owned(), said(Some(all.0)), said(all.1)]];
+        for kind in Collective::KINDS {
+            let ours = count(&self.program.collectives, kind);
+            let left = optimized.map(|own| count(&own.collectives, kind));
+            if ours + left.unwrap_or(0) > 0 {
+                rows.push([kind.to_owned(), said(Some(ours)), said(left)]);
+            }
+        }
+        table(["", "ours", "XLA's"], rows)
+    }
+
+    fn memory(&self) -> String {
+        let mut rows: Vec<[String; 2]> = Vec::new();
+        let mut row = |name: &str, count: u64| rows.push([name.to_owned(), bytes(count)]);
+        if let Some(need) = &self.report.memory {
+            row("arguments", need.arguments);
+            row("results with storage of their own", need.results.saturating_sub(need.aliased));
+            row("temporaries", need.temporaries);
+            row("code", need.code);
+            row("all of these", need.total());
+            row("peak, as XLA says", need.peak);
+        }
+        row("peak, as the ledger predicts", self.predicted_bytes);
+        if let Some(has) = self.target.memory() {
+            row("the device has", has);
+        }
+        table(["", "bytes"], rows)
+    }
+
+    fn flops(&self) -> String {
+        let said = self.report.flops.map_or("not said".to_owned(), |count| flops(count as u64));
+        let rows = [
+            ["XLA's count".to_owned(), said],
+            ["products, in closed form".to_owned(), flops(self.cost.product_flops)],
+            ["all operations, in closed form".to_owned(), flops(self.cost.flops())],
+        ];
+        table(["", ""], rows)
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
+        let Self { target, plan, program, report, cost, .. } = self;
+        let kinds = |collectives: &[Collective]| -> Map<String, Value> {
+            let counted = Collective::KINDS.into_iter().map(|kind| (kind, count(collectives, kind)));
+            counted
+                .filter(|(_, count)| *count > 0)
+                .map(|(kind, count)| (kind.to_owned(), count.into()))
+                .collect()
+        };
+        let optimized = report.optimized.as_ref().map(|own| {
+            let order = Order::of(&program.collectives, &own.collectives);
+            json!({
+                "operations": own.operations,
+                "collectives": kinds(&own.collectives),
+                "asynchronous_collectives": own.asynchronous,
+                "order_of_schedule": matches!(order, Order::Same),
+            })
+        });
+        let memory = report.memory.map(|need| {
+            json!({
+                "arguments_bytes": need.arguments,
+                "results_bytes": need.results,
+                "aliased_bytes": need.aliased,
+                "temporaries_bytes": need.temporaries,
+                "code_bytes": need.code,
+                "total_bytes": need.total(),
+                "peak_bytes": need.peak,
+            })
+        });
+        json!({
+            "topology": self.topology,
+            "device": target.kind(),
+            "devices": target.devices(),
+            "device_bytes": target.memory(),
+            "ranks": plan.mesh.world(),
+            "parameters": plan.spec.elements(),
+            "traced_seconds": self.traced.as_secs_f64(),
+            "compiled_seconds": report.took.as_secs_f64(),
+            "program": { "operations": program.operations, "collectives": kinds(&program.collectives) },
+            "optimized": optimized,
+            "memory": memory,
+            "predicted_peak_bytes": self.predicted_bytes,
+            "flops": report.flops,
+            "closed_form_product_flops": cost.product_flops,
+            "closed_form_flops": cost.flops(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_collective_out_of_order_is_named() {
+        let made = |kind, elements| Collective { kind, elements };
+        let wanted = [made("all-gather", 8), made("reduce-scatter", 4), made("all-reduce", 2)];
+        assert_eq!(Order::of(&wanted, &wanted).text(), "that of the schedule");
+        let text = Order::of(&wanted, &[wanted[0].clone(), made("reduce-scatter", 6)]).text();
+        assert!(text.contains("at number 2: reduce-scatter of 6 elements"), "{text}");
+        let text = Order::of(&wanted, &wanted[..2]).text();
+        assert!(text.contains("at number 3: none, where the schedule has all-reduce of 2"), "{text}");
+    }
+}

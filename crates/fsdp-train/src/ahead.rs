@@ -1,0 +1,58 @@
+//! A step without a run: for memories that write down what they are asked for.
+
+use std::sync::Arc;
+
+use fsdp_comm::launch::Seat;
+use fsdp_core::engine::{Comms, Engine, ProgramOrder, StepInput};
+use fsdp_core::plan::Plan;
+use fsdp_core::{Digest, Rank};
+use fsdp_nn::model::{Architecture, Batch, ModelProgram};
+
+use crate::config::{Packing, Resolved};
+use crate::error::TrainError;
+use crate::job::{expect_compiled, program_options};
+use crate::loss_scale::LossScaler;
+use crate::rule::TrainBackend;
+
+/// Lets the first rank issue the first step of a run, on tokens that stand for those of its data; the other ranks connect and
+/// leave. Parameters are those that allocation leaves: nothing is drawn or read. The step's report is not asked for.
+///
+/// # Errors
+/// Those of the parts: what the memory can not do, ranks that are cut off.
+pub fn step_ahead<M: TrainBackend, A: Architecture + Clone>(
+    config: &Resolved,
+    architecture: &A,
+    plan: &Arc<Plan>,
+    seat: Seat<M>,
+) -> Result<(), TrainError> {
+    expect_compiled(config, architecture)?;
+    let Seat { rank, memory, gathers, reductions } = seat;
+    let (mesh, sub_group, digest) = (plan.mesh, plan.step.sub_group, Digest::of(&**plan));
+    let comms = Comms::connect(&*memory, gathers, reductions, mesh, sub_group, digest)?;
+    if rank != Rank(0) {
+        return Ok(());
+    }
+    let options = program_options(config, architecture, plan);
+    let program = ModelProgram::new(architecture.clone(), plan.spec.clone(), options);
+    let rule = M::rule(&config.train, &plan.spec)?;
+    let mut engine = Engine::new(Arc::clone(&memory), Arc::clone(plan), comms, program, rule)?;
+    engine.program_mut().set_batches(&memory, 0, vec![stand_in(config); plan.step.rounds])?;
+    let loss_scale = LossScaler::of(config).map(|scaler| scaler.now().scale);
+    engine.program_mut().set_loss_scale(loss_scale.unwrap_or(1.0));
+    let (lr, grad_clip) = (config.train.optimizer.lr().unwrap_or(0.0), config.train.grad_clip);
+    let input = StepInput { step: 1, lr, grad_clip, loss_scale, stop: false };
+    Ok(engine.step(input, &mut ProgramOrder, &mut ())?)
+}
+
+/// A micro-batch of whole samples: every target counts, and, where samples are packed, each is one document.
+fn stand_in(config: &Resolved) -> Batch {
+    let (samples, seq) = (config.train.micro_batch_size, config.data.seq_len);
+    let positions = || (0..samples * seq).map(|row| (row % seq) as u32).collect();
+    Batch {
+        ids: vec![0; samples * seq],
+        targets: vec![0; samples * seq],
+        samples: (0..samples as u64).collect(),
+        seq,
+        positions: (config.data.packing == Packing::Packed).then(positions),
+    }
+}

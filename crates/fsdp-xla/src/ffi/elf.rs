@@ -1,0 +1,48 @@
+//! For which processors a library is.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// The processors that a library is for, if it is one for others than these.
+pub(super) fn foreign(path: &Path) -> Option<String> {
+    let mut header = [0; 20];
+    File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;
+    let of = machine(&header)?;
+    (of != std::env::consts::ARCH).then_some(of)
+}
+
+/// What the header of an ELF file says (`e_machine`); none for other files.
+fn machine(header: &[u8; 20]) -> Option<String> {
+    if !header.starts_with(b"\x7fELF") {
+        return None;
+    }
+    // The sixth byte tells the order of bytes: 1 is little endian.
+    let number = [header[18], header[19]];
+    let number = if header[5] == 1 { u16::from_le_bytes(number) } else { u16::from_be_bytes(number) };
+    Some(match number {
+        3 => "x86".to_owned(),
+        21 => "powerpc64".to_owned(),
+        22 => "s390x".to_owned(),
+        62 => "x86_64".to_owned(),
+        183 => "aarch64".to_owned(),
+        243 => "riscv64".to_owned(),
+        other => format!("machine {other} of ELF"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_says_for_which_processors_it_is() {
+        let mut header = [0; 20];
+        assert_eq!(machine(&header), None);
+        header[..4].copy_from_slice(b"\x7fELF");
+        (header[5], header[18]) = (1, 183);
+        assert_eq!(machine(&header).as_deref(), Some("aarch64"));
+        (header[5], header[18], header[19]) = (2, 0, 22);
+        assert_eq!(machine(&header).as_deref(), Some("s390x"));
+    }
+}

@@ -1,0 +1,172 @@
+//! What is left of a program after the compiler: its operations and collectives, read out of XLA's own form of it.
+//!
+//! That form is an `HloModuleProto` (xla/service/hlo.proto), of which few fields are looked at.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+
+use crate::hlo::Collective;
+
+#[derive(PartialEq, Message)]
+struct WithConfig {
+    #[prost(message, optional, tag = "1")]
+    module: Option<Module>,
+}
+
+#[derive(PartialEq, Message)]
+struct Module {
+    #[prost(message, repeated, tag = "3")]
+    computations: Vec<Computation>,
+    #[prost(int64, tag = "6")]
+    entry: i64,
+    #[prost(message, optional, tag = "7")]
+    schedule: Option<Schedule>,
+}
+
+#[derive(PartialEq, Message)]
+struct Computation {
+    #[prost(message, repeated, tag = "2")]
+    instructions: Vec<Instruction>,
+    #[prost(int64, tag = "5")]
+    id: i64,
+}
+
+#[derive(PartialEq, Message)]
+struct Instruction {
+    #[prost(string, tag = "2")]
+    opcode: String,
+    #[prost(message, optional, tag = "3")]
+    shape: Option<Shape>,
+    #[prost(int64, tag = "35")]
+    id: i64,
+    #[prost(int64, repeated, tag = "38")]
+    called: Vec<i64>,
+}
+
+#[derive(PartialEq, Message)]
+struct Shape {
+    #[prost(int64, repeated, tag = "3")]
+    dims: Vec<i64>,
+    #[prost(message, repeated, tag = "4")]
+    parts: Vec<Shape>,
+}
+
+#[derive(PartialEq, Message)]
+struct Schedule {
+    #[prost(btree_map = "int64, message", tag = "1")]
+    sequences: BTreeMap<i64, Sequence>,
+}
+
+#[derive(PartialEq, Message)]
+struct Sequence {
+    #[prost(int64, repeated, tag = "1")]
+    instructions: Vec<i64>,
+}
+
+/// A program after the compiler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Optimized {
+    /// Operations of all its computations, those within fusions included.
+    pub operations: usize,
+    /// Its collectives, in the order in which they are scheduled, where the compiler says one.
+    pub collectives: Vec<Collective>,
+    /// How many of them begin at one place and are waited for at another.
+    pub asynchronous: usize,
+}
+
+impl Optimized {
+    /// Reads the form that the compiler gives; none for forms that are not known.
+    pub(crate) fn read(format: &str, bytes: &[u8]) -> Option<Self> {
+        let module = match format {
+            "hlo" => Module::decode(bytes).ok()?,
+            "hlo_with_config" => WithConfig::decode(bytes).ok()?.module?,
+            _ => return None,
+        };
+        let operations = module.computations.iter().map(|computation| computation.instructions.len()).sum();
+        let mut own = Self { operations, ..Self::default() };
+        own.walk(&module, module.entry, false);
+        Some(own)
+    }
+
+    /// Notes the collectives of a computation and of those that it calls.
+    fn walk(&mut self, module: &Module, computation: i64, is_asynchronous: bool) {
+        let Some(found) = module.computations.iter().find(|one| one.id == computation) else { return };
+        let sequences = module.schedule.as_ref().map(|schedule| &schedule.sequences);
+        let in_order: Vec<&Instruction> = match sequences.and_then(|all| all.get(&computation)) {
+            Some(sequence) => {
+                let by_id: BTreeMap<i64, &Instruction> =
+                    found.instructions.iter().map(|one| (one.id, one)).collect();
+                sequence.instructions.iter().filter_map(|id| by_id.get(id).copied()).collect()
+            }
+            None => found.instructions.iter().collect(),
+        };
+        for instruction in in_order {
+            let start = instruction.opcode.strip_suffix("-start");
+            let opcode = start.unwrap_or(&instruction.opcode);
+            if let Some(kind) = Collective::KINDS.into_iter().find(|kind| *kind == opcode) {
+                self.asynchronous += usize::from(start.is_some() || is_asynchronous);
+                self.collectives.push(Collective { kind, elements: elements(instruction) });
+                continue;
+            }
+            for &called in &instruction.called {
+                self.walk(module, called, start.is_some());
+            }
+        }
+    }
+}
+
+/// Elements of what a collective makes.
+fn elements(instruction: &Instruction) -> usize {
+    let Some(shape) = &instruction.shape else { return 0 };
+    // What begins an all-gather has its operands beside its results.
+    match (instruction.opcode.as_str(), &shape.parts[..]) {
+        ("all-gather-start", [_, results]) => elements_of(results),
+        _ => elements_of(shape),
+    }
+}
+
+fn elements_of(shape: &Shape) -> usize {
+    if shape.parts.is_empty() {
+        return shape.dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product();
+    }
+    shape.parts.iter().map(elements_of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(id: i64, opcode: &str, dims: &[i64], called: &[i64]) -> Instruction {
+        let shape = Some(Shape { dims: dims.to_vec(), parts: Vec::new() });
+        Instruction { opcode: opcode.to_owned(), shape, id, called: called.to_vec() }
+    }
+
+    #[test]
+    fn collectives_are_found_in_the_order_of_the_schedule() {
+        let wrapped = Computation { id: 1, instructions: vec![instruction(10, "reduce-scatter", &[4], &[])] };
+        let tuple =
+            vec![Shape { dims: vec![8], parts: Vec::new() }, Shape { dims: vec![16], parts: Vec::new() }];
+        let mut gather = instruction(22, "all-gather-start", &[], &[]);
+        gather.shape = Some(Shape { dims: Vec::new(), parts: tuple });
+        let main = Computation {
+            id: 2,
+            instructions: vec![
+                instruction(20, "all-reduce", &[3, 5], &[]),
+                instruction(21, "async-start", &[4], &[1]),
+                gather,
+                instruction(23, "all-gather-done", &[16], &[]),
+            ],
+        };
+        let sequence = Sequence { instructions: vec![22, 23, 21, 20] };
+        let schedule = Some(Schedule { sequences: BTreeMap::from([(2, sequence)]) });
+        let module = Module { computations: vec![wrapped, main], entry: 2, schedule };
+        let found = Optimized::read("hlo", &module.encode_to_vec()).unwrap();
+        let made = |kind, elements| Collective { kind, elements };
+        let wanted = vec![made("all-gather", 16), made("reduce-scatter", 4), made("all-reduce", 15)];
+        assert_eq!(found, Optimized { operations: 5, collectives: wanted, asynchronous: 2 });
+        let config = WithConfig { module: Some(module) };
+        assert_eq!(Optimized::read("hlo_with_config", &config.encode_to_vec()), Some(found));
+        assert_eq!(Optimized::read("mlir", b""), None);
+    }
+}

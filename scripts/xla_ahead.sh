@@ -1,0 +1,76 @@
+#!/bin/bash
+# What XLA for TPUs makes of the six GPT-2 models of the PyTorch/XLA FSDP report (PyTorch blog, 2023; all shapes but that of 2B are
+# assumed), without a TPU: compiles a step of each for its slice of TPU v4, and writes a table.
+#   scripts/xla_ahead.sh PATH_TO_LIBTPU [LAYERS..]
+# LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own, and may take an hour for the
+# larger ones. LARGEST=2B leaves out what is larger. FSDP names the binary (target/release/fsdp), built with --features xla.
+# libtpu.so is in the package libtpu of the Python registry, whose licence (Google Cloud's) forbids copies of it here.
+set -euo pipefail
+libtpu=$(realpath "$1")
+shift
+fsdp=$(realpath "${FSDP:-target/release/fsdp}")
+depths=("${@:-2}")
+[ $# -gt 0 ] || depths=(2 4)
+export TPU_SKIP_MDS_QUERY=1 TPU_WORKER_HOSTNAMES=localhost TPU_MIN_LOG_LEVEL=3
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir"
+
+echo "| model | slice | layers | parameters | compiled in | XLA's peak | of it arguments | temporaries | ledger | FLOPs: XLA | products in closed form | collectives | of them XLA leaves | asynchronous |"
+echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+while read -r name layers hidden heads micro chips topology; do
+    for depth in "${depths[@]}"; do
+        [ "$depth" = all ] && depth=$layers
+        mkdir -p model
+        echo "{\"model_type\": \"gpt2\", \"vocab_size\": 50257, \"n_embd\": $hidden, \"n_layer\": $depth, \"n_head\": $heads,
+            \"n_positions\": 1024, \"initializer_range\": 0.02, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0, \"resid_pdrop\": 0.0}" \
+            > model/config.json
+        cat > run.toml <<-EOF
+		[model]
+		path = "model"
+		[data]
+		train = ["none"]
+		format = "text"
+		seq_len = 1024
+		[train]
+		steps = 1
+		micro_batch_size = $micro
+		global_batch_size = $((micro * chips))
+		grad_clip = 1.0
+		optimizer = { name = "adamw", lr = 1e-4 }
+		lr_schedule = { name = "constant" }
+		[fsdp]
+		wrap = ["GPT2Block"]
+		param_dtype = "bf16"
+		reduce_dtype = "f32"
+		activation_checkpointing = "full"
+		[run]
+		out_dir = "out"
+		EOF
+        if "$fsdp" compile run.toml --topology "$topology" --plugin "$libtpu" --json > report.json 2> error; then
+            python3 - "$name" "$topology" "$depth" <<-'EOF'
+			import json, sys
+			name, topology, depth = sys.argv[1:]
+			r = json.load(open("report.json"))
+			m, o = r["memory"], r["optimized"]
+			gib = lambda count: f"{count / 2**30:.1f} GiB"
+			kinds = lambda part: ", ".join(f"{count} {kind}" for kind, count in part["collectives"].items())
+			print("|", " | ".join([
+			    name, topology, depth, f"{r['parameters'] / 1e9:.2f} B", f"{r['compiled_seconds']:.0f} s", gib(m["peak_bytes"]),
+			    gib(m["arguments_bytes"]), gib(m["temporaries_bytes"]), gib(r["predicted_peak_bytes"]), f"{r['flops']:.3g}",
+			    f"{r['closed_form_product_flops']:.3g}", kinds(r["program"]), kinds(o), str(o["asynchronous_collectives"]),
+			]), "|", flush=True)
+			EOF
+        else
+            echo "| $name | $topology | $depth | $(grep -m 1 . error | cut -c 1-200) |"
+        fi
+    done
+    [ "$name" = "${LARGEST:-}" ] && break
+done <<'EOF'
+2B 18 3072 24 32 4 v4:2x2x1
+16B 32 6400 50 16 32 v4:2x4x4
+20B 40 6400 50 8 64 v4:4x4x4
+32B 40 8192 64 8 64 v4:4x4x4
+64B 52 10112 79 8 128 v4:4x4x8
+128B 72 12160 95 4 256 v4:4x8x8
+EOF
