@@ -63,7 +63,7 @@ fn data(text: &mut Text, choices: &Choices) {
     text.table(
         "data",
         &[
-            "What it learns from: files, folders and patterns of text, JSON lines or Parquet.",
+            "What it learns from: files, folders and patterns of text, JSON lines, Parquet or Arrow.",
             "Often changed: train, eval, seq_len.",
         ],
     );

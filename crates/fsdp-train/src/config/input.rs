@@ -36,7 +36,7 @@ table! {
         eval_batches: u64 = or(COUNT, 0),
         /// What the files hold.
         format: Format = named(Format::Auto),
-        /// The field of JSON lines, or the column of Parquet files, with the document: a string, or a list of token ids. None
+        /// The field of JSON lines, or the column of Parquet and Arrow files, with the document: a string, or a list of token ids. None
         /// means `text`, else `input_ids`.
         column: Option<String> = or_none(TEXT),
         /// What becomes of lines and rows that hold no document.
@@ -117,7 +117,7 @@ impl DataConfig {
 /// What data files hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// What their names say: `.jsonl`, `.parquet`, and text otherwise.
+    /// What their names say: `.jsonl`, `.parquet`, `.arrow`, and text otherwise.
     Auto,
     /// UTF-8 text, one document per file.
     Text,
@@ -125,6 +125,8 @@ pub enum Format {
     Jsonl,
     /// Apache Parquet, a document per row in the column `data.column`.
     Parquet,
+    /// A stream of Arrow, as `datasets` keeps its data, a document per row in the column `data.column`.
+    Arrow,
     /// Little-endian 16-bit token ids, one document per file.
     TokensU16,
     /// Little-endian 32-bit token ids, one document per file.
@@ -162,8 +164,8 @@ pub enum Packing {
 
 named! {
     Format {
-        "auto": Auto, "text": Text, "jsonl": Jsonl, "parquet": Parquet, "tokens-u16": TokensU16,
-        "tokens-u32": TokensU32
+        "auto": Auto, "text": Text, "jsonl": Jsonl, "parquet": Parquet, "arrow": Arrow,
+        "tokens-u16": TokensU16, "tokens-u32": TokensU32
     }
     LossOn { "answers": Answers, "all": All }
     Malformed { "error": Error, "skip": Skip }

@@ -61,7 +61,7 @@ impl Corpus {
         let found = files::find(paths, config, loading.out_dir)?;
         let mut widths = found.iter().filter_map(|file| match file.kind {
             Kind::Tokens(width) => Some(width),
-            Kind::Text | Kind::Jsonl | Kind::Parquet => None,
+            Kind::Text | Kind::Jsonl | Kind::Parquet | Kind::Arrow => None,
         });
         if let Some(width) = widths.next() {
             // Only data.format says that files are of tokens, and it says so of all.

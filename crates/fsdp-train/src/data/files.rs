@@ -6,6 +6,7 @@
 //! its cache, is never data: a run would else change the data that it is to go on with.
 
 mod formats;
+mod saved;
 
 use std::ffi::OsStr;
 use std::fs;

@@ -16,6 +16,17 @@ pub(super) enum Record {
     Object(Map<String, Value>),
 }
 
+impl Record {
+    /// About what it takes in memory.
+    pub(super) fn len_bytes(&self) -> usize {
+        match self {
+            Record::Text(text) => text.len(),
+            Record::Tokens(ids) => ids.len() * size_of::<u32>(),
+            Record::Object(object) => object.values().map(|value| value.to_string().len()).sum(),
+        }
+    }
+}
+
 /// Where a record stands in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -23,11 +34,11 @@ pub(super) enum Place {
     Whole,
     /// A line, from 1.
     Line(u64),
-    /// A row of a row group, both from 0.
+    /// A row, from 0.
     Row {
-        /// The row group.
-        group: usize,
-        /// The row in it.
+        /// The row group that it is in, where the format has such, from 0.
+        group: Option<usize>,
+        /// The row, in its group or in the file.
         row: u64,
     },
 }
@@ -37,7 +48,8 @@ impl fmt::Display for Place {
         match self {
             Place::Whole => write!(f, "the whole file"),
             Place::Line(line) => write!(f, "line {line}"),
-            Place::Row { group, row } => write!(f, "row group {group}, row {row}"),
+            Place::Row { group: Some(group), row } => write!(f, "row group {group}, row {row}"),
+            Place::Row { group: None, row } => write!(f, "row {row}"),
         }
     }
 }

@@ -48,7 +48,7 @@ pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<S
             let tokens = bytes / width.bytes() as u64;
             Ok(Survey { files, bytes, tokens: Some(tokens), about_tokens: tokens, has_prompts: false })
         }
-        Kind::Text | Kind::Jsonl | Kind::Parquet => {
+        Kind::Text | Kind::Jsonl | Kind::Parquet | Kind::Arrow => {
             let pair = [&config.prompt, &config.completion].map(Option::as_deref);
             let fields = Fields::new(config.column.as_deref()).with_pair(pair);
             let encoder = Encoder { tokenizer: &tokenizer, fields, chats: Chats::find(config, &tokenizer)? };

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::DataFile;
+use super::saved::{self, Saved};
 use crate::config::Format;
 use crate::data::error::DataError;
 use crate::data::tokens::Width;
@@ -15,8 +16,10 @@ pub(in crate::data) enum Kind {
     Text,
     /// Objects of JSON, one per line.
     Jsonl,
-    /// Rows.
+    /// Rows, in row groups.
     Parquet,
+    /// Rows, in record batches.
+    Arrow,
     /// Token ids.
     Tokens(Width),
 }
@@ -37,6 +40,7 @@ pub(in crate::data) fn wanted(format: Format) -> &'static str {
         Format::Text => "UTF-8 text files",
         Format::Jsonl => "*.jsonl files",
         Format::Parquet => "*.parquet files",
+        Format::Arrow => "*.arrow files",
         Format::TokensU16 | Format::TokensU32 => "*.bin files",
     }
 }
@@ -45,6 +49,8 @@ pub(in crate::data) fn wanted(format: Format) -> &'static str {
 struct Name {
     extension: String,
     compression: Option<Compression>,
+    /// Whether `datasets` gives such names to what it has computed from data.
+    is_derived: bool,
 }
 
 impl Name {
@@ -56,7 +62,8 @@ impl Name {
             _ => (&*name, None),
         };
         let extension = rest.rsplit_once('.').map_or("", |(_, extension)| extension);
-        Name { extension: extension.to_owned(), compression }
+        let is_derived = extension == "arrow" && (name.starts_with("cache-") || name == "indices.arrow");
+        Name { extension: extension.to_owned(), compression, is_derived }
     }
 
     /// What is a record format, whoever named it.
@@ -64,14 +71,15 @@ impl Name {
         match (&*self.extension, self.compression) {
             ("jsonl" | "ndjson", _) => Some(Kind::Jsonl),
             ("parquet", None) => Some(Kind::Parquet),
+            ("arrow", None) if !self.is_derived => Some(Kind::Arrow),
             _ => None,
         }
     }
 
-    /// Whether such files stand beside data and are none: descriptions of data sets.
+    /// Whether such files stand beside data and are none: descriptions of data sets, and what `datasets` has computed.
     fn is_companion(&self) -> bool {
-        matches!(&*self.extension, "" | "json" | "md" | "py" | "txt" | "yaml" | "yml")
-            && self.compression.is_none()
+        let is_described = matches!(&*self.extension, "" | "json" | "md" | "py" | "txt" | "yaml" | "yml");
+        self.is_derived || is_described && self.compression.is_none()
     }
 }
 
@@ -86,13 +94,14 @@ pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataEr
         Format::Text => Kind::Text,
         Format::Jsonl => Kind::Jsonl,
         Format::Parquet => Kind::Parquet,
+        Format::Arrow => Kind::Arrow,
         Format::TokensU16 => Kind::Tokens(Width::U16),
         Format::TokensU32 => Kind::Tokens(Width::U32),
     };
-    if name.compression.is_some() && matches!(kind, Kind::Parquet | Kind::Tokens(_)) {
+    if name.compression.is_some() && matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Tokens(_)) {
         return Err(refused(
             &path,
-            "files of tokens and Parquet files are not read compressed; decompress it",
+            "files of tokens, Parquet and Arrow are not read compressed; decompress it",
         ));
     }
     Ok(DataFile { path, named: true, kind, compression: name.compression })
@@ -106,15 +115,13 @@ fn by_name(name: &Name) -> Result<Kind, String> {
     match &*name.extension {
         "json" => Err(unclear("\"jsonl\" or \"text\"")),
         "bin" => Err(unclear("\"tokens-u16\" or \"tokens-u32\"")),
-        "arrow" => Err(format!("Arrow files are not read; {TO_PARQUET}")),
-        "parquet" => Err("Parquet files are not read compressed; decompress it".to_owned()),
+        "arrow" if name.compression.is_none() => Ok(Kind::Arrow),
+        "arrow" | "parquet" => {
+            Err("files of Parquet and Arrow are not read compressed; decompress it".to_owned())
+        }
         _ => Ok(Kind::Text),
     }
 }
-
-/// The way out for what `datasets` keeps for itself.
-const TO_PARQUET: &str =
-    "write it as Parquet: `datasets.load_from_disk(FOLDER).to_parquet(\"train.parquet\")`, for each split";
 
 /// Those of the files of a folder that are data.
 ///
@@ -126,8 +133,12 @@ pub(super) fn of_folder(
     format: Format,
 ) -> Result<Vec<DataFile>, DataError> {
     let format = if format == Format::Auto { of_all(folder, &found)? } else { format };
+    let saved = if format == Format::Arrow { Saved::among(&found)? } else { Vec::new() };
     let mut files = Vec::new();
     for path in found {
+        if saved.iter().any(|saved| saved.leaves_out(&path)) {
+            continue;
+        }
         let name = Name::of(&path);
         if !name_is_of(&name, format) {
             continue;
@@ -141,28 +152,21 @@ pub(super) fn of_folder(
 
 /// The format of a folder that nobody named.
 fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
-    let is_saved = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name == "state.json")
-            && found.iter().any(|other| Name::of(other).extension == "arrow")
-    };
-    if found.iter().any(is_saved) {
-        let reason = format!(
-            "it was written by `save_to_disk` of datasets, whose Arrow files are not read; {TO_PARQUET}"
-        );
-        return Err(refused(folder, &reason));
-    }
     let names: Vec<Name> = found.iter().map(|path| Name::of(path)).collect();
     let count = |kind: Kind| names.iter().filter(|name| name.records() == Some(kind)).count();
     let others = names.iter().filter(|name| name.records().is_none() && !name.is_companion()).count();
     let one_split = || expect_one_split(folder, found);
-    match (count(Kind::Parquet), count(Kind::Jsonl), others) {
-        (0, 0, _) => Ok(Format::Text),
-        (_, 0, 0) => one_split().map(|()| Format::Parquet),
-        (0, _, 0) => one_split().map(|()| Format::Jsonl),
-        (parquet, jsonl, others) => {
+    match (count(Kind::Parquet), count(Kind::Jsonl), count(Kind::Arrow), others) {
+        (0, 0, 0, _) => Ok(Format::Text),
+        (_, 0, 0, 0) => one_split().map(|()| Format::Parquet),
+        (0, _, 0, 0) => one_split().map(|()| Format::Jsonl),
+        (0, 0, _, 0) => {
+            saved::expect_one_split(folder, found).and_then(|()| one_split()).map(|()| Format::Arrow)
+        }
+        (parquet, jsonl, arrow, others) => {
             let reason = format!(
-                "it holds {parquet} Parquet files, {jsonl} files of JSON lines and {others} others; set data.format to what \
-                 is data"
+                "it holds {parquet} Parquet files, {jsonl} files of JSON lines, {arrow} Arrow files and {others} others; set \
+                 data.format to what is data"
             );
             Err(refused(folder, &reason))
         }
@@ -209,10 +213,11 @@ fn name_is_of(name: &Name, format: Format) -> bool {
         Format::Auto | Format::Text => true,
         Format::Jsonl => name.records() == Some(Kind::Jsonl),
         Format::Parquet => name.records() == Some(Kind::Parquet),
+        Format::Arrow => name.records() == Some(Kind::Arrow),
         Format::TokensU16 | Format::TokensU32 => name.extension == "bin" && name.compression.is_none(),
     }
 }
 
-fn refused(path: &Path, reason: &str) -> DataError {
+pub(super) fn refused(path: &Path, reason: &str) -> DataError {
     DataError::Malformed { file: path.to_owned(), reason: reason.to_owned() }
 }

@@ -66,8 +66,8 @@ fn names_that_do_not_say_it_are_refused() {
     for (name, fragment) in [
         ("a.bin", "set data.format to \"tokens-u16\" or \"tokens-u32\""),
         ("a.json", "set data.format to \"jsonl\" or \"text\""),
-        ("data-00000-of-00001.arrow", "to_parquet"),
         ("a.parquet.gz", "decompress it"),
+        ("a.arrow.zst", "decompress it"),
     ] {
         let fault = found(&folder(&[name]), &[name], Format::Auto).unwrap_err();
         assert!(fault.contains(name) && fault.contains(fragment), "{fault}");
@@ -108,9 +108,58 @@ fn a_folder_of_sources_is_text_and_what_is_mixed_is_refused() {
         assert!(fault.contains("set data.format to what is data"), "{fault}");
         assert_eq!(names(found(&mixed, &[""], Format::Jsonl)), ["a.jsonl"]);
     }
-    let saved = folder(&["train/data-00000-of-00001.arrow", "train/state.json", "dataset_dict.json"]);
+}
+
+/// A folder as `save_to_disk` leaves it, with two splits.
+fn saved() -> tempfile::TempDir {
+    let saved = folder(&[
+        "dataset_dict.json",
+        "sft/dataset_info.json",
+        "sft/data-00000-of-00002.arrow",
+        "sft/data-00001-of-00002.arrow",
+        "sft/cache-1234.arrow",
+        "sft/other.arrow",
+        "sft/state.json",
+        "pref/data-00000-of-00001.arrow",
+        "pref/state.json",
+    ]);
+    let write = |name: &str, text: &str| std::fs::write(saved.path().join(name), text).unwrap();
+    write("dataset_dict.json", r#"{"splits": ["sft", "pref"]}"#);
+    let files = r#"[{"filename": "data-00000-of-00002.arrow"}, {"filename": "data-00001-of-00002.arrow"}]"#;
+    write("sft/state.json", &format!(r#"{{"_data_files": {files}, "_split": null}}"#));
+    write("pref/state.json", r#"{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}"#);
+    saved
+}
+
+#[test]
+fn a_saved_data_set_is_the_files_that_its_state_names() {
+    let saved = saved();
+    let expected = ["sft/data-00000-of-00002.arrow", "sft/data-00001-of-00002.arrow"];
+    for format in [Format::Auto, Format::Arrow] {
+        assert_eq!(names(found(&saved, &["sft"], format)), expected);
+    }
+    let all = found(&saved, &["sft"], Format::Auto).unwrap();
+    assert!(all.iter().all(|(_, kind, _)| *kind == Kind::Arrow));
     let fault = found(&saved, &[""], Format::Auto).unwrap_err();
-    assert!(fault.contains("save_to_disk") && fault.contains("to_parquet"), "{fault}");
+    assert!(fault.contains("it holds the splits sft, pref; name the folder of one"), "{fault}");
+}
+
+#[test]
+fn a_state_that_does_not_say_what_is_data_is_refused() {
+    let saved = saved();
+    let of = |state: &str| {
+        std::fs::write(saved.path().join("sft/state.json"), state).unwrap();
+        found(&saved, &["sft"], Format::Auto).unwrap_err()
+    };
+    let absent = of(r#"{"_data_files": [{"filename": "gone.arrow"}]}"#);
+    assert!(
+        absent.contains("state.json: it names") && absent.contains("gone.arrow, which is not there"),
+        "{absent}"
+    );
+    let chosen = of(r#"{"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}"#);
+    assert!(chosen.contains("flatten_indices()"), "{chosen}");
+    let other = of("[]");
+    assert!(other.contains("it is not as `save_to_disk` of datasets writes it"), "{other}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Reading and decompressing is one thread's work, in the order of the files. What costs time is left in the batches:
 //! parsing, checking of UTF-8, and (by the [encoder](super::encoder)) tokenizing.
 
+mod arrow;
 mod compressed;
 mod lines;
 mod parquet;
@@ -20,6 +21,9 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of lines or rows from which a batch is full.
 const BATCH_BYTES: usize = 1 << 17;
 
+/// Rows after which a batch is full, however short they are.
+const BATCH_ROWS: usize = 1 << 12;
+
 /// Some records of a file, in order.
 #[derive(Debug)]
 pub(super) struct Batch {
@@ -35,8 +39,8 @@ enum Content {
     Whole(Vec<u8>),
     /// Lines of JSON, the first of which has this number.
     Lines { first: u64, bytes: Vec<u8> },
-    /// Rows of a row group, the first of which has this number.
-    Rows { group: usize, first: u64, records: Vec<Result<Record, String>>, bytes: usize },
+    /// Rows of a row group or of a file, the first of which has this number.
+    Rows { group: Option<usize>, first: u64, records: Vec<Result<Record, String>>, bytes: usize },
 }
 
 /// Why there is no record.
@@ -100,8 +104,14 @@ pub(super) fn open(
         Kind::Text => whole::open(index, file, meter),
         Kind::Jsonl => lines::open(index, file, meter),
         Kind::Parquet => parquet::open(index, file, fields, meter),
+        Kind::Arrow => arrow::open(index, file, fields, meter),
         Kind::Tokens(_) => unreachable!("files of tokens are mapped"),
     }
+}
+
+/// What is wrong with a column of token ids.
+fn no_id(column: &str) -> String {
+    format!("column \"{column}\" holds a number that is no token id, an integer from 0 to 2147483647")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescPtr, SchemaDescriptor, Type};
 use serde_json::Map;
 
-use super::{BATCH_BYTES, Batch, Batches, Content};
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, no_id};
 use crate::data::error::DataError;
 use crate::data::files::{self, DataFile};
 use crate::data::panics;
@@ -22,9 +22,6 @@ use crate::input_file;
 
 /// Values that are decoded ahead: rows may be long.
 const VALUES_AHEAD: usize = 64;
-
-/// Rows after which a batch is full, however short they are.
-const BATCH_ROWS: usize = 1 << 12;
 
 /// Batches of the rows of a file.
 ///
@@ -80,12 +77,12 @@ impl Rows {
             while bytes < BATCH_BYTES && records.len() < BATCH_ROWS {
                 let Some(row) = self.next_row()? else { break };
                 let record = record(row);
-                bytes += record.as_ref().map_or(0, len_bytes);
+                bytes += record.as_ref().map_or(0, Record::len_bytes);
                 records.push(record);
                 self.row += 1;
             }
             if !records.is_empty() {
-                let content = Content::Rows { group: self.group, first, records, bytes };
+                let content = Content::Rows { group: Some(self.group), first, records, bytes };
                 return Ok(Some(Batch { file: self.index, content }));
             }
             // Other columns are not read; as far as the user is told, they are.
@@ -147,11 +144,7 @@ fn record(row: Row) -> Result<Record, String> {
         Some((name, Field::ListInternal(list))) if list.elements().iter().all(is_id) => {
             let ids = list.elements().iter().map(|item| id(item).ok_or(()));
             let ids = ids.collect::<Result<Vec<u32>, ()>>();
-            ids.map(Record::Tokens).map_err(|()| {
-                format!(
-                    "column \"{name}\" holds a number that is no token id, an integer from 0 to 2147483647"
-                )
-            })
+            ids.map(Record::Tokens).map_err(|()| no_id(&name))
         }
         Some((name, field)) => Ok(Record::Object(Map::from_iter([(name, field.to_json_value())]))),
         None => unreachable!("a column was chosen"),
@@ -177,15 +170,6 @@ fn id(field: &Field) -> Option<u32> {
         _ => return None,
     };
     u32::try_from(id).ok().filter(|&id| id < SILENT)
-}
-
-/// About what a record takes in memory.
-fn len_bytes(record: &Record) -> usize {
-    match record {
-        Record::Text(text) => text.len(),
-        Record::Tokens(ids) => ids.len() * size_of::<u32>(),
-        Record::Object(object) => object.values().map(|value| value.to_string().len()).sum(),
-    }
 }
 
 /// Runs the library; a panic of it is an error.

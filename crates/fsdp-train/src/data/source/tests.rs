@@ -1,8 +1,10 @@
+mod arrow;
+
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ::parquet::basic::{Compression as Codec, GzipLevel, ZstdLevel};
+use ::parquet::basic::{BrotliLevel, Compression as Codec, GzipLevel, ZstdLevel};
 use ::parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::SerializedFileWriter;
@@ -108,6 +110,9 @@ fn write_part(path: &Path, documents: &[String], form: usize, rows_per_group: us
                 Codec::SNAPPY,
                 Codec::GZIP(GzipLevel::default()),
                 Codec::ZSTD(ZstdLevel::default()),
+                Codec::BROTLI(BrotliLevel::default()),
+                Codec::LZ4,
+                Codec::LZ4_RAW,
             ];
             let rows: Vec<Option<&str>> = documents.iter().map(|text| Some(&**text)).collect();
             let groups: Vec<&[Option<&str>]> = rows.chunks(rows_per_group).collect();
@@ -126,7 +131,7 @@ proptest! {
     #[test]
     fn however_documents_lie_in_files_the_samples_are_those_of_one_plain_file(
         documents in prop::collection::vec("[a-c\\PC]{0,20}", 1..40),
-        cuts in prop::collection::vec((0usize..40, 0usize..8, 1usize..9), 1..6),
+        cuts in prop::collection::vec((0usize..40, 0usize..11, 1usize..9), 1..6),
         is_stream: bool,
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -269,12 +274,14 @@ fn truncated_and_damaged_files_are_refused_wherever_they_are_cut() {
     assert_refused(&path, &config(), &["can not be decompressed as gzip"]);
 }
 
-/// What `fixtures/write.py` writes: `pyarrow` and `datasets`, with all codecs, page versions and types.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/data/source/fixtures").join(name)
+}
+
+/// What `fixtures/write.py` writes: `pyarrow` and `datasets`, with all codecs, page versions and types, and folders that
+/// `save_to_disk` has written.
 #[test]
 fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
-    let fixture = |name: &str| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/data/source/fixtures").join(format!("{name}.parquet"))
-    };
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain.jsonl");
     let first = ["the first", "", "ünïcödé ✓", "the first", "line\nbreak\0"].map(str::to_owned);
@@ -283,7 +290,10 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
     texts.extend((0..20).map(|row| format!("row {row}")));
     fs::write(&plain, lines_of(&texts)).unwrap();
     let expected = load(std::slice::from_ref(&plain), &config()).unwrap();
-    for name in ["snappy", "zstd-v2", "gzip-plain", "binary", "datasets"] {
+    let of_parquet = ["snappy", "zstd-v2", "gzip-plain", "binary", "datasets", "lz4", "brotli"]
+        .map(|name| format!("{name}.parquet"));
+    let of_arrow = ["saved", "text.arrow", "large.arrow", "view.arrow", "bytes.arrow"].map(str::to_owned);
+    for name in of_parquet.iter().chain(&of_arrow) {
         let data = load(&[fixture(name)], &config()).unwrap();
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");
     }
@@ -293,7 +303,14 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
     let lines: String = ids.iter().map(|ids| format!("{}\n", json!({"input_ids": ids}))).collect();
     fs::write(&plain, lines).unwrap();
     let expected = load(&[plain], &config()).unwrap();
-    for name in ["ids-int32", "ids-int64", "ids-uint16"] {
+    for name in [
+        "ids-int32.parquet",
+        "ids-int64.parquet",
+        "ids-uint16.parquet",
+        "saved-ids",
+        "ids-uint16.arrow",
+        "ids-large.arrow",
+    ] {
         let data = load(&[fixture(name)], &config()).unwrap();
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");
     }

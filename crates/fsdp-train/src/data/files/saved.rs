@@ -1,0 +1,105 @@
+//! Folders that `save_to_disk` of Hugging Face's `datasets` has written: which of their files are the data.
+//!
+//! A data set is a folder with Arrow files and a `state.json`, which names them in their order; a dictionary of splits is a
+//! folder of such folders with a `dataset_dict.json`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::formats::refused;
+use super::unreadable;
+use crate::data::error::DataError;
+
+/// What a `state.json` says, as far as it says which rows there are.
+#[derive(Deserialize)]
+struct State {
+    #[serde(rename = "_data_files")]
+    data_files: Vec<DataFile>,
+    /// Versions before 2.0 chose rows by a table of their numbers.
+    #[serde(rename = "_indices_data_files", default)]
+    indices: Option<Vec<serde_json::Value>>,
+}
+
+#[derive(Deserialize)]
+struct DataFile {
+    filename: String,
+}
+
+/// What a `dataset_dict.json` says.
+#[derive(Deserialize)]
+struct Splits {
+    splits: Vec<String>,
+}
+
+/// A saved data set: its folder and files.
+pub(super) struct Saved {
+    folder: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Saved {
+    /// The saved data sets among the files of a folder.
+    ///
+    /// # Errors
+    /// [`DataError`]: a `state.json` beside Arrow files can not be read, or names files that are not there.
+    pub(super) fn among(found: &[PathBuf]) -> Result<Vec<Saved>, DataError> {
+        let is_state = |path: &&PathBuf| path.file_name().is_some_and(|name| name == "state.json");
+        let is_beside = |state: &Path, path: &PathBuf| {
+            path.parent() == state.parent() && path.extension().is_some_and(|extension| extension == "arrow")
+        };
+        let states = found.iter().filter(is_state);
+        states
+            .filter(|state| found.iter().any(|path| is_beside(state, path)))
+            .map(|state| Saved::of(state))
+            .collect()
+    }
+
+    fn of(path: &Path) -> Result<Saved, DataError> {
+        let state: State = read(path)?;
+        if state.indices.is_some_and(|indices| !indices.is_empty()) {
+            let reason = "it chooses rows by a table of indices; save it again: \
+                          `datasets.load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)`";
+            return Err(refused(path, reason));
+        }
+        let folder = path.parent().unwrap_or(Path::new("")).to_owned();
+        let files: Vec<PathBuf> = state.data_files.iter().map(|file| folder.join(&file.filename)).collect();
+        match files.iter().find(|file| !file.is_file()) {
+            Some(absent) => Err(refused(path, &format!("it names {}, which is not there", absent.display()))),
+            None => Ok(Saved { folder, files }),
+        }
+    }
+
+    /// Whether a file lies in its folder and is not one of its files.
+    pub(super) fn leaves_out(&self, path: &Path) -> bool {
+        path.parent() == Some(&*self.folder) && !self.files.iter().any(|file| file == path)
+    }
+}
+
+/// Nobody trains on what is to be evaluated on because a folder holds all splits.
+///
+/// # Errors
+/// [`DataError::Malformed`]: it holds several.
+pub(super) fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
+    for path in found.iter().filter(|path| path.file_name().is_some_and(|name| name == "dataset_dict.json")) {
+        let Splits { splits } = read(path)?;
+        if let [first, _, ..] = &splits[..] {
+            let one = path.parent().unwrap_or(folder).join(first);
+            let reason = format!(
+                "it holds the splits {}; name the folder of one, such as {}",
+                splits.join(", "),
+                one.display()
+            );
+            return Err(refused(folder, &reason));
+        }
+    }
+    Ok(())
+}
+
+fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, DataError> {
+    let text = fs::read(path).map_err(|source| unreadable(path, source))?;
+    serde_json::from_slice(&text).map_err(|fault| {
+        refused(path, &format!("it is not as `save_to_disk` of datasets writes it: {fault}"))
+    })
+}

@@ -1,0 +1,309 @@
+//! Arrow: streams of record batches, as Hugging Face's `datasets` keeps data on disk. One batch is in memory at a time, with all
+//! of its columns.
+//!
+//! Compressed batches and files with a footer (Feather) are not read: `datasets` writes neither.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::panic::AssertUnwindSafe;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_schema::{ArrowError, DataType};
+use serde_json::{Map, Value};
+
+use super::{BATCH_BYTES, BATCH_ROWS, Batch, Batches, Content, no_id};
+use crate::data::error::DataError;
+use crate::data::files::{self, DataFile};
+use crate::data::panics;
+use crate::data::progress::{Meter, Metered};
+use crate::data::record::{BESIDE, Fields, Record};
+use crate::data::tokens::SILENT;
+use crate::input_file;
+
+/// Bytes that are read at once.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// How a stream ends.
+const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+
+/// How a file with a footer begins.
+const FEATHER: &[u8; 6] = b"ARROW1";
+
+/// Batches of the rows of a file.
+///
+/// # Errors
+/// [`DataError`]: it can not be read, is no Arrow stream, or has no such column.
+pub(super) fn open(
+    index: usize,
+    file: &DataFile,
+    fields: &Fields,
+    meter: &Meter,
+) -> Result<Batches, DataError> {
+    let malformed = |reason: String| DataError::Malformed { file: file.path.clone(), reason };
+    let failed = |source| files::unreadable(&file.path, source);
+    let mut opened = input_file::open(&file.path).map_err(failed)?;
+    let (begins, ends) = edges(&mut opened).map_err(failed)?;
+    if begins.starts_with(FEATHER) {
+        let reason = "it is an Arrow file with a footer (Feather), and only streams are read, as `datasets` writes them; \
+                      write it as Parquet: `pyarrow.parquet.write_table(pyarrow.feather.read_table(FILE), \"a.parquet\")`";
+        return Err(malformed(reason.to_owned()));
+    }
+    if ends != END {
+        let reason = "it does not end as an Arrow stream does; is it truncated, or no Arrow file?";
+        return Err(malformed(reason.to_owned()));
+    }
+    let reader = Metered { inner: opened, meter: meter.clone() };
+    let mut stream = Stream { reader, decoder: StreamDecoder::new(), unread: Buffer::default() };
+    let batch = stream.next().map_err(|fault| {
+        malformed(format!("it is no Arrow stream, or a damaged or truncated one: {fault}"))
+    })?;
+    let Some(schema) = stream.decoder.schema() else {
+        return Err(malformed("it is an Arrow stream without columns".to_owned()));
+    };
+    let names: Vec<&str> = schema.fields().iter().map(|field| &**field.name()).collect();
+    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
+    let beside = BESIDE.into_iter().filter(|name| names.contains(name));
+    let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
+    Ok(Box::new(Rows { index, file: file.clone(), stream, columns, batch, at: 0, row: 0 }))
+}
+
+/// The first and the last bytes of a file, which is then read from its beginning.
+fn edges(file: &mut File) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let mut edge = |at| -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        file.seek(at)?;
+        file.take(END.len() as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let begins = edge(SeekFrom::Start(0))?;
+    let ends = if begins.len() < END.len() { Vec::new() } else { edge(SeekFrom::End(-(END.len() as i64)))? };
+    file.rewind()?;
+    Ok((begins, ends))
+}
+
+/// Record batches, as they come.
+struct Stream {
+    reader: Metered<File>,
+    decoder: StreamDecoder,
+    /// Bytes that the decoder has not had.
+    unread: Buffer,
+}
+
+impl Stream {
+    /// The next record batch, if there is one.
+    fn next(&mut self) -> Result<Option<RecordBatch>, String> {
+        loop {
+            if self.unread.is_empty() {
+                let mut chunk = Vec::new();
+                (&mut self.reader)
+                    .take(CHUNK_BYTES)
+                    .read_to_end(&mut chunk)
+                    .map_err(|fault| fault.to_string())?;
+                if chunk.is_empty() {
+                    return guarded(|| self.decoder.finish()).map(|()| None);
+                }
+                self.unread = Buffer::from(chunk);
+            }
+            if let Some(batch) = guarded(|| self.decoder.decode(&mut self.unread))? {
+                return Ok(Some(batch));
+            }
+        }
+    }
+}
+
+struct Rows {
+    index: usize,
+    file: DataFile,
+    stream: Stream,
+    columns: Vec<String>,
+    /// The record batch that is read; none behind the last one.
+    batch: Option<RecordBatch>,
+    /// The next row in it.
+    at: usize,
+    /// The next row of the file.
+    row: u64,
+}
+
+impl Rows {
+    /// Rows of one record batch, until they fill a batch; none at the end.
+    fn read(&mut self) -> Result<Option<Batch>, DataError> {
+        while let Some(batch) = &self.batch {
+            let column =
+                |name: &'_ String| batch.column_by_name(name).cloned().map(|array| (name.clone(), array));
+            let columns: Vec<(String, ArrayRef)> = self.columns.iter().filter_map(column).collect();
+            let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
+            while bytes < BATCH_BYTES && records.len() < BATCH_ROWS && self.at < batch.num_rows() {
+                let record = record(&columns, self.at);
+                bytes += record.as_ref().map_or(0, Record::len_bytes);
+                records.push(record);
+                (self.at, self.row) = (self.at + 1, self.row + 1);
+            }
+            if !records.is_empty() {
+                let content = Content::Rows { group: None, first, records, bytes };
+                return Ok(Some(Batch { file: self.index, content }));
+            }
+            // Freed before the next one is read.
+            (self.batch, self.at) = (None, 0);
+            self.batch = self.stream.next().map_err(|fault| {
+                let (row, columns) = (self.row, self.columns.join("\", \""));
+                let reason = format!(
+                    "row {row} and on, column \"{columns}\" can not be read: {fault}; is it damaged or truncated?"
+                );
+                DataError::Malformed { file: self.file.path.clone(), reason }
+            })?;
+        }
+        Ok(None)
+    }
+}
+
+impl Iterator for Rows {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.read().transpose()
+    }
+}
+
+/// The record of a row.
+fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> {
+    if let [(name, array)] = columns {
+        if let Some(text) = text(array, row) {
+            return text.map(Record::Text).map_err(|at| not_text(name, at));
+        }
+        if let Some(ids) = items(array, row).and_then(|items| ids(&items)) {
+            return ids.map(Record::Tokens).ok_or_else(|| no_id(name));
+        }
+    }
+    let field = |(name, array): &(String, ArrayRef)| {
+        let value = json(array, row).map_err(|fault| format!("column \"{name}\" {fault}"))?;
+        Ok((name.clone(), value))
+    };
+    columns.iter().map(field).collect::<Result<Map<_, _>, String>>().map(Record::Object)
+}
+
+/// A text, if it is one and not null, or the byte from which on it is none.
+fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
+    if array.is_null(row) {
+        return None;
+    }
+    let bytes = match array.data_type() {
+        DataType::Utf8 => return Some(Ok(array.as_string::<i32>().value(row).to_owned())),
+        DataType::LargeUtf8 => return Some(Ok(array.as_string::<i64>().value(row).to_owned())),
+        DataType::Utf8View => return Some(Ok(array.as_string_view().value(row).to_owned())),
+        DataType::Binary => array.as_binary::<i32>().value(row),
+        DataType::LargeBinary => array.as_binary::<i64>().value(row),
+        DataType::BinaryView => array.as_binary_view().value(row),
+        _ => return None,
+    };
+    Some(std::str::from_utf8(bytes).map(str::to_owned).map_err(|fault| fault.valid_up_to()))
+}
+
+fn not_text(column: &str, at: usize) -> String {
+    format!("column \"{column}\" is not UTF-8 text (byte {at})")
+}
+
+/// The items of a list, if it is one and not null.
+fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
+    if array.is_null(row) {
+        return None;
+    }
+    match array.data_type() {
+        DataType::List(_) => Some(array.as_list::<i32>().value(row)),
+        DataType::LargeList(_) => Some(array.as_list::<i64>().value(row)),
+        DataType::FixedSizeList(..) => Some(array.as_fixed_size_list().value(row)),
+        _ => None,
+    }
+}
+
+/// The token ids of a list, if it holds integers only; none of them if one of these is no token id. Of 32 bits, the highest
+/// marks tokens that do not count.
+fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
+    fn of<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
+        let ids = items.as_primitive::<T>().values().iter();
+        ids.map(|&id| id.try_into().ok().filter(|&id| id < SILENT)).collect()
+    }
+    if items.is_empty() {
+        return Some(Some(Vec::new()));
+    }
+    if items.null_count() > 0 {
+        return None;
+    }
+    match items.data_type() {
+        DataType::Int8 => Some(of::<Int8Type>(items)),
+        DataType::Int16 => Some(of::<Int16Type>(items)),
+        DataType::Int32 => Some(of::<Int32Type>(items)),
+        DataType::Int64 => Some(of::<Int64Type>(items)),
+        DataType::UInt8 => Some(of::<UInt8Type>(items)),
+        DataType::UInt16 => Some(of::<UInt16Type>(items)),
+        DataType::UInt32 => Some(of::<UInt32Type>(items)),
+        DataType::UInt64 => Some(of::<UInt64Type>(items)),
+        _ => None,
+    }
+}
+
+/// A value as JSON has it.
+///
+/// # Errors
+/// Its type, if JSON has none such.
+fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
+    if array.is_null(row) {
+        return Ok(Value::Null);
+    }
+    if let Some(text) = text(array, row) {
+        return text.map(Value::String).map_err(|at| format!("is not UTF-8 text (byte {at})"));
+    }
+    if let Some(items) = items(array, row) {
+        return (0..items.len()).map(|item| json(&items, item)).collect();
+    }
+    match array.data_type() {
+        DataType::Null => Ok(Value::Null),
+        DataType::Boolean => Ok(array.as_boolean().value(row).into()),
+        DataType::Struct(fields) => {
+            let columns = array.as_struct().columns();
+            let field = |(name, column): (&String, &ArrayRef)| Ok((name.clone(), json(column, row)?));
+            fields.iter().map(|field| field.name()).zip(columns).map(field).collect()
+        }
+        DataType::Map(..) => {
+            let entries = array.as_map().value(row);
+            let (keys, values) = (entries.column(0), entries.column(1));
+            let entry = |at| match text(keys, at) {
+                Some(Ok(key)) => Ok((key, json(values, at)?)),
+                _ => Err("has keys that are no text".to_owned()),
+            };
+            (0..entries.len()).map(entry).collect()
+        }
+        _ => number(array, row),
+    }
+}
+
+fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
+    fn of<T: ArrowPrimitiveType<Native: Into<Value>>>(array: &dyn Array, row: usize) -> Value {
+        array.as_primitive::<T>().value(row).into()
+    }
+    Ok(match array.data_type() {
+        DataType::Int8 => of::<Int8Type>(array, row),
+        DataType::Int16 => of::<Int16Type>(array, row),
+        DataType::Int32 => of::<Int32Type>(array, row),
+        DataType::Int64 => of::<Int64Type>(array, row),
+        DataType::UInt8 => of::<UInt8Type>(array, row),
+        DataType::UInt16 => of::<UInt16Type>(array, row),
+        DataType::UInt32 => of::<UInt32Type>(array, row),
+        DataType::UInt64 => of::<UInt64Type>(array, row),
+        DataType::Float16 => array.as_primitive::<Float16Type>().value(row).to_f32().into(),
+        DataType::Float32 => of::<Float32Type>(array, row),
+        DataType::Float64 => of::<Float64Type>(array, row),
+        other => return Err(format!("is of type {other}; text, numbers, lists and objects are read")),
+    })
+}
+
+/// Runs the library; a panic of it is an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, String> {
+    panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
+}

@@ -1,0 +1,76 @@
+use std::fs;
+use std::path::PathBuf;
+
+use super::super::{NoRecord, open};
+use super::{assert_refused, config, fixture, load};
+use crate::config::{DataConfig, Malformed};
+use crate::data::files::{DataFile, Kind};
+use crate::data::progress::Meter;
+use crate::data::record::{Fields, Place, Record};
+
+/// The records of a file with their places.
+fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(Place, Result<Record, NoRecord>)> {
+    let file = DataFile { path, named: true, kind, compression: None };
+    let mut found = Vec::new();
+    for batch in open(0, &file, fields, &Meter::default()).unwrap() {
+        batch.unwrap().for_each(fields, |record| found.push(record));
+    }
+    found
+}
+
+#[test]
+fn conversations_of_arrow_are_those_of_parquet() {
+    let fields = Fields::new(None);
+    let of = |name: &str, kind| records(fixture(name), kind, &fields);
+    let (arrow, parquet) = (of("chats.arrow", Kind::Arrow), of("chats.parquet", Kind::Parquet));
+    let only = |found: &[(Place, Result<Record, NoRecord>)]| -> Vec<Record> {
+        found.iter().map(|(_, record)| record.clone().unwrap()).collect()
+    };
+    assert_eq!(only(&arrow), only(&parquet));
+    let Record::Object(second) = &only(&arrow)[1] else { panic!("{arrow:?}") };
+    assert_eq!(second["messages"][1]["tool_calls"][0]["weight"], 0.5);
+    assert_eq!(second["tools"], r#"[{"name": "f"}]"#);
+    let places: Vec<Place> = arrow.into_iter().map(|(place, _)| place).collect();
+    assert_eq!(places, [0, 1, 2, 3].map(|row| Place::Row { group: None, row }), "across record batches");
+}
+
+#[test]
+fn what_is_wrong_with_a_row_is_told_with_its_number_and_column() {
+    let of = |column: &str| DataConfig { column: Some(column.to_owned()), ..config() };
+    assert_refused(&fixture("text.arrow"), &of("id"), &["text.arrow: row 0: \"id\" is a number"]);
+    assert_refused(&fixture("text.arrow"), &of("body"), &["there is no \"body\"", "there are: id, text"]);
+    assert_refused(&fixture("chats.arrow"), &of("tools"), &["chats.arrow: row 0: \"tools\" is null"]);
+    let skipped =
+        load(&[fixture("chats.arrow")], &DataConfig { malformed: Malformed::Skip, ..of("tools") }).unwrap();
+    let warnings: Vec<String> = skipped.warnings().iter().map(ToString::to_string).collect();
+    assert!(warnings[0].starts_with("2 lines or rows are left out"), "{warnings:?}");
+    assert_refused(
+        &fixture("feather.arrow"),
+        &config(),
+        &["feather.arrow: ", "footer (Feather)", "write_table"],
+    );
+}
+
+#[test]
+fn cut_and_damaged_streams_are_refused_and_never_end_the_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cut.arrow");
+    for name in ["text.arrow", "chats.arrow", "ids-uint16.arrow"] {
+        let whole = fs::read(fixture(name)).unwrap();
+        for cut in (0..whole.len()).step_by(3) {
+            fs::write(&path, &whole[..cut]).unwrap();
+            assert_refused(&path, &config(), &["truncated"]);
+        }
+        // The end alone is there, as of a file whose middle was lost.
+        for cut in (8..whole.len() - 8).step_by(8) {
+            fs::write(&path, [&whole[..cut], &whole[whole.len() - 8..]].concat()).unwrap();
+            drop(load(std::slice::from_ref(&path), &config()));
+        }
+        for at in (0..whole.len()).step_by(2) {
+            let mut changed = whole.clone();
+            changed[at] ^= [0x01, 0x55, 0x80][at % 3];
+            fs::write(&path, &changed).unwrap();
+            drop(load(std::slice::from_ref(&path), &config()));
+        }
+    }
+}
