@@ -84,7 +84,7 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Compare sharded training with plain unsharded training, on your own run file
     Verify(VerifyArgs),
-    /// Start a run as several processes of this machine, and start it again after failures that can pass
+    /// Start a run as several processes, here or on several nodes, and start it again after failures that can pass
     Launch(LaunchArgs),
     /// Compute the loss and the perplexity of a model on a run file's evaluation sets
     Eval(EvalArgs),
@@ -308,9 +308,9 @@ pub(crate) struct BenchTrainArgs {
     /// Sequences per forward and backward [default: global batch / ranks]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) micro_batch: Option<usize>,
-    /// Ranks, as threads of this process
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
-    pub(crate) ranks: usize,
+    /// Ranks, as threads of this process or over all that were started together [default: one per process]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ranks: Option<usize>,
     /// Steps to run
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = positive)]
     pub(crate) steps: usize,
@@ -340,6 +340,13 @@ pub(crate) struct BenchTrainArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
+}
+
+impl BenchTrainArgs {
+    /// Ranks over all processes.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(1)
+    }
 }
 
 /// What computes.

@@ -35,15 +35,18 @@ struct Measured {
 pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     expect_timed_steps(args.warmup, args.steps)?;
     logging::install(None)?;
+    let place = cluster::place()?;
+    let ranks = args.ranks.or(place.map(|place| place.processes));
+    let args = &BenchTrainArgs { ranks, ..args.clone() };
     let job = workload::job(args)?;
     device::expect(job.config.run.device)?;
-    cluster::within(cluster::place()?, &job.config.run, args.network, |team| {
+    cluster::within(place, &job.config.run, args.network, |team| {
         let cluster = team.map(|team| team.cluster);
         let steps = Steps { job: &job, steps: args.steps as u64 };
         let ranks = device::training(&job.config.run, cluster, steps)??;
         if cluster.is_none_or(Cluster::is_leader) {
             let processes = cluster.map_or(1, |cluster| cluster.place().processes);
-            let ranks_on_machine = cluster.map_or(args.ranks, Cluster::ranks_on_machine);
+            let ranks_on_machine = cluster.map_or(args.ranks(), Cluster::ranks_on_machine);
             let report = report::Report::new(args, &job, &ranks, processes, ranks_on_machine);
             output::print(&if args.json { report.json() } else { report.text() })?;
         }

@@ -55,7 +55,7 @@ impl Report {
         let usage: Vec<Usage> = ranks.iter().map(|rank| rank.usage).collect();
         Self {
             parameters,
-            ranks: args.ranks,
+            ranks: args.ranks(),
             processes,
             threads_per_rank: threads_per_rank(total_threads(args.threads.unwrap_or(0)), ranks_on_machine),
             micro_batch: job.config.train.micro_batch_size,

@@ -63,13 +63,13 @@ fn model_json(args: &BenchTrainArgs) -> String {
 pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
     let micro_batch = match args.micro_batch {
         Some(micro_batch) => micro_batch,
-        None => args.global_batch / args.ranks,
+        None => args.global_batch / args.ranks(),
     };
-    let per_round = micro_batch.checked_mul(args.ranks).filter(|&samples| samples > 0);
+    let per_round = micro_batch.checked_mul(args.ranks()).filter(|&samples| samples > 0);
     if per_round.is_some_and(|samples| args.global_batch.is_multiple_of(samples)) {
         return Ok(micro_batch);
     }
-    let (global, ranks) = (args.global_batch, args.ranks);
+    let (global, ranks) = (args.global_batch, args.ranks());
     let what = format!(
         "{global} sequences cannot be split over {ranks} ranks in micro-batches of {}; \
          choose a multiple of ranks times --micro-batch",
@@ -122,7 +122,7 @@ out_dir = "unused"
         param_dtype = args.param_dtype.name(),
         checkpointing = if args.checkpointing { "full" } else { "none" },
         device = args.device.name(),
-        ranks = args.ranks,
+        ranks = args.ranks(),
         threads = args.threads.unwrap_or(0),
     ))
 }

@@ -225,8 +225,14 @@ impl Coordinator {
         self.known.is_taken_over |= facts.known.is_taken_over;
         if self.rules.max > 1 {
             let there = self.nodes.len() + 1;
-            actions
-                .push(Action::Note(format!("node {} is there: {there} of {}", facts.host, self.rules.max)));
+            let fewest = self.rules.min;
+            let waits = if there < fewest {
+                format!("; it waits for {fewest}, however long they take")
+            } else {
+                String::new()
+            };
+            let note = format!("node {} is there: {there} of {}{waits}", facts.host, self.rules.max);
+            actions.push(Action::Note(note));
         }
         self.nodes.insert(id, Node { facts, is_leaving: false });
         let there = self.nodes.values().filter(|node| !node.is_leaving).count();

@@ -31,10 +31,11 @@ impl Plan {
             Command::Train(train) => Some(run_of(train, args)?),
             Command::Bench(BenchCommand::Train(_))
             | Command::Verify(_)
+            | Command::Schedule(_)
             | Command::Doctor(_)
             | Command::Calibrate(_) => None,
             _ => {
-                let what = "only `train`, `bench train`, `verify`, `calibrate` and `doctor` have several processes; start anything else by itself";
+                let what = "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` have several processes; start anything else by itself";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

@@ -280,11 +280,25 @@ pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The model of this machine's CPU, as Linux names it.
+/// The model of this machine's CPU, as Linux names it: with the numbers of its family, since hypervisors give CPUs of several
+/// generations one name.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or("unknown", |(_, model)| model).to_owned()
+    let field = |name: &str| {
+        let of = |line: &'_ str| {
+            line.split_once(':')
+                .filter(|(key, _)| key.trim() == name)
+                .map(|(_, value)| value.trim().to_owned())
+        };
+        text.lines().find_map(of)
+    };
+    let name = field("model name").unwrap_or_else(|| "unknown".to_owned());
+    match (field("cpu family"), field("model"), field("stepping")) {
+        (Some(family), Some(model), Some(stepping)) => {
+            format!("{name} (family {family}, model {model}, stepping {stepping})")
+        }
+        _ => name,
+    }
 }
 
 /// The token: it may take the leader a moment to make it.
