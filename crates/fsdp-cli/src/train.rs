@@ -6,6 +6,7 @@ mod summary;
 
 pub(crate) use summary::{evaluation_row, memory_rows, parameters};
 
+use std::path::Path;
 use std::sync::Arc;
 
 use fsdp_comm::launch::Launcher;
@@ -13,7 +14,8 @@ use fsdp_comm::process::cluster::Cluster;
 use fsdp_core::Rank;
 use fsdp_core::engine::Observer;
 use fsdp_nn::model::Architecture as _;
-use fsdp_train::checkpoint::Resume;
+use fsdp_train::checkpoint::{Resume, is_filled};
+use fsdp_train::config::Resolved;
 use fsdp_train::data::Watch;
 use fsdp_train::train::{Ending, Kept, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainBackend, TrainError};
@@ -55,6 +57,9 @@ fn run_within(
     let cluster = team.map(|team| team.cluster);
     device::expect(setup.config.run.device)?;
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
+    if cluster.is_none_or(Cluster::is_leader) {
+        expect_room_for_a_new_run(args, &setup.config)?;
+    }
     let architecture = setup.build()?;
     let init = setup.init(&architecture)?;
     let load = || {
@@ -110,6 +115,16 @@ fn run_within(
     // Where there are several processes, the signal may have reached only one of them.
     let is_to_go_on = summary.stopped && (signal.is_terminated() || cluster.is_some());
     Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
+}
+
+/// That a run which begins anew has a folder of its own: it will be looked at again when the run takes it, but text is
+/// tokenized before, which may take minutes.
+fn expect_room_for_a_new_run(args: &TrainArgs, config: &Resolved) -> Result<(), TrainError> {
+    let out_dir = Path::new(&config.run.out_dir);
+    if resume(args) == Resume::Fresh && !args.overwrite && is_filled(out_dir, &config.data)? {
+        return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
+    }
+    Ok(())
 }
 
 /// The run, on whichever device.

@@ -388,6 +388,9 @@ fn an_output_folder_that_is_not_empty() {
     run.out_dir
     ");
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
+    // It is found before data are read, which can take long.
+    std::fs::remove_file(sandbox.path("data.txt")).unwrap();
+    assert!(sandbox.fsdp("train run.toml").stderr.contains("out is not empty"));
 }
 
 #[test]
