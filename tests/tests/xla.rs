@@ -1,11 +1,14 @@
 //! Steps that XLA compiles, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fsdp_comm::ThreadOptions;
 use fsdp_comm::launch::{Launcher, Seat};
+use fsdp_core::Digest;
 use fsdp_core::plan::Plan;
 use fsdp_nn::hf::HfModel;
 use fsdp_train::verify::{VerifyOptions, verify};
@@ -187,6 +190,44 @@ fn the_compiler_leaves_all_collectives_where_the_schedule_has_them() {
     let large = traced(&job.at_world(8).unwrap(), Reduction::Native);
     let refused = target.compile(&large).unwrap_err().to_string();
     assert!(refused.contains("8 ranks need as many devices"), "{refused}");
+}
+
+/// The digest of a program and how often it has each operation.
+fn described(name: &str, model: (&str, u32), overrides: &[&str], reduction: Reduction) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
+    let text = traced(&job(model.0, config(dir.path(), model.1, &overrides)), reduction).text;
+    let [high, low] = Digest::of(&text).words();
+    let mut told = format!("{name}: {high:016x}{low:016x}\n");
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for (at, name) in text.match_indices("stablehlo.") {
+        // What stands behind `#` is an attribute.
+        if !text[..at].ends_with('#') {
+            let rest = &text[at + name.len()..];
+            let kind = rest.split(|c: char| c != '_' && !c.is_alphanumeric()).next().unwrap();
+            *kinds.entry(kind).or_default() += 1;
+        }
+    }
+    for (kind, count) in kinds {
+        writeln!(told, "  {count:5} {kind}").unwrap();
+    }
+    told
+}
+
+/// What a change of a rule, or of the schedule, changes in programs.
+#[test]
+fn programs_have_the_operations_that_they_had() {
+    let mixed = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "fsdp.mesh.replicate=2"];
+    let bf16 = [LAYERS, "fsdp.param_dtype=\"bf16\""];
+    let layers = ["fsdp.wrap=[\"GPT2Block\"]"];
+    insta::assert_snapshot!(
+        [
+            described("llama, recomputed, two replicas, tree", (LLAMA, 61), &mixed, Reduction::Tree),
+            described("llama in bf16, native", (LLAMA, 61), &bf16, Reduction::Native),
+            described("gpt2 with dropout, native", (GPT2, 53), &layers, Reduction::Native),
+        ]
+        .concat()
+    );
 }
 
 /// How often an operation is in a program.
