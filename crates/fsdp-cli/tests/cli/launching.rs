@@ -156,8 +156,8 @@ fn what_would_fail_again_is_not_started_again() {
         ("train none.toml", "none.toml"),
         ("train run.toml --set run.ranks=x", "run.ranks"),
         (
-            "schedule run.toml",
-            "only `train`, `bench train`, `verify`, `calibrate` and `doctor` have several processes",
+            "check run.toml",
+            "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` have several processes",
         ),
     ] {
         let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));

@@ -51,12 +51,14 @@ impl Cluster {
                 () if key.starts_with("operation.") || key.ends_with("latency") => {
                     Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
                 }
-                () if key.starts_with("device.peak") => {
+                // What was measured needs no guard against wrong units.
+                () if key.starts_with("device.peak") && self.measured.is_none() => {
                     Some("operations a second, at least 1e9 (a TFLOP/s is 1e12)")
                         .filter(|_| !(value >= 1e9 && value.is_finite()))
                 }
-                () => Some("bytes, or bytes a second, at least 1e6")
+                () if self.measured.is_none() => Some("bytes, or bytes a second, at least 1e6")
                     .filter(|_| !(value >= 1e6 && value.is_finite())),
+                () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
             };
             if let Some(allowed) = allowed {
                 return Err(ClusterError::Impossible { origin: origin.to_owned(), key, value, allowed });
