@@ -121,7 +121,9 @@ fn run_within(
 /// tokenized before, which may take minutes.
 fn expect_room_for_a_new_run(args: &TrainArgs, config: &Resolved) -> Result<(), TrainError> {
     let out_dir = Path::new(&config.run.out_dir);
-    if resume(args) == Resume::Fresh && !args.overwrite && is_filled(out_dir, &config.data)? {
+    // What else is wrong with the folder is said where the run takes it.
+    let is_filled = matches!(is_filled(out_dir, &config.data), Ok(true));
+    if resume(args) == Resume::Fresh && !args.overwrite && is_filled {
         return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
     }
     Ok(())
