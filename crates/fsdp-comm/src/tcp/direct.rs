@@ -90,9 +90,22 @@ impl Places {
     }
 
     /// All of them, once they have come.
-    pub(super) fn all(&self) -> Vec<Place> {
+    ///
+    /// # Errors
+    /// They are not of `len_bytes` together.
+    pub(super) fn all(&self, len_bytes: u64) -> io::Result<Vec<Place>> {
         let numbers: Vec<u64> = self.numbers().skip(1).collect();
-        numbers.chunks_exact(2).map(|pair| Place { address: pair[0], len: pair[1] }).collect()
+        let places: Vec<Place> =
+            numbers.chunks_exact(2).map(|pair| Place { address: pair[0], len: pair[1] }).collect();
+        let total = places.iter().try_fold(0u64, |total, place| total.checked_add(place.len));
+        if total == Some(len_bytes) {
+            Ok(places)
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a message has parts of another length than its own",
+            ))
+        }
     }
 
     fn numbers(&self) -> impl Iterator<Item = u64> {

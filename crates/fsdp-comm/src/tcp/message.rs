@@ -177,7 +177,7 @@ impl<'a> Receiving<'a> {
             let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
             places.advance(read, self.len_bytes)?;
         }
-        memory.read(&places.all(), &mut self.slices)?;
+        memory.read(&places.all(self.len_bytes)?, &mut self.slices)?;
         Ok(true)
     }
 

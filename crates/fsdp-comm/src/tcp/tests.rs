@@ -197,6 +197,22 @@ fn a_message_that_is_read_in_memory_is_read_before_its_sender_goes_on() {
 }
 
 #[test]
+fn places_of_another_length_than_the_message_are_refused() {
+    let parts: [&[u8]; 2] = [&[1, 2], &[3]];
+    let told = direct::places(&parts);
+    for (len_bytes, is_right) in [(3, true), (2, false), (4, false)] {
+        let mut places = direct::Places::new();
+        let mut rest = &told[..];
+        while !places.missing().is_empty() {
+            let missing = places.missing().len();
+            places.missing().copy_from_slice(rest.split_off(..missing).unwrap());
+            places.advance(missing, len_bytes).unwrap();
+        }
+        assert_eq!(places.all(len_bytes).is_ok(), is_right, "{len_bytes}");
+    }
+}
+
+#[test]
 fn messages_of_more_parts_than_one_call_takes_are_read_in_memory() {
     let [mut left, mut right] = pair(LONG, Some(1));
     let part = |i: usize| vec![(i % 251) as u8; i % 7];
