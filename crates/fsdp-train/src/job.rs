@@ -106,6 +106,7 @@ impl<A: Architecture + Clone> Job<A> {
         init: InitSource,
         watch: &Watch<'_>,
     ) -> Result<Self, TrainError> {
+        expect_ranks(&config)?;
         expect_positions(&config, &architecture)?;
         expect_compiled(&config, &architecture)?;
         let data = Arc::new(RunData::load(&config, architecture.head().vocab, watch)?);
@@ -143,6 +144,7 @@ impl<A: Architecture + Clone> Job<A> {
         config.train.ema_decay = None;
         config.checkpoint.every = 0;
         config.fsdp.frozen.clear();
+        expect_ranks(&config)?;
         expect_positions(&config, &architecture)?;
         expect_compiled(&config, &architecture)?;
         let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
@@ -157,14 +159,6 @@ impl<A: Architecture + Clone> Job<A> {
         plan: Result<Plan, TrainError>,
         described: impl FnOnce(&Plan) -> ModelSpec,
     ) -> Result<Self, TrainError> {
-        if config.run.ranks > RANKS_MAX {
-            let reason = format!(
-                "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` \
-                 shows the schedule and memory of larger worlds)",
-                config.run.ranks
-            );
-            return Err(TrainError::Misfit { key: "run.ranks", reason });
-        }
         adapter::expect(&config, architecture.description())?;
         expect_routers(&config, architecture.description())?;
         let plan = Arc::new(plan?);
@@ -205,6 +199,7 @@ impl<A: Architecture + Clone> Job<A> {
     /// As [`Job::new`]: some sizes do not fit the policies.
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let config = self.config.at_world(world)?;
+        expect_ranks(&config)?;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }
 }
@@ -372,6 +367,23 @@ impl Resolved {
     pub fn train_seed(&self) -> u64 {
         self.model.seed
     }
+}
+
+/// That the ranks of a run can be threads of one process: before its data is read and its schedule made, whose size grows with
+/// them.
+///
+/// # Errors
+/// [`TrainError::Misfit`].
+fn expect_ranks(config: &Resolved) -> Result<(), TrainError> {
+    if config.run.ranks <= RANKS_MAX {
+        return Ok(());
+    }
+    let reason = format!(
+        "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` shows the \
+         schedule and memory of larger worlds)",
+        config.run.ranks
+    );
+    Err(TrainError::Misfit { key: "run.ranks", reason })
 }
 
 /// That sequences are no longer than the position table of a model, if it has one.
