@@ -4,8 +4,12 @@
 //! They are wrapped so that callers can not break them: matrices come as `ndarray` views, whose pointers and
 //! strides are valid by construction, and such a function is entered only after the CPU was asked.
 
+use std::sync::LazyLock;
+
 use gemm::Parallelism;
 use ndarray::{ArrayView2, ArrayViewMut2};
+#[cfg(target_arch = "x86_64")]
+use raw_cpuid::CpuId;
 
 use super::element::Float;
 
@@ -84,6 +88,18 @@ impl Bf16Dot {
             return Some(Self(()));
         }
         None
+    }
+
+    /// The instructions, if this CPU has them and products by them are faster than in f32: on AMD's since Zen 4, which are
+    /// nearly twice as fast by them. Intel's (Sapphire Rapids) take half as many pairs a second as they take elements of f32.
+    pub(crate) fn where_fast() -> Option<Self> {
+        static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
+            #[cfg(target_arch = "x86_64")]
+            return CpuId::new().get_vendor_info().is_some_and(|vendor| vendor.as_str() == "AuthenticAMD");
+            #[cfg(not(target_arch = "x86_64"))]
+            return false;
+        });
+        Self::detect().filter(|_| *IS_AMD)
     }
 
     /// The products of rows with columns, into `tile`: of every entry, which holds a pair of elements of each row and column,

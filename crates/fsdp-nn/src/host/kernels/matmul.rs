@@ -1,7 +1,7 @@
 //! Matrix products of any mix of float types, by products in the type of arithmetic.
 //!
 //! Where all types agree this is one call of `gemm`. Where an operand is in bf16, the CPU's own instructions for that
-//! are used if there are any. Otherwise operands are widened and results rounded (once) panel by panel; the panels are
+//! are used where they are faster. Otherwise operands are widened and results rounded (once) panel by panel; the panels are
 //! fixed by the shape and never cut the summed dimension.
 
 mod bf16;
@@ -104,7 +104,7 @@ pub(crate) fn matmul<L: Element, R: Element<Acc = L::Acc>>(
     let is_bf16 = L::DTYPE == DType::Bf16 || R::DTYPE == DType::Bf16;
     if is_bf16
         && depth > 0
-        && let (Some(dot), Some(lhs), Some(rhs)) = (Bf16Dot::detect(), Operand::of(lhs), Operand::of(rhs))
+        && let (Some(dot), Some(lhs), Some(rhs)) = (Bf16Dot::where_fast(), Operand::of(lhs), Operand::of(rhs))
     {
         return bf16::matmul(dot, workers, dst, depth, lhs, rhs);
     }

@@ -197,16 +197,23 @@ mod tests {
                 (integers::<L>((rows + 3) * (depth + 3), 1), integers::<bf16>((depth + 3) * (cols + 3), 2));
             let (lhs, a) = operand(&left, (rows, depth), case % 3, case & 2 != 0);
             let (rhs, b) = operand(&right, (depth, cols), case % 2, case & 4 != 0);
-            let mut got = vec![1.0_f32; rows * (cols + 1)];
-            let target = Target { data: FloatsMut::F32(&mut got), accumulate };
-            super::super::matmul(&workers, MatrixMut { target, rows, cols, stride: cols + 1 }, lhs, rhs);
-            for row in 0..rows {
-                for col in 0..cols {
-                    let sum: f32 = (0..depth).map(|at| a(row, at) * b(at, col)).sum();
-                    let expected = sum + f32::from(u8::from(accumulate));
-                    assert_eq!(got[row * (cols + 1) + col], expected, "({row}, {col}) of case {case}");
+            // As products are computed on this CPU, and by the instructions, fast or not.
+            for dot in [None, Bf16Dot::detect()] {
+                let mut got = vec![1.0_f32; rows * (cols + 1)];
+                let target = Target { data: FloatsMut::F32(&mut got), accumulate };
+                let dst = MatrixMut { target, rows, cols, stride: cols + 1 };
+                match dot.zip(Operand::of(lhs)).zip(Operand::of(rhs)) {
+                    Some(((dot, lhs), rhs)) => matmul(dot, &workers, dst, depth, lhs, rhs),
+                    None => super::super::matmul(&workers, dst, lhs, rhs),
                 }
-                assert_eq!(got[row * (cols + 1) + cols], 1.0, "what lies between rows stays");
+                for row in 0..rows {
+                    for col in 0..cols {
+                        let sum: f32 = (0..depth).map(|at| a(row, at) * b(at, col)).sum();
+                        let expected = sum + f32::from(u8::from(accumulate));
+                        assert_eq!(got[row * (cols + 1) + col], expected, "({row}, {col}) of case {case}");
+                    }
+                    assert_eq!(got[row * (cols + 1) + cols], 1.0, "what lies between rows stays");
+                }
             }
         }
     }
