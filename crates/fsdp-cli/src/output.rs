@@ -231,7 +231,7 @@ impl Paint {
     }
 }
 
-/// A table: names on the left, numbers on the right.
+/// A table: words on the left of their columns, numbers on the right.
 pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: impl IntoIterator<Item = [String; COLUMNS]>,
@@ -243,12 +243,17 @@ pub(crate) fn table<const COLUMNS: usize>(
 pub(crate) fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     let shown = |row: Vec<String>| row.into_iter().map(|cell| one_line(&cell)).collect::<Vec<_>>();
-    let (header, rows) = (shown(header), rows.into_iter().map(shown));
-    table.load_preset(presets::NOTHING).set_header(header).add_rows(rows);
+    let (header, rows): (_, Vec<_>) = (shown(header), rows.into_iter().map(shown).collect());
+    let begins_with_digit = |cell: &String| {
+        cell.trim_start_matches(['+', '-', '~', '$']).starts_with(|first: char| first.is_ascii_digit())
+    };
+    let has_numbers = |column: usize| rows.iter().filter_map(|row| row.get(column)).any(begins_with_digit);
+    table.load_preset(presets::NOTHING).set_header(header).add_rows(rows.clone());
     table
         .set_style(TableComponent::HeaderLines, '─')
         .set_style(TableComponent::MiddleHeaderIntersections, '─');
-    for column in table.column_iter_mut().skip(1) {
+    for (_, column) in table.column_iter_mut().enumerate().skip(1).filter(|&(column, _)| has_numbers(column))
+    {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
@@ -259,9 +264,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_align_numbers_right() {
-        let text = table(["name", "bytes"], [["a".into(), "7".into()], ["b".into(), "1234".into()]]);
-        assert!(text.contains("    7"), "{text}");
+    fn tables_align_numbers_right_and_words_left() {
+        let rows = [["a", "+7", "x"], ["b", "1234", "long"]].map(|row| row.map(str::to_owned));
+        insta::assert_snapshot!(table(["name", "bytes", "kind"], rows), @r"
+         name   bytes   kind
+        ─────────────────────
+         a         +7   x
+         b       1234   long
+        ");
     }
 
     #[test]

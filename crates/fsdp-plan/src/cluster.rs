@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::measured::Measured;
 
 /// The clusters that are known by name: the text of a file for each.
-const KNOWN: [(&str, &str); 13] = [
+const KNOWN: [(&str, &str); 14] = [
     ("a100-40-sxm", include_str!("../clusters/a100-40-sxm.toml")),
+    ("a100-40-pcie", include_str!("../clusters/a100-40-pcie.toml")),
     ("a100-80-sxm", include_str!("../clusters/a100-80-sxm.toml")),
     ("a100-80-pcie", include_str!("../clusters/a100-80-pcie.toml")),
     ("h100-sxm", include_str!("../clusters/h100-sxm.toml")),

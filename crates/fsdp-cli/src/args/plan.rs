@@ -16,8 +16,8 @@ use super::{RunFileArgs, positive};
 simulated with the queues and waits of the engine. No GPU, network or training data is needed.
 Memory is exact; times are as good as docs/planning.md says, and come with a band.
 
-Clusters by name: a100-40-sxm, a100-80-sxm, a100-80-pcie, h100-sxm, h100-pcie, h200-sxm, b200-sxm,
-mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core, cpu-96core; shorter where it is the usual one: a100-40, a100-80 or
+Clusters by name: a100-40-sxm, a100-40-pcie, a100-80-sxm, a100-80-pcie, h100-sxm, h100-pcie, h200-sxm,
+b200-sxm, mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core, cpu-96core; shorter where it is the usual one: a100-40, a100-80 or
 a100, h100, h200, b200. A file of your own begins as a copy: --print-cluster.
 
 Examples:

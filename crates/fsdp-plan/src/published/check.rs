@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::memory::PeakMemory;
+use super::recipe::INCOMPLETE;
 use super::row::Row;
 use super::run::Run;
 use crate::cluster::ClusterError;
@@ -134,12 +135,13 @@ impl Check {
         (known.len(), known.iter().filter(|(fits, fitted)| fits == fitted).count())
     }
 
-    /// How many runs are outside of the model, by reason.
+    /// How many runs are outside of the model, by reason; which columns a row lacks is told with the row.
     pub fn outside(&self) -> BTreeMap<&str, usize> {
         let mut reasons = BTreeMap::new();
         for checked in &self.rows {
             if let Err(reason) = &checked.found {
-                *reasons.entry(reason.as_str()).or_default() += 1;
+                let kind = if reason.starts_with(INCOMPLETE) { INCOMPLETE } else { reason };
+                *reasons.entry(kind).or_default() += 1;
             }
         }
         reasons
@@ -159,7 +161,6 @@ pub fn project(row: &Row) -> String {
 mod tests {
     use super::*;
     use crate::published::read;
-    use crate::published::recipe::INCOMPLETE;
 
     const RUNS: &str = include_str!("../../data/published.csv");
     const TPU_V4: &str = include_str!("../../data/xla-fsdp-tpu-v4.csv");
@@ -222,7 +223,7 @@ mod tests {
             check(&rows, &Constants::fitted()).rows.remove(0).found
         };
         assert!(row(&[]).is_ok());
-        let reasons: [(&[(&str, &str)], &str); 10] = [
+        let reasons: [(&[(&str, &str)], &str); 11] = [
             (&[("kv_heads", "3")], "do not share"),
             (&[("heads", "3"), ("kv_heads", "3"), ("hidden", "63")], "can not rotate"),
             (&[("layers", "1e9")], "layers = 1000000000"),
@@ -231,7 +232,8 @@ mod tests {
             (&[("micro_batch", "1e9")], "more than any run"),
             (&[("micro_batch", "0.5")], "a micro-batch of 0.5 samples"),
             (&[("devices", "12"), ("sharding", "hsdp")], "a mesh that 12 devices"),
-            (&[("hidden", "")], INCOMPLETE),
+            (&[("hidden", ""), ("act_ckpt", "-")], "incomplete configuration: no hidden, act_ckpt"),
+            (&[("seq", "0")], "incomplete configuration: no seq"),
             (&[("sharding", "tp8")], "tensor, pipeline"),
         ];
         for (changes, expected) in reasons {
@@ -266,6 +268,8 @@ mod tests {
         let reason = |id: i64| Run::of(rows.iter().find(|row| row.id() == id).unwrap()).unwrap_err();
         let tensor_parallel = rows.iter().find(|row| row.text("sharding").contains("tp8")).unwrap();
         assert_eq!(Run::of(tensor_parallel).unwrap_err(), "tensor, pipeline or context parallel");
-        assert_eq!(reason(389), "incomplete configuration");
+        let lacking = reason(389);
+        assert!(lacking.starts_with("incomplete configuration: no "), "{lacking}");
+        assert_eq!(check(&rows, &Constants::fitted()).outside().get(INCOMPLETE).copied().unwrap_or(0), 31);
     }
 }

@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 
 /// Beginnings of names of devices, in lower case, and clusters of them; those of PCIe cards, where there are such.
 const DEVICES: [(&str, &str, Option<&str>); 10] = [
-    (r"^a100.*\b40 ?g", "a100-40-sxm", Some("a100-80-pcie")),
+    (r"^a100.*\b40 ?g", "a100-40-sxm", Some("a100-40-pcie")),
     (r"^a[18]00", "a100-80-sxm", Some("a100-80-pcie")),
     (r"^h100", "h100-sxm", Some("h100-pcie")),
     (r"^h200", "h200-sxm", None),
@@ -23,9 +23,6 @@ const DEVICES: [(&str, &str, Option<&str>); 10] = [
 /// reported by <https://tweakers.net/nieuws/203182>).
 const A800_LINK: f64 = 200e9;
 
-/// Bytes, and bytes a second, of the memory of an A100 with 40 GB, as PCIe card and as SXM module (NVIDIA's datasheet of 2021).
-const A100_40: [f64; 2] = [40.0 * 1073741824.0, 1555e9];
-
 /// The hardware of a run, if it is known.
 pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     let device = row.word("device_type").replace(['_', ' '], "-");
@@ -34,9 +31,6 @@ pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     let (_, name, card) = DEVICES.iter().find(|(pattern, ..)| is(pattern))?;
     let card = card.filter(|_| is("pci"));
     let mut cluster = Cluster::known(card.unwrap_or(name)).expect("it is one of ours");
-    if card.is_some() && *name == "a100-40-sxm" {
-        [cluster.device.memory.value, cluster.device.memory_bandwidth.value] = A100_40;
-    }
     if device.starts_with("a800") && card.is_none() {
         cluster.node.link.bandwidth.value = A800_LINK;
     }
@@ -113,7 +107,7 @@ mod tests {
         let name = |device: &str| of(device).map(|cluster| cluster.name);
         let names = [
             ("A100-80GB-PCIe", Some("a100-80-pcie")),
-            ("A100-PCIE-40GB", Some("a100-80-pcie")),
+            ("A100-PCIE-40GB", Some("a100-40-pcie")),
             ("NVIDIA A100-SXM4-40GB", Some("a100-40-sxm")),
             ("a100_80gb", Some("a100-80-sxm")),
             ("H100-PCIe", Some("h100-pcie")),
@@ -126,8 +120,6 @@ mod tests {
         for (device, expected) in names {
             assert_eq!(name(device).as_deref(), expected, "{device}");
         }
-        let a100_40 = of("A100-PCIE-40GB").unwrap().device;
-        assert_eq!([a100_40.memory.value, a100_40.memory_bandwidth.value], A100_40);
         let link = |device: &str| of(device).unwrap().node.link.bandwidth.value;
         assert_eq!(link("A800-SXM4-80GB") * 1.5, link("A100-SXM4-80GB"));
         assert_eq!(link("A800-80GB-PCIe"), link("A100-80GB-PCIe"));

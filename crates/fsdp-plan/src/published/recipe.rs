@@ -38,9 +38,6 @@ const MUON: &str = "Muon optimizer";
 /// Why a run is outside of the model, if it is, as far as text says.
 pub(super) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'static str> {
     let Words { source, sharding, checkpointing, .. } = words;
-    if checkpointing.is_empty() || sharding.is_empty() {
-        return Some(INCOMPLETE);
-    }
     if cluster.is_none_or(|cluster| crate::prices::stand_in(&cluster.generation).is_some()) {
         return Some(NO_ACCELERATOR);
     }

@@ -153,6 +153,13 @@ impl Row {
         self.numbers.get(column).copied().filter(|number| *number > 0.0)
     }
 
+    /// Those of the columns that say nothing, or 0.
+    pub fn missing<'a>(&self, columns: &[&'a str]) -> Vec<&'a str> {
+        let is_missing =
+            |column: &&&str| self.text(column).is_empty() || self.numbers.get(**column) == Some(&0.0);
+        columns.iter().filter(is_missing).copied().collect()
+    }
+
     /// What the column `row` says, a number where it is one; the line where it says nothing.
     pub fn id(&self) -> Value {
         let text = self.text("row");

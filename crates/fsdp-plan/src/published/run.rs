@@ -33,6 +33,10 @@ use crate::work::{Calls, StepWork};
 const DEVICES_MAX: f64 = (1 << 20) as f64;
 const TOKENS_MAX: f64 = (1 << 22) as f64;
 
+/// What a row has to say: numbers above 0, and words.
+const NEEDED: [&str; 10] =
+    ["layers", "hidden", "heads", "ffn", "vocab", "seq", "micro_batch", "devices", "sharding", "act_ckpt"];
+
 /// The most micro-batches that a schedule is compiled for.
 const ROUNDS_MAX: usize = 256;
 
@@ -72,12 +76,15 @@ impl Run {
     /// # Errors
     /// Why it is outside of the model.
     pub fn of(row: &Row) -> Result<Self, String> {
-        let incomplete = || INCOMPLETE.to_owned();
         let words = &Words::of(row);
-        let sizes = Sizes::of(row, words).ok_or_else(incomplete)?;
+        let missing = || format!("{INCOMPLETE}: no {}", row.missing(&NEEDED).join(", "));
+        let sizes = Sizes::of(row, words).ok_or_else(missing)?;
         let (Some(world), Some(micro)) = (row.number("devices"), row.number("micro_batch")) else {
-            return Err(incomplete());
+            return Err(missing());
         };
+        if words.checkpointing.is_empty() || words.sharding.is_empty() {
+            return Err(missing());
+        }
         let cluster = hardware::cluster(row);
         if let Some(reason) = recipe::outside(words, cluster.as_ref()) {
             return Err(reason.to_owned());

@@ -72,7 +72,7 @@ fn nodes_that_are_alike_and_work_together() {
     found by        n0:24567
     connected over  TCP
 
-     node   processes      reached at   clock ahead, ms             CPU
+     node   processes   reached at      clock ahead, ms   CPU
     ────────────────────────────────────────────────────────────────────
      n0        0 to 7   eth0 10.0.0.0                     AMD EPYC 9654
      n1       8 to 15   eth0 10.0.0.1    +0.250 ± 0.031   AMD EPYC 9654
@@ -92,18 +92,18 @@ fn nodes_that_are_alike_and_work_together() {
 
      library     version   nodes
     ─────────────────────────────
-     fsdp          0.1.0     all
-     NCCL         2.28.9     all
-     MPI       not found     all
+     fsdp          0.1.0   all
+     NCCL         2.28.9   all
+     MPI       not found   all
 
     run.device = "cpu": usable, the kernels of fsdp
 
     output folder /shared/out
      node      free   sees a file after   lock of process 0
     ────────────────────────────────────────────────────────
-     n0     3.0 TiB              0.0 ms    keeps others out
-     n1     3.0 TiB              1.5 ms    keeps others out
-     n2     3.0 TiB              3.0 ms    keeps others out
+     n0     3.0 TiB              0.0 ms   keeps others out
+     n1     3.0 TiB              1.5 ms   keeps others out
+     n2     3.0 TiB              3.0 ms   keeps others out
 
     nothing is wrong
     "#);
@@ -125,20 +125,20 @@ fn what_is_wrong_is_said_of_the_node_where_it_is() {
     let text = render(&found, plain());
     let said = text.lines().skip_while(|line| !line.starts_with(" library"));
     insta::assert_snapshot!(said.collect::<Vec<_>>().join("\n"), @r#"
-     library     version    nodes
+     library     version   nodes
     ──────────────────────────────
-     fsdp          0.1.0      all
-     NCCL         2.21.5       n1
+     fsdp          0.1.0   all
+     NCCL         2.21.5   n1
      NCCL         2.28.9   n0, n2
-     MPI       not found      all
+     MPI       not found   all
 
     run.device = "cpu": usable, the kernels of fsdp
 
     output folder /shared/out
      node      free   sees a file after   lock of process 0
     ────────────────────────────────────────────────────────
-     n0     3.0 TiB              0.0 ms    keeps others out
-     n1     3.0 TiB          29500.0 ms            not seen
+     n0     3.0 TiB              0.0 ms   keeps others out
+     n1     3.0 TiB          29500.0 ms   not seen
      n2     unknown               never
 
     warning: the nodes have different CPUs: AMD EPYC 9654 (n0, n2); Intel Xeon 8480 (n1); the bits of a run are promised on one model
