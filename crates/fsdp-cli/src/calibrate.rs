@@ -114,16 +114,17 @@ fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> 
 
 /// Everything that one process can measure; others are started for the rest.
 fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
-    expect_replaceable(&args.out)?;
     let like = machine::like(args.like.as_deref(), device)?;
     let (threads, most) = most_ranks(args, device);
+    let machine = machine::name(device, device_name(device)?, threads);
+    expect_replaceable(&args.out, &machine)?;
     let (worlds, shapes) = (worlds(most), args.shapes());
     let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads.min(most)).collect();
     let processes: &[usize] = if device == Device::Cuda { &[] } else { &worlds[1..] };
     let progress =
         bar(PASSES * computing.len() * DTYPES.len() * shapes.len() + worlds.len() + processes.len());
     let mut measured = Measured {
-        machine: machine::name(device, device_name(device)?, threads),
+        machine,
         device: device.name().to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         date: logging::now(),

@@ -166,11 +166,13 @@ fn report(runs: &[&Measured], constants: &Constants) {
 fn cross_validate(runs: &[&Measured]) {
     let groups: BTreeSet<&str> = runs.iter().map(|run| run.group()).collect();
     let (mut all, mut kept) = (Vec::new(), Vec::new());
+    let mut by_source: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for group in groups {
         let (out, rest): (Vec<&Measured>, Vec<&Measured>) = runs.iter().partition(|run| run.group() == group);
         let constants = fit(&rest, 6);
         for (run, error) in out.iter().zip(errors(&out, &constants)) {
             all.push(error);
+            by_source.entry(project(&run.prepared.run.row)).or_default().push(error.abs());
             if run.prepared.run.row.text("act_ckpt") == "none" {
                 kept.push(error);
             }
@@ -179,6 +181,9 @@ fn cross_validate(runs: &[&Measured]) {
     println!("leaving out one group at a time:");
     line("all", &all);
     line("without checkpointing", &kept);
+    let mean = |errors: &[f64]| errors.iter().sum::<f64>() / errors.len() as f64;
+    let means: Vec<f64> = by_source.values().map(|errors| mean(errors)).collect();
+    println!("mean over {} sources: {:.1} %", means.len(), 100.0 * mean(&means));
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

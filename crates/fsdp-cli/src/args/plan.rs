@@ -55,10 +55,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FILE", requires = "search")]
     pub(crate) write: Option<PathBuf>,
     /// Tokens of the whole run [default: those of train.steps]
-    #[arg(long, value_name = "N", value_parser = above_zero)]
+    #[arg(long, value_name = "N", value_parser = above_zero, allow_negative_numbers = true)]
     pub(crate) tokens: Option<f64>,
     /// US dollars for a device and hour [default: the cluster's]
-    #[arg(long, value_name = "DOLLARS", value_parser = above_zero)]
+    #[arg(long, value_name = "DOLLARS", value_parser = above_zero, allow_negative_numbers = true)]
     pub(crate) price: Option<f64>,
     /// Write the predicted step as Chrome/Perfetto JSON; of files that are there, only an earlier trace is replaced
     #[arg(long, value_name = "FILE", conflicts_with = "search")]
@@ -67,7 +67,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "search")]
     pub(crate) report: Option<PathBuf>,
     /// Print the description of the cluster, with the source of every number, and nothing else
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub(crate) print_cluster: bool,
     /// Print JSON
     #[arg(long)]
@@ -114,6 +114,6 @@ pub(crate) struct PlanCheckArgs {
 }
 
 fn above_zero(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected a number above 0, such as 1.4e12".to_owned())
+    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e18);
+    number.ok_or_else(|| "expected a number above 0 and at most 1e18, such as 1.4e12".to_owned())
 }

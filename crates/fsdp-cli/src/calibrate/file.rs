@@ -63,19 +63,26 @@ pub(super) fn add(all: &mut Points, more: Points) {
     }
 }
 
-/// That a file is not there, or is a calibration.
+/// That a file is not there, or is a calibration of this machine, with whatever number of threads.
 ///
 /// # Errors
 /// [`CliError::Option`]: it is something else.
-pub(super) fn expect_replaceable(file: &Path) -> Result<(), CliError> {
+pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliError> {
     if !file.exists() {
         return Ok(());
     }
-    if earlier(file).is_ok_and(|cluster| cluster.measured.is_some()) {
-        return Ok(());
+    let refused = |what: &str| {
+        let what = format!("{} is there, and is {what}; choose another file", file.display());
+        CliError::Option { option: "--out", what }
+    };
+    let measured = earlier(file).ok().and_then(|cluster| cluster.measured);
+    let measured = measured.ok_or_else(|| refused("no calibration"))?;
+    let model =
+        |machine: &str| machine.rsplit_once(", ").map_or(machine.to_owned(), |(model, _)| model.to_owned());
+    if model(&measured.machine) != model(machine) {
+        return Err(refused(&format!("a calibration of another machine: {}", measured.machine)));
     }
-    let what = format!("{} is there, and is no calibration; choose another file", file.display());
-    Err(CliError::Option { option: "--out", what })
+    Ok(())
 }
 
 /// The folder of a file.

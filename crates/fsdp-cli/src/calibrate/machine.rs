@@ -61,8 +61,9 @@ pub(super) fn cluster(
         if let Some(bytes) = memory() {
             cluster.device.memory = Sourced { value: bytes, source: source("MemTotal of /proc/meminfo") };
         }
+        let most = threads.max(ranks as f64);
         cluster.node.devices =
-            Sourced { value: ranks as f64, source: source("the most ranks that were timed") };
+            Sourced { value: most, source: source("threads that compute, or more ranks that were timed") };
     }
     for (dtype, peak) in &mut cluster.device.peak {
         if let Some(best) = fastest(&measured.calls, &format!("linear {dtype}")) {

@@ -117,10 +117,11 @@ impl<'a> Foresight<'a> {
         };
         let forecast = priced(self.cluster)?;
         let is_stood_for = fsdp_plan::prices::stand_in(&self.cluster.generation).is_some();
-        let part = match &self.cluster.measured {
-            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => band::OF_MEASURED,
-            None if !is_stood_for => band::OF_FITTED,
-            _ => band::OF_STAND_INS,
+        let [less, more] = match &self.cluster.measured {
+            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => [band::OF_MEASURED; 2],
+            Some(_) => [band::OF_FAR; 2],
+            None if is_stood_for => band::OF_STAND_INS,
+            None => [band::OF_FITTED; 2],
         };
         let mut most = forecast.seconds;
         if plan.mesh.world() > band::LARGE_WORLD {
@@ -129,7 +130,7 @@ impl<'a> Foresight<'a> {
         Ok(Ahead {
             done_flops: done_flops(&plan, &work),
             config: config.clone(),
-            band: [forecast.seconds * (1.0 - part), most * (1.0 + part)],
+            band: [forecast.seconds * (1.0 - less), most * (1.0 + more)],
             cluster: self.cluster,
             usage: ledger::predict(&plan.step, &input),
             held: Arc::clone(&held),

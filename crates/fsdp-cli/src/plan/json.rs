@@ -4,6 +4,7 @@ use fsdp_core::Queue;
 use serde_json::{Value, json};
 
 use super::Outlook;
+use super::ahead::Ahead;
 use super::cost::Cost;
 use super::effects::Effect;
 use super::text::{assumptions, critical_kinds, sources, waits};
@@ -26,7 +27,6 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
     let critical = critical_kinds(ahead).into_iter().map(|(kind, count, seconds, longest)| {
         json!({ "operation": kind, "count": count, "seconds": seconds, "longest": longest })
     });
-    let source = |[number, value, source]: [String; 3]| json!({ "number": number, "value": value.parse::<f64>().ok(), "source": source });
     json!({
         "cluster": ahead.cluster.name,
         "devices": ahead.plan.mesh.world(),
@@ -55,8 +55,14 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
         "other_settings": effects.iter().map(effect).collect::<Vec<_>>(),
         "run": run_json(cost),
         "assumed": assumptions(ahead),
-        "sources": sources(ahead).into_iter().map(source).collect::<Vec<_>>(),
+        "sources": sources_json(ahead),
     })
+}
+
+/// Numbers that are not assumed, and where they are from.
+pub(super) fn sources_json(ahead: &Ahead<'_>) -> Vec<Value> {
+    let source = |[number, value, source]: [String; 3]| json!({ "number": number, "value": value.parse::<f64>().ok(), "source": source });
+    sources(ahead).into_iter().map(source).collect()
 }
 
 /// The whole run.

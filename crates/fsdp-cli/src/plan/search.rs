@@ -10,11 +10,11 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::ahead::Foresight;
+use super::ahead::{Ahead, Foresight};
 use super::cost::{Cost, span};
-use super::json::run_json;
+use super::json::{run_json, sources_json};
 use super::settings::Settings;
-use super::text::{listed, run_rows};
+use super::text::{assumed, assumptions, listed, run_rows};
 use crate::args::PlanArgs;
 use crate::error::CliError;
 use crate::output::{self, table};
@@ -30,6 +30,8 @@ const REFINED: usize = 32;
 struct Candidate {
     settings: Settings,
     seconds: f64,
+    /// Seconds at least and at most.
+    band: [f64; 2],
     tokens_per_second: f64,
     device_bytes: u64,
     exposed: f64,
@@ -48,6 +50,9 @@ struct Loser {
     fits: bool,
     why: String,
 }
+
+/// The fastest settings that fit: the whole run with them, and its step.
+type Best<'a> = (Cost, Ahead<'a>);
 
 /// What was found of all.
 struct Found {
@@ -69,12 +74,14 @@ pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliE
         write(foresight.config, front.first().copied(), file)?;
     }
     let capacity = foresight.cluster.device.memory.value as u64;
-    // What the whole run takes with the fastest settings.
+    // What the whole run takes with the fastest settings, and what that rests on.
     let best = front.first().map(|best| foresight.ahead(&best.settings.applied(foresight.config)));
-    let cost = best.transpose()?.map(|best| Cost::of(&best, args.tokens, args.price)).transpose()?;
+    let best =
+        best.transpose()?.map(|best| Ok::<_, CliError>((Cost::of(&best, args.tokens, args.price)?, best)));
+    let best = best.transpose()?;
     output::print(&match args.json {
-        true => format!("{:#}\n", found.json(&front, here, cost.as_ref())),
-        false => found.text(&front, here, capacity, cost.as_ref()),
+        true => format!("{:#}\n", found.json(&front, here, best.as_ref())),
+        false => found.text(&front, here, capacity, best.as_ref()),
     })
 }
 
@@ -84,6 +91,7 @@ fn found(foresight: &Foresight<'_>) -> Found {
         Some(Candidate {
             settings: settings.clone(),
             seconds: ahead.forecast.seconds,
+            band: ahead.band,
             tokens_per_second: ahead.tokens_per_second(),
             device_bytes: ahead.device_bytes(),
             exposed: ahead.forecast.exposed,
@@ -123,7 +131,7 @@ impl Candidate {
         let because = match () {
             () if here.checkpointing != there.checkpointing => "more is computed again",
             () if here.micro_batch != there.micro_batch => "smaller operations, more often",
-            () => "more transfers beside it",
+            () => "more of it is beside transfers, or for what is gathered",
         };
         format!("computing takes {} longer: {because}", span(computing))
     }
@@ -158,7 +166,7 @@ impl Found {
         front
     }
 
-    fn text(&self, front: &[&Candidate], here: &Settings, capacity: u64, cost: Option<&Cost>) -> String {
+    fn text(&self, front: &[&Candidate], here: &Settings, capacity: u64, best: Option<&Best<'_>>) -> String {
         let (all, fitting) = (self.candidates.len(), self.candidates.iter().filter(|one| one.fits).count());
         let mut text = format!(
             "{} settings tried: {fitting} fit, {} need more than {} of a device, {} can not be had on this mesh\n\n",
@@ -174,13 +182,14 @@ impl Found {
                 if changes.is_empty() { "as the run file says".to_owned() } else { changes.join(", ") };
             [
                 span(candidate.seconds),
+                format!("{} to {}", span(candidate.band[0]), span(candidate.band[1])),
                 rate(candidate.tokens_per_second),
                 bytes(candidate.device_bytes),
                 format!("{:.1} %", 100.0 * candidate.exposed / candidate.seconds),
                 changes,
             ]
         };
-        let rows: Vec<[String; 5]> = spread(front, SHOWN).iter().map(|one| row(&one)).collect();
+        let rows: Vec<[String; 6]> = spread(front, SHOWN).iter().map(|one| row(&one)).collect();
         if rows.is_empty() {
             let least = self.candidates.iter().min_by_key(|candidate| candidate.device_bytes);
             if let Some(least) = least {
@@ -193,15 +202,16 @@ impl Found {
             }
             return text;
         }
-        text += &table(["step", "tokens/s", "memory", "exposed", "what to set"], rows);
+        text += &table(["step", "may be", "tokens/s", "memory", "exposed", "what to set"], rows);
         if front.len() > SHOWN {
             let _ = writeln!(text, "and {} between them, which --json has", front.len() - SHOWN);
         }
         let losers = self.losers().into_iter().take(SHOWN);
         let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);
         let _ = write!(text, "\n{}", table(["beside the fastest", "step", "why not"], losers));
-        if let Some(cost) = cost {
+        if let Some((cost, ahead)) = best {
             let _ = write!(text, "\nthe whole run with the fastest\n{}", listed(&run_rows(cost)));
+            let _ = write!(text, "\nassumed\n{}", assumed(ahead));
         }
         text
     }
@@ -226,11 +236,12 @@ impl Found {
         losers
     }
 
-    fn json(&self, front: &[&Candidate], here: &Settings, cost: Option<&Cost>) -> Value {
+    fn json(&self, front: &[&Candidate], here: &Settings, best: Option<&Best<'_>>) -> Value {
         let candidate = |candidate: &&Candidate| {
             json!({
                 "change": candidate.settings.differences(here),
                 "step_seconds": candidate.seconds,
+                "band_seconds": candidate.band,
                 "tokens_per_second": candidate.tokens_per_second,
                 "device_bytes": candidate.device_bytes,
                 "exposed_seconds": candidate.exposed,
@@ -242,7 +253,9 @@ impl Found {
             "fitting": self.candidates.iter().filter(|candidate| candidate.fits).count(),
             "front": front.iter().map(candidate).collect::<Vec<_>>(),
             "losers": self.losers(),
-            "run": cost.map(run_json),
+            "run": best.map(|(cost, _)| run_json(cost)),
+            "assumed": best.map(|(_, ahead)| assumptions(ahead)),
+            "sources": best.map(|(_, ahead)| sources_json(ahead)),
         })
     }
 }

@@ -79,7 +79,7 @@ fn counted(count: usize, what: &str) -> String {
         (_, true) => "es",
         (_, false) => "s",
     };
-    format!("{count} {what}{end}")
+    format!("{} {what}{end}", grouped(count as u64))
 }
 
 fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
@@ -228,14 +228,23 @@ pub(super) fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String;
 
 pub(super) fn run_rows(cost: &Cost) -> Vec<[String; 2]> {
     let rows = [
-        ("tokens", format!("{:.3e} in {} steps", cost.tokens, grouped(cost.steps as u64))),
+        ("tokens", format!("{:.3e} in {}", cost.tokens, counted(cost.steps as usize, "step"))),
         ("time", times(cost)),
         ("a failure", failures(cost)),
         ("save", saves(cost)),
         ("device hours", amount(cost.device_hours())),
-        ("price", format!("${} at ${} for a device and hour", amount(cost.dollars()), cost.price)),
+        ("price", price(cost)),
     ];
     rows.map(|(name, value)| [name.to_owned(), value]).into()
+}
+
+fn price(cost: &Cost) -> String {
+    let dollars = if cost.whole.is_finite() {
+        format!("${}", amount(cost.dollars()))
+    } else {
+        "without end".to_owned()
+    };
+    format!("{dollars} at ${} for a device and hour", cost.price)
 }
 
 fn times(cost: &Cost) -> String {
@@ -265,7 +274,7 @@ fn saves(cost: &Cost) -> String {
     };
     let waits = if cost.save_every < cost.save.write { ", for which the next one waits" } else { "" };
     format!(
-        "{often}, steps stop for {}, written after {}{waits}; {:.1} % of the time are lost to saves and failures",
+        "{often}, steps stop for {}, written after {}{waits}; {:.1} % of the time is lost to saves and failures",
         span(cost.save.stop),
         span(cost.save.write),
         100.0 * cost.lost()
@@ -304,7 +313,7 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
         }));
     } else if let Some(other) = stand_in(&cluster.generation) {
         all.push(format!(
-            "{} devices reach the part of their peak that {other} ones do: no run was fitted",
+            "{} devices reach the part of their peak that {other} ones do: no run was fitted, and steps may take twice as long",
             cluster.generation
         ));
     }
@@ -334,6 +343,7 @@ pub(super) fn sources(ahead: &Ahead<'_>) -> Vec<[String; 3]> {
     rows
 }
 
-fn assumed(ahead: &Ahead<'_>) -> String {
+/// The assumptions as lines.
+pub(super) fn assumed(ahead: &Ahead<'_>) -> String {
     assumptions(ahead).iter().map(|one| format!("- {one}\n")).collect()
 }

@@ -70,6 +70,11 @@ fn the_search_finds_settings_that_fit_and_writes_them_down() {
     assert!(best < here);
     let falls = |key: &str| front.windows(2).all(|pair| pair[0][key].as_f64() > pair[1][key].as_f64());
     assert!(falls("device_bytes"), "what is slower holds less");
+    // How sure the times are, and what they rest on.
+    let [least, most] = [0, 1].map(|end| front[0]["band_seconds"][end].as_f64().unwrap());
+    assert!(least < best && best < most);
+    assert_eq!(found["assumed"], json(&sandbox, &format!("{ON_16} --json"))["assumed"]);
+    assert_eq!(found["sources"], json(&sandbox, &format!("{ON_16} --json"))["sources"]);
     // What loses says why, and other ways to cut the model into units are among all.
     let losers = found["losers"].as_array().unwrap();
     assert!(losers.iter().all(|loser| !loser["why"].as_str().unwrap().is_empty()));
@@ -142,6 +147,8 @@ fn what_can_not_be_is_told() {
         assert!(refused(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with"));
     }
     assert!(refused(&sandbox, "plan 8b.toml").contains("--on <NAME>"));
+    let nothing = refused(&sandbox, &format!("{ON_16} --tokens -1"));
+    assert!(nothing.contains("expected a number above 0"), "{nothing}");
     let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
     assert!(world.contains("--nodes: ") && world.contains("micro-batches"), "{world}");
     let replicas = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 1 --set fsdp.mesh.replicate=16");

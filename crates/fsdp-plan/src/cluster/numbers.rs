@@ -48,16 +48,18 @@ impl Cluster {
             let allowed = match () {
                 () if counts.contains(&&*key) => Some("a whole number, at least 1")
                     .filter(|_| !(value >= 1.0 && value.fract() == 0.0 && value < 1e9)),
-                () if key.starts_with("operation.") || key.ends_with("latency") => {
-                    Some("a number, at least 0").filter(|_| !(value >= 0.0 && value.is_finite()))
+                () if key.ends_with("latency") => Some("seconds, at most 0.1 (a microsecond is 1e-6)")
+                    .filter(|_| !(0.0..=0.1).contains(&value)),
+                () if key.starts_with("operation.") => {
+                    Some("a number from 0 to 1e6").filter(|_| !(0.0..=1e6).contains(&value))
                 }
                 // What was measured needs no guard against wrong units.
                 () if key.starts_with("device.peak") && self.measured.is_none() => {
-                    Some("operations a second, at least 1e9 (a TFLOP/s is 1e12)")
-                        .filter(|_| !(value >= 1e9 && value.is_finite()))
+                    Some("operations a second, from 1e9 to 1e18 (a TFLOP/s is 1e12)")
+                        .filter(|_| !(1e9..=1e18).contains(&value))
                 }
-                () if self.measured.is_none() => Some("bytes, or bytes a second, at least 1e6")
-                    .filter(|_| !(value >= 1e6 && value.is_finite())),
+                () if self.measured.is_none() => Some("bytes, or bytes a second, from 1e6 to 1e15")
+                    .filter(|_| !(1e6..=1e15).contains(&value)),
                 () => Some("a number above 0").filter(|_| !(value > 0.0 && value.is_finite())),
             };
             if let Some(allowed) = allowed {

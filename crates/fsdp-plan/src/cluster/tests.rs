@@ -56,6 +56,8 @@ fn what_can_not_be_is_refused_by_its_key() {
     );
     let error = changed("bf16 = { value = 9.894e14", "bf16 = { value = 989");
     assert!(error.contains("`device.peak.bf16` is 989, which must be operations a second"), "{error}");
+    let error = changed("latency = { value = 1.9e-6", "latency = { value = 1.9");
+    assert!(error.contains("`node.link.latency` is 1.9, which must be seconds, at most 0.1"), "{error}");
     let error = changed("memory_bandwidth", "memory_bandwith");
     assert!(error.contains("memory_bandwith"), "{error}");
     let error = changed("kind = \"nvlink\"", "kind = \"rope\"");

@@ -250,13 +250,13 @@ mod tests {
 
     #[test]
     fn a_word_that_is_not_known_is_read_as_what_is_usual_and_said() {
-        let text = "source,layers,hidden,heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt,row\n\
-            a,2,64,4,128,128,128,1,1024,H100-80GB,unheard of,sometimes,x\n\
-            a,2,64,4,128,128,128,1,512,H100-80GB,FULL_SHARD,None,y\n";
+        let text = "source,layers,hidden,heads,kv_heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt,precision,row\n\
+            a,2,64,4,,128,128,128,1,1024,H100-80GB,unheard of,sometimes,int3,x\n\
+            a,2,64,4,4,128,128,128,1,512,H100-80GB,FULL_SHARD,None,bf16,y\n";
         let check = check(&read(text, "runs.csv").unwrap(), &Constants::fitted());
         let [odd, usual] = &check.rows[..] else { panic!("two rows") };
         let [odd, usual] = [odd, usual].map(|checked| checked.found.as_ref().unwrap());
-        assert_eq!(odd.assumed.len(), 3, "{:?}", odd.assumed);
+        assert_eq!(odd.assumed.len(), 5, "{:?}", odd.assumed);
         assert_eq!(usual.assumed.len(), 1, "the model has no name: {:?}", usual.assumed);
         let [least, most] = odd.band.unwrap();
         assert!(least < odd.seconds && odd.seconds * 1.1 < most && usual.band.is_none());

@@ -28,6 +28,9 @@ const XLA_FSDP: &str = "pytorch/xla fsdp";
 /// Sources whose shapes are not published.
 const SHAPES_ASSUMED: &str = "shapes but that of 2b are assumed";
 
+/// Precisions that are priced as they are, all others as bf16: nothing said is usual.
+const UNDERSTOOD_PRECISION: &str = r"^$|bf16|bfloat16|fp16|float16|f16|fp8|float8|amp|mixed|pure";
+
 /// Why runs are outside of the model, in the order in which that is asked.
 pub(super) const INCOMPLETE: &str = "incomplete configuration";
 const NO_ACCELERATOR: &str = "no runs to calibrate this accelerator";
@@ -59,6 +62,9 @@ pub(super) fn assumed(words: &Words) -> Vec<String> {
     }
     if recomputed(words).is_none() && words.checkpointing != "none" {
         all.push(format!("act_ckpt \"{}\" is read as none", words.checkpointing));
+    }
+    if !matches(UNDERSTOOD_PRECISION, &words.precision) {
+        all.push(format!("precision \"{}\" is read as bf16", words.precision));
     }
     if words.source.contains(SHAPES_ASSUMED) && !words.model.ends_with("-2b") {
         all.push("the shape is that of other models of this size: it is not published".to_owned());

@@ -94,8 +94,14 @@ impl Sizes {
     }
 
     /// What of the shape is taken from the number of parameters, or for granted, in words.
-    pub(super) fn assumed(&self, row: &Row, words: &Words) -> Option<String> {
-        let model = words.model.as_str();
+    pub(super) fn assumed(&self, row: &Row, words: &Words) -> Vec<String> {
+        let keys =
+            row.number("kv_heads").is_none().then(|| "kv_heads is not said: as many as heads".to_owned());
+        keys.into_iter().chain(self.assumed_of_name(row, words.model.as_str())).collect()
+    }
+
+    /// The same of what a name leaves open.
+    fn assumed_of_name(&self, row: &Row, model: &str) -> Option<String> {
         let is_known = |names: [&str; 2]| names.iter().any(|names| matches(names, model));
         if is_known([UNGATED, GATED]) && is_known([TIED, UNTIED]) && self.hidden.is_multiple_of(self.heads) {
             return None;

@@ -62,9 +62,11 @@ fn a_file_that_was_written_is_read_the_same() {
         machine::cluster(machine::like(None, Device::Cpu).unwrap(), measured("a \"machine\""), 4, None);
     write(&cluster, &file).unwrap();
     assert_eq!(earlier(&file).unwrap(), cluster);
-    expect_replaceable(&file).unwrap();
+    expect_replaceable(&file, "a \"machine\", 64 threads").unwrap();
+    let error = expect_replaceable(&file, "an abacus, 10 threads").unwrap_err().to_string();
+    assert!(error.contains("is a calibration of another machine: a \"machine\""), "{error}");
     fs::write(&file, "mine").unwrap();
-    let error = expect_replaceable(&file).unwrap_err().to_string();
+    let error = expect_replaceable(&file, "an abacus, 10 threads").unwrap_err().to_string();
     assert!(error.contains("is no calibration"), "{error}");
 }
 
