@@ -17,7 +17,7 @@ use std::{env, thread};
 
 use fsdp_ckpt::is_url;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
-use fsdp_comm::process::place::{Place, recognise};
+use fsdp_comm::process::place::{Place, is_only_one, recognise};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
 use fsdp_core::Rank;
@@ -86,6 +86,11 @@ pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
 /// Whether a process is another one than the first of several: what one can say alone, it need not say too.
 pub(crate) fn is_another(place: Option<Place>) -> bool {
     place.is_some_and(|place| place.process > 0)
+}
+
+/// Whether this process has its node to itself: a launcher has started no other one there.
+pub(crate) fn has_its_node(place: Option<Place>) -> bool {
+    place.map_or_else(|| is_only_one(&variable), |place| place.local_processes == 1)
 }
 
 /// Whether this process ends with the one that has started it: one of several, or the only one of `fsdp launch`.

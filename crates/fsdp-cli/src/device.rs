@@ -15,6 +15,7 @@ use fsdp_train::config::{Device, Resolved, RunConfig, Transport};
 use fsdp_train::{TrainBackend, TrainError, predict};
 
 use crate::clock::Clock;
+use crate::cluster;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::error::CliError;
@@ -77,17 +78,15 @@ pub(crate) fn predicted(
     }
 }
 
-/// How many ranks a run has that does not say: one for each process, or, where a node has one process, one for each GPU
-/// that it sees.
+/// How many ranks a run has that does not say: one for each process, or, where a launcher has started one process per node, one
+/// for each GPU that it sees.
 pub(crate) fn ranks(place: Option<Place>, device: Device) -> usize {
-    match place {
-        None => 1,
-        Some(place) if device == Device::Cuda && place.local_processes == 1 => {
-            // What is wrong with the driver is told when it is needed.
-            place.processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1)
-        }
-        Some(place) => place.processes,
+    let processes = place.map_or(1, |place| place.processes);
+    if device != Device::Cuda || !cluster::has_its_node(place) {
+        return processes;
     }
+    // What is wrong with the driver is told when it is needed.
+    processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1)
 }
 
 /// Whether NCCL connects the ranks of different processes. It wants a GPU for each.

@@ -19,6 +19,7 @@ mod plan;
 use std::sync::mpsc;
 use std::thread;
 
+use fsdp_comm::process::rendezvous::abandoned::{LAUNCH_PREFIX, hold, remove_abandoned};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
@@ -28,7 +29,7 @@ use crate::exit_code::Exit;
 use crate::logging;
 use agent::{Agent, Event};
 use meeting::Meeting;
-pub(crate) use note::Note;
+pub(crate) use note::{Note, leave_verdict};
 use plan::Plan;
 
 /// Starts processes until they have done their work, or can not.
@@ -45,10 +46,12 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<Exit, CliError> {
     let told = sender.clone();
     thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(move || signals.forever().try_for_each(|_| told.send(Event::Signal)))
+        .spawn(move || signals.forever().try_for_each(|signal| told.send(Event::Signal(signal))))
         .map_err(|source| CliError::Start { what: "a thread".to_owned(), source })?;
-    let folder = tempfile::Builder::new().prefix("fsdp-launch-").tempdir();
+    remove_abandoned(&std::env::temp_dir());
+    let folder = tempfile::Builder::new().prefix(LAUNCH_PREFIX).tempdir();
     let what = || "a folder for the processes to meet".to_owned();
     let folder = folder.map_err(|source| CliError::Start { what: what(), source })?;
+    let _held = hold(folder.path());
     Agent::new(args, &plan, folder.path(), (sender, events)).live(&mut meeting)
 }

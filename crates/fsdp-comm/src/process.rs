@@ -15,6 +15,7 @@
 //! | member | ready | it has the roster of this round | |
 //! | leader | go | all are ready for this round, and no connection was lost since | the world begins |
 //! | both | heartbeat | each `heartbeat` (1 s) | |
+//! | both | calling | with a heartbeat, when another collective was begun last | a verdict on it can say so |
 //! | member | give | a rank of it gives a value to a topic | the leader's process can collect it |
 //! | leader | announce | a rank announces a value | every process hears it |
 //! | member | failed | something failed in it, or it has found that another process failed | a verdict |
@@ -39,10 +40,10 @@
 //!   than two heartbeats between two looks at the clock counts as two.
 //! - A process says what it must not say: a broken message, a rank that is not its own, another generation.
 //!
-//! The first one is the [`Verdict`]; there is one per world, and later failures do not change it. When the leader is lost,
-//! every other process says so itself. Connections stay open after a verdict, so that what all ranks have begun may be
-//! ended: who waits for a rank that is dead is told at once, for others within 3 s. What a process gave before its end
-//! counts.
+//! The first one is the [`Verdict`]; there is one per world, and later failures do not change it. When the leader is
+//! lost, every other process says so itself, with the collective that the leader has told them of last. Connections
+//! stay open after a verdict, so that what all ranks have begun may be ended: who waits for a rank that is dead is told
+//! at once, for others within 3 s. What a process gave before its end counts.
 //!
 //! # The end
 //!

@@ -61,7 +61,8 @@ fn endpoint(text: &str) -> Result<(String, u16), String> {
     after_help = "The processes end together: when one fails, the others hear of it and end within seconds. After exit
 code 75 or a death by a signal all are started again, and `train` goes on from its newest checkpoint
 (checkpoint.every). Configuration errors and failures that would come again end the launch at once.
-SIGTERM, SIGINT and SIGUSR1 are passed on: the run saves and stops.
+SIGTERM, SIGINT and SIGUSR1 are passed on: the run saves and stops. A second SIGTERM or SIGINT
+ends it at once.
 
 On several nodes, start it on each of them (by srun, ssh or in pods: variables PET_* stand for options).
 With MIN:MAX, after a failure the run goes on with as many of the nodes as there are after --node-wait,

@@ -14,7 +14,7 @@ use fsdp_comm::process::cluster::Cluster;
 use super::error_file;
 use super::flight::Record;
 use crate::exit_code::Exit;
-use crate::output;
+use crate::{launch, output};
 
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
@@ -27,6 +27,7 @@ pub(super) fn install(cluster: &Cluster, record: Record) {
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
+        launch::leave_verdict(verdict, process);
         record.write(verdict);
         let code = Exit::from(verdict.failure.kind).code();
         let verdict = Verdict::clone(verdict);

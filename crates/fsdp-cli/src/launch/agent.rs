@@ -6,12 +6,14 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use signal_hook::consts::SIGUSR1;
+
 use super::attempt::{Attempt, Common};
 use super::coordinator::PATIENCE;
 use super::logs;
 use super::meeting::{Meeting, Session};
 use super::message::{Known, Message, NodeFacts, Order, Start, exit_of};
-use super::note::Note;
+use super::note::{self, Note};
 use super::plan::Plan;
 use crate::args::LaunchArgs;
 use crate::error::CliError;
@@ -32,8 +34,8 @@ pub(super) enum Event {
         /// How.
         status: ExitStatus,
     },
-    /// This process was sent a signal that asks to stop.
-    Signal,
+    /// This process was sent a signal, by its number, that asks to stop.
+    Signal(i32),
     /// The coordinator says something.
     Ordered(Order),
     /// The connection with the coordinator of a session is gone.
@@ -56,6 +58,8 @@ pub(super) struct Agent<'a> {
     /// When it last looked around.
     looked: Instant,
     was_stopped: bool,
+    /// Whether it was asked a second time, and does not wait for a save.
+    was_interrupted: bool,
 }
 
 impl<'a> Agent<'a> {
@@ -68,15 +72,30 @@ impl<'a> Agent<'a> {
     ) -> Self {
         let attempts = args.log_dir.as_deref().map_or(0, logs::next);
         let known = Known { attempts, ..Known::default() };
-        let (running, looked, was_stopped) = (None, Instant::now(), false);
-        Self { args, plan, folder, sender, events, running, known, looked, was_stopped }
+        Self {
+            args,
+            plan,
+            folder,
+            sender,
+            events,
+            running: None,
+            known,
+            looked: Instant::now(),
+            was_stopped: false,
+            was_interrupted: false,
+        }
     }
 
-    /// Takes part in a launch until it is over.
+    /// Takes part in a launch until it is over. Asked to stop for the second time, it ends as a run without a launcher does.
     ///
     /// # Errors
     /// [`CliError`]: a process can not be started; there is no coordinator.
     pub(super) fn live(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
+        let exit = self.live_until_over(meeting)?;
+        Ok(if self.was_interrupted { Exit::Interrupted } else { exit })
+    }
+
+    fn live_until_over(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
         loop {
             let begin = Instant::now();
             let Some(session) = self.find(meeting)? else { return Ok(Exit::Temporary) };
@@ -105,7 +124,7 @@ impl<'a> Agent<'a> {
             }
             let pause = Instant::now() + PULSE;
             while let Ok(event) = self.events.recv_timeout(pause.saturating_duration_since(Instant::now())) {
-                if matches!(event, Event::Signal) {
+                if matches!(event, Event::Signal(_)) {
                     return Ok(None);
                 }
             }
@@ -130,11 +149,12 @@ impl<'a> Agent<'a> {
             if self.looked.elapsed() >= PULSE {
                 self.look(session);
             }
+            self.running.iter_mut().for_each(Attempt::kill_if_late);
             match self.next() {
                 Some(Event::Ended { attempt, process, status }) => {
                     self.ended(attempt, process, status, session)
                 }
-                Some(Event::Signal) => self.asked_to_stop(session),
+                Some(Event::Signal(signal)) => self.asked_to_stop(signal, session),
                 Some(Event::Ordered(Order::Start(start))) => self.start(&start, session)?,
                 Some(Event::Ordered(Order::Finish { code, because })) => {
                     // What is told to all nodes is told by the coordinator's.
@@ -146,7 +166,7 @@ impl<'a> Agent<'a> {
                 Some(Event::Ordered(order)) => self.obey(&order),
                 Some(Event::Lost { session: number }) if number == session.number => {
                     is_lost = true;
-                    self.obey(&Order::End);
+                    self.obey(&Order::End { is_told: false });
                 }
                 Some(Event::Lost { .. }) => {}
                 None => {}
@@ -169,11 +189,6 @@ impl<'a> Agent<'a> {
     /// Looks after what passes with time.
     fn look(&mut self, session: &Session) {
         self.looked = Instant::now();
-        if let Some(attempt) = &self.running
-            && attempt.deadline.is_some_and(|deadline| deadline <= Instant::now())
-        {
-            attempt.kill();
-        }
         if !self.known.is_taken_over && Note::TakenOver.is_in(self.folder) {
             self.known.is_taken_over = true;
             session.say(Message::TakenOver);
@@ -184,6 +199,7 @@ impl<'a> Agent<'a> {
     fn start(&mut self, start: &Start, session: &Session) -> Result<(), CliError> {
         self.known.attempts = self.known.attempts.max(start.attempt + 1);
         Note::StopAtSave.remove_from(self.folder);
+        note::remove_verdict(self.folder);
         let arguments: Vec<OsString> = self.plan.arguments(start.beginning);
         let common = Common { arguments: &arguments, folder: self.folder, token: session.token() };
         self.running = Some(Attempt::start(self.args, start, &common, &self.sender)?);
@@ -198,28 +214,28 @@ impl<'a> Agent<'a> {
         match order {
             Order::Stop => attempt.stop(),
             Order::StopAtSave => Note::StopAtSave.leave_in(self.folder),
-            Order::End => attempt.end(),
+            Order::End { is_told } => attempt.end(*is_told),
             Order::Start(_) | Order::Finish { .. } | Order::Pulse(_) => {}
         }
     }
 
-    fn asked_to_stop(&mut self, session: &Session) {
+    /// The first signal lets the processes save; the second does not wait for it, unless it is one that only asks.
+    fn asked_to_stop(&mut self, signal: i32, session: &Session) {
         session.say(Message::Leave);
-        if let Some(attempt) = &mut self.running {
-            if self.was_stopped {
-                attempt.kill();
-            } else {
-                attempt.stop();
-            }
-        }
+        self.was_interrupted |= self.was_stopped && signal != SIGUSR1;
         self.was_stopped = true;
+        match &mut self.running {
+            Some(attempt) if self.was_interrupted => attempt.kill(),
+            Some(attempt) => attempt.stop(),
+            None => {}
+        }
     }
 
     fn ended(&mut self, number: u32, process: usize, status: ExitStatus, session: &Session) {
         let Some(attempt) = self.running.as_mut().filter(|attempt| attempt.number == number) else { return };
-        attempt.note(process, status);
+        attempt.note(process, status, note::verdict(self.folder));
         let Some((exit, because)) = attempt.ended() else { return };
-        let was_killed = attempt.was_killed();
+        let (was_killed, is_told) = (attempt.was_killed(), attempt.is_told());
         self.running = None;
         self.look(session);
         session.say(Message::Ended {
@@ -227,6 +243,7 @@ impl<'a> Agent<'a> {
             code: exit.code(),
             because,
             was_killed,
+            is_told,
             is_elsewhere: Note::Elsewhere.is_in(self.folder),
             port: session.free_port(),
         });

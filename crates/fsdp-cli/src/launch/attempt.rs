@@ -19,8 +19,12 @@ use crate::cluster::LAUNCHER;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 
-/// How long the others may take to end when one process has.
+/// How long the others may take to end when one process has. They may have to notice first.
 const GRACE: Duration = Duration::from_secs(15);
+
+/// How long they may take when that one was told of a failure, as all of them are at the same time: a little longer than
+/// each of them gives itself (see [`cluster`](crate::cluster)). What is here then is stopped, or hangs.
+const GRACE_OF_TOLD: Duration = Duration::from_secs(5);
 
 /// What the processes of an attempt have in common.
 pub(super) struct Common<'a> {
@@ -40,6 +44,8 @@ pub(super) struct Attempt {
     processes: Vec<Running>,
     /// The process that failed first, and how.
     failed: Option<(usize, ExitStatus)>,
+    /// What ended all of them, in the words of those who were told.
+    verdict: Option<String>,
     /// When the others are killed.
     pub(super) deadline: Option<Instant>,
     was_asked: bool,
@@ -69,6 +75,7 @@ impl Attempt {
             first_process: start.node * nproc,
             processes: Vec::new(),
             failed: None,
+            verdict: None,
             deadline: None,
             was_asked: false,
         };
@@ -127,18 +134,29 @@ impl Attempt {
         Ok(())
     }
 
-    /// A process has ended.
-    pub(super) fn note(&mut self, process: usize, status: ExitStatus) {
+    /// A process has ended; `verdict` is what ended all of them, if they were told of something.
+    pub(super) fn note(&mut self, process: usize, status: ExitStatus, verdict: Option<String>) {
         self.processes[process - self.first_process].status = Some(status);
-        if !status.success() && self.failed.is_none() {
-            self.failed = Some((process, status));
-            self.end();
+        self.verdict = verdict;
+        if !status.success() {
+            self.failed.get_or_insert((process, status));
+        }
+        if self.failed.is_some() {
+            self.end(self.is_told());
         }
     }
 
-    /// Gives the processes a moment to end by themselves.
-    pub(super) fn end(&mut self) {
-        self.deadline.get_or_insert_with(|| Instant::now() + GRACE);
+    /// Gives the processes a moment to end by themselves: a shorter one if they were told of a failure.
+    pub(super) fn end(&mut self, is_told: bool) {
+        let deadline = Instant::now() + if is_told { GRACE_OF_TOLD } else { GRACE };
+        self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+    }
+
+    /// Kills what still runs when its moment has passed, a process that is stopped too.
+    pub(super) fn kill_if_late(&mut self) {
+        if self.deadline.take_if(|deadline| *deadline <= Instant::now()).is_some() {
+            self.kill();
+        }
     }
 
     /// Lets the processes save and stop. Not by the signal that was sent to this one: a scheduler may have sent it to all
@@ -159,12 +177,23 @@ impl Attempt {
         self.failed.is_some_and(|(_, status)| status.code().is_none())
     }
 
+    /// Whether the processes were told of a failure.
+    pub(super) fn is_told(&self) -> bool {
+        self.verdict.is_some()
+    }
+
     /// What the processes come to, and what failed first, when all have ended.
     pub(super) fn ended(&self) -> Option<(Exit, Option<String>)> {
         let statuses = self.processes.iter().map(|running| running.status);
         let statuses = statuses.collect::<Option<Vec<ExitStatus>>>()?;
-        let because = self.failed.map(|(process, status)| describe(process, status));
-        Some((worst(statuses.into_iter().map(exit_of)), because))
+        Some((worst(statuses.into_iter().map(exit_of)), self.because()))
+    }
+
+    /// What failed first. Whoever ends first often is not who has failed, unless it was killed.
+    fn because(&self) -> Option<String> {
+        let (process, status) = self.failed?;
+        let verdict = self.verdict.clone().filter(|_| !self.was_killed());
+        Some(verdict.unwrap_or_else(|| describe(process, status)))
     }
 
     fn signal(&self, signal: Signal) {

@@ -126,6 +126,7 @@ struct End {
     exit: Exit,
     because: Option<String>,
     was_killed: bool,
+    is_told: bool,
     is_elsewhere: bool,
 }
 
@@ -191,11 +192,14 @@ impl Coordinator {
             Event::Said(id, Message::Join(facts)) => self.join(id, facts, &mut actions),
             Event::Said(id, Message::Leave) => self.leave(id, &mut actions),
             Event::Said(_, Message::TakenOver) => self.known.is_taken_over = true,
-            Event::Said(id, Message::Ended { attempt, code, because, was_killed, is_elsewhere, port }) => {
+            Event::Said(
+                id,
+                Message::Ended { attempt, code, because, was_killed, is_told, is_elsewhere, port },
+            ) => {
                 if let Some(node) = self.nodes.get_mut(&id) {
                     node.facts.port = port;
                 }
-                let end = End { exit: exit_of(code), because, was_killed, is_elsewhere };
+                let end = End { exit: exit_of(code), because, was_killed, is_told, is_elsewhere };
                 self.ended(id, Some(attempt), end, &mut actions);
             }
             Event::Lost(id) => self.lost(id, &mut actions),
@@ -283,8 +287,13 @@ impl Coordinator {
     fn lost(&mut self, id: NodeId, actions: &mut Vec<Action>) {
         let Some(node) = self.nodes.remove(&id) else { return };
         let because = format!("node {} is lost", node.facts.host);
-        let end =
-            End { exit: Exit::Temporary, because: Some(because), was_killed: true, is_elsewhere: false };
+        let end = End {
+            exit: Exit::Temporary,
+            because: Some(because),
+            was_killed: true,
+            is_told: false,
+            is_elsewhere: false,
+        };
         self.ended(id, None, end, actions);
     }
 
@@ -293,7 +302,7 @@ impl Coordinator {
         &mut self,
         id: NodeId,
         attempt: Option<u32>,
-        End { exit, because, was_killed, is_elsewhere }: End,
+        End { exit, because, was_killed, is_told, is_elsewhere }: End,
         actions: &mut Vec<Action>,
     ) {
         let Phase::Running(running) = &mut self.phase else { return };
@@ -307,7 +316,7 @@ impl Coordinator {
         if exit != Exit::Done && running.because.is_none() && because.is_some() {
             running.because = because;
             let others = running.nodes.iter().filter(|(_, end)| end.is_none());
-            actions.extend(others.map(|(&id, _)| Action::Tell(id, Order::End)));
+            actions.extend(others.map(|(&id, _)| Action::Tell(id, Order::End { is_told })));
         }
     }
 

@@ -38,6 +38,8 @@ pub(super) enum Message {
         because: Option<String>,
         /// Whether a process was killed by a signal: then it did not stop because it was asked to.
         was_killed: bool,
+        /// Whether the processes were told of a failure: then those of other nodes were too.
+        is_told: bool,
         /// Whether the state of the run is not in its output folder.
         is_elsewhere: bool,
         /// A port that was free a moment ago.
@@ -61,7 +63,10 @@ pub(super) enum Order {
     /// Let them do so when the next checkpoint is complete.
     StopAtSave,
     /// The attempt has failed: end what is left of it after a moment.
-    End,
+    End {
+        /// Whether its processes were told of a failure, and need no time to notice it.
+        is_told: bool,
+    },
     /// The launch is over, with this exit code, and why if a person should know.
     Finish {
         /// The code.

@@ -1,7 +1,9 @@
 //! What a launcher and its processes leave for each other to know, in a folder of the launcher's own.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::{env, fs, io};
+
+use fsdp_comm::process::Verdict;
 
 /// The variable by which processes know the folder.
 pub(super) const FOLDER: &str = "FSDP_LAUNCH_DIR";
@@ -56,4 +58,34 @@ impl Note {
     pub(super) fn remove_from(self, folder: &Path) {
         let _ = fs::remove_file(self.file(folder));
     }
+}
+
+/// The file of what ended the processes of an attempt.
+const VERDICT: &str = "verdict";
+
+/// Leaves what ended the world of this process, if it was launched by `fsdp launch`: the launcher names it, and gives others
+/// less time. All processes say the same, at the same time, so it comes in one step.
+pub(crate) fn leave_verdict(verdict: &Verdict, process: usize) {
+    let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
+    if let Err(error) = replace(&folder, &verdict.to_string(), process) {
+        // The launcher then names who has ended first.
+        tracing::warn!("can not leave a note in {}: {error}", folder.display());
+    }
+}
+
+fn replace(folder: &Path, text: &str, process: usize) -> io::Result<()> {
+    let beside = folder.join(format!("{VERDICT}-{process}"));
+    fs::write(&beside, text)?;
+    fs::rename(beside, folder.join(VERDICT))
+}
+
+/// What ended the processes of this node, if they were told of something.
+pub(super) fn verdict(folder: &Path) -> Option<String> {
+    fs::read_to_string(folder.join(VERDICT)).ok()
+}
+
+/// Forgets what ended an earlier attempt.
+pub(super) fn remove_verdict(folder: &Path) {
+    // Mostly there is none.
+    let _ = fs::remove_file(folder.join(VERDICT));
 }

@@ -1,6 +1,7 @@
 //! `run.device`: what this binary was not built for is refused with the way to build it; what it was built for works.
 
 use crate::support::Sandbox;
+use crate::world::TORCHRUN;
 
 #[test]
 fn a_device_that_is_not_built_in() {
@@ -40,6 +41,54 @@ fn a_schedule_is_printed_for_any_device() {
     for device in ["cpu", "torch-cpu", "cuda", "xla"] {
         let ran = Sandbox::new().succeed(&format!("schedule run.toml --set run.device={device}"));
         assert!(ran.stdout.contains("predicted peak memory"), "{}", ran.stdout);
+    }
+}
+
+/// A driver that shows four GPUs, and can do nothing with them; in the folder of a test.
+fn four_gpus(sandbox: &Sandbox) {
+    // Every function that is looked for before the first one is called.
+    let looked_for = include_str!("../../../fsdp-cuda/src/ffi/driver_library.rs");
+    let names = looked_for.split('"').filter(|name| name.starts_with("cu") && !name.contains(' '));
+    let mut source = String::new();
+    for name in names.collect::<std::collections::BTreeSet<_>>() {
+        let result = match name {
+            "cuDriverGetVersion" => "if (n) *n = 13000",
+            "cuDeviceGetCount" => "if (n) *n = 4",
+            _ => "",
+        };
+        source.push_str(&format!("int {name}(int *n) {{ {result}; return 0; }}\n"));
+    }
+    sandbox.write("driver.c", source);
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let mut command = std::process::Command::new(compiler);
+    command.current_dir(sandbox.path("")).args(["-shared", "-fPIC", "-o", "libcuda.so", "driver.c"]);
+    let output = command.output().expect("a C compiler is there, because Rust links with it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn who_has_a_node_to_itself_has_a_rank_for_each_gpu_that_it_sees() {
+    let sandbox = Sandbox::new();
+    four_gpus(&sandbox);
+    sandbox.edit("run.toml", "ranks = 2\n", "device = \"cuda\"\n");
+    sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16");
+    let started = |variables: [&str; 4]| {
+        let mut command = sandbox.command();
+        command.args(["schedule", "run.toml"]).env("LD_LIBRARY_PATH", sandbox.path(""));
+        for (name, value) in TORCHRUN.into_iter().zip(variables).filter(|(_, value)| !value.is_empty()) {
+            command.env(name, value);
+        }
+        crate::support::Ran::of(command.output().unwrap())
+    };
+    for (variables, ranks) in [
+        (["", "", "", ""], 1),
+        (["0", "1", "0", "1"], 4),
+        (["0", "2", "0", "1"], 8),
+        (["0", "2", "0", "2"], 2),
+    ] {
+        let ran = started(variables);
+        let told = format!("mesh 1 x {ranks} ");
+        assert!(ran.stdout.contains(&told), "{variables:?}: {told}: {} {}", ran.stdout, ran.stderr);
     }
 }
 

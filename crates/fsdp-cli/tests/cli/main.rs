@@ -65,6 +65,7 @@ mod processes;
 mod shell;
 mod slurm;
 mod strangers;
+mod supervising;
 mod together;
 mod world;
 

@@ -12,6 +12,7 @@ use super::auth::Token;
 use super::interface::{self, InterfaceError};
 use super::launch::Processes;
 use super::place::Place;
+use super::rendezvous::abandoned::Held;
 use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
 use super::{Facts, Failure, Roster, Verdict};
@@ -107,6 +108,7 @@ pub struct Cluster {
     met_by: String,
     /// Removed when the world has ended.
     _published: Option<Published>,
+    _held: Option<Held>,
 }
 
 impl Cluster {
@@ -120,6 +122,7 @@ impl Cluster {
         let meet = Rendezvous::of(&place, variable, shared, std::os::unix::process::parent_id())?;
         let asked = interface::asked_for(variable)?;
         let mut met_by = meet.to_string();
+        let held = if place.process == 0 { meet.take()? } else { None };
         let (control, door, published) = if place.process == 0 {
             let token = token(joining, &meet)?;
             let address = asked.unwrap_or(if place.is_one_node() && !meet.is_at_port() {
@@ -167,7 +170,7 @@ impl Cluster {
         let links = near_links(far, local, roster.world(), timeout, control.alarm());
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
-        Ok(Self { place, control, links, recorder, met_by, _published: published })
+        Ok(Self { place, control, links, recorder, met_by, _published: published, _held: held })
     }
 
     /// The place of this process.

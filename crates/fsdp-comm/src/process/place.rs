@@ -151,6 +151,14 @@ pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Pla
     found.map(|(launched_by, names)| place(launched_by, names, variable)).transpose()
 }
 
+/// Whether a launcher has started this process as the only one; `variable` looks a variable of the environment up.
+pub fn is_only_one(variable: &dyn Fn(&str) -> Option<String>) -> bool {
+    let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
+    LAUNCHERS
+        .iter()
+        .any(|(_, [process, processes, ..])| number(process) == Some(0) && number(processes) == Some(1))
+}
+
 fn place(
     launched_by: LaunchedBy,
     names: [&'static str; 4],

@@ -35,7 +35,7 @@ pub(super) enum Request {
     Give { topic: String, rank: usize, value: Vec<u8> },
     /// Announce a value. Of the leader alone.
     Announce { topic: String, value: Vec<u8> },
-    /// Say which collective was begun last. The leader tells nobody.
+    /// Say which collective was begun last: to the leader, and the leader to all.
     Calling { call: String },
     /// Something failed here.
     Fail(Failure),

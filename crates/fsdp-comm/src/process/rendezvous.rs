@@ -7,6 +7,7 @@
 //!
 //! What is found may be of a process that is dead, so whoever does not get through looks again.
 
+pub mod abandoned;
 pub mod election;
 mod node;
 mod slurm;
@@ -24,6 +25,7 @@ use sha2::{Digest, Sha256};
 
 use super::auth::{Token, TokenError};
 use super::place::{LaunchedBy, Place};
+use abandoned::{Held, NODE_DIGITS, NODE_PREFIX};
 pub use node::NodeFolder;
 use tcp_store::TcpStore;
 
@@ -163,6 +165,20 @@ impl Rendezvous {
             (None, Some(folder)) => Ok(Self { way: Way::File, folder, is_private: false }),
             (None, None) => Err(nowhere()),
         }
+    }
+
+    /// The leader takes the folder among temporary files that is there for this purpose only, if there is one, before it leaves
+    /// anything there; and removes what others have left that were killed.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
+    pub fn take(&self) -> Result<Option<Held>, RendezvousError> {
+        if !self.is_private {
+            return Ok(None);
+        }
+        self.folder.parent().iter().for_each(|temporary| abandoned::remove_abandoned(temporary));
+        self.make_folder()?;
+        Ok(Some(abandoned::hold(&self.folder)))
     }
 
     /// The token of the world: from the file that `FSDP_TOKEN_FILE` names, from `FSDP_TOKEN`, or from the folder that all
@@ -392,8 +408,9 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
         None => parent.to_string(),
     };
     let text = format!("{launched_by}\n{common}\n{}", rustix::process::geteuid().as_raw());
-    let digest: String = Sha256::digest(text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("fsdp-{digest}")
+    let digest: String =
+        Sha256::digest(text).iter().take(NODE_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect();
+    format!("{NODE_PREFIX}{digest}")
 }
 
 /// Makes a file that only this user can read; whether it was not there. Of several that do so at once, one does.

@@ -57,7 +57,8 @@ fn facts(node: u64) -> NodeFacts {
 }
 
 fn ended(attempt: u32, exit: Exit, because: Option<String>) -> Message {
-    Message::Ended { attempt, code: exit.code(), because, was_killed: false, is_elsewhere: false, port: 1 }
+    let code = exit.code();
+    Message::Ended { attempt, code, because, was_killed: false, is_told: false, is_elsewhere: false, port: 1 }
 }
 
 fn start(attempt: u32, nodes: &[u64]) -> Action {
@@ -113,16 +114,34 @@ fn a_node_that_is_lost_is_waited_for_and_then_done_without() {
         assert_eq!(launch.joins(node), []);
     }
     assert_eq!(launch.joins(3), [start(0, &[0, 1, 2, 3])]);
-    let others = [0, 1, 3].map(|node| tell(node, Order::End));
+    let others = [0, 1, 3].map(|node| tell(node, Order::End { is_told: false }));
     assert_eq!(launch.happens(Event::Lost(NodeId(2))), others, "the others are told");
     launch.ends(0, 0, Exit::Temporary);
     launch.ends(1, 0, Exit::Temporary);
     assert_eq!(launch.ends(3, 0, Exit::Temporary), []);
     assert_eq!(launch.after(29), []);
     assert_eq!(launch.after(1), [start(1, &[0, 1])], "node 3 is a spare");
-    assert_eq!(launch.happens(Event::Lost(NodeId(0))), [tell(1, Order::End)]);
+    assert_eq!(launch.happens(Event::Lost(NodeId(0))), [tell(1, Order::End { is_told: false })]);
     assert_eq!(launch.ends(1, 1, Exit::Temporary), []);
     assert_eq!(launch.after(30), [start(2, &[1, 3])], "the spare takes its place");
+}
+
+#[test]
+fn processes_that_were_told_of_a_failure_are_known_to_be_on_other_nodes_too() {
+    let mut launch = Launch::new(rules(2, 2));
+    launch.joins(0);
+    assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
+    let because = "process 3 (pid 7 on host n1): it was silent for 15 s";
+    let told = Message::Ended {
+        attempt: 0,
+        code: 75,
+        because: Some(because.to_owned()),
+        was_killed: false,
+        is_told: true,
+        is_elsewhere: false,
+        port: 1,
+    };
+    assert_eq!(launch.says(0, told), [tell(1, Order::End { is_told: true })]);
 }
 
 #[test]
@@ -147,6 +166,7 @@ fn a_node_that_returns_takes_part_from_the_next_save_on() {
         code: 75,
         because: Some("process 0 was killed by signal 9".to_owned()),
         was_killed: true,
+        is_told: false,
         is_elsewhere: false,
         port: 1,
     };

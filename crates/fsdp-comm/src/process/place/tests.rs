@@ -121,3 +121,16 @@ fn slurms_counts_per_node_are_read() {
     assert_eq!(tasks("4(x2", 1), [None]);
     assert_eq!(tasks("", 1), [None]);
 }
+
+#[test]
+fn the_only_process_of_a_launcher_is_told_from_one_without() {
+    let is_only_one = |variables: &[(&str, &str)]| {
+        let of = |name: &str| variables.iter().find(|(variable, _)| *variable == name);
+        super::is_only_one(&|name| of(name).map(|(_, value)| (*value).to_owned()))
+    };
+    assert!(is_only_one(&[("RANK", "0"), ("WORLD_SIZE", "1")]));
+    assert!(is_only_one(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]));
+    assert!(is_only_one(&[("FSDP_PROCESS", "0"), ("FSDP_PROCESSES", "1")]));
+    assert!(!is_only_one(&[]) && !is_only_one(&FSDP) && !is_only_one(&TORCHRUN));
+    assert!(!is_only_one(&BATCH), "a script of sbatch has no step of its own");
+}

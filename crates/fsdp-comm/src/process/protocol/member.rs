@@ -22,6 +22,8 @@ struct LeaderConnection {
     heard: Duration,
     /// What the leader has said first.
     generation: Option<u64>,
+    /// The collective that it has begun last, as far as it has said so.
+    last_call: Option<String>,
     /// The roster of the last round.
     prepared: Option<(u32, Roster)>,
 }
@@ -55,11 +57,13 @@ impl Member {
 
     /// The connection is of no use any more.
     fn lose(&mut self, cause: String) {
-        self.outputs.extend(self.leader.take().map(|leader| Output::Close(leader.id)));
+        let leader = self.leader.take();
+        self.outputs.extend(leader.iter().map(|leader| Output::Close(leader.id)));
         match &self.world {
             None => self.tell(Event::Dropped { reason: cause }),
             Some(world) => {
-                let verdict = Verdict::of_loss(&world.roster, 0, cause);
+                let mut verdict = Verdict::of_loss(&world.roster, 0, cause);
+                verdict.failure.last_call = leader.and_then(|leader| leader.last_call);
                 self.lose_leader(&verdict);
                 self.decide(verdict);
             }
@@ -112,6 +116,11 @@ impl Member {
             Message::Heartbeat => {}
             Message::Announce { topic, value } => self.tell(Event::Announced { topic, value }),
             Message::Verdict(verdict) => self.decide(verdict),
+            Message::Calling { call } => {
+                if let Some(leader) = &mut self.leader {
+                    leader.last_call = Some(call);
+                }
+            }
             Message::Goodbye => {
                 self.outputs.extend(self.leader.take().map(|leader| Output::Close(leader.id)));
                 if let Some(world) = &self.world {
@@ -131,7 +140,13 @@ fn unexpected(message: &Message) -> String {
 impl Machine for Member {
     fn opened(&mut self, connection: ConnectionId) {
         let heard = self.pulse.now();
-        self.leader = Some(LeaderConnection { id: connection, heard, generation: None, prepared: None });
+        self.leader = Some(LeaderConnection {
+            id: connection,
+            heard,
+            generation: None,
+            last_call: None,
+            prepared: None,
+        });
         self.send(Message::Join(self.own.clone()));
     }
 

@@ -163,7 +163,7 @@ impl World {
         match request {
             Request::Give { .. } => unreachable!("the leader has the board"),
             Request::Announce { topic, value } => self.send_all(Message::Announce { topic, value }),
-            Request::Calling { .. } => {}
+            Request::Calling { call } => self.send_all(Message::Calling { call }),
             Request::Fail(failure) => self.fail(0, failure, pulse),
             Request::Leave => {
                 self.leaving.get_or_insert(pulse.now());

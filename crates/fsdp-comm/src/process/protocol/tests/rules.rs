@@ -7,7 +7,7 @@ use fsdp_core::{FailureKind, Rank};
 use super::super::*;
 use super::sim::{DEAD_AFTER, HEARTBEAT};
 use crate::process::message::{Join, Message};
-use crate::process::world::Facts;
+use crate::process::world::{Facts, ProcessEntry};
 
 const GENERATION: u64 = 7;
 const TICK: Duration = Duration::from_millis(500);
@@ -245,4 +245,28 @@ fn a_verdict_on_a_dead_process_names_its_last_collective() {
     let verdicts = world.verdicts();
     let told = verdicts[0].to_string();
     assert!(told.ends_with(": its connection was closed; its last collective was all-gather #7"), "{told}");
+}
+
+#[test]
+fn a_verdict_on_a_dead_leader_names_its_last_collective() {
+    let mut world = World::begun();
+    world.leader.request(Request::Calling { call: "all-gather #7".to_owned() });
+    let calling = world.sent().pop().expect("the leader tells all");
+    assert_eq!(calling, Message::Calling { call: "all-gather #7".to_owned() });
+    let mut member = Member::new(join(1), Pulse::new(HEARTBEAT, DEAD_AFTER));
+    let entry = |process| ProcessEntry { ranks: process..process + 1, facts: join(process).facts };
+    let roster = Roster { generation: GENERATION, processes: (0..3).map(entry).collect() };
+    member.opened(ConnectionId(1));
+    for message in [Message::Joined, Message::Prepare { round: 1, roster }, Message::Go { round: 1 }, calling]
+    {
+        member.received(ConnectionId(1), Frame { generation: GENERATION, message });
+    }
+    member.closed(ConnectionId(1), "its connection was closed");
+    let verdict =
+        |output| if let Output::Event(Event::Verdict(verdict)) = output { Some(verdict) } else { None };
+    let told = member.take().into_iter().find_map(verdict).expect("the world has failed").to_string();
+    insta::assert_snapshot!(
+        told,
+        @"process 0 (pid 0 on host n0): its connection was closed; its last collective was all-gather #7"
+    );
 }

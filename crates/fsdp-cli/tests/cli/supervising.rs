@@ -1,0 +1,109 @@
+//! What `fsdp launch` makes of signals that come twice, of processes that are stopped, and of launchers that were killed.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::launching::Launch;
+use crate::processes::newest;
+use crate::support::Sandbox;
+use crate::world::{TORCHRUN, World, send, wait_until};
+
+const ENDLESS: &str = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
+
+/// Longer than a signal takes to be heard, and far shorter than a step of the test.
+const A_WHILE: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_second_signal_ends_a_launch_at_once_as_it_ends_a_run() {
+    for second in ["INT", "TERM"] {
+        let sandbox = Sandbox::new();
+        sandbox.write("data.txt", "0123456789abcdef".repeat(140_000));
+        let large =
+            "--set train.micro_batch_size=16 --set train.global_batch_size=32768 --set data.seq_len=64";
+        let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS} {large}"));
+        wait_until("the output folder", || sandbox.path("out/resolved.toml").exists());
+        // Now the first step is under way in both.
+        std::thread::sleep(A_WHILE);
+        send("INT", launch.id());
+        std::thread::sleep(A_WHILE);
+        let workers = launch.workers();
+        assert_eq!(workers.len(), 2, "the first signal waits for the step");
+        let begin = Instant::now();
+        send(second, launch.id());
+        let ran = launch.end();
+        assert_eq!(ran.code, Some(130), "{second}: {}", ran.stderr);
+        assert!(begin.elapsed() < Duration::from_secs(5), "{second}: {:?}", begin.elapsed());
+        assert!(!workers.iter().any(Launch::is_there), "{second}");
+        assert!(!sandbox.path("out/model/model.safetensors").exists(), "{second}");
+        assert_eq!(newest(&sandbox), 0, "{second}");
+    }
+}
+
+#[test]
+fn a_second_signal_that_only_asks_does_not_keep_a_launch_from_saving() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+    wait_until("a checkpoint", || newest(&sandbox) > 3);
+    send("TERM", launch.id());
+    send("USR1", launch.id());
+    let ran = launch.end();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert_eq!(newest(&sandbox), sandbox.metrics("out").len() as u64, "the last step is saved");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence() {
+    for victim in 0..2 {
+        let sandbox = Sandbox::new();
+        let args = format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS} --set run.heartbeat_s=0.1");
+        let launch = Launch::start(&sandbox, &args);
+        wait_until("a checkpoint", || newest(&sandbox) > 3);
+        // With some heartbeats processes say what they do.
+        std::thread::sleep(A_WHILE);
+        let workers = launch.workers();
+        send("STOP", workers[victim]);
+        let begin = Instant::now();
+        let ran = launch.end();
+        let took = begin.elapsed();
+        assert_eq!(ran.code, Some(75), "{victim}: {}", ran.stderr);
+        assert!(took < Duration::from_millis(1500) + Duration::from_secs(10), "{victim}: {took:?}");
+        let last = ran.stderr.lines().last().unwrap();
+        let names_it = format!("process {victim} (pid {} on host ", workers[victim]);
+        for part in [&names_it, "it was silent for 1.5 s", "its last collective was", "no restart is left"] {
+            assert!(last.contains(part), "{victim}: {part}: {}", ran.stderr);
+        }
+        assert!(!workers.iter().any(Launch::is_there), "{victim}");
+    }
+}
+
+/// The folders of launches and of the processes of a node.
+fn folders(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(sandbox.path("")).unwrap().map(|entry| entry.unwrap());
+    let is_one = |name: &str| name.starts_with("fsdp-");
+    entries.filter(|entry| is_one(entry.file_name().to_str().unwrap())).map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn folders_of_processes_that_were_killed_go_with_the_next_launch() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
+    wait_until("a checkpoint", || newest(&sandbox) > 3);
+    let workers = launch.workers();
+    send("KILL", launch.id());
+    wait_until("the end of its processes", || !workers.iter().any(Launch::is_there));
+    let world = World::start(&sandbox, TORCHRUN, 2, &format!("{ENDLESS} --resume"));
+    let before = newest(&sandbox);
+    wait_until("a checkpoint", || newest(&sandbox) > before + 3);
+    [1, 0].into_iter().for_each(|process| world.signal(process, "KILL"));
+    world.end();
+    let left = folders(&sandbox);
+    assert_eq!(left.len(), 2, "{left:?}");
+    // What was made a moment ago may not have its lock yet.
+    let old = SystemTime::now() - Duration::from_secs(600);
+    left.iter().for_each(|folder| File::open(folder).unwrap().set_modified(old).unwrap());
+    let ran = Launch::start(&sandbox, "launch --nproc 2 -- train run.toml --overwrite").end();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let left = folders(&sandbox);
+    assert!(left.is_empty(), "{left:?}");
+}
