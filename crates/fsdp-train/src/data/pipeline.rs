@@ -48,6 +48,8 @@ pub(super) fn run<E: From<DataError>>(
     let mut reader = Reader::new(text);
     let mut round = reader.round()?;
     while !round.is_empty() {
+        // What is read meanwhile has no tokens yet.
+        told.read_bytes = reader.meter.total();
         let encode = |batch| encoded(text, batch);
         let all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
         let (encoded, next) = rayon::join(all, || reader.round());
@@ -58,7 +60,6 @@ pub(super) fn run<E: From<DataError>>(
             write(batch)?;
         }
         round = next?;
-        told.read_bytes = reader.meter.total();
         text.watch.tell(told);
     }
     text.watch.tell(Tokenizing { is_done: true, ..told });
