@@ -104,6 +104,7 @@ impl Dataset {
         }
         let layout = Layout::Stream;
         let mut dataset = Dataset { corpus, seq_len: config.seq_len, special, documents, layout };
+        dataset.expect_targets(paths, config.packing)?;
         if config.packing != Packing::Stream {
             dataset.leave_out_silent();
             dataset.warn_of_clipped();
@@ -120,16 +121,45 @@ impl Dataset {
         Ok(dataset)
     }
 
+    /// That a document has a target that counts: else nothing would be learned, or there would be no sample and nobody knew
+    /// why.
+    fn expect_targets(&self, paths: &[String], packing: Packing) -> Result<(), DataError> {
+        let documents = self.documents.len();
+        let has_target = |document: usize| match packing {
+            Packing::Stream => self.tokens(self.whole(document)).any(|token| token.counts),
+            Packing::Documents | Packing::Packed => self.has_target(document),
+        };
+        if !self.has_silent() || documents == 0 || (0..documents).any(has_target) {
+            return Ok(());
+        }
+        let needed = (0..documents).filter_map(|document| self.inputs_to_target(document)).min();
+        Err(DataError::NothingCounts { paths: paths.to_vec(), documents, seq_len: self.seq_len, needed })
+    }
+
+    /// Whether a target of a document counts that a sample of it has.
+    fn has_target(&self, document: usize) -> bool {
+        self.inputs_to_target(document).is_some_and(|inputs| inputs <= self.seq_len)
+    }
+
+    /// The fewest inputs of a sample of a document with which it has a target that counts, if there is one.
+    fn inputs_to_target(&self, document: usize) -> Option<usize> {
+        let whole = self.whole(document);
+        // The first of all is no target.
+        let mut counted = self.tokens(whole).enumerate().skip(1).filter(|(_, token)| token.counts);
+        match self.special.clips_left {
+            true => counted.last().map(|(at, _)| whole.len - at),
+            false => counted.next().map(|(at, _)| at),
+        }
+    }
+
     /// Leaves out documents without a target that counts.
     fn leave_out_silent(&mut self) {
         if !self.has_silent() {
             return;
         }
-        // The first of all is no target.
-        let counts =
-            |&document: &usize| self.tokens(self.clipped(document)).skip(1).any(|token| token.counts);
+        let has_target = |&document: &usize| self.has_target(document);
         let used: Vec<usize> =
-            (0..self.documents.len()).filter(counts).map(|document| self.documents[document]).collect();
+            (0..self.documents.len()).filter(has_target).map(|document| self.documents[document]).collect();
         let documents = self.documents.len() - used.len();
         if documents > 0 {
             self.corpus.warnings.push(DataWarning::Silent { documents, seq_len: self.seq_len });
@@ -299,6 +329,11 @@ impl Dataset {
         let all = self.len_of(document);
         let len = all.min(self.seq_len + 1);
         Run { document, skipped: if self.special.clips_left { all - len } else { 0 }, from: 0, len }
+    }
+
+    /// A document, however long it is.
+    fn whole(&self, document: usize) -> Run {
+        Run { document, skipped: 0, from: 0, len: self.len_of(document) }
     }
 
     /// The tokens of a document, with those around it.
