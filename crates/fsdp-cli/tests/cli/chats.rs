@@ -84,6 +84,8 @@ fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
     generated; give data with answers, or count all tokens with data.loss_on = "all"
     "#);
     assert_eq!(sandbox.refused("train run.toml --set data.packing=stream"), no_answer);
+    let checked = sandbox.fsdp("check run.toml");
+    assert!(checked.code == Some(2) && checked.stdout.contains("none of 16 documents"), "{}", checked.stdout);
     sandbox.write("data.jsonl", with_answers);
     sandbox.succeed(&seq_len(22));
 }

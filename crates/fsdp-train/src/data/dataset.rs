@@ -30,12 +30,20 @@ pub struct Loading<'a> {
     pub out_dir: &'a Path,
     /// Who is told how far it is.
     pub watch: &'a Watch<'a>,
+    /// Whether the tokens of text are kept in `data.cache`, where that is outside of the output folder. (In it see
+    /// [`Dataset::keep`].)
+    pub keeps: bool,
 }
 
 impl<'a> Loading<'a> {
     /// For a run with this output folder; nobody is told how far it is.
     pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
-        Loading { out_dir, watch: &Watch::NOBODY }
+        Loading { out_dir, watch: &Watch::NOBODY, keeps: true }
+    }
+
+    /// As [`quietly`](Loading::quietly), and nothing is written.
+    pub fn to_look(out_dir: &'a Path) -> Loading<'a> {
+        Loading { keeps: false, ..Loading::quietly(out_dir) }
     }
 }
 
@@ -87,12 +95,10 @@ impl Dataset {
     /// If something cannot be read or tokenized, a path lies in the output folder, or a token that is to be added does not exist.
     pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let mut special = Special::resolve(config, &tokenizer)?;
+        let special = Special::resolve(config, &tokenizer)?;
         let mut corpus = Corpus::open(paths, config, loading, &tokenizer)?;
         let is_framed = corpus.is_framed();
-        if is_framed {
-            (special.bos, special.eos) = (None, None);
-        }
+        let special = special.of_documents(is_framed);
         let least = if config.packing == Packing::Stream { 1 } else { special.least() };
         let documents: Vec<usize> =
             (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
@@ -378,6 +384,19 @@ impl Dataset {
     }
 }
 
+/// Checks that every id that packing would add is below the vocabulary size of the model.
+///
+/// # Errors
+/// For the first that is not, or a token that does not exist.
+pub(super) fn check_special(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    is_framed: bool,
+    vocab_size: usize,
+) -> Result<(), DataError> {
+    Special::resolve(config, tokenizer)?.of_documents(is_framed).check_vocabulary(vocab_size)
+}
+
 /// Inputs are all tokens but the last, targets all but the first, if they count.
 fn write(tokens: impl Iterator<Item = Token>, inputs: &mut [u32], targets: &mut [u32]) {
     for (position, token) in tokens.enumerate() {
@@ -415,6 +434,11 @@ impl Special {
             },
             clips_left: tokenizer.truncates_left(),
         })
+    }
+
+    /// Those of documents that have, or have not, all that begins and ends them.
+    fn of_documents(self, is_framed: bool) -> Special {
+        if is_framed { Special { bos: None, eos: None, ..self } } else { self }
     }
 
     /// Tokens that are put around a document.
