@@ -5,18 +5,20 @@ use fsdp_nn::model::Architecture;
 
 use crate::adapter;
 use crate::config::{Device, Resolved};
+use crate::data;
 use crate::error::TrainError;
 
 /// The most ranks of a run, which are threads of one process. As many take 8 GiB of address space for their stacks, as much
 /// again for the buffers of matrix products, and a third of the memory maps that Linux gives a process.
 const RANKS_MAX: usize = 4096;
 
-/// That a run can have the settings of its file with a model.
+/// That a run can be trained with the settings of its file and a model.
 ///
 /// # Errors
-/// [`TrainError::Misfit`].
+/// [`TrainError::Misfit`]; [`TrainError::Data`] for a source without a share of its mix.
 pub fn expect_settings(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     expect_ranks(config)?;
+    data::expect_shares(&config.data)?;
     expect_compiled(config, architecture)?;
     expect_fit(config, architecture.description())
 }

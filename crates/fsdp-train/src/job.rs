@@ -25,7 +25,7 @@ use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
 use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
 use crate::data::Watch;
 use crate::error::TrainError;
-use crate::fit::{expect_fit, expect_positions, expect_ranks, expect_settings};
+use crate::fit::{expect_compiled, expect_fit, expect_positions, expect_ranks, expect_settings};
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
 use crate::rule::{self, TrainBackend};
@@ -139,7 +139,8 @@ impl<A: Architecture + Clone> Job<A> {
         config.train.ema_decay = None;
         config.checkpoint.every = 0;
         config.fsdp.frozen.clear();
-        expect_settings(&config, &architecture)?;
+        expect_ranks(&config)?;
+        expect_compiled(&config, &architecture)?;
         expect_positions(&config, &architecture)?;
         let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
         let described = architecture.description().spec.clone();

@@ -163,4 +163,13 @@ fn settings_that_no_run_can_have_are_refused() {
         let trained = sandbox.fsdp(&format!("train run.toml {overrides}"));
         assert!(trained.stderr.contains(said), "{}", trained.stderr);
     }
+    let sources =
+        "[[data.source]]\npath = \"data.txt\"\nweight = 1e9\n[[data.source]]\npath = \"data.txt\"\n[train]";
+    sandbox.edit("run.toml", "train = [\"data.txt\"]\n", "");
+    sandbox.edit("run.toml", "[train]", sources);
+    let checked = sandbox.fsdp("check run.toml").stdout;
+    assert!(
+        checked.contains("error    settings      data.source[1] has less than one of 65536"),
+        "{checked}"
+    );
 }

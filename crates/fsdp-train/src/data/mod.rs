@@ -49,5 +49,5 @@ pub use role::Role;
 pub use sampler::Sampler;
 pub use survey::{Outlook, Survey, Whole, outlook, survey};
 pub use tokenizer::{Tokenizer, TokenizerFault};
-pub(crate) use training::{Sample, Training};
+pub(crate) use training::{Sample, Training, expect_shares};
 pub use training::{SourcePosition, SourceSummary};

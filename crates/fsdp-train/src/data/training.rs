@@ -67,6 +67,15 @@ pub struct SourcePosition {
     pub taken: u64,
 }
 
+/// That each of several sources has a share of a mix.
+///
+/// # Errors
+/// [`DataError::Share`].
+pub(crate) fn expect_shares(data: &DataConfig) -> Result<(), DataError> {
+    let weights: Vec<f64> = data.source.iter().map(|source| source.weight).collect();
+    if weights.len() > 1 { Mix::new(&weights).map(drop) } else { Ok(()) }
+}
+
 impl Training {
     /// Reads the sources of a configuration whose paths are of this machine.
     ///
