@@ -1,5 +1,7 @@
 //! `fsdp check`: everything about a run file that can be known without running it.
 
+mod data;
+
 use std::error::Error;
 use std::io;
 use std::path::Path;
@@ -11,10 +13,9 @@ use fsdp_cuda::device::gpu_memory;
 use fsdp_nn::HostMemory;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::checkpoint::{DiskNeed, is_filled};
-use fsdp_train::config::{DataConfig, Device, Init};
-use fsdp_train::data::{Survey, survey};
+use fsdp_train::config::{Device, Init};
 use fsdp_train::memory::expect_room_for;
-use fsdp_train::{TrainError, expect_positions, plan};
+use fsdp_train::{TrainError, expect_positions, expect_settings, plan};
 use serde_json::json;
 
 use crate::args::CheckArgs;
@@ -23,7 +24,7 @@ use crate::exit_code::Exit;
 use crate::output::{self, Paint};
 use crate::run_setup::{Model, RunSetup};
 use crate::train::parameters;
-use crate::units::{bytes, grouped};
+use crate::units::bytes;
 use crate::{cluster, device, logging};
 
 /// How something was found.
@@ -83,13 +84,17 @@ impl Findings {
 
     fn setup(&mut self, setup: &RunSetup) {
         let config = &setup.config;
-        self.told("device", device::expect(config.run.device), |()| config.run.device.name().to_owned());
-        self.data(&config.data, Path::new(&config.run.out_dir));
+        self.told("device", device::expect_run(&config.run), |()| config.run.device.name().to_owned());
+        self.data(config, setup.model.summary().vocab);
         self.folder(setup);
         let Some(model) = self.told("model", setup.build(), |model| describe(setup, model)) else { return };
         self.told("positions", expect_positions(config, &model), |()| {
             format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
         });
+        if let Err(error) = expect_settings(config, &model) {
+            // A schedule of what is not meant to be might take long.
+            return self.wrong("settings", &error);
+        }
         let spec = &model.description().spec;
         let evaluates = !config.data.eval.is_empty();
         let planned = plan(config, spec, evaluates);
@@ -106,29 +111,6 @@ impl Findings {
         });
         self.memory(setup, &model, &plan);
         self.disk(setup, &plan);
-    }
-
-    fn data(&mut self, data: &DataConfig, out_dir: &Path) {
-        let sources = data.sources().into_iter().map(|source| {
-            let config = data.of_source(&source);
-            ("data".to_owned(), source.path, config)
-        });
-        let sets = data.eval.iter().map(|set| {
-            let subject = if set.name.is_empty() {
-                "evaluation".to_owned()
-            } else {
-                format!("evaluation {}", set.name)
-            };
-            (subject, set.paths.clone(), data.clone())
-        });
-        for (subject, paths, config) in sources.chain(sets).collect::<Vec<_>>() {
-            if paths.iter().any(is_url) {
-                let detail = "in an object store, which is not looked at".to_owned();
-                self.note(&subject, Verdict::Warning, detail);
-                continue;
-            }
-            self.told(&subject, survey(&paths, &config, out_dir), |found| of_survey(found, data.seq_len));
-        }
     }
 
     fn folder(&mut self, setup: &RunSetup) {
@@ -239,19 +221,23 @@ impl Findings {
                 Some(found)
             }
             Err(error) => {
-                let (mut text, mut cause) = (error.to_string(), error.source());
-                while let Some(error) = cause {
-                    // Some errors say their cause themselves.
-                    let told = error.to_string();
-                    if !text.contains(&told) {
-                        text = format!("{text}: {told}");
-                    }
-                    cause = error.source();
-                }
-                self.note(subject, Verdict::Error, text);
+                self.wrong(subject, &error);
                 None
             }
         }
+    }
+
+    fn wrong(&mut self, subject: &str, error: &(dyn Error + 'static)) {
+        let (mut text, mut cause) = (error.to_string(), error.source());
+        while let Some(error) = cause {
+            // Some errors say their cause themselves.
+            let told = error.to_string();
+            if !text.contains(&told) {
+                text = format!("{text}: {told}");
+            }
+            cause = error.source();
+        }
+        self.note(subject, Verdict::Error, text);
     }
 
     fn note(&mut self, subject: &str, verdict: Verdict, detail: String) {
@@ -288,27 +274,4 @@ impl Findings {
 fn describe(setup: &RunSetup, model: &Model) -> String {
     let family = setup.model.family().model_type;
     format!("{family}, {}; {}", parameters(&model.description().spec), setup.model.summary())
-}
-
-/// A number to two digits.
-fn rounded(number: u64) -> String {
-    let unit = 10u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(1));
-    grouped(number.saturating_add(unit / 2) / unit * unit)
-}
-
-fn of_survey(found: &Survey, seq_len: usize) -> String {
-    let files =
-        if found.files == 1 { "1 file".to_owned() } else { format!("{} files", grouped(found.files as u64)) };
-    let size = format!("{files}, {}", bytes(found.bytes));
-    match found.tokens {
-        Some(tokens) => {
-            let samples = tokens.saturating_sub(1) / seq_len as u64;
-            format!("{size}, {} tokens, about {} samples", grouped(tokens), grouped(samples))
-        }
-        None => {
-            let samples = found.about_tokens / seq_len as u64;
-            let (tokens, samples) = (rounded(found.about_tokens), rounded(samples));
-            format!("{size}, about {tokens} tokens by the first records, {samples} samples")
-        }
-    }
 }

@@ -58,6 +58,19 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     }
 }
 
+/// As [`expect`], and that a plugin which the device needs is there.
+///
+/// # Errors
+/// [`CliError`].
+pub(crate) fn expect_run(run: &RunConfig) -> Result<(), CliError> {
+    expect(run.device)?;
+    #[cfg(feature = "xla")]
+    if run.device == Device::Xla {
+        fsdp_xla::expect_plugin(&xla::plugin(run)?)?;
+    }
+    Ok(())
+}
+
 /// The memory that a rank needs on the device that the run names, as the ledger predicts it.
 ///
 /// # Errors

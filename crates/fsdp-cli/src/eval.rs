@@ -83,7 +83,7 @@ fn run_within(
     team: Option<Team<'_>>,
 ) -> Result<Exit, CliError> {
     let cluster = team.map(|team| team.cluster);
-    device::expect(setup.config.run.device)?;
+    device::expect_run(&setup.config.run)?;
     let architecture = setup.build()?;
     // A checkpoint has all that is not of a base.
     let init = match saved {

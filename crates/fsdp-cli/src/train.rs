@@ -55,7 +55,7 @@ fn run_within(
     team: Option<Team<'_>>,
 ) -> Result<Exit, CliError> {
     let cluster = team.map(|team| team.cluster);
-    device::expect(setup.config.run.device)?;
+    device::expect_run(&setup.config.run)?;
     args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
     if cluster.is_none_or(Cluster::is_leader) {
         expect_room_for_a_new_run(args, &setup.config)?;

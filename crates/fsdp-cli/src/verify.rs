@@ -40,7 +40,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place()?;
     let mut setup = RunSetup::load(&args.run)?;
-    device::expect(setup.config.run.device)?;
+    device::expect_run(&setup.config.run)?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.

@@ -10,7 +10,8 @@ use fsdp_nn::model::{Architecture, Batch, ModelProgram};
 
 use crate::config::{Packing, Resolved};
 use crate::error::TrainError;
-use crate::job::{expect_compiled, program_options};
+use crate::fit::expect_compiled;
+use crate::job::program_options;
 use crate::loss_scale::LossScaler;
 use crate::rule::TrainBackend;
 

@@ -22,18 +22,14 @@ use fsdp_nn::listing::{Listing, listings};
 use fsdp_nn::model::unsharded::BlockCall;
 use fsdp_nn::model::{Architecture, Counted, ProgramOptions};
 
-use crate::adapter;
-use crate::config::{ConfigError, Device, OptimizerConfig, Packing, Resolved};
+use crate::config::{ConfigError, OptimizerConfig, Packing, Resolved};
 use crate::data::Watch;
 use crate::error::TrainError;
+use crate::fit::{expect_compiled, expect_fit, expect_positions, expect_ranks, expect_settings};
 use crate::init::InitSource;
 use crate::lr::LrSchedule;
 use crate::rule::{self, TrainBackend};
 use crate::run_data::RunData;
-
-/// The most ranks of a run, which are threads of one process. As many take 8 GiB of address space for their stacks, as much
-/// again for the buffers of matrix products, and a third of the memory maps that Linux gives a process.
-const RANKS_MAX: usize = 4096;
 
 /// The most that micro-batches of a step on a rank, times blocks of the model, may be: the schedule then has about half a
 /// million operations, whose compiling and checking takes some 150 MiB and a few seconds. A model of 126 layers may
@@ -106,9 +102,8 @@ impl<A: Architecture + Clone> Job<A> {
         init: InitSource,
         watch: &Watch<'_>,
     ) -> Result<Self, TrainError> {
-        expect_ranks(&config)?;
+        expect_settings(&config, &architecture)?;
         expect_positions(&config, &architecture)?;
-        expect_compiled(&config, &architecture)?;
         let data = Arc::new(RunData::load(&config, architecture.head().vocab, watch)?);
         Self::with_data(config, architecture, init, data)
     }
@@ -145,8 +140,8 @@ impl<A: Architecture + Clone> Job<A> {
         config.checkpoint.every = 0;
         config.fsdp.frozen.clear();
         expect_ranks(&config)?;
-        expect_positions(&config, &architecture)?;
         expect_compiled(&config, &architecture)?;
+        expect_positions(&config, &architecture)?;
         let data = Arc::new(RunData::to_evaluate(&config, architecture.head().vocab, watch)?);
         let described = architecture.description().spec.clone();
         let plan = plan_to_evaluate(&config, &described);
@@ -159,8 +154,7 @@ impl<A: Architecture + Clone> Job<A> {
         plan: Result<Plan, TrainError>,
         described: impl FnOnce(&Plan) -> ModelSpec,
     ) -> Result<Self, TrainError> {
-        adapter::expect(&config, architecture.description())?;
-        expect_routers(&config, architecture.description())?;
+        expect_fit(&config, architecture.description())?;
         let plan = Arc::new(plan?);
         init.check(&described(&plan))?;
         let schedule = LrSchedule::new(
@@ -214,18 +208,6 @@ pub(crate) fn program_options(
         dtype: plan.policy.param_dtype,
         seed: config.train_seed(),
         terms: config.train.loss_terms(architecture.description()),
-    }
-}
-
-/// Refuses a balancing loss where there is nothing to balance.
-fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainError> {
-    match config.train.router_aux_loss_coef {
-        Some(coefficient) if coefficient > 0.0 && model.mixtures.is_empty() => {
-            let reason = "the model has no mixture of experts whose routers it could balance; remove the key"
-                .to_owned();
-            Err(TrainError::Misfit { key: "train.router_aux_loss_coef", reason })
-        }
-        _ => Ok(()),
     }
 }
 
@@ -367,48 +349,6 @@ impl Resolved {
     pub fn train_seed(&self) -> u64 {
         self.model.seed
     }
-}
-
-/// That the ranks of a run can be threads of one process: before its data is read and its schedule made, whose size grows with
-/// them.
-///
-/// # Errors
-/// [`TrainError::Misfit`].
-fn expect_ranks(config: &Resolved) -> Result<(), TrainError> {
-    if config.run.ranks <= RANKS_MAX {
-        return Ok(());
-    }
-    let reason = format!(
-        "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` shows the \
-         schedule and memory of larger worlds)",
-        config.run.ranks
-    );
-    Err(TrainError::Misfit { key: "run.ranks", reason })
-}
-
-/// That sequences are no longer than the position table of a model, if it has one.
-///
-/// # Errors
-/// [`TrainError::Misfit`].
-pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
-    let seq_len = config.data.seq_len;
-    let Some(positions) = architecture.positions_max().filter(|&positions| seq_len > positions) else {
-        return Ok(());
-    };
-    let reason = format!("{seq_len} is more than the model's {positions} positions; choose a shorter one");
-    Err(TrainError::Misfit { key: "data.seq_len", reason })
-}
-
-/// That programs of XLA have all operations of a model, if they are to run it.
-///
-/// # Errors
-/// [`TrainError::Misfit`]: it is a mixture of experts.
-pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
-    if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
-        return Ok(());
-    }
-    let reason = "\"xla\" has no mixtures of experts; choose another device".to_owned();
-    Err(TrainError::Misfit { key: "run.device", reason })
 }
 
 /// Layout and schedules of a configuration and a model; `evaluates` says whether there is evaluation data.

@@ -28,6 +28,7 @@ mod error;
 pub mod evaluate;
 mod events;
 mod export;
+mod fit;
 pub mod generate;
 mod held;
 mod init;
@@ -51,8 +52,9 @@ mod whole_file;
 
 pub use ahead::step_ahead;
 pub use error::TrainError;
+pub use fit::{expect_positions, expect_settings};
 pub use init::InitSource;
-pub use job::{Job, draft, expect_positions, listed, plan, predict, rank_tables};
+pub use job::{Job, draft, listed, plan, predict, rank_tables};
 pub use oracle::Oracle;
 pub use rank::{Evaluation, RankTrainer};
 pub use rule::{ParamGroup, TrainBackend, param_groups};

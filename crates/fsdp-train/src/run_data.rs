@@ -8,7 +8,7 @@ use fsdp_nn::model::Batch;
 use crate::checkpoint::DataPosition;
 use crate::config::{DataConfig, EvalSet, Resolved};
 use crate::data::{
-    DataError, DataWarning, Dataset, EvalSampler, Loading, Preview, Sample, SourceSummary, Training, Watch,
+    DataWarning, Dataset, EvalSampler, Loading, Preview, Role, Sample, SourceSummary, Training, Watch,
 };
 use crate::error::TrainError;
 
@@ -35,7 +35,7 @@ impl RunData {
     /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary;
     /// [`TrainError::Checkpoint`]: not in its object store.
     pub fn load(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
-        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch };
+        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch, keeps: true };
         let data = config.data.fetched()?;
         let train = Some(Training::load(&data, &config.train, &loading, vocab)?);
         Ok(Self { train, eval: evaluation(config, &data, &loading, vocab)? })
@@ -52,7 +52,7 @@ impl RunData {
                 .to_owned();
             return Err(TrainError::Misfit { key: "data.eval", reason });
         }
-        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch };
+        let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch, keeps: true };
         Ok(Self { train: None, eval: evaluation(config, &config.data.fetched()?, &loading, vocab)? })
     }
 
@@ -179,9 +179,7 @@ fn evaluation(
         let name = set.name.clone();
         let dataset = Dataset::load(&set.paths, data, loading).map_err(|error| error.of_key("data.eval"))?;
         dataset.check_vocabulary(vocab)?;
-        if dataset.is_empty() {
-            return Err(DataError::NoSamples { set: name, seq_len: dataset.seq_len() }.into());
-        }
+        Role::Evaluation { set: name.clone() }.expect(dataset.len(), dataset.seq_len())?;
         let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
         let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
         let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);

@@ -13,7 +13,7 @@ use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use crate::cache::Cache;
 use crate::comm::XlaComm;
 use crate::error::XlaError;
-use crate::ffi::Client;
+use crate::ffi::{Client, Plugin};
 use crate::memory::XlaMemory;
 use crate::told::{Listener, Told};
 use crate::world::{Place, Programs, Seated, World, client, expect_devices};
@@ -56,6 +56,14 @@ pub struct PluginReport {
     pub platform: [String; 2],
     /// Devices that this process can use.
     pub devices: usize,
+}
+
+/// That a file is a plugin that can be opened here. No device is touched.
+///
+/// # Errors
+/// [`XlaError`].
+pub fn expect_plugin(path: &Path) -> Result<(), XlaError> {
+    Plugin::found(path).map(drop)
 }
 
 /// Opens a plugin to see what it is.

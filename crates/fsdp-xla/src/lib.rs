@@ -34,7 +34,7 @@ pub use buffer::XlaBuffer;
 pub use error::XlaError;
 pub use ffi::{MemoryNeed, Setting};
 pub use hlo::Collective;
-pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, inspect};
+pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, expect_plugin, inspect};
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;
 pub use told::{Listener, Told};

@@ -67,6 +67,30 @@ fn a_conversation_that_the_template_refuses_is_named_by_line() {
 }
 
 #[test]
+fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
+    let sandbox = sandbox();
+    let seq_len = |seq_len: usize| format!("train run.toml --set data.seq_len={seq_len}");
+    // The answer begins with token 22 of 30.
+    insta::assert_snapshot!(sandbox.refused(&seq_len(21)), @r#"
+    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers") within
+    data.seq_len = 21: raise that to at least 22, or count all tokens with data.loss_on = "all"
+    "#);
+    let with_answers = sandbox.read("data.jsonl");
+    sandbox.write("data.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(16));
+    let no_answer = sandbox.refused("train run.toml");
+    insta::assert_snapshot!(no_answer, @r#"
+    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers"): there
+    is no message of the assistant and no completion in them, or the chat template marks none as
+    generated; give data with answers, or count all tokens with data.loss_on = "all"
+    "#);
+    assert_eq!(sandbox.refused("train run.toml --set data.packing=stream"), no_answer);
+    let checked = sandbox.fsdp("check run.toml");
+    assert!(checked.code == Some(2) && checked.stdout.contains("none of 16 documents"), "{}", checked.stdout);
+    sandbox.write("data.jsonl", with_answers);
+    sandbox.succeed(&seq_len(22));
+}
+
+#[test]
 fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
     let sandbox = sandbox();
     sandbox.write("chat.jinja", "{% for message in messages %}\n  {{ message. }}\n{% endfor %}");

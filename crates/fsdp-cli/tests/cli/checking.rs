@@ -18,7 +18,7 @@ fn everything_that_a_run_file_names_is_looked_at_and_nothing_is_written() {
     insta::assert_snapshot!(known, @"
     ok       run file      run.toml
     ok       device        cpu
-    ok       data          1 file, 132 B, about 130 tokens by the first records, 16 samples
+    ok       data          1 file, 132 B, 132 tokens, 16 samples
     ok       output        out
     ok       model         llama, 8.0K parameters; 2 layers, hidden 16, heads 4/2, ffn 24, vocabulary 256
     ok       positions     8 of 64 in a sample
@@ -78,6 +78,7 @@ fn the_examples_are_sound() {
         if example == "llama-lora" {
             // What its base is, another example leaves.
             args.extend(["--set", "model.path=examples/llama-tiny", "--set", "model.init=random"]);
+            args.extend(["--set", "adapter.merge=false"]);
         }
         let ran = command.current_dir(&root).args(args).output().unwrap();
         let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
@@ -89,4 +90,86 @@ fn the_examples_are_sound() {
         };
         assert!(errors.iter().all(is_expected), "{example}: {errors:#?}");
     }
+}
+
+/// What `check` and `train` refuse alike: what is said of it.
+#[track_caller]
+fn refused_before(sandbox: &Sandbox, overrides: &str, said: &str) {
+    let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
+    assert_eq!(checked.code, Some(2), "{}", checked.stdout);
+    assert!(checked.stdout.contains("error    data ") && checked.stdout.contains(said), "{}", checked.stdout);
+    let trained = sandbox.fsdp(&format!("train run.toml {overrides}"));
+    assert_eq!(trained.code, Some(2), "{}", trained.stderr);
+    assert!(trained.stderr.contains(said), "{}", trained.stderr);
+}
+
+#[test]
+fn data_without_samples_is_refused() {
+    let sandbox = Sandbox::new();
+    for text in ["", "short"] {
+        sandbox.write("data.txt", text);
+        refused_before(&sandbox, "", "the data holds 0 samples of 8 tokens");
+    }
+    sandbox.write("data.txt", "a text of two samples");
+    let check = "check run.toml --set train.global_batch_size=2 --set run.ranks=1";
+    sandbox.succeed(&format!("{check} --set data.eval=[\"run.toml\"]"));
+    sandbox.write("held.txt", "short");
+    let ran = sandbox.fsdp(&format!("{check} --set data.eval=[\"held.txt\"]"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(ran.stdout.contains("error    evaluation"), "{}", ran.stdout);
+}
+
+#[test]
+fn ids_that_the_model_does_not_have_are_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 100");
+    refused_before(
+        &sandbox,
+        "",
+        "data.txt: token id 115 (sample 0, position 2), but the model's vocab_size is 100",
+    );
+    let ids: Vec<u8> = (0..200u16).flat_map(|at| if at == 150 { 300 } else { 7u16 }.to_le_bytes()).collect();
+    sandbox.write("tokens.bin", ids);
+    let tokens = "--set data.train=[\"tokens.bin\"] --set data.format=tokens-u16";
+    refused_before(&sandbox, tokens, "tokens.bin: token id 300 (sample 18, position 6)");
+}
+
+#[test]
+fn what_only_all_of_long_text_would_show_is_a_warning() {
+    let sandbox = Sandbox::new();
+    sandbox.write("data.txt", "a".repeat(3 << 20));
+    sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 100");
+    let ran = sandbox.fsdp("check run.toml --set train.global_batch_size=800000");
+    let warnings: Vec<&str> = ran.stdout.lines().filter(|line| line.starts_with("warning  data ")).collect();
+    let [ids, samples] = *warnings else { panic!("{}", ran.stdout) };
+    assert!(ids.contains("tokenizer bytes has 256 ids, and the model's vocab_size is 100"), "{ids}");
+    assert!(samples.contains("a global batch has 800,000 samples, and there may be fewer"), "{samples}");
+}
+
+#[test]
+fn settings_that_no_run_can_have_are_refused() {
+    let sandbox = Sandbox::new();
+    for (overrides, key) in [
+        (
+            "--set run.ranks=8192 --set train.micro_batch_size=1 --set train.global_batch_size=8192",
+            "run.ranks",
+        ),
+        ("--set train.router_aux_loss_coef=0.1", "train.router_aux_loss_coef"),
+    ] {
+        let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
+        let said = checked.stdout.lines().find_map(|line| line.strip_prefix("error    settings      "));
+        let said = said.unwrap_or_else(|| panic!("{}", checked.stdout));
+        assert!(said.contains(key), "{said}");
+        let trained = sandbox.fsdp(&format!("train run.toml {overrides}"));
+        assert!(trained.stderr.contains(said), "{}", trained.stderr);
+    }
+    let sources =
+        "[[data.source]]\npath = \"data.txt\"\nweight = 1e9\n[[data.source]]\npath = \"data.txt\"\n[train]";
+    sandbox.edit("run.toml", "train = [\"data.txt\"]\n", "");
+    sandbox.edit("run.toml", "[train]", sources);
+    let checked = sandbox.fsdp("check run.toml").stdout;
+    assert!(
+        checked.contains("error    settings      data.source[1] has less than one of 65536"),
+        "{checked}"
+    );
 }

@@ -117,7 +117,19 @@ mod xla {
         let refused = sandbox.refused(train);
         assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
         let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
-        assert!(refused.contains("the PJRT plugin run.toml can not be opened"), "{refused}");
+        assert!(refused.contains("the PJRT plugin run.toml can not be opened: run.toml: "), "{refused}");
+        // Nobody has looked at the data.
+        let refused = sandbox.refused(&format!("{train} --set data.train=[\"nowhere\"]"));
+        assert!(refused.contains("no PJRT plugin is named"), "{refused}");
+        let checked = sandbox.fsdp("check run.toml --set run.device=xla --set run.xla.plugin=run.toml");
+        assert_eq!(checked.code, Some(2), "{}", checked.stdout);
+        assert!(
+            checked
+                .stdout
+                .contains("error    device        device \"xla\" can not be used: the PJRT plugin run.toml"),
+            "{}",
+            checked.stdout
+        );
         for (key, value) in [("train.optimizer.name", "adafactor"), ("fsdp.offload", "cpu")] {
             let refused = sandbox.refused(&format!("{train} --set {key}={value}"));
             assert!(refused.contains(key), "{refused}");

@@ -100,6 +100,11 @@ impl DataConfig {
         vec![SourceConfig { path: self.train.clone(), weight: 1.0, format, column }]
     }
 
+    /// The key of what is trained on, dotted.
+    pub(crate) fn train_key(&self) -> &'static str {
+        if self.source.is_empty() { "data.train" } else { "data.source" }
+    }
+
     /// How the files of a source are read.
     pub fn of_source(&self, source: &SourceConfig) -> DataConfig {
         let format = if source.format == Format::Auto { self.format } else { source.format };

@@ -18,6 +18,7 @@ use fsdp_ckpt::is_url;
 use fsdp_core::Digest;
 use tempfile::{NamedTempFile, SpooledData, spooled_tempfile_in};
 
+use super::dataset::Loading;
 use super::error::DataError;
 use super::image::{Image, ImageFault};
 use super::mapped::Mapped;
@@ -157,12 +158,17 @@ pub(super) enum Stage {
     Kept,
 }
 
-/// The tokens of a text for a run with this output folder: kept ones if there are any, else new ones, which are kept if that
+/// The tokens of a text for a run: kept ones if there are any, else new ones, which are kept if that
 /// is possible.
 ///
 /// # Errors
 /// Text that can not be read or tokenized.
-pub(super) fn tokens(text: &Text<'_>, config: &DataConfig, out_dir: &Path) -> Result<Cached, DataError> {
+pub(super) fn tokens(
+    text: &Text<'_>,
+    config: &DataConfig,
+    loading: &Loading<'_>,
+) -> Result<Cached, DataError> {
+    let out_dir = loading.out_dir;
     let folder = config.cache_folder(out_dir);
     // Kept tokens are mapped, which needs a file of this machine.
     if is_url(&folder) {
@@ -179,7 +185,7 @@ pub(super) fn tokens(text: &Text<'_>, config: &DataConfig, out_dir: &Path) -> Re
     }
     // In the output folder nothing may be made before the run is accepted.
     let is_output = true_path(&folder).starts_with(true_path(out_dir));
-    if !is_output {
+    if !is_output && loading.keeps {
         match build(&folder, text, &key) {
             Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
             Err(NotTokenized::Data(error)) => return Err(error),

@@ -74,7 +74,7 @@ impl Corpus {
         let text = Text { files: &found, encoder, malformed: config.malformed, watch: loading.watch };
         // With bytes there is nothing to keep: they are in the files.
         let cached = match tokenizer.digest() {
-            Some(_) => cache::tokens(&text, config, loading.out_dir)?,
+            Some(_) => cache::tokens(&text, config, loading)?,
             None => {
                 let image = cache::unnamed(&text, &text.key_of_none_kept(), loading.out_dir)?;
                 Cached { image, unkept: None, warnings: Vec::new() }

@@ -30,12 +30,20 @@ pub struct Loading<'a> {
     pub out_dir: &'a Path,
     /// Who is told how far it is.
     pub watch: &'a Watch<'a>,
+    /// Whether the tokens of text are kept in `data.cache`, where that is outside of the output folder. (In it see
+    /// [`Dataset::keep`].)
+    pub keeps: bool,
 }
 
 impl<'a> Loading<'a> {
     /// For a run with this output folder; nobody is told how far it is.
     pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
-        Loading { out_dir, watch: &Watch::NOBODY }
+        Loading { out_dir, watch: &Watch::NOBODY, keeps: true }
+    }
+
+    /// As [`quietly`](Loading::quietly), and nothing is written.
+    pub fn to_look(out_dir: &'a Path) -> Loading<'a> {
+        Loading { keeps: false, ..Loading::quietly(out_dir) }
     }
 }
 
@@ -87,12 +95,10 @@ impl Dataset {
     /// If something cannot be read or tokenized, a path lies in the output folder, or a token that is to be added does not exist.
     pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let mut special = Special::resolve(config, &tokenizer)?;
+        let special = Special::resolve(config, &tokenizer)?;
         let mut corpus = Corpus::open(paths, config, loading, &tokenizer)?;
         let is_framed = corpus.is_framed();
-        if is_framed {
-            (special.bos, special.eos) = (None, None);
-        }
+        let special = special.of_documents(is_framed);
         let least = if config.packing == Packing::Stream { 1 } else { special.least() };
         let documents: Vec<usize> =
             (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
@@ -104,6 +110,7 @@ impl Dataset {
         }
         let layout = Layout::Stream;
         let mut dataset = Dataset { corpus, seq_len: config.seq_len, special, documents, layout };
+        dataset.expect_targets(paths, config.packing)?;
         if config.packing != Packing::Stream {
             dataset.leave_out_silent();
             dataset.warn_of_clipped();
@@ -120,16 +127,45 @@ impl Dataset {
         Ok(dataset)
     }
 
+    /// That a document has a target that counts: else nothing would be learned, or there would be no sample and nobody knew
+    /// why.
+    fn expect_targets(&self, paths: &[String], packing: Packing) -> Result<(), DataError> {
+        let documents = self.documents.len();
+        let has_target = |document: usize| match packing {
+            Packing::Stream => self.tokens(self.whole(document)).any(|token| token.counts),
+            Packing::Documents | Packing::Packed => self.has_target(document),
+        };
+        if !self.has_silent() || documents == 0 || (0..documents).any(has_target) {
+            return Ok(());
+        }
+        let needed = (0..documents).filter_map(|document| self.inputs_to_target(document)).min();
+        Err(DataError::NothingCounts { paths: paths.to_vec(), documents, seq_len: self.seq_len, needed })
+    }
+
+    /// Whether a target of a document counts that a sample of it has.
+    fn has_target(&self, document: usize) -> bool {
+        self.inputs_to_target(document).is_some_and(|inputs| inputs <= self.seq_len)
+    }
+
+    /// The fewest inputs of a sample of a document with which it has a target that counts, if there is one.
+    fn inputs_to_target(&self, document: usize) -> Option<usize> {
+        let whole = self.whole(document);
+        // The first of all is no target.
+        let mut counted = self.tokens(whole).enumerate().skip(1).filter(|(_, token)| token.counts);
+        match self.special.clips_left {
+            true => counted.last().map(|(at, _)| whole.len - at),
+            false => counted.next().map(|(at, _)| at),
+        }
+    }
+
     /// Leaves out documents without a target that counts.
     fn leave_out_silent(&mut self) {
         if !self.has_silent() {
             return;
         }
-        // The first of all is no target.
-        let counts =
-            |&document: &usize| self.tokens(self.clipped(document)).skip(1).any(|token| token.counts);
+        let has_target = |&document: &usize| self.has_target(document);
         let used: Vec<usize> =
-            (0..self.documents.len()).filter(counts).map(|document| self.documents[document]).collect();
+            (0..self.documents.len()).filter(has_target).map(|document| self.documents[document]).collect();
         let documents = self.documents.len() - used.len();
         if documents > 0 {
             self.corpus.warnings.push(DataWarning::Silent { documents, seq_len: self.seq_len });
@@ -301,6 +337,11 @@ impl Dataset {
         Run { document, skipped: if self.special.clips_left { all - len } else { 0 }, from: 0, len }
     }
 
+    /// A document, however long it is.
+    fn whole(&self, document: usize) -> Run {
+        Run { document, skipped: 0, from: 0, len: self.len_of(document) }
+    }
+
     /// The tokens of a document, with those around it.
     fn len_of(&self, document: usize) -> usize {
         self.corpus.document(self.documents[document]).len() + self.special.added()
@@ -343,6 +384,19 @@ impl Dataset {
     }
 }
 
+/// Checks that every id that packing would add is below the vocabulary size of the model.
+///
+/// # Errors
+/// For the first that is not, or a token that does not exist.
+pub(super) fn check_special(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    is_framed: bool,
+    vocab_size: usize,
+) -> Result<(), DataError> {
+    Special::resolve(config, tokenizer)?.of_documents(is_framed).check_vocabulary(vocab_size)
+}
+
 /// Inputs are all tokens but the last, targets all but the first, if they count.
 fn write(tokens: impl Iterator<Item = Token>, inputs: &mut [u32], targets: &mut [u32]) {
     for (position, token) in tokens.enumerate() {
@@ -380,6 +434,11 @@ impl Special {
             },
             clips_left: tokenizer.truncates_left(),
         })
+    }
+
+    /// Those of documents that have, or have not, all that begins and ends them.
+    fn of_documents(self, is_framed: bool) -> Special {
+        if is_framed { Special { bos: None, eos: None, ..self } } else { self }
     }
 
     /// Tokens that are put around a document.

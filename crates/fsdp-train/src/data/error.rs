@@ -83,6 +83,22 @@ pub enum DataError {
         /// Which token it is, and what there is instead.
         reason: String,
     },
+    /// Data has documents, and no token of them is to be learned.
+    #[error(
+        "none of {documents} documents in {} has a token that counts (data.loss_on = \"answers\"){}, or count all tokens with \
+         data.loss_on = \"all\"",
+        paths.join(", "), why_nothing_counts(*seq_len, *needed)
+    )]
+    NothingCounts {
+        /// Where they are.
+        paths: Vec<String>,
+        /// The documents.
+        documents: usize,
+        /// Inputs per sample.
+        seq_len: usize,
+        /// Inputs per sample with which a token would count, if one would.
+        needed: Option<usize>,
+    },
     /// The data does not fill one global batch.
     #[error(
         "the data holds {samples} samples of {seq_len} tokens, fewer than one global batch of \
@@ -124,6 +140,16 @@ pub enum DataError {
         /// Inputs per sample.
         seq_len: usize,
     },
+}
+
+/// What documents lack, and how they get it.
+fn why_nothing_counts(seq_len: usize, needed: Option<usize>) -> String {
+    match needed {
+        Some(needed) => format!(" within data.seq_len = {seq_len}: raise that to at least {needed}"),
+        None => ": there is no message of the assistant and no completion in them, or the chat template marks none as \
+                 generated; give data with answers"
+            .to_owned(),
+    }
 }
 
 impl DataError {

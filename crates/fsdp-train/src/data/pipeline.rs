@@ -46,11 +46,13 @@ pub(super) fn run<E: From<DataError>>(
     tracing::info!(files = text.files.len(), "text is tokenized");
     let mut told = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
     let mut reader = Reader::new(text);
-    let mut round = reader.round()?;
+    let mut round = reader.round(ROUND_BYTES)?;
     while !round.is_empty() {
+        // What is read meanwhile has no tokens yet.
+        told.read_bytes = reader.meter.total();
         let encode = |batch| encoded(text, batch);
         let all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
-        let (encoded, next) = rayon::join(all, || reader.round());
+        let (encoded, next) = rayon::join(all, || reader.round(ROUND_BYTES));
         for batch in encoded {
             let batch = batch?;
             told.documents += batch.ends.len() as u64;
@@ -58,21 +60,35 @@ pub(super) fn run<E: From<DataError>>(
             write(batch)?;
         }
         round = next?;
-        told.read_bytes = reader.meter.total();
         text.watch.tell(told);
     }
     text.watch.tell(Tokenizing { is_done: true, ..told });
     Ok(())
 }
 
-/// Makes tokens of the first records of the first file, and says how many bytes they are; there may be none.
+/// The tokens of the first records.
+pub(super) struct Beginning {
+    /// By batch.
+    pub(super) encoded: Vec<Encoded>,
+    /// Bytes of the records.
+    pub(super) bytes: usize,
+    /// Whether there are no other records.
+    pub(super) is_all: bool,
+}
+
+/// Makes tokens of the first records, of about so many bytes.
 ///
 /// # Errors
 /// The first record that is wrong.
-pub(super) fn first(text: &Text<'_>) -> Result<Option<(usize, Encoded)>, DataError> {
-    let Some(batch) = Reader::new(text).batch()? else { return Ok(None) };
-    let bytes = batch.len_bytes();
-    encoded(text, batch).map(|encoded| Some((bytes, encoded)))
+pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, DataError> {
+    let mut reader = Reader::new(text);
+    let mut round = reader.round(bytes)?;
+    let is_cut = round.last_mut().is_some_and(|last| last.cut(bytes));
+    let is_all = !is_cut && reader.batch()?.is_none();
+    let bytes = round.iter().map(Batch::len_bytes).sum();
+    let batches = round.into_par_iter().map(|batch| encoded(text, batch)).collect::<Vec<_>>();
+    let encoded = batches.into_iter().collect::<Result<_, _>>()?;
+    Ok(Beginning { encoded, bytes, is_all })
 }
 
 /// Reads files one after the other.
@@ -91,10 +107,10 @@ impl<'a> Reader<'a> {
         Reader { files: text.files, encoder: &text.encoder, next: 0, open: None, meter: Meter::default() }
     }
 
-    /// The batches of the next round; none at the end.
-    fn round(&mut self) -> Result<Vec<Batch>, DataError> {
+    /// The batches of the next round, which have so many bytes if there are as many; none at the end.
+    fn round(&mut self, round_bytes: usize) -> Result<Vec<Batch>, DataError> {
         let (mut round, mut bytes) = (Vec::new(), 0);
-        while bytes < ROUND_BYTES && round.len() < ROUND_BATCHES {
+        while bytes < round_bytes && round.len() < ROUND_BATCHES {
             let Some(batch) = self.batch()? else { break };
             bytes += batch.len_bytes();
             round.push(batch);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How far the tokenizing of a set of files is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokenizing {
-    /// Bytes of the files that were read, as they lie on the disk.
+    /// Bytes of the files, as they lie on the disk, that were read and have become tokens.
     pub read_bytes: u64,
     /// All of their bytes.
     pub all_bytes: u64,

@@ -2,6 +2,7 @@
 
 use super::error::DataError;
 use super::permutation::Permutation;
+use super::role::Role;
 
 /// Cuts epochs into global batches and these into micro-batches.
 ///
@@ -32,9 +33,7 @@ impl Sampler {
         shuffle_seed: Option<u64>,
     ) -> Result<Sampler, DataError> {
         assert!(global_batch > 0 && global_batch.is_multiple_of(micro_batch), "V is a whole number");
-        if samples < global_batch {
-            return Err(DataError::TooShort { samples, seq_len, global_batch });
-        }
+        Role::Training { global_batch }.expect(samples, seq_len)?;
         Ok(Sampler { samples, global_batch, micro_batch, shuffle_seed })
     }
 

@@ -1,18 +1,23 @@
-//! What can be said of data in a moment, without tokenizing it.
+//! What can be said of data in a moment, without tokenizing all of it.
 
 use std::path::Path;
 
 use super::chat::Chats;
+use super::dataset::{self, Dataset, Loading};
 use super::encoder::Encoder;
 use super::error::DataError;
-use super::files::{self, Kind};
-use super::pipeline;
+use super::files::{self, DataFile, Kind};
+use super::pipeline::{self, Beginning, Encoded};
 use super::progress::Watch;
 use super::record::Fields;
+use super::role::Role;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
 use super::tokens::SILENT;
 use crate::config::DataConfig;
+
+/// How much of text is looked at, in bytes of its records. As many become tokens in a second or two.
+const LOOKED_AT_BYTES: usize = 1 << 21;
 
 /// Files that were found, whose first records could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +35,74 @@ pub struct Survey {
     pub has_prompts: bool,
 }
 
-/// Finds the files of a list of paths, and makes tokens of the first records of the first one.
+/// What is known of data before a run reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    /// What was found.
+    pub survey: Survey,
+    /// What a run will read: known where there is little text, and of all tokens.
+    pub whole: Option<Whole>,
+    /// Ids of the tokenizer.
+    pub tokenizer_ids: usize,
+}
+
+/// Data as a run reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// Its tokens.
+    pub tokens: u64,
+    /// Its samples.
+    pub samples: u64,
+}
+
+/// Finds the files of a list of paths, and makes tokens of the first records.
 ///
 /// # Errors
-/// As [`Dataset::load`](super::Dataset::load), as far as these records show it.
+/// As [`Dataset::load`], as far as these records show it.
 pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Survey, DataError> {
+    Ok(look(paths, config, out_dir)?.survey)
+}
+
+/// Looks at data for a model with this many token ids: at all of it, as a run will, where that takes no longer than a moment,
+/// else at its first records.
+///
+/// # Errors
+/// What a run would refuse: as [`Dataset::load`]; ids that the model does not have, and less data than its role asks for.
+pub fn outlook(
+    paths: &[String],
+    config: &DataConfig,
+    out_dir: &Path,
+    role: &Role,
+    vocab: usize,
+) -> Result<Outlook, DataError> {
+    let key = match role {
+        Role::Training { .. } | Role::Source { .. } => config.train_key(),
+        Role::Evaluation { .. } => "data.eval",
+    };
+    let of_key = |error: DataError| error.of_key(key);
+    let Look { survey, found, tokenizer, beginning } = look(paths, config, out_dir).map_err(of_key)?;
+    let tokenizer_ids = tokenizer.vocab_size();
+    if let Some(beginning) = beginning.filter(|beginning| !beginning.is_all) {
+        check_vocabulary(&beginning, &found, config, &tokenizer, vocab)?;
+        return Ok(Outlook { survey, whole: None, tokenizer_ids });
+    }
+    let dataset = Dataset::load(paths, config, &Loading::to_look(out_dir)).map_err(of_key)?;
+    dataset.check_vocabulary(vocab)?;
+    role.expect(dataset.len(), dataset.seq_len())?;
+    let whole = Whole { tokens: dataset.tokens_len() as u64, samples: dataset.len() as u64 };
+    Ok(Outlook { survey, whole: Some(whole), tokenizer_ids })
+}
+
+/// A survey, with what it was made of.
+struct Look {
+    survey: Survey,
+    found: Vec<DataFile>,
+    tokenizer: Tokenizer,
+    /// The first records of text.
+    beginning: Option<Beginning>,
+}
+
+fn look(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Look, DataError> {
     let found = files::find(paths, config, out_dir)?;
     let mut bytes = 0;
     for file in &found {
@@ -43,23 +111,48 @@ pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<S
     }
     let tokenizer = Tokenizer::load(&config.tokenizer)?;
     let files = found.len();
-    match found[0].kind {
-        Kind::Tokens(width) => {
-            let tokens = bytes / width.bytes() as u64;
-            Ok(Survey { files, bytes, tokens: Some(tokens), about_tokens: tokens, has_prompts: false })
-        }
-        Kind::Text | Kind::Jsonl | Kind::Parquet | Kind::Arrow => {
-            let pair = [&config.prompt, &config.completion].map(Option::as_deref);
-            let fields = Fields::new(config.column.as_deref()).with_pair(pair);
-            let encoder = Encoder { tokenizer: &tokenizer, fields, chats: Chats::find(config, &tokenizer)? };
-            let watch = &Watch::NOBODY;
-            let first =
-                pipeline::first(&Text { files: &found, encoder, malformed: config.malformed, watch })?;
-            let (read, ids) = first.map_or((0, Vec::new()), |(read, encoded)| (read, encoded.ids));
-            let about_tokens = u128::from(bytes) * ids.len() as u128 / read.max(1) as u128;
-            let has_prompts = ids.iter().any(|id| id & SILENT != 0);
-            let about_tokens = u64::try_from(about_tokens).unwrap_or(u64::MAX);
-            Ok(Survey { files, bytes, tokens: None, about_tokens, has_prompts })
+    if let Kind::Tokens(width) = found[0].kind {
+        let tokens = bytes / width.bytes() as u64;
+        let survey = Survey { files, bytes, tokens: Some(tokens), about_tokens: tokens, has_prompts: false };
+        return Ok(Look { survey, found, tokenizer, beginning: None });
+    }
+    let beginning = beginning(&found, config, &tokenizer)?;
+    let count: usize = beginning.encoded.iter().map(|batch| batch.ids.len()).sum();
+    let about_tokens = u128::from(bytes) * count as u128 / beginning.bytes.max(1) as u128;
+    let about_tokens = u64::try_from(about_tokens).unwrap_or(u64::MAX);
+    let has_prompts = beginning.encoded.iter().any(|batch| batch.ids.iter().any(|id| id & SILENT != 0));
+    let survey = Survey { files, bytes, tokens: None, about_tokens, has_prompts };
+    Ok(Look { survey, found, tokenizer, beginning: Some(beginning) })
+}
+
+fn beginning(found: &[DataFile], config: &DataConfig, tokenizer: &Tokenizer) -> Result<Beginning, DataError> {
+    let pair = [&config.prompt, &config.completion].map(Option::as_deref);
+    let fields = Fields::new(config.column.as_deref()).with_pair(pair);
+    let encoder = Encoder { tokenizer, fields, chats: Chats::find(config, tokenizer)? };
+    let text = Text { files: found, encoder, malformed: config.malformed, watch: &Watch::NOBODY };
+    pipeline::beginning(&text, LOOKED_AT_BYTES)
+}
+
+/// That a model has the ids of the first records, and those that are put around documents.
+fn check_vocabulary(
+    beginning: &Beginning,
+    found: &[DataFile],
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    vocab: usize,
+) -> Result<(), DataError> {
+    let is_framed = beginning.encoded.iter().flat_map(|batch| &batch.ends).any(|&(_, is_framed)| is_framed);
+    dataset::check_special(config, tokenizer, is_framed, vocab)?;
+    for Encoded { file, ids, .. } in &beginning.encoded {
+        if let Some(id) = ids.iter().map(|id| id & !SILENT).find(|&id| id as usize >= vocab) {
+            let reason = format!(
+                "token id {id} (among the first records), but the model's vocab_size is {vocab}; use the model's own tokenizer"
+            );
+            return Err(DataError::Malformed { file: found[*file].path.clone(), reason });
         }
     }
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

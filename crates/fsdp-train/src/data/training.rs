@@ -5,6 +5,7 @@ use fsdp_ckpt::digest::{Digest, DigestKind};
 use super::dataset::{Dataset, Loading};
 use super::error::DataError;
 use super::mix::{Mix, MixSampler};
+use super::role::Role;
 use super::sampler::Sampler;
 use crate::config::{DataConfig, SourceConfig, TrainConfig};
 
@@ -66,6 +67,15 @@ pub struct SourcePosition {
     pub taken: u64,
 }
 
+/// That each of several sources has a share of a mix.
+///
+/// # Errors
+/// [`DataError::Share`].
+pub(crate) fn expect_shares(data: &DataConfig) -> Result<(), DataError> {
+    let weights: Vec<f64> = data.source.iter().map(|source| source.weight).collect();
+    if weights.len() > 1 { Mix::new(&weights).map(drop) } else { Ok(()) }
+}
+
 impl Training {
     /// Reads the sources of a configuration whose paths are of this machine.
     ///
@@ -77,7 +87,7 @@ impl Training {
         loading: &Loading<'_>,
         vocab: usize,
     ) -> Result<Training, DataError> {
-        let key = if data.source.is_empty() { "data.train" } else { "data.source" };
+        let key = data.train_key();
         let mut sources: Vec<Source> = Vec::new();
         for config in data.sources() {
             let dataset = Dataset::load(&config.path, &data.of_source(&config), loading);
@@ -93,8 +103,8 @@ impl Training {
                 Order::One(Sampler::new(dataset.len(), dataset.seq_len(), global, micro, seed)?)
             }
             sources => {
-                if let Some(empty) = sources.iter().position(|source| source.dataset.is_empty()) {
-                    return Err(DataError::EmptySource { index: empty, seq_len: data.seq_len });
+                for (index, source) in sources.iter().enumerate() {
+                    Role::Source { index }.expect(source.dataset.len(), data.seq_len)?;
                 }
                 let mix = Mix::new(&sources.iter().map(|source| source.config.weight).collect::<Vec<_>>())?;
                 let samples = sources.iter().map(|source| source.dataset.len()).collect();

@@ -104,10 +104,23 @@ impl Plugin {
     /// Opens a plugin's shared library and initializes it.
     ///
     /// # Errors
-    /// [`XlaError::Open`], [`XlaError::NoApi`], [`XlaError::TooOld`], or what the plugin says.
+    /// As [`Plugin::found`]; [`XlaError::TooOld`], or what the plugin says.
     pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
-        let opened =
-            |reason: libloading::Error| XlaError::Open { path: path.into(), reason: reason.to_string() };
+        let plugin = Self::found(path)?;
+        plugin.call(INITIALIZE, Arguments::new())?;
+        Ok(plugin)
+    }
+
+    /// Opens a plugin's shared library, in which nothing is called but what gives the table of its functions.
+    ///
+    /// # Errors
+    /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`].
+    pub(crate) fn found(path: &Path) -> Result<Self, XlaError> {
+        let opened = |reason: libloading::Error| {
+            // Only its source is in the words of the loader.
+            let words = std::error::Error::source(&reason).map(ToString::to_string);
+            XlaError::Open { path: path.into(), reason: words.unwrap_or_else(|| reason.to_string()) }
+        };
         // SAFETY: initializers of a plugin that the user names run here, as they would in any program that loads it.
         let library = unsafe { Library::new(path) }.map_err(|reason| match elf::foreign(path) {
             Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
@@ -122,9 +135,7 @@ impl Plugin {
         if api.is_null() {
             return Err(XlaError::NoApi { path: path.into() });
         }
-        let plugin = Self { path: path.into(), api };
-        plugin.call(INITIALIZE, Arguments::new())?;
-        Ok(plugin)
+        Ok(Self { path: path.into(), api })
     }
 
     /// The library.

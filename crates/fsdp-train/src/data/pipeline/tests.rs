@@ -74,6 +74,9 @@ fn documents_come_in_their_order_and_progress_ends_at_the_end() {
         Tokenizing { read_bytes: all_bytes, all_bytes, documents: 80_004, tokens, is_done: true }
     );
     assert!(told.len() > 8, "{} reports", told.len());
+    // Around each text of a line there are 13 bytes; besides that, a buffer is read.
+    let has_tokens = |now: &Tokenizing| now.read_bytes <= now.tokens + 13 * now.documents + (1 << 20);
+    assert!(told[..told.len() - 1].iter().all(has_tokens), "{told:?}");
 }
 
 #[test]

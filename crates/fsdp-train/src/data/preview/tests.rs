@@ -14,7 +14,7 @@ fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
     config.train = vec![file.to_str().unwrap().to_owned()];
     let show = |config: &DataConfig, text: &str| {
         fs::write(&file, text).unwrap();
-        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY };
+        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY, keeps: true };
         let dataset = Dataset::load(&config.train, config, &loading).unwrap();
         (dataset.has_silent(), Preview::of(&dataset, 0, config).unwrap())
     };

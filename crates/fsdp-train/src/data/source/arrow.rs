@@ -193,6 +193,9 @@ fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
     if array.is_null(row) {
         return None;
     }
+    if let Some((values, at)) = entry(array, row) {
+        return text(values, at);
+    }
     let bytes = match array.data_type() {
         DataType::Utf8 => return Some(Ok(array.as_string::<i32>().value(row).to_owned())),
         DataType::LargeUtf8 => return Some(Ok(array.as_string::<i64>().value(row).to_owned())),
@@ -203,6 +206,13 @@ fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
         _ => return None,
     };
     Some(std::str::from_utf8(bytes).map(str::to_owned).map_err(|fault| fault.valid_up_to()))
+}
+
+/// Where the value of a row lies, if the array is one of numbers of values.
+fn entry(array: &dyn Array, row: usize) -> Option<(&ArrayRef, usize)> {
+    let dictionary = array.as_any_dictionary_opt()?;
+    let at = number(dictionary.keys(), row).ok()?.as_u64()?;
+    Some((dictionary.values(), usize::try_from(at).ok()?))
 }
 
 fn not_text(column: &str, at: usize) -> String {
@@ -255,6 +265,9 @@ fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
 fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
     if array.is_null(row) {
         return Ok(Value::Null);
+    }
+    if let Some((values, at)) = entry(array, row) {
+        return json(values, at);
     }
     if let Some(text) = text(array, row) {
         return text.map(Value::String).map_err(|at| format!("is not UTF-8 text (byte {at})"));

@@ -64,6 +64,18 @@ impl Batch {
         }
     }
 
+    /// Shortens a document that is a file to so many bytes, but not within a character; says whether it was longer.
+    pub(super) fn cut(&mut self, bytes_max: usize) -> bool {
+        let Content::Whole(bytes) = &mut self.content else { return false };
+        if bytes.len() <= bytes_max {
+            return false;
+        }
+        let is_start = |&at: &usize| bytes[at] & 0b1100_0000 != 0b1000_0000;
+        let end = (0..=bytes_max).rev().take(4).find(is_start).unwrap_or(bytes_max);
+        bytes.truncate(end);
+        true
+    }
+
     /// Its records, in order. Lines without text have none.
     pub(super) fn for_each(self, fields: &Fields, mut found: impl FnMut(Found)) {
         match self.content {

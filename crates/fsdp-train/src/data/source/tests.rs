@@ -292,7 +292,8 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
     let expected = load(std::slice::from_ref(&plain), &config()).unwrap();
     let of_parquet = ["snappy", "zstd-v2", "gzip-plain", "binary", "datasets", "lz4", "brotli"]
         .map(|name| format!("{name}.parquet"));
-    let of_arrow = ["saved", "text.arrow", "large.arrow", "view.arrow", "bytes.arrow"].map(str::to_owned);
+    let of_arrow = ["saved", "text.arrow", "large.arrow", "view.arrow", "bytes.arrow", "dictionary.arrow"]
+        .map(str::to_owned);
     for name in of_parquet.iter().chain(&of_arrow) {
         let data = load(&[fixture(name)], &config()).unwrap();
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");

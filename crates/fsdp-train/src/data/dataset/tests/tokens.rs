@@ -76,6 +76,10 @@ fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
 
 /// Documents by the tokenizer of bytes, of JSON lines.
 fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
+    read(text, change).unwrap()
+}
+
+fn read(text: &str, change: impl FnOnce(&mut DataConfig)) -> Result<Dataset, DataError> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     fs::write(&file, text).unwrap();
@@ -83,7 +87,26 @@ fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
     (config.packing, config.seq_len) = (Packing::Documents, 4);
     config.train = vec![file.to_str().unwrap().to_owned()];
     change(&mut config);
-    Dataset::load(&config.train, &config, &Loading::quietly(&dir.path().join("out"))).unwrap()
+    Dataset::load(&config.train, &config, &Loading::quietly(&dir.path().join("out")))
+}
+
+/// The samples that are as short as can be and have a target that counts, as the error says that is told of shorter ones.
+fn needed(text: &str, seq_len: usize, change: &dyn Fn(&mut DataConfig)) -> Option<usize> {
+    let of = |seq_len| {
+        read(text, |config| {
+            change(config);
+            config.seq_len = seq_len;
+        })
+    };
+    let told = |seq_len| match of(seq_len) {
+        Err(DataError::NothingCounts { needed, .. }) => needed,
+        other => panic!("{other:?}"),
+    };
+    let needed = told(seq_len)?;
+    assert_eq!(told(needed - 1), Some(needed));
+    let (_, targets) = of(needed).unwrap().sample(0);
+    assert_eq!(targets.iter().filter(|&&target| target != IGNORE).count(), 1, "of {needed}: {targets:?}");
+    Some(needed)
 }
 
 #[test]
@@ -123,6 +146,22 @@ fn documents_of_which_nothing_counts_are_left_out_and_told() {
     assert_eq!((data.len(), data.sample(0).1), (1, vec![98, IGNORE, IGNORE, IGNORE]));
     let [warning] = data.warnings() else { panic!("{:?}", data.warnings()) };
     assert!(warning.to_string().starts_with("2 documents are left out"), "{warning}");
+}
+
+#[test]
+fn where_nothing_counts_the_error_says_what_would() {
+    let pair = r#"{"prompt": "abcde", "completion": "fg"}"#;
+    let id = |id| Some(EndToken::Token(TokenRef::Id(id)));
+    assert_eq!(needed(pair, 3, &|_| {}), Some(5));
+    assert_eq!(needed(pair, 3, &|config| config.bos = id(1)), Some(6));
+    assert_eq!(needed(pair, 3, &|config| config.packing = Packing::Packed), Some(5));
+    let empty = r#"{"prompt": "abcde", "completion": ""}"#;
+    for packing in [Packing::Stream, Packing::Documents, Packing::Packed] {
+        assert_eq!(needed(empty, 4, &|config| config.packing = packing), None);
+    }
+    assert_eq!(needed(empty, 4, &|config| config.eos = id(2)), Some(5));
+    // A stream has its end, wherever that is.
+    of_lines(empty, |config| (config.packing, config.eos) = (Packing::Stream, id(2)));
 }
 
 #[cfg(feature = "tokenizers")]
@@ -177,5 +216,21 @@ mod with_tokenizer {
         assert_eq!(data(None).sample(0), (ids[3..5].to_vec(), ids[4..].to_vec()));
         let end = EndToken::Auto;
         assert_eq!(data(Some(end)).sample(0), (ids[4..].to_vec(), vec![ids[5], 2]));
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_at_the_beginning_is_counted_from_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let template = dir.path().join("chat.jinja");
+        let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %} {{ m.content }} \
+                    {% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+        fs::write(&template, text).unwrap();
+        let chat = r#"{"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"},
+            {"role": "user", "content": "on the mat"}]}"#;
+        let found = needed(&chat.replace('\n', ""), 2, &|config| {
+            config.tokenizer = fixture("left");
+            config.chat_template = Some(template.to_str().unwrap().to_owned());
+        });
+        assert!(found.is_some_and(|needed| needed > 2), "{found:?}");
     }
 }

@@ -27,6 +27,7 @@ fn conversations_of_arrow_are_those_of_parquet() {
         found.iter().map(|(_, record)| record.clone().unwrap()).collect()
     };
     assert_eq!(only(&arrow), only(&parquet));
+    assert_eq!(only(&of("chats-dictionary.arrow", Kind::Arrow)), only(&parquet), "words by their numbers");
     let Record::Object(second) = &only(&arrow)[1] else { panic!("{arrow:?}") };
     assert_eq!(second["messages"][1]["tool_calls"][0]["weight"], 0.5);
     assert_eq!(second["tools"], r#"[{"name": "f"}]"#);
@@ -55,7 +56,7 @@ fn what_is_wrong_with_a_row_is_told_with_its_number_and_column() {
 fn cut_and_damaged_streams_are_refused_and_never_end_the_process() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cut.arrow");
-    for name in ["text.arrow", "chats.arrow", "ids-uint16.arrow"] {
+    for name in ["text.arrow", "chats.arrow", "ids-uint16.arrow", "dictionary.arrow"] {
         let whole = fs::read(fixture(name)).unwrap();
         for cut in (0..whole.len()).step_by(3) {
             fs::write(&path, &whole[..cut]).unwrap();

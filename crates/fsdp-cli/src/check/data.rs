@@ -1,0 +1,108 @@
+//! What can be known of data without running: all of it where there is little, else what its first records show.
+
+use std::path::Path;
+
+use fsdp_ckpt::is_url;
+use fsdp_train::config::{DataConfig, Packing, Resolved};
+use fsdp_train::data::{Outlook, Role, outlook};
+
+use super::{Findings, Verdict};
+use crate::units::{bytes, grouped};
+
+/// Paths that are read alike, for one purpose.
+struct Part {
+    subject: String,
+    paths: Vec<String>,
+    config: DataConfig,
+    role: Role,
+}
+
+impl Findings {
+    /// Looks at the data of a run, for a model with this many token ids.
+    pub(super) fn data(&mut self, config: &Resolved, vocab: usize) {
+        let out_dir = Path::new(&config.run.out_dir);
+        for Part { subject, paths, config, role } in parts(config) {
+            if paths.iter().any(is_url) {
+                let detail = "in an object store, which is not looked at".to_owned();
+                self.note(&subject, Verdict::Warning, detail);
+                continue;
+            }
+            let looked_at = outlook(&paths, &config, out_dir, &role, vocab);
+            let Some(found) = self.told(&subject, looked_at, |found| described(found, &config)) else {
+                continue;
+            };
+            for doubt in doubts(&found, &config, &role, vocab) {
+                self.note(&subject, Verdict::Warning, doubt);
+            }
+        }
+    }
+}
+
+/// All that is trained and evaluated on.
+fn parts(config: &Resolved) -> Vec<Part> {
+    let (data, global_batch) = (&config.data, config.train.global_batch_size);
+    let sources = data.sources().into_iter().enumerate().map(|(index, source)| {
+        let role = match data.source.len() {
+            0 | 1 => Role::Training { global_batch },
+            _ => Role::Source { index },
+        };
+        Part { subject: "data".to_owned(), config: data.of_source(&source), paths: source.path, role }
+    });
+    let sets = data.eval.iter().map(|set| {
+        let subject =
+            if set.name.is_empty() { "evaluation".to_owned() } else { format!("evaluation {}", set.name) };
+        let role = Role::Evaluation { set: set.name.clone() };
+        Part { subject, paths: set.paths.clone(), config: data.clone(), role }
+    });
+    sources.chain(sets).collect()
+}
+
+/// What a run may refuse once it has read all: the first records do not show it.
+fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<String> {
+    if found.whole.is_some() {
+        return Vec::new();
+    }
+    let mut doubts = Vec::new();
+    let ids = found.tokenizer_ids;
+    if ids > vocab {
+        doubts.push(format!(
+            "tokenizer {} has {} ids, and the model's vocab_size is {}: text that has one of the others is refused; use the model's own \
+             tokenizer",
+            data.tokenizer,
+            grouped(ids as u64),
+            grouped(vocab as u64)
+        ));
+    }
+    let samples = found.survey.about_tokens / data.seq_len as u64;
+    if let &Role::Training { global_batch } = role
+        && data.packing == Packing::Stream
+        && samples < global_batch as u64
+    {
+        doubts.push(format!(
+            "a global batch has {} samples, and there may be fewer; add data, or lower data.seq_len or \
+             train.global_batch_size",
+            grouped(global_batch as u64)
+        ));
+    }
+    doubts
+}
+
+/// A number to two digits.
+fn rounded(number: u64) -> String {
+    let unit = 10u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(1));
+    grouped(number.saturating_add(unit / 2) / unit * unit)
+}
+
+fn described(Outlook { survey, whole, .. }: &Outlook, data: &DataConfig) -> String {
+    let files = match survey.files {
+        1 => "1 file".to_owned(),
+        files => format!("{} files", grouped(files as u64)),
+    };
+    let size = format!("{files}, {}", bytes(survey.bytes));
+    if let Some(whole) = whole {
+        return format!("{size}, {} tokens, {} samples", grouped(whole.tokens), grouped(whole.samples));
+    }
+    let samples = survey.about_tokens / data.seq_len as u64;
+    let (tokens, samples) = (rounded(survey.about_tokens), rounded(samples));
+    format!("{size}, about {tokens} tokens by the first records, {samples} samples")
+}

@@ -1,0 +1,84 @@
+use std::fs;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{EndToken, Format, TokenRef};
+use crate::data::testing::config;
+
+fn written(name: &str, content: impl AsRef<[u8]>) -> (TempDir, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(name);
+    fs::write(&path, content).unwrap();
+    (dir, vec![path.to_str().unwrap().to_owned()])
+}
+
+fn of(paths: &[String], config: &DataConfig, role: &Role, vocab: usize) -> Result<Outlook, DataError> {
+    outlook(paths, config, &PathBuf::from("out"), role, vocab)
+}
+
+const BATCH: Role = Role::Training { global_batch: 4 };
+
+#[test]
+fn of_little_text_all_is_known_and_of_much_the_beginning() {
+    let (_dir, paths) = written("a.txt", "a".repeat(33));
+    let found = of(&paths, &config(), &BATCH, 256).unwrap();
+    assert_eq!(found.whole, Some(Whole { tokens: 33, samples: 4 }));
+    // The cut is within a character of three bytes, behind which there is no text: nobody has looked at it.
+    let text = "\u{20ac}".repeat(LOOKED_AT_BYTES / 3 + 1).into_bytes();
+    let (_dir, paths) = written("b.txt", [&*text, &[0xff]].concat());
+    let found = of(&paths, &config(), &BATCH, 256).unwrap();
+    assert_eq!((found.whole, found.tokenizer_ids), (None, 256));
+    assert_eq!(found.survey.about_tokens, text.len() as u64 + 1);
+}
+
+#[test]
+fn ids_that_a_model_does_not_have_are_refused_as_far_as_text_was_looked_at() {
+    let line = "{\"text\": \"abc\"}\n";
+    let lines = line.repeat(LOOKED_AT_BYTES / line.len() + 2);
+    for text in [&line.repeat(12), &lines] {
+        let (_dir, paths) = written("a.jsonl", text);
+        of(&paths, &config(), &BATCH, 100).unwrap();
+        let fault = of(&paths, &config(), &BATCH, 99).unwrap_err().to_string();
+        assert!(fault.contains("a.jsonl: token id 99 ") && fault.contains("vocab_size is 99"), "{fault}");
+    }
+    let (_dir, paths) = written("b.jsonl", lines);
+    let eos = DataConfig { eos: Some(EndToken::Token(TokenRef::Id(200))), ..config() };
+    let fault = of(&paths, &eos, &BATCH, 200).unwrap_err().to_string();
+    assert!(fault.contains("`data.eos` has id 200"), "{fault}");
+}
+
+#[test]
+fn files_of_tokens_are_looked_at_whole() {
+    let config = DataConfig { format: Format::TokensU16, ..config() };
+    let mut ids = vec![7u16; 400_000];
+    ids[390_000] = 500;
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let (_dir, paths) = written("a.bin", bytes);
+    let found = of(&paths, &config, &BATCH, 501).unwrap();
+    assert_eq!(found.whole, Some(Whole { tokens: 400_000, samples: 49_999 }));
+    let fault = of(&paths, &config, &BATCH, 500).unwrap_err().to_string();
+    assert!(fault.contains("token id 500 (sample 48749, position 8)"), "{fault}");
+}
+
+#[test]
+fn less_than_a_role_asks_for_is_refused_by_its_key() {
+    let (_dir, paths) = written("a.txt", "a".repeat(9));
+    for (role, said) in [
+        (BATCH, "1 samples of 8 tokens, fewer than one global batch of 4"),
+        (Role::Source { index: 1 }, ""),
+        (Role::Evaluation { set: "held".to_owned() }, ""),
+    ] {
+        match of(&paths, &config(), &role, 256) {
+            Ok(_) => assert_eq!(said, "", "{role:?}"),
+            Err(fault) => assert!(!said.is_empty() && fault.to_string().contains(said), "{fault}"),
+        }
+    }
+    let (_dir, paths) = written("b.txt", "a".repeat(8));
+    let fault = |role| of(&paths, &config(), &role, 256).unwrap_err().to_string();
+    assert!(fault(Role::Source { index: 1 }).contains("data.source[1] holds no sample"));
+    assert!(fault(Role::Evaluation { set: "held".to_owned() }).contains("data.eval \"held\""));
+    let nowhere = of(&["nowhere".to_owned()], &config(), &Role::Evaluation { set: String::new() }, 256);
+    assert!(nowhere.unwrap_err().to_string().contains("check the paths of data.eval"));
+}
