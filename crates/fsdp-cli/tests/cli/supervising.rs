@@ -95,7 +95,8 @@ fn folders_of_processes_that_were_killed_go_with_the_next_launch() {
     let world = World::start(&sandbox, TORCHRUN, 2, &format!("{ENDLESS} --resume"));
     let before = newest(&sandbox);
     wait_until("a checkpoint", || newest(&sandbox) > before + 3);
-    [1, 0].into_iter().for_each(|process| world.signal(process, "KILL"));
+    // Process 0 first, whose folder it is: it would remove it when it hears that the other one is lost.
+    [0, 1].into_iter().for_each(|process| world.signal(process, "KILL"));
     world.end();
     let left = folders(&sandbox);
     assert_eq!(left.len(), 2, "{left:?}");
