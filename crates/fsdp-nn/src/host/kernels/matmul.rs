@@ -20,6 +20,9 @@ use bf16::Operand;
 /// Rows and columns of a panel of the result.
 const PANEL: usize = 512;
 
+/// Columns up to which a result is narrow: vectors over its rows' few elements would be partly empty. Above it, nothing is gained.
+const NARROW: usize = 32;
+
 /// A readable matrix with contiguous rows `stride` elements apart, possibly transposed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a, E> {
@@ -94,11 +97,8 @@ pub(crate) fn matmul<L: Element, R: Element<Acc = L::Acc>>(
     if rows == 0 || cols == 0 {
         return;
     }
-    let multiplications = rows * cols * lhs.dim().1;
     if let (Some(data), Some(lhs), Some(rhs)) = (dst.target.direct::<L::Acc>(), exact(lhs), exact(rhs)) {
-        let dst = mutable(data, rows, cols, stride);
-        workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
-        return;
+        return multiply(workers, mutable(data, rows, cols, stride), accumulate, lhs, rhs);
     }
     let depth = lhs.dim().1;
     let is_bf16 = L::DTYPE == DType::Bf16 || R::DTYPE == DType::Bf16;
@@ -138,18 +138,40 @@ impl Panel {
         rhs: ArrayView2<'_, A>,
     ) {
         let accumulate = target.accumulate;
-        let multiplications = self.rows * self.cols * lhs.ncols();
         if let Some(data) = target.direct::<A>() {
             let dst = mutable(&mut data[self.start..], self.rows, self.cols, self.stride);
-            return workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
+            return multiply(workers, dst, accumulate, lhs, rhs);
         }
         let mut wide = workers.scratch::<A>(self.rows * self.cols);
         let dst = mutable(&mut wide, self.rows, self.cols, self.cols);
-        workers.product(multiplications, |threads| product(dst, false, lhs, rhs, threads));
+        multiply(workers, dst, false, lhs, rhs);
         for (row, values) in wide.chunks(self.cols).enumerate() {
             target.put(self.start + row * self.stride, values);
         }
     }
+}
+
+/// `dst = lhs * rhs`, or added.
+///
+/// Where `lhs` lies by columns, as in the gradient of a weight with few inputs (that of an adapter), a narrow result is made by
+/// columns and then transposed: `gemm` takes its vectors along what is contiguous in the result.
+fn multiply<A: Float>(
+    workers: &Workers,
+    mut dst: ArrayViewMut2<'_, A>,
+    accumulate: bool,
+    lhs: ArrayView2<'_, A>,
+    rhs: ArrayView2<'_, A>,
+) {
+    let (rows, cols) = dst.dim();
+    let multiplications = rows * cols * lhs.ncols();
+    let is_narrow = cols <= NARROW && cols < rows && lhs.strides()[0] == 1;
+    if !is_narrow {
+        return workers.product(multiplications, |threads| product(dst, accumulate, lhs, rhs, threads));
+    }
+    let mut columns = workers.scratch::<A>(rows * cols);
+    let mut by_columns = mutable(&mut columns, cols, rows, rows).reversed_axes();
+    workers.product(multiplications, |threads| product(by_columns.view_mut(), false, lhs, rhs, threads));
+    dst.zip_mut_with(&by_columns, |dst, &sum| *dst = if accumulate { *dst + sum } else { sum });
 }
 
 /// A panel of an operand in the type of arithmetic; its rows are contiguous unless it is transposed.
