@@ -11,11 +11,11 @@ mod watchdog;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::os::unix::process::parent_id;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use fsdp_ckpt::is_url;
+use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
 use fsdp_comm::process::place::{Place, is_only_one, recognise};
 use fsdp_comm::process::rendezvous::NodeFolder;
@@ -69,7 +69,7 @@ const SAID_WITHIN: Duration = Duration::from_secs(1);
 /// for itself; and so does a process that was started with other arguments.
 pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
     let Ok(Some(place)) = recognise(&variable) else { return say() };
-    let folder = NodeFolder::of(place, &variable, parent_id());
+    let folder = NodeFolder::of(place, &variable, Ancestor::launcher(&place).pid());
     if place.local_process == 0 {
         say();
         if let Err(error) = folder.tell(text, SAID_WITHIN) {
@@ -157,7 +157,7 @@ pub(crate) fn within(
         output::speak_as(format!("{} on {}", ranks(&cluster.assembly().local()), host()));
     }
     let record = flight::Record::new(&cluster, run);
-    watchdog::install(&cluster, record.clone());
+    watchdog::install(&cluster, &record);
     let outcome = Carrier::choose(&mut cluster, run).and_then(|carrier| {
         introduce(&cluster, run, &carrier);
         let exit = work(Some(Team { cluster: &cluster, carrier: &carrier }))?;

@@ -112,7 +112,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
         return Ok(Exit::Done);
     }
     if cluster::is_launched()? {
-        cluster::watch_launcher();
+        cluster::watch_launcher()?;
     }
     // From here on one of several processes speaks; but agents of a launch each do.
     if !matches!(command, Command::Launch(_)) {

@@ -99,6 +99,7 @@ fn run_within(
     let summary = match outcome {
         Err(stopped @ TrainError::Stopped) => {
             output::note(&stopped.to_string());
+            cluster::tell_torchrun(&stopped.to_string());
             let is_to_go_on = signal.is_terminated() || cluster.is_some();
             return Ok(if is_to_go_on { Exit::Temporary } else { Exit::Interrupted });
         }
@@ -114,6 +115,12 @@ fn run_within(
     }
     // Where there are several processes, the signal may have reached only one of them.
     let is_to_go_on = summary.stopped && (signal.is_terminated() || cluster.is_some());
+    if is_to_go_on {
+        let steps = summary.steps;
+        cluster::tell_torchrun(&format!(
+            "asked to stop after step {steps}, whose state is saved; go on with --resume"
+        ));
+    }
     Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
 }
 

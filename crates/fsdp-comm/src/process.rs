@@ -50,6 +50,7 @@
 //! A process that has ended says goodbye; nothing more is expected of it. The leader leaves last: when all others have
 //! left or are dead, or when they have had a minute, or 3 s behind a verdict.
 
+pub mod ancestor;
 pub mod auth;
 pub mod cluster;
 pub mod interface;

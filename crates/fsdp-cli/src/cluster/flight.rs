@@ -9,7 +9,6 @@ use std::{env, thread};
 
 use fsdp_ckpt::is_url;
 use fsdp_comm::FlightRecorder;
-use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_train::config::RunConfig;
 use serde_json::json;
@@ -25,7 +24,16 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 pub(super) struct Record {
     recorder: Arc<FlightRecorder>,
     file: PathBuf,
-    written: Arc<(Mutex<bool>, Condvar)>,
+    progress: Arc<(Mutex<Progress>, Condvar)>,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Progress {
+    #[default]
+    None,
+    Begun,
+    Done,
 }
 
 impl Record {
@@ -36,37 +44,47 @@ impl Record {
             Some(dir) => PathBuf::from(dir).join("flight.jsonl"),
             None => folder(run).join(format!("flight-{}.jsonl", cluster.place().process)),
         };
-        Self { recorder: cluster.recorder(), file, written: Arc::default() }
+        Self { recorder: cluster.recorder(), file, progress: Arc::default() }
     }
 
-    /// Writes it: first a line with the verdict, then one per call. In a thread, since the file may be on a disk that hangs.
-    /// Nothing is written before the first call: a run that is refused leaves things as they were.
-    pub(super) fn write(self, verdict: &Verdict) {
-        if self.recorder.last(None).is_none() {
-            return self.is_written();
+    /// Writes it, once: first a line with what has ended the world, then one per call. In a thread, since the file may be on
+    /// a disk that hangs. Nothing is written before the first call: a run that is refused leaves things as they were.
+    pub(super) fn write(&self, verdict: &str) {
+        if self.set(Progress::Begun) != Progress::None {
+            return;
         }
-        let first = json!({ "verdict": verdict.to_string() });
+        if self.recorder.last(None).is_none() {
+            self.set(Progress::Done);
+            return;
+        }
+        let (record, first) = (self.clone(), json!({ "verdict": verdict }));
         let write = move || {
-            if let Err(error) = self.try_write(&first) {
-                tracing::info!("no flight record in {}: {error}", self.file.display());
+            if let Err(error) = record.try_write(&first) {
+                tracing::info!("no flight record in {}: {error}", record.file.display());
             }
-            self.is_written();
+            record.set(Progress::Done);
         };
         // Without a thread there is none.
         let _ = thread::Builder::new().name("flight record".to_owned()).spawn(write);
     }
 
-    fn is_written(&self) {
-        let (written, changed) = &*self.written;
-        *written.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    /// Goes on, never back; where it was.
+    fn set(&self, to: Progress) -> Progress {
+        let (progress, changed) = &*self.progress;
+        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let was = *progress;
+        if was != Progress::Done {
+            *progress = to;
+        }
         changed.notify_all();
+        was
     }
 
     /// When the world has failed, waits a moment until it is written.
     pub(super) fn wait(&self) {
-        let (written, changed) = &*self.written;
-        let written = written.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_timeout_while(written, WRITTEN_WITHIN, |written| !*written));
+        let (progress, changed) = &*self.progress;
+        let progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_timeout_while(progress, WRITTEN_WITHIN, |progress| *progress != Progress::Done));
     }
 
     fn try_write(&self, first: &serde_json::Value) -> io::Result<()> {

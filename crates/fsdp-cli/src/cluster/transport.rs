@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_comm::process::place::LaunchedBy;
+use fsdp_comm::process::place::{LaunchedBy, Place};
 use fsdp_core::Rank;
-use fsdp_mpi::{MpiLibrary, MpiWorld};
+use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
 use fsdp_train::config::{Device, RunConfig, Transport};
 
 use super::srun;
@@ -43,7 +43,7 @@ impl Carrier {
     /// Chooses what `run.transport` asks for, the same in all processes, and makes the links of the cluster of it.
     ///
     /// # Errors
-    /// [`CliError::Transport`]; [`CliError::Mpi`]; [`CliError::World`].
+    /// [`CliError::Transport`]; [`CliError::Mpi`], also where a library is named and can not be opened; [`CliError::World`].
     pub(super) fn choose(cluster: &mut Cluster, run: &RunConfig) -> Result<Self, CliError> {
         let place = cluster.place();
         if has_nccl(run) {
@@ -72,6 +72,17 @@ impl Carrier {
             _ if ranks_here > 1 => {
                 Err(format!("a process holds {ranks_here} ranks; over MPI it can hold one"))
             }
+            Ok(library) if is_foreign(&place, &library) => {
+                let why = foreign(
+                    &place,
+                    library.version(),
+                    "it would take this process for a world of its own, or end it",
+                );
+                if run.transport == Transport::Mpi || MpiLibrary::is_named() {
+                    return Err(CliError::Transport { why });
+                }
+                Err(why)
+            }
             Ok(library) => {
                 let is_asked_for = run.transport == Transport::Mpi || place.launched_by.has_mpi();
                 let expected = if is_asked_for {
@@ -81,6 +92,8 @@ impl Carrier {
                 };
                 expected.map(|()| library)
             }
+            // Whoever names a library wants it, and not whatever else there is.
+            Err(error) if MpiLibrary::is_named() => return Err(error.into()),
             Err(error) => Err(error.to_string()),
         };
         match (agree(cluster, found.as_ref().err(), run)?, found) {
@@ -99,16 +112,8 @@ impl Carrier {
         let version = library.version().to_owned();
         let world = MpiWorld::open(library, Duration::from_secs_f64(run.timeout_s), cluster.alarm())?;
         if (world.rank(), world.size()) != (Rank(place.process), place.processes) {
-            let why = format!(
-                "{} has started this process as number {} of {}, and the MPI library ({version}) takes it for {} of {}: it is \
-                 not the library of that launcher; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\"",
-                place.launched_by,
-                place.process,
-                place.processes,
-                world.rank(),
-                world.size()
-            );
-            return Err(CliError::Transport { why });
+            let takes = format!("it takes this process for {} of {}", world.rank(), world.size());
+            return Err(CliError::Transport { why: foreign(&place, &version, &takes) });
         }
         let world = Arc::new(world);
         let (links, members) = (Arc::clone(&world), (0..place.processes).map(Rank).collect::<Arc<[Rank]>>());
@@ -130,6 +135,21 @@ impl Carrier {
             None => unreachable!("nobody else holds the world when all ranks have ended"),
         }
     }
+}
+
+/// Whether a library ends the processes of this launcher as soon as it begins: those of MPICH look for what Hydra and PMI2
+/// say, and Open MPI's `mpirun` says nothing of it.
+fn is_foreign(place: &Place, library: &MpiLibrary) -> bool {
+    place.launched_by == LaunchedBy::OpenMpi && library.family() == Family::Mpich
+}
+
+/// That a library is another launcher's, and by what it shows.
+fn foreign(place: &Place, version: &str, shown_by: &str) -> String {
+    let Place { launched_by, process, processes, .. } = place;
+    format!(
+        "{launched_by} has started this process as number {process} of {processes}, and the MPI library ({version}) is not \
+         that launcher's: {shown_by}; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\""
+    )
 }
 
 impl std::fmt::Display for Carrier {

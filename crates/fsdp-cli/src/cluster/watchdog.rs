@@ -5,14 +5,17 @@
 //! whoever starts the run again would find them still writing.
 
 use std::os::unix::process::parent_id;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use fsdp_comm::process::Verdict;
+use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::cluster::Cluster;
 
-use super::error_file;
 use super::flight::Record;
+use super::{error_file, recognise, variable};
+use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::{launch, output};
 
@@ -22,13 +25,17 @@ const GRACE: Duration = Duration::from_secs(4);
 /// How often a process looks whether its launcher is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// What this process has done with others, since it has met them.
+static RECORD: OnceLock<Record> = OnceLock::new();
+
 /// Watches over the end of this process.
-pub(super) fn install(cluster: &Cluster, record: Record) {
+pub(super) fn install(cluster: &Cluster, record: &Record) {
+    let record = RECORD.get_or_init(|| record.clone());
     let process = cluster.place().process;
     cluster.on_verdict(Box::new(move |verdict| {
         error_file::write(verdict, process);
         launch::leave_verdict(verdict, process);
-        record.write(verdict);
+        record.write(&verdict.to_string());
         let code = Exit::from(verdict.failure.kind).code();
         let verdict = Verdict::clone(verdict);
         let watch = move || {
@@ -44,25 +51,36 @@ pub(super) fn install(cluster: &Cluster, record: Record) {
 /// The variable by which processes of `fsdp launch` know who has started them: it may have ended before they look.
 pub(crate) const LAUNCHER: &str = "FSDP_LAUNCHER";
 
-/// Ends this process when the one ends that has started it: it then gets another parent. To be called before anything takes
-/// long.
-pub(crate) fn watch_launcher() {
+/// Ends this process when the one ends that has started it (it then gets another parent), or the launcher, with a script
+/// between them. To be called before anything takes long.
+///
+/// # Errors
+/// [`CliError::Place`].
+pub(crate) fn watch_launcher() -> Result<(), CliError> {
     let told = std::env::var(LAUNCHER).ok().and_then(|launcher| launcher.parse().ok());
     let parent = told.unwrap_or_else(parent_id);
+    let launcher = recognise(&variable)?.map(|place| Ancestor::launcher(&place));
     let watch = move || {
-        while parent_id() == parent {
+        let is_there = || parent_id() == parent && launcher.is_none_or(|launcher| launcher.is_alive());
+        while is_there() {
             thread::sleep(LOOK);
         }
-        output::error(&Orphaned { parent });
+        let orphaned = Orphaned { launcher: launcher.map_or(parent, |launcher| launcher.pid()) };
+        output::error(&orphaned);
+        if let Some(record) = RECORD.get() {
+            record.write(&orphaned.to_string());
+            record.wait();
+        }
         std::process::exit(Exit::Temporary.code().into());
     };
     // Without a thread the launcher's end is not noticed.
     let _ = thread::Builder::new().name("launcher watch".to_owned()).spawn(watch);
+    Ok(())
 }
 
 /// The launcher is gone.
 #[derive(Debug, thiserror::Error)]
-#[error("the process that has started this one ({parent}) has ended: exiting")]
+#[error("the process that has started this one ({launcher}) has ended: exiting")]
 struct Orphaned {
-    parent: u32,
+    launcher: u32,
 }

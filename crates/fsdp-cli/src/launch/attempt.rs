@@ -22,8 +22,9 @@ use crate::exit_code::Exit;
 /// How long the others may take to end when one process has. They may have to notice first.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// How long they may take when that one was told of a failure, as all of them are at the same time: a little longer than
-/// each of them gives itself (see [`cluster`](crate::cluster)). What is here then is stopped, or hangs.
+/// How long they may take when they know of it at once: they were told of a failure, or that one was killed, which ends its
+/// connections. A little longer than each of them gives itself (see [`cluster`](crate::cluster)). What is here then is
+/// stopped, hangs, or still waits for the one that was killed before they had met.
 const GRACE_OF_TOLD: Duration = Duration::from_secs(5);
 
 /// What the processes of an attempt have in common.
@@ -146,7 +147,7 @@ impl Attempt {
         }
     }
 
-    /// Gives the processes a moment to end by themselves: a shorter one if they were told of a failure.
+    /// Gives the processes a moment to end by themselves: a shorter one if they know why at once.
     pub(super) fn end(&mut self, is_told: bool) {
         let deadline = Instant::now() + if is_told { GRACE_OF_TOLD } else { GRACE };
         self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
@@ -177,9 +178,9 @@ impl Attempt {
         self.failed.is_some_and(|(_, status)| status.code().is_none())
     }
 
-    /// Whether the processes were told of a failure.
+    /// Whether the processes know of a failure at once, or can not learn of it.
     pub(super) fn is_told(&self) -> bool {
-        self.verdict.is_some()
+        self.verdict.is_some() || self.was_killed()
     }
 
     /// What the processes come to, and what failed first, when all have ended.

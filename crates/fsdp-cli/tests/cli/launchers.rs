@@ -246,13 +246,16 @@ fn an_mpi_library_that_is_not_the_launchers_is_told() {
         println!("skipped: this machine has not both Open MPI and MPICH");
         return;
     }
-    let library = |name: &str| Path::new("/usr/lib/x86_64-linux-gnu").join(name);
-    for launcher in launchers.iter().filter(|launcher| launcher.program.starts_with("/usr")) {
+    // Debian has libraries where the loader looks, wheels beside the folder of their programs.
+    let beside = |launcher: &Launcher| Some(launcher.program.parent()?.parent()?.join("lib"));
+    let folders: Vec<PathBuf> =
+        launchers.iter().filter_map(beside).chain([PathBuf::from("/usr/lib/x86_64-linux-gnu")]).collect();
+    for launcher in &launchers {
         let is_open_mpi = (launcher.arguments)(1) == open_mpi(1);
-        let foreign = library(if is_open_mpi { "libmpich.so.12" } else { "libmpi.so.40" });
-        if !foreign.exists() {
-            continue;
-        }
+        let names: &[&str] =
+            if is_open_mpi { &["libmpich.so.12", "libmpi.so.12"] } else { &["libmpi.so.40"] };
+        let mut files = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+        let foreign = files.find(|file| file.exists()).expect("each launcher has its library");
         let sandbox = Sandbox::new();
         let fsdp = sandbox.command();
         let mut command = Command::new(&launcher.program);

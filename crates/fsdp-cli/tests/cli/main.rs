@@ -57,17 +57,19 @@ mod kills;
 mod launchers;
 mod launching;
 mod namespaces;
-mod planning;
-
-// What a machine takes, for plans.
-mod calibrating;
 mod processes;
+mod random_runs;
 mod shell;
 mod slurm;
 mod strangers;
 mod supervising;
 mod together;
 mod world;
+mod wrapped;
+
+// What runs will take elsewhere, and what a machine takes.
+mod calibrating;
+mod planning;
 
 // The reports of `schedule` and `verify`, and traces.
 mod reports;

@@ -380,6 +380,43 @@ fn torchrun_is_told_why_the_only_process_fails() {
 }
 
 #[test]
+fn torchrun_is_told_that_a_run_was_asked_to_stop() {
+    let sandbox = Sandbox::new();
+    let args = format!("train run.toml {SAVES} --set train.steps=1000000");
+    let world = World::of((0..2).map(|number| {
+        let mut command = process(&sandbox, TORCHRUN, number, 2);
+        let file = sandbox.path(&format!("error{number}.json"));
+        command.env("TORCHELASTIC_ERROR_FILE", file).args(args.split_whitespace());
+        command
+    }));
+    wait_until("a checkpoint", || newest(&sandbox) > 1);
+    world.signal(1, "TERM");
+    for ran in world.end() {
+        assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    }
+    let told = format!("asked to stop after step {}, whose state is saved", newest(&sandbox));
+    for number in 0..2 {
+        let text: serde_json::Value =
+            serde_json::from_str(&sandbox.read(&format!("error{number}.json"))).unwrap();
+        let message = text["message"]["message"].as_str().unwrap();
+        assert!(message.starts_with(&told), "{message}");
+    }
+}
+
+#[test]
+fn a_library_of_mpi_that_is_named_and_missing_is_not_replaced_by_connections() {
+    let sandbox = Sandbox::new();
+    let world = World::of((0..2).map(|number| {
+        let mut command = process(&sandbox, OPEN_MPI, number, 2);
+        command.env("FSDP_MPI_LIBRARY", "/nowhere/libmpi.so").args(["train", "run.toml"]);
+        command
+    }));
+    let ran = world.end();
+    assert!(ran.iter().all(|ran| ran.code == Some(2)), "{}", ran[0].stderr);
+    assert!(ran.iter().any(|ran| ran.stderr.contains("/nowhere/libmpi.so: ")), "{}", ran[0].stderr);
+}
+
+#[test]
 fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.ranks=4 --set run.out_dir=threads");

@@ -77,6 +77,28 @@ fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence()
     }
 }
 
+#[test]
+fn a_process_that_is_killed_before_it_has_met_others_ends_a_launch_within_seconds() {
+    let sandbox = Sandbox::new();
+    let launch = Launch::start(&sandbox, &format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}"));
+    wait_until("two processes", || launch.workers().len() == 2);
+    let workers = launch.workers();
+    // Stopped, it meets nobody before it is killed.
+    send("STOP", workers[1]);
+    let has_begun = sandbox.path("out/resolved.toml").exists();
+    std::thread::sleep(A_WHILE);
+    send("KILL", workers[1]);
+    let begin = Instant::now();
+    let ran = launch.end();
+    let took = begin.elapsed();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert!(!has_begun, "it was stopped too late to say anything of this");
+    // The grace of those who are told, and a moment to look.
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    assert!(ran.stderr.contains("process 1 was killed by signal 9"), "{}", ran.stderr);
+    assert!(!workers.iter().any(Launch::is_there));
+}
+
 /// The folders of launches and of the processes of a node.
 fn folders(sandbox: &Sandbox) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(sandbox.path("")).unwrap().map(|entry| entry.unwrap());

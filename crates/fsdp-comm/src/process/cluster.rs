@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use fsdp_core::{Error, FailureKind, Memory, Rank};
 
+use super::ancestor::Ancestor;
 use super::auth::Token;
 use super::interface::{self, InterfaceError};
 use super::launch::Processes;
@@ -119,7 +120,7 @@ impl Cluster {
     pub fn join(joining: &Joining<'_>) -> Result<Self, ClusterError> {
         let Joining { place, variable, shared, timeout, .. } = *joining;
         let begin = Instant::now();
-        let meet = Rendezvous::of(&place, variable, shared, std::os::unix::process::parent_id())?;
+        let meet = Rendezvous::of(&place, variable, shared, Ancestor::launcher(&place).pid())?;
         let asked = interface::asked_for(variable)?;
         let mut met_by = meet.to_string();
         let held = if place.process == 0 { meet.take()? } else { None };

@@ -132,7 +132,7 @@ impl RendezvousError {
 
 impl Rendezvous {
     /// Where the processes of a world meet. `variable` looks a variable of the environment up; `shared` is a folder that all
-    /// nodes see, if there is one; `parent` is the process that has started this one.
+    /// nodes see, if there is one; `launcher` is the [process](super::ancestor) that has started them on this node.
     ///
     /// # Errors
     /// [`RendezvousError::Variable`], [`RendezvousError::Nowhere`].
@@ -140,14 +140,14 @@ impl Rendezvous {
         place: &Place,
         variable: &dyn Fn(&str) -> Option<String>,
         shared: Option<&Path>,
-        parent: u32,
+        launcher: u32,
     ) -> Result<Self, RendezvousError> {
         if let Some(folder) = variable("FSDP_RENDEZVOUS_DIR") {
             return Ok(Self { way: Way::File, folder: folder.into(), is_private: true });
         }
         let named = variable("FSDP_RENDEZVOUS").map(|value| endpoint(&value)).transpose()?;
         if place.is_one_node() && named.is_none() {
-            let folder = std::env::temp_dir().join(common_name(place.launched_by, variable, parent));
+            let folder = std::env::temp_dir().join(common_name(place.launched_by, variable, launcher));
             return Ok(Self { way: Way::File, folder, is_private: true });
         }
         let way = match (named, place.launched_by) {
@@ -395,7 +395,7 @@ fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, Re
 }
 
 /// A name that the processes of one launch on one node have in common, and nobody else's.
-fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String>, parent: u32) -> String {
+fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> String {
     let names: &[&str] = match launched_by {
         LaunchedBy::Torchrun => &["MASTER_ADDR", "MASTER_PORT"],
         LaunchedBy::OpenMpi => &["PMIX_NAMESPACE"],
@@ -405,7 +405,7 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
     let values: Option<Vec<String>> = names.iter().map(|name| variable(name)).collect();
     let common = match values.filter(|values| !values.is_empty()) {
         Some(values) => values.join("\n"),
-        None => parent.to_string(),
+        None => launcher.to_string(),
     };
     let text = format!("{launched_by}\n{common}\n{}", rustix::process::geteuid().as_raw());
     let digest: String =

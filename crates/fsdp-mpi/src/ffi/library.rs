@@ -6,9 +6,10 @@ use std::ffi::{OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
-use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 
+use fsdp_comm::process::ancestor::Ancestor;
+use fsdp_comm::process::place::recognise;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::functions::{self, ByHandle, Constants, Functions};
@@ -80,6 +81,11 @@ impl MpiLibrary {
         Err(MpiError::NotFound { tried })
     }
 
+    /// Whether the environment variable `FSDP_MPI_LIBRARY` names a library.
+    pub fn is_named() -> bool {
+        named(&|name| env::var_os(name)).is_some()
+    }
+
     /// Opens a file, by its path or by a bare name that the system's loader looks for.
     ///
     /// # Errors
@@ -109,10 +115,15 @@ impl MpiLibrary {
     }
 }
 
+/// The file that the user has named.
+fn named(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    variable("FSDP_MPI_LIBRARY").filter(|file| !file.is_empty()).map(PathBuf::from)
+}
+
 /// Files in the order in which they are tried.
 fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBuf>) -> Vec<PathBuf> {
-    if let Some(file) = variable("FSDP_MPI_LIBRARY").filter(|file| !file.is_empty()) {
-        return vec![file.into()];
+    if let Some(file) = named(variable) {
+        return vec![file];
     }
     let set = |name| variable(name).is_some();
     let by_open_mpi = set("OMPI_COMM_WORLD_SIZE") || set("PMIX_RANK");
@@ -128,7 +139,8 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBu
 
 /// The folder of libraries of whoever started this process: of `/opt/mpi/bin/hydra_pmi_proxy`, `/opt/mpi/lib`.
 fn launcher_libraries() -> Option<PathBuf> {
-    let program = fs::read_link(format!("/proc/{}/exe", parent_id())).ok()?;
+    let place = recognise(&|name| env::var(name).ok()).ok()??;
+    let program = fs::read_link(format!("/proc/{}/exe", Ancestor::launcher(&place).pid())).ok()?;
     Some(program.parent()?.parent()?.join("lib"))
 }
 

@@ -23,11 +23,12 @@ pub struct NodeFolder {
 }
 
 impl NodeFolder {
-    /// That of this process; `variable` looks a variable of the environment up, `parent` is who has started it.
-    pub fn of(place: Place, variable: &dyn Fn(&str) -> Option<String>, parent: u32) -> Self {
+    /// That of this process; `variable` looks a variable of the environment up, `launcher` is the
+    /// [process](crate::process::ancestor) that has started those of this node.
+    pub fn of(place: Place, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> Self {
         let folder = match variable("FSDP_RENDEZVOUS_DIR") {
             Some(folder) => PathBuf::from(folder),
-            None => std::env::temp_dir().join(common_name(place.launched_by, variable, parent)),
+            None => std::env::temp_dir().join(common_name(place.launched_by, variable, launcher)),
         };
         Self { rendezvous: Rendezvous { way: Way::File, folder, is_private: true }, place }
     }

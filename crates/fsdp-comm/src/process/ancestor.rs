@@ -1,0 +1,111 @@
+//! The process that has started those of a launcher on this node.
+//!
+//! It need not be the parent of this one: a script may stand between them, to set what depends on the rank. Such a script has
+//! the variables of the launcher too, and the launcher itself has not.
+
+use std::fs;
+use std::os::unix::process::parent_id;
+
+use super::place::Place;
+
+/// A process above this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    pid: u32,
+    /// When it started, in ticks of the system: a number may be given to another process.
+    started: Option<u64>,
+}
+
+impl Ancestor {
+    /// The launcher: the nearest process above this one whose environment did not say from the start which process of its node it
+    /// is. Where the system does not show environments, the parent.
+    pub fn launcher(place: &Place) -> Self {
+        let [_, _, local_process, _] = place.launched_by.variables();
+        let mut pid = parent_id();
+        while has_variable(pid, local_process)
+            && let Some(parent) = stat(pid).map(|stat| stat.parent).filter(|&parent| parent > 0)
+        {
+            pid = parent;
+        }
+        Self { pid, started: stat(pid).map(|stat| stat.started) }
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it is still there.
+    pub fn is_alive(&self) -> bool {
+        match self.started {
+            Some(started) => stat(self.pid).is_some_and(|stat| stat.started == started && !stat.is_dead),
+            None => parent_id() == self.pid,
+        }
+    }
+}
+
+/// Whether a process was started with a variable; not, if that can not be seen.
+fn has_variable(pid: u32, name: &str) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let is_it = |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
+    environment.split(|&byte| byte == 0).any(is_it)
+}
+
+/// What Linux says of a process.
+struct Stat {
+    parent: u32,
+    started: u64,
+    /// It has ended, and nobody has asked how.
+    is_dead: bool,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program, in parentheses, may hold anything.
+    let (_, fields) = text.rsplit_once(") ")?;
+    let fields: Vec<&str> = fields.split(' ').collect();
+    Some(Stat {
+        parent: fields.get(1)?.parse().ok()?,
+        started: fields.get(19)?.parse().ok()?,
+        is_dead: matches!(*fields.first()?, "Z" | "X"),
+    })
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+    use crate::process::place::LaunchedBy;
+
+    #[test]
+    fn a_process_is_known_by_its_start_until_it_ends() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).env("LOCAL_RANK", "1").spawn().unwrap();
+        assert!(has_variable(child.id(), "LOCAL_RANK") && !has_variable(child.id(), "LOCAL_RAN"));
+        let of = |pid| Ancestor { pid, started: stat(pid).map(|stat| stat.started) };
+        let here = of(child.id());
+        assert_eq!(stat(child.id()).unwrap().parent, std::process::id());
+        assert!(here.is_alive());
+        assert!(!Ancestor { started: here.started.map(|started| started + 1), ..here }.is_alive());
+        drop(child.stdin.take());
+        // Dead before anybody asks, and after.
+        while here.is_alive() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!here.is_alive());
+    }
+
+    #[test]
+    fn without_scripts_the_launcher_is_the_parent() {
+        let place = Place {
+            launched_by: LaunchedBy::Mvapich,
+            process: 0,
+            processes: 2,
+            local_process: 0,
+            local_processes: 2,
+        };
+        assert_eq!(Ancestor::launcher(&place).pid(), parent_id());
+    }
+}
