@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fsdp_plan::Constants;
-use fsdp_plan::published::{Check, Checked, Errors, Found, Row, check, project, read};
+use fsdp_plan::published::{Check, Checked, Errors, Found, Row, Runs, check, project, read};
 use serde_json::{Map, Value, json};
 
 use super::cost::span;
@@ -29,13 +29,18 @@ const GROUPS: [(&str, Key); 3] = [
 /// # Errors
 /// [`CliError`]: the file can not be read.
 pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
-    let rows = read(&super::read(&args.file)?, &args.file.display().to_string())?;
+    let file = args.file.display().to_string();
+    let Runs { rows, ignored } = read(&super::read(&args.file)?, &file)?;
+    for column in &ignored {
+        output::warning(&format!("{file}: column `{column}` is not one that runs have, and not read"));
+    }
     let check = check(&rows, &Constants::fitted());
-    output::print(&if args.json { format!("{:#}\n", json(&check)) } else { text(&check) })
+    output::print(&if args.json { format!("{:#}\n", json(&check, &ignored)) } else { text(&check) })
 }
 
-fn json(check: &Check) -> Value {
+fn json(check: &Check, ignored: &[String]) -> Value {
     let mut summary = Map::new();
+    summary.insert("ignored_columns".into(), json!(ignored));
     summary.insert("rows".into(), check.rows.len().into());
     summary.insert("outside".into(), json!(check.outside()));
     summary.insert("all".into(), json!(check.errors(|_| true)));

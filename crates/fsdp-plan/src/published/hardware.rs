@@ -74,7 +74,7 @@ mod tests {
             "layers,hidden,heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt\n\
              2,32,4,64,100,32,1,8,{device},fsdp,none\n"
         );
-        cluster(&read(&text, "runs.csv").unwrap()[0])
+        cluster(&read(&text, "runs.csv").unwrap().rows[0])
     }
 
     #[test]
