@@ -142,7 +142,10 @@ fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
 #[test]
 fn what_can_not_be_is_told() {
     let sandbox = sandbox();
-    assert!(refused(&sandbox, "plan 8b.toml --on h100sxm").contains("did you mean `h100-sxm`?"));
+    for (name, near) in [("h100sxm", "h100-sxm"), ("b100", "b200"), ("H1O0", "h100")] {
+        let said = refused(&sandbox, &format!("plan 8b.toml --on {name}"));
+        assert!(said.contains(&format!("did you mean `{near}`?")), "{said}");
+    }
     for ignored in ["--report plan.html", "--trace plan.json"] {
         assert!(refused(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with"));
     }
@@ -217,6 +220,11 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
     let found: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(found["summary"]["ignored_columns"], serde_json::json!(["notes"]));
     assert_eq!((&found["summary"]["rows"], &found["summary"]["all"]["runs"]), (&6.into(), &5.into()));
+    let said = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(said.contains("no time was measured: row") && said.contains("GPT-2-2B"), "{said}");
+    with(header, &runs.lines().next().unwrap().replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
+    let said = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(said.starts_with("no run has both a predicted step and a measured one\n"), "{said}");
 }
 
 #[test]

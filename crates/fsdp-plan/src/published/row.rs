@@ -56,12 +56,12 @@ pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(malformed)?;
-        let (line, found) = (record.position().map_or(0, csv::Position::line), record.len());
+        let (line, found) = (record.position().map_or(0, |begin| line_of(&text, begin)), record.len());
         if found != names.len() {
             return Err(RowError::Length { origin: origin.to_owned(), line, found, columns: names });
         }
-        let text = names.iter().cloned().zip(record.iter().map(|value| value.trim().to_owned())).collect();
-        let mut row = Row { line, text, ..Row::default() };
+        let values = record.iter().map(|value| value.trim().to_owned());
+        let mut row = Row { line, text: names.iter().cloned().zip(values).collect(), ..Row::default() };
         row.read_numbers(origin)?;
         rows.push(row);
     }
@@ -69,6 +69,13 @@ pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
         true => Err(RowError::Empty { origin: origin.to_owned() }),
         false => Ok(Runs { rows, ignored: unknown }),
     }
+}
+
+/// The line of a record, which is told to begin with the empty lines in front of it.
+fn line_of(text: &str, begin: &csv::Position) -> u64 {
+    let rest = usize::try_from(begin.byte()).ok().and_then(|byte| text.get(byte..)).unwrap_or_default();
+    let empty = rest.bytes().take_while(|&byte| byte == b'\n').count();
+    begin.line() + empty as u64
 }
 
 /// Whether a value stands for nothing.
@@ -184,6 +191,9 @@ mod tests {
         let with_cr =
             read(&format!("{header}\r\n{LINE}\r\n{}\r\n", LINE.replacen("32", "wide", 1)), "runs.csv");
         assert!(with_cr.unwrap_err().to_string().contains("line 3, column `hidden`"));
+        assert!(
+            wrong(&format!("\n\n{}", LINE.replacen("32", "wide", 1))).contains("line 5, column `hidden`")
+        );
         assert!(wrong("1,2").contains("line 3 has 2 values for 11 columns: none for `heads` ("));
         assert!(
             wrong(&format!("{LINE},8"))
