@@ -5,6 +5,7 @@ mod computing;
 mod file;
 mod machine;
 mod models;
+mod ranks;
 mod watch;
 
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
 use fsdp_core::DType;
+use fsdp_cuda::device::TooManyRanks;
 use fsdp_plan::cluster::Cluster;
 use fsdp_plan::measured::{Measured, Points, left_out};
 use fsdp_train::config::{Device, RunConfig};
@@ -23,10 +25,11 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::host::total_threads;
 use crate::{device, logging, output};
-use collectives::Collectives;
+use collectives::{Collectives, most_bytes};
 use computing::{Samples, Step, Steps};
-use file::{add, earlier, expect_replaceable, expect_same, folder_of, write};
+use file::{add, earlier, expect_own, expect_replaceable, expect_same, folder_of, write};
 use models::{SHAPES, Shape, WHOLE};
+use ranks::{Ranks, device_name};
 
 /// How often all models are run.
 const PASSES: usize = 3;
@@ -75,30 +78,28 @@ fn together(
     run: &RunConfig,
     (mut cluster, mut measured): (Cluster, Measured),
 ) -> Result<Cluster, CliError> {
-    let (ranks, transport) = (run.ranks, team.carrier());
-    let work = Collectives { ranks, transport };
-    add(&mut measured.collectives, device::training(run, Some(team.cluster), work)??);
+    let (on, ranks, transport) = (&Some(team.cluster), run.ranks, team.carrier());
+    if let Some(name) = device_name(run, on)? {
+        expect_own("machine", &name, &measured.machine, &args.out)?;
+    }
+    let collectives = Collectives { ranks, transport, most_bytes: most_bytes(run.device) };
+    add(&mut measured.collectives, on.run(run, collectives)??);
     cluster.node.devices.value = cluster.node.devices.value.max(ranks as f64);
     cluster.measured = Some(measured);
-    let samples = steps(args, run.device, ranks, Some(team))?;
+    let samples = steps(args, run.device, ranks, on)?;
     add_steps(&mut cluster, &samples.steps(), transport)?;
     Ok(cluster)
 }
 
 /// Whole steps of some models, which nobody watches.
-fn steps(
-    args: &CalibrateArgs,
-    device: Device,
-    ranks: usize,
-    team: Option<Team<'_>>,
-) -> Result<Samples, CliError> {
+fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) -> Result<Samples, CliError> {
     let mut samples = Samples::default();
     for shape in WHOLE.into_iter().filter(|&index| index < args.shapes().len()).map(|index| SHAPES[index]) {
         for dtype in DTYPES {
             let job = shape.job(device, dtype, ranks)?;
             let of = format!("{shape:?} {dtype} {ranks}");
             let steps = Steps { job: &job, count: args.steps, of, is_watched: false, samples: &mut samples };
-            device::training(&job.config.run, team.map(|team| team.cluster), steps)??;
+            on.run(&job.config.run, steps)??;
         }
     }
     Ok(samples)
@@ -115,42 +116,17 @@ fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> 
 /// Everything that one process can measure; others are started for the rest.
 fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     let like = machine::like(args.like.as_deref(), device)?;
-    let (threads, most) = most_ranks(args, device);
-    let machine = machine::name(device, device_name(device)?, threads);
+    let (threads, most) = most_ranks(args, device)?;
+    let one = SHAPES[0].job(device, DType::F32, 1)?.config.run;
+    let machine = machine::name(device, device_name(&one, &None)?, threads);
     expect_replaceable(&args.out, &machine)?;
-    let (worlds, shapes) = (worlds(most), args.shapes());
-    let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads.min(most)).collect();
+    let worlds = worlds(most);
     let processes: &[usize] = if device == Device::Cuda { &[] } else { &worlds[1..] };
-    let progress =
-        bar(PASSES * computing.len() * DTYPES.len() * shapes.len() + worlds.len() + processes.len());
-    let mut measured = Measured {
-        machine,
-        device: device.name().to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        date: logging::now(),
-        threads,
-        issue: 0.0,
-        between_calls: 0.0,
-        calls: Points::new(),
-        operations: Points::new(),
-        collectives: Points::new(),
-        steps: Points::new(),
-    };
-    let mut whole = compute(args, device, shapes, &computing, &progress)?.finish(&mut measured);
-    let transport = if device == Device::Cuda { "nccl" } else { "threads" };
-    for &ranks in &worlds {
-        progress.set_message(format!("collectives of {ranks} ranks"));
-        let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
-        add(&mut measured.collectives, device::training(&run, None, Collectives { ranks, transport })??);
-        if !computing.contains(&ranks) {
-            whole.extend(steps(args, device, ranks, None)?.steps());
-        }
-        progress.inc(1);
-    }
-    let written = machine::written(folder_of(&args.out))?;
-    let mut cluster = machine::cluster(like, measured, most, Some(written));
-    add_steps(&mut cluster, &whole, transport)?;
-    write(&cluster, &args.out)?;
+    let progress = bar(processes.len());
+    let most_bytes = most_bytes(device);
+    let (shapes, worlds, progress) = (args.shapes(), &worlds[..], &progress);
+    let bench = Bench { args, device, threads, shapes, worlds, most_bytes, on: None, progress };
+    write(&bench.measure(like, machine)?, &args.out)?;
     for &ranks in processes {
         progress.set_message(format!("{ranks} processes"));
         launch(args, ranks)?;
@@ -160,64 +136,95 @@ fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     tell(&args.out)
 }
 
-fn compute(
-    args: &CalibrateArgs,
+/// What one process measures.
+struct Bench<'a, R> {
+    args: &'a CalibrateArgs,
     device: Device,
-    shapes: &[Shape],
-    worlds: &[usize],
-    progress: &ProgressBar,
-) -> Result<Samples, CliError> {
-    let mut samples = Samples::default();
-    // What disturbs a machine for some seconds then disturbs one of several times that a model is run.
-    let models = DTYPES.into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)));
-    let of_worlds = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
-    for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(of_worlds)) {
-        progress.set_message(format!("{dtype} on {ranks} ranks"));
-        let job = shape.job(device, dtype, ranks)?;
-        let of = format!("{shape:?} {dtype} {ranks}");
-        let steps = Steps { job: &job, count: args.steps, of, is_watched: true, samples: &mut samples };
-        device::training(&job.config.run, None, steps)??;
-        progress.inc(1);
+    /// Threads that compute, or GPUs.
+    threads: usize,
+    /// The models that are run, and on how many ranks.
+    shapes: &'a [Shape],
+    worlds: &'a [usize],
+    /// Of collectives.
+    most_bytes: usize,
+    on: R,
+    progress: &'a ProgressBar,
+}
+
+impl<R: Ranks> Bench<'_, R> {
+    /// Measures all of it; the machine, as a cluster that is otherwise `like` another.
+    fn measure(&self, like: Cluster, machine: String) -> Result<Cluster, CliError> {
+        let Self { args, device, threads, shapes, worlds, most_bytes, progress, .. } = *self;
+        let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads).collect();
+        let runs = PASSES * computing.len() * DTYPES.len() * shapes.len();
+        progress.inc_length((runs + worlds.len()) as u64);
+        // First, so that a folder that can not be written to is told before minutes have passed.
+        let written = machine::written(folder_of(&args.out))?;
+        let mut measured = Measured {
+            machine,
+            device: device.name().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            date: logging::now(),
+            threads,
+            issue: 0.0,
+            between_calls: 0.0,
+            calls: Points::new(),
+            operations: Points::new(),
+            collectives: Points::new(),
+            steps: Points::new(),
+        };
+        let mut whole = self.compute(&computing)?.finish(&mut measured);
+        let transport = if device == Device::Cuda { "nccl" } else { "threads" };
+        for &ranks in worlds {
+            progress.set_message(format!("collectives of {ranks} ranks"));
+            let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
+            let collectives = Collectives { ranks, transport, most_bytes };
+            add(&mut measured.collectives, self.on.run(&run, collectives)??);
+            if !computing.contains(&ranks) {
+                whole.extend(steps(args, device, ranks, &self.on)?.steps());
+            }
+            progress.inc(1);
+        }
+        let most = worlds.last().copied().unwrap_or(1);
+        let mut cluster = machine::cluster(like, measured, most, Some(written));
+        add_steps(&mut cluster, &whole, transport)?;
+        Ok(cluster)
     }
-    Ok(samples)
+
+    fn compute(&self, worlds: &[usize]) -> Result<Samples, CliError> {
+        let Self { args, device, shapes, progress, .. } = *self;
+        let mut samples = Samples::default();
+        // What disturbs a machine for some seconds then disturbs one of several times that a model is run.
+        let models = DTYPES.into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)));
+        let of_worlds = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
+        for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(of_worlds)) {
+            progress.set_message(format!("{dtype} on {ranks} ranks"));
+            let job = shape.job(device, dtype, ranks)?;
+            let of = format!("{shape:?} {dtype} {ranks}");
+            let steps = Steps { job: &job, count: args.steps, of, is_watched: true, samples: &mut samples };
+            self.on.run(&job.config.run, steps)??;
+            progress.inc(1);
+        }
+        Ok(samples)
+    }
 }
 
 /// Threads that compute, or GPUs; and the most ranks that are timed.
-fn most_ranks(args: &CalibrateArgs, device: Device) -> (usize, usize) {
-    let threads = match device {
-        Device::Cuda => fsdp_cuda::device::gpu_count().unwrap_or(1).max(1),
-        Device::Cpu | Device::TorchCpu | Device::Xla => total_threads(0),
-    };
-    let most = if device == Device::Cuda { threads } else { 2 * threads };
-    (threads, args.ranks.unwrap_or(most))
+fn most_ranks(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), CliError> {
+    if device != Device::Cuda {
+        let threads = total_threads(0);
+        return Ok((threads, args.ranks.unwrap_or(2 * threads)));
+    }
+    let devices = fsdp_cuda::device::gpu_count().unwrap_or(1).max(1);
+    match args.ranks.unwrap_or(devices) {
+        ranks if ranks > devices => Err(TooManyRanks { ranks, devices }.into()),
+        ranks => Ok((devices, ranks)),
+    }
 }
 
 /// 1, 2, 4, up to the most.
 fn worlds(most: usize) -> Vec<usize> {
     (0..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= most).collect()
-}
-
-/// The name of the first GPU.
-fn device_name(device: Device) -> Result<Option<String>, CliError> {
-    if device != Device::Cuda {
-        return Ok(None);
-    }
-    struct Name;
-    impl device::Work for Name {
-        type Outcome = Result<Vec<Option<String>>, fsdp_train::TrainError>;
-
-        fn on<L: fsdp_comm::launch::Launcher>(self, launcher: &L) -> Self::Outcome
-        where
-            L::Memory: fsdp_train::TrainBackend + crate::clock::Clock,
-        {
-            let name = |seat: fsdp_comm::launch::Seat<L::Memory>| {
-                Ok::<_, fsdp_train::TrainError>(crate::clock::Clock::device_name(&*seat.memory))
-            };
-            Ok(launcher.launch(1, &name)?)
-        }
-    }
-    let run = SHAPES[0].job(device, DType::F32, 1)?.config.run;
-    Ok(device::training(&run, None, Name)??.pop().flatten())
 }
 
 /// Starts this program once for each of so many ranks, to time collectives between them.
@@ -230,6 +237,9 @@ fn launch(args: &CalibrateArgs, ranks: usize) -> Result<(), CliError> {
     command
         .args(["--device", args.device.name(), "--steps", &args.steps.to_string(), "--out"])
         .arg(&args.out);
+    if let Some(models) = args.models {
+        command.args(["--models", &models.to_string()]);
+    }
     let done = command.stdin(Stdio::null()).output().map_err(failed)?;
     if done.status.success() {
         return Ok(());
@@ -270,13 +280,4 @@ fn bar(steps: usize) -> ProgressBar {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn worlds_are_powers_of_two() {
-        assert_eq!(worlds(1), [1]);
-        assert_eq!(worlds(6), [1, 2, 4]);
-        assert_eq!(worlds(8), [1, 2, 4, 8]);
-    }
-}
+mod tests;

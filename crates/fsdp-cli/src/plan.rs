@@ -46,14 +46,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     logging::install(None)?;
     match &args.command {
         Some(PlanCommand::Check(check)) => runs::run(check),
-        None => plan(args),
+        None => output::print(&said(args)?),
     }
 }
 
-fn plan(args: &PlanArgs) -> Result<(), CliError> {
+/// What is printed of a run; files that were asked for are written.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
     let cluster = cluster(args)?;
     if args.print_cluster {
-        return output::print(&cluster.to_toml());
+        return Ok(cluster.to_toml());
     }
     let nodes = args.nodes.or(cluster.nodes).unwrap_or(1);
     let (mut setup, warnings) = RunSetup::read(&args.run(), &|_| nodes * cluster.devices_per_node())?;
@@ -66,7 +70,7 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
         trace::write(&ahead, file)?;
     }
     if args.search {
-        return search::run(&foresight, args);
+        return search::said(&foresight, args);
     }
     let outlook = Outlook {
         cost: Cost::of(&ahead, args.tokens, args.price)?,
@@ -78,7 +82,7 @@ fn plan(args: &PlanArgs) -> Result<(), CliError> {
     if let Some(file) = &args.report {
         page::write(&foresight, &outlook, file)?;
     }
-    output::print(&match args.json {
+    Ok(match args.json {
         true => format!("{:#}\n", json::json(&outlook)),
         false => text::text(&outlook),
     })

@@ -191,7 +191,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let given = args.iter().find(|arg| !arg.starts_with("--"));
     let path = given.map_or_else(|| crate_dir.join("data/published.csv"), |path| path.into());
-    let rows = read(&fs::read_to_string(&path)?, &path.display().to_string())?;
+    let rows = read(&fs::read_to_string(&path)?, &path.display().to_string())?.rows;
     let prepared: Vec<Result<Prepared, String>> =
         rows.par_iter().map(|row| Run::of(row).and_then(Run::prepare)).collect();
     let mut outside: BTreeMap<String, usize> = BTreeMap::new();

@@ -228,9 +228,14 @@ pub fn names() -> Vec<&'static str> {
     KNOWN.iter().map(|(name, _)| *name).collect()
 }
 
+/// The nearest name or shorter name; of several those that begin in the same way.
 fn near(name: &str) -> String {
-    let distance = |known: &&str| strsim::damerau_levenshtein(known, name);
-    let near = names().into_iter().min_by_key(distance).filter(|known| distance(known) <= known.len() / 2);
+    let asked = name.to_lowercase();
+    let distance = |known: &&str| strsim::damerau_levenshtein(known, &asked);
+    let is_other = |known: &&str| known.chars().next() != asked.chars().next();
+    let all = names().into_iter().chain(ALIASES.iter().map(|(alias, _)| *alias));
+    let near = all.min_by_key(|known| (distance(known), is_other(known)));
+    let near = near.filter(|known| distance(known) <= known.len() / 2);
     near.map(|near| format!("did you mean `{near}`? ")).unwrap_or_default()
 }
 

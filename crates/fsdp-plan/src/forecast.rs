@@ -1,6 +1,6 @@
 //! A step on a cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
@@ -8,7 +8,7 @@ use fsdp_sim::virtual_time::{Pace, Timeline, Work, simulate, straggling};
 
 use crate::cluster::{Cluster, ClusterError, Kind};
 use crate::constants::Constants;
-use crate::prices::{Prices, Setting};
+use crate::prices::{Far, Instead, Prices, Setting};
 use crate::software::Software;
 use crate::work::StepWork;
 
@@ -44,10 +44,10 @@ pub struct Forecast {
     pub exposed: f64,
     /// By what ranks that differ lengthen a step.
     pub straggling: f64,
-    /// Where operations were measured: the parts of computing that take those of which there is no point near, by name.
-    pub far: BTreeMap<&'static str, f64>,
+    /// Where operations were measured: those of which there is no point near, by name.
+    pub far: BTreeMap<&'static str, Far>,
     /// Where operations were measured: what was not, and what its price is instead.
-    pub unmeasured: BTreeSet<String>,
+    pub unmeasured: BTreeMap<String, Instead>,
 }
 
 /// Devices of a slice of TPUs, as far as their jitter goes.
@@ -61,7 +61,7 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
     let Planned { plan, work, cluster, software, constants, transport } = *planned;
     let setting = Setting { world: plan.mesh.world(), dtype: plan.policy.param_dtype, transport };
     let prices = Prices::new(cluster, constants, software, setting)?;
-    let mut far = prices.far_from_points(plan, work);
+    let far = prices.far_from_points(plan, work);
     let unmeasured = prices.unmeasured(plan, work);
     let work = prices.of_step(plan, work);
     let measured = cluster.measured.as_ref();
@@ -87,6 +87,5 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
         None => timeline.end + constants.get("outside"),
     };
     let seconds = whole * straggling;
-    far.values_mut().for_each(|seconds| *seconds /= computing);
     Ok(Forecast { seconds, work, timeline, computing, exposed, straggling, far, unmeasured })
 }

@@ -15,6 +15,7 @@ use crate::constants::Constants;
 use crate::software::{Recomputed, Software};
 use crate::work::{CallKind, CallWork, OpWork, StepWork};
 pub use collectives::Collective;
+pub use points::{Far, Instead};
 
 /// The part of the bandwidth of memory that passes over it reach (BabelStream on A100 and H100: 0.85 to 0.92).
 const MEMORY_REACHED: f64 = 0.85;

@@ -4,6 +4,8 @@
 //! priced with what that software does differently. What the model does not cover is told apart by a reason.
 
 mod check;
+mod columns;
+mod error;
 mod hardware;
 mod memory;
 mod recipe;
@@ -13,6 +15,7 @@ mod sizes;
 mod words;
 
 pub use check::{Check, Checked, Errors, Found, check, project};
+pub use error::RowError;
 pub use memory::PeakMemory;
-pub use row::{Row, RowError, read};
+pub use row::{Row, Runs, read};
 pub use run::{Prepared, Run};

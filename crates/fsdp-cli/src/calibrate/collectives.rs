@@ -9,6 +9,7 @@ use fsdp_core::memory::{Category, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_plan::measured::{Point, Points};
 use fsdp_plan::prices::Collective;
+use fsdp_train::config::Device;
 use fsdp_train::{TrainBackend, TrainError};
 
 use super::computing::undisturbed;
@@ -34,6 +35,13 @@ pub(super) struct Collectives {
     pub(super) ranks: usize,
     /// What carries them.
     pub(super) transport: &'static str,
+    /// The most bytes.
+    pub(super) most_bytes: usize,
+}
+
+/// The most bytes that are timed on a device.
+pub(super) fn most_bytes(device: Device) -> usize {
+    if device == Device::Cuda { usize::MAX } else { BYTES_OF_HOST }
 }
 
 impl Work for Collectives {
@@ -43,14 +51,15 @@ impl Work for Collectives {
     where
         L::Memory: TrainBackend + Clock,
     {
-        let measured =
-            launcher.launch(self.ranks, &|seat: Seat<L::Memory>| measure(seat).map_err(TrainError::from))?;
+        let Self { ranks, transport, most_bytes } = self;
+        let timed = |seat: Seat<L::Memory>| measure(seat, most_bytes).map_err(TrainError::from);
+        let measured = launcher.launch(ranks, &timed)?;
         let mut points = Points::new();
         // All ranks have done the same; whoever waited longest has seen all of it.
         for (index, &(collective, bytes, _)) in measured[0].iter().enumerate() {
             let seconds = measured.iter().map(|rank| rank[index].2).fold(0.0, f64::max).max(1e-9);
-            let point = Point { ranks: self.ranks, size: vec![bytes as f64], work: bytes as f64, seconds };
-            points.entry(format!("{} {}", collective.name(), self.transport)).or_default().push(point);
+            let point = Point { ranks, size: vec![bytes as f64], work: bytes as f64, seconds };
+            points.entry(format!("{} {}", collective.name(), transport)).or_default().push(point);
         }
         Ok(points)
     }
@@ -59,11 +68,11 @@ impl Work for Collectives {
 /// A collective, its bytes and what it took.
 type Timed = (Collective, usize, f64);
 
-fn measure<M: Clock>(seat: Seat<M>) -> Result<Vec<Timed>, Error> {
+fn measure<M: Clock>(seat: Seat<M>, most_bytes: usize) -> Result<Vec<Timed>, Error> {
     let Seat { memory, mut gathers, mut reductions, .. } = seat;
     let mut timed = Vec::new();
     for collective in Collective::ALL {
-        for bytes in BYTES.into_iter().filter(|&bytes| bytes <= BYTES_OF_HOST || memory.is_asynchronous()) {
+        for bytes in BYTES.into_iter().filter(|&bytes| bytes <= most_bytes) {
             let comm = if collective == Collective::AllGather { &mut gathers } else { &mut reductions };
             timed.push((collective, bytes, undisturbed(&mut times(&memory, comm, collective, bytes)?)));
         }
@@ -85,6 +94,8 @@ fn times<M: Clock>(
     for repetition in 0..WARM_UP + count {
         let (whole, part) = (zeroed(&**memory, elements)?, zeroed(&**memory, elements / ranks)?);
         let queue = if collective == Collective::AllGather { Queue::Gather } else { Queue::Reduce };
+        // Zeros are written before the time begins, not within it.
+        memory.wait(queue, &memory.record(Queue::Compute));
         let (issued, begin) = (Instant::now(), memory.mark(queue)?);
         let pending = match collective {
             Collective::AllGather => {

@@ -30,28 +30,36 @@ pub(super) fn expect_same(
     device: Device,
     file: &Path,
 ) -> Result<(Cluster, Measured), CliError> {
-    let refused = |what: String| CliError::Option { option: "--out", what };
-    let file = file.display();
     let Some(measured) = cluster.measured.take() else {
-        return Err(refused(format!(
+        let file = file.display();
+        let what = format!(
             "{file} has no measured points; run `fsdp calibrate --out {file}` without a launcher first"
-        )));
+        );
+        return Err(CliError::Option { option: "--out", what });
     };
-    // Processes do not ask a GPU for its name before they have it.
-    let here =
+    // A GPU is asked for its name when its rank has it.
+    let own =
         machine::name(device, (device == Device::Cuda).then(|| measured.machine.clone()), measured.threads);
-    let version = env!("CARGO_PKG_VERSION");
-    let own = [("machine", here.as_str()), ("device", device.name()), ("version", version)];
-    let theirs = [&measured.machine, &measured.device, &measured.version];
-    for ((what, own), theirs) in own.into_iter().zip(theirs) {
-        if own != theirs {
-            return Err(refused(format!(
-                "{file} is of another {what}: \"{theirs}\", and this one is \"{own}\"; times of different ones do not go \
-                 together, so choose another file"
-            )));
-        }
-    }
+    expect_own("machine", &own, &measured.machine, file)?;
+    expect_own("device", device.name(), &measured.device, file)?;
+    expect_own("version", env!("CARGO_PKG_VERSION"), &measured.version, file)?;
     Ok((cluster, measured))
+}
+
+/// That a file's points are of what is here.
+///
+/// # Errors
+/// [`CliError::Option`].
+pub(super) fn expect_own(what: &str, own: &str, theirs: &str, file: &Path) -> Result<(), CliError> {
+    if own == theirs {
+        return Ok(());
+    }
+    let what = format!(
+        "{} is of another {what}: \"{theirs}\", and this one is \"{own}\"; times of different ones do not go together, so \
+         choose another file",
+        file.display()
+    );
+    Err(CliError::Option { option: "--out", what })
 }
 
 /// Adds points, in the place of those with the same number of ranks.

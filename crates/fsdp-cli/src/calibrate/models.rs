@@ -39,7 +39,7 @@ pub(super) struct Shape {
     checkpointing: &'static str,
 }
 
-const fn llama(
+pub(super) const fn llama(
     [hidden, heads, kv_heads, ffn]: [usize; 4],
     [vocab, seq, samples, rounds]: [usize; 4],
 ) -> Shape {

@@ -26,9 +26,6 @@ use crate::run_setup::{Model, RunSetup};
 /// Bytes that a GPU holds beside what a step declares: context, cuBLAS' workspace and NCCL's buffers. Assumed.
 const BESIDE_BYTES: u64 = 1 << 30;
 
-/// Where more than this part of computing is far from all points, they are no better than a stand-in.
-const FAR_MAX: f64 = 0.2;
-
 /// A run on a cluster.
 #[derive(Debug)]
 pub(super) struct Ahead<'a> {
@@ -116,13 +113,7 @@ impl<'a> Foresight<'a> {
             forecast(&Planned { plan: &plan, work: &work, cluster, software, constants, transport })
         };
         let forecast = priced(self.cluster)?;
-        let is_stood_for = fsdp_plan::prices::stand_in(&self.cluster.generation).is_some();
-        let [less, more] = match &self.cluster.measured {
-            Some(_) if forecast.far.values().sum::<f64>() <= FAR_MAX => [band::OF_MEASURED; 2],
-            Some(_) => [band::OF_FAR; 2],
-            None if is_stood_for => band::OF_STAND_INS,
-            None => [band::OF_FITTED; 2],
-        };
+        let [less, more] = band::around(self.cluster, &forecast);
         let mut most = forecast.seconds;
         if plan.mesh.world() > band::LARGE_WORLD {
             most = priced(&band::slower(self.cluster))?.seconds.max(most);

@@ -27,7 +27,11 @@ const SHORTEST: f64 = 0.3;
 /// How many things computation waits for are drawn.
 const WAITS: usize = 12;
 
-const GIB: f64 = (1_u64 << 30) as f64;
+/// Units of memory and of time that charts may have: the first of which there are so many.
+const MEMORY: [(&str, f64, f64); 2] =
+    [("GiB", (1_u64 << 30) as f64, 1.0), ("MiB", (1_u64 << 20) as f64, 0.0)];
+const TIME: [(&str, f64, f64); 3] =
+    [("seconds", 1.0, 5.0), ("milliseconds", 1e-3, 5.0), ("microseconds", 1e-6, 0.0)];
 
 /// Writes the report.
 ///
@@ -127,23 +131,34 @@ fn memory(ahead: &Ahead<'_>) -> Chart {
         .sum();
     let data = ahead.held.data_bytes * ahead.plan.step.rounds;
     let mut calls = ahead.held.calls.iter().cycle();
-    let (mut live, mut points) = (data, vec![(0.0, (declared + data) as f64 / GIB)]);
+    let (mut live, mut points) = (data, vec![(0.0, declared + data)]);
     for (op, ran) in ahead.plan.step.ops.iter().zip(&ahead.forecast.timeline.spans) {
         let Some(call) = BlockCall::of(op.kind).and_then(|_| calls.next()) else { continue };
-        let at = |bytes: usize| (declared + bytes) as f64 / GIB;
-        points.push((ran.start, at(live + call.total_peak)));
+        points.push((ran.start, declared + live + call.total_peak));
         live = call.after(live);
-        points.push((ran.end, at(live)));
+        points.push((ran.end, declared + live));
     }
-    points.push((ahead.forecast.timeline.end, (declared + data) as f64 / GIB));
+    let end = ahead.forecast.timeline.end;
+    points.push((end, declared + data));
+    let (across, second) = unit(&TIME, end);
+    let (unit, byte) = unit(&MEMORY, points.iter().map(|point| point.1).max().unwrap_or(0) as f64);
+    let points: Vec<(f64, f64)> =
+        points.into_iter().map(|(at, bytes)| (at / second, bytes as f64 / byte)).collect();
     Chart {
         title: "Memory of a device over the step".to_owned(),
-        unit: "GiB",
-        across: "seconds",
+        unit,
+        across,
         may_be_log: false,
         has_zero: false,
         series: vec![Series::of("memory".to_owned(), 0, 0, &points)],
     }
+}
+
+/// The unit in which a value has a readable number, and what one of it is.
+fn unit(units: &[(&'static str, f64, f64)], value: f64) -> (&'static str, f64) {
+    let fits = units.iter().find(|(_, one, least)| value >= one * least);
+    let &(name, one, _) = fits.or(units.last()).expect("there are units");
+    (name, one)
 }
 
 fn waits(page: &mut Page, ahead: &Ahead<'_>) {

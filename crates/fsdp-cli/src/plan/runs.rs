@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fsdp_plan::Constants;
-use fsdp_plan::published::{Check, Checked, Errors, Found, Row, check, project, read};
+use fsdp_plan::published::{Check, Checked, Errors, Found, Row, Runs, check, project, read};
 use serde_json::{Map, Value, json};
 
 use super::cost::span;
@@ -13,6 +13,9 @@ use crate::output::{self, table};
 
 /// The runs with the largest errors that are shown.
 const WORST: usize = 8;
+
+/// What is said where there is nothing to compare.
+const NO_ERRORS: &str = "no run has both a predicted step and a measured one\n";
 
 /// What a run is grouped by.
 type Key = fn(&Row) -> String;
@@ -29,13 +32,18 @@ const GROUPS: [(&str, Key); 3] = [
 /// # Errors
 /// [`CliError`]: the file can not be read.
 pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
-    let rows = read(&super::read(&args.file)?, &args.file.display().to_string())?;
+    let file = args.file.display().to_string();
+    let Runs { rows, ignored } = read(&super::read(&args.file)?, &file)?;
+    for column in &ignored {
+        output::warning(&format!("{file}: column `{column}` is not one that runs have, and not read"));
+    }
     let check = check(&rows, &Constants::fitted());
-    output::print(&if args.json { format!("{:#}\n", json(&check)) } else { text(&check) })
+    output::print(&if args.json { format!("{:#}\n", json(&check, &ignored)) } else { text(&check) })
 }
 
-fn json(check: &Check) -> Value {
+fn json(check: &Check, ignored: &[String]) -> Value {
     let mut summary = Map::new();
+    summary.insert("ignored_columns".into(), json!(ignored));
     summary.insert("rows".into(), check.rows.len().into());
     summary.insert("outside".into(), json!(check.outside()));
     summary.insert("all".into(), json!(check.errors(|_| true)));
@@ -81,7 +89,7 @@ fn is_kept(row: &Row) -> bool {
 
 fn text(check: &Check) -> String {
     let mut text = errors(check);
-    for table in [worst(check), memory(check), wide(check), assumed(check), outside(check)] {
+    for table in [worst(check), alone(check), memory(check), wide(check), assumed(check), outside(check)] {
         if !table.is_empty() {
             text += &format!("\n{table}");
         }
@@ -115,7 +123,8 @@ fn errors(check: &Check) -> String {
     let over_sources = over_sources.map(|mean| format!("mean over sources: {}\n", percent(mean)));
     let (known, right) = check.fitting();
     let fits = format!("fits or not: right for {right} of {known} runs of which it is known\n");
-    table(header, rows) + &over_sources.unwrap_or_default() + if known > 0 { &fits } else { "" }
+    let errors = if rows.is_empty() { NO_ERRORS.to_owned() } else { table(header, rows) };
+    errors + &over_sources.unwrap_or_default() + if known > 0 { &fits } else { "" }
 }
 
 fn worst(check: &Check) -> String {
@@ -140,6 +149,20 @@ fn id(row: &Row) -> String {
     match row.id() {
         Value::String(text) => text,
         other => other.to_string(),
+    }
+}
+
+/// Predictions with nothing to compare them with.
+fn alone(check: &Check) -> String {
+    let mut rows: Vec<[String; 3]> = Vec::new();
+    for Checked { row, found, .. } in &check.rows {
+        if let Ok(Found { seconds, measured: None, .. }) = found {
+            rows.push([id(row), row.text("model").to_owned(), span(*seconds)]);
+        }
+    }
+    match rows.is_empty() {
+        true => String::new(),
+        false => table(["no time was measured: row", "model", "predicted step"], rows),
     }
 }
 

@@ -17,7 +17,7 @@ use super::settings::Settings;
 use super::text::{assumed, assumptions, listed, run_rows};
 use crate::args::PlanArgs;
 use crate::error::CliError;
-use crate::output::{self, table};
+use crate::output::table;
 use crate::units::{bytes, rate};
 
 /// The most rows of the front that are shown.
@@ -62,11 +62,11 @@ struct Found {
     impossible: usize,
 }
 
-/// Tries all settings, and prints the front of time and memory.
+/// Tries all settings, and says the front of time and memory.
 ///
 /// # Errors
 /// [`CliError`]: a file can not be written, or nothing fits and one was asked for.
-pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliError> {
+pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String, CliError> {
     let found = found(foresight);
     let front = found.front();
     let here = &Settings::of(foresight.config);
@@ -79,7 +79,7 @@ pub(super) fn run(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<(), CliE
     let best =
         best.transpose()?.map(|best| Ok::<_, CliError>((Cost::of(&best, args.tokens, args.price)?, best)));
     let best = best.transpose()?;
-    output::print(&match args.json {
+    Ok(match args.json {
         true => format!("{:#}\n", found.json(&front, here, best.as_ref())),
         false => found.text(&front, here, capacity, best.as_ref()),
     })

@@ -18,7 +18,7 @@ use crate::output::{Paint, table};
 use crate::train::{memory_rows, parameters};
 use crate::units::{bytes, grouped, rate};
 
-/// The least part of computing that is said to be far from what was measured.
+/// The least part of computing that is said to be far from what was measured; what is not known at all is said anyway.
 const FAR_SAID: f64 = 0.02;
 
 /// The most units whose exposed communication is listed, and the most effects.
@@ -303,13 +303,13 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
             measured.date,
             measured.version
         ));
-        all.extend(ahead.forecast.unmeasured.iter().map(|one| format!("not measured: {one}")));
-        let far = ahead.forecast.far.iter();
-        all.extend(far.filter(|(_, part)| **part >= FAR_SAID).map(|(op, part)| {
-            format!(
-                "{op}, {:.0} % of computing, was measured at other sizes only, or not at all",
-                100.0 * part
-            )
+        let unmeasured = ahead.forecast.unmeasured.iter();
+        all.extend(unmeasured.map(|(what, instead)| format!("not measured: {what}: {instead}")));
+        let far = ahead.forecast.far.iter().filter(|(_, far)| far.is_unknown || far.part >= FAR_SAID);
+        all.extend(far.map(|(op, far)| {
+            let how =
+                if far.is_unknown { "not measured: by its size" } else { "measured at other sizes only" };
+            format!("{op}, {:.1} % of computing by size: {how}", 100.0 * far.part)
         }));
     } else if let Some(other) = stand_in(&cluster.generation) {
         all.push(format!(

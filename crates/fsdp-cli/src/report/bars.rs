@@ -5,33 +5,48 @@ use std::fmt::Write;
 use super::page::escaped;
 
 const WIDTH: f64 = 640.0;
-/// Where bars begin: names stand before them.
-const LEFT: f64 = 190.0;
-/// The longest bar; the number stands behind it.
-const LONGEST: f64 = 350.0;
+/// Where bars begin at least, and at most: names stand before them.
+const LEFT: [f64; 2] = [190.0, 360.0];
+/// A letter of a name, with some to spare: the letters of names are 5 to 6.5 pixels wide.
+const LETTER: f64 = 6.5;
+/// What stands behind a bar.
+const NUMBER: f64 = 100.0;
 const BAR: f64 = 14.0;
 const GAP: f64 = 8.0;
+/// Before a name, and between it and its bar: half of it each.
+const MARGIN: f64 = 16.0;
 
 /// A bar: a colour, a length, and what stands behind it.
 pub(crate) type Bar = (usize, f64, String);
 
 /// Bars under their names.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "letters"
+)]
 pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     let longest = rows.iter().flat_map(|(_, bars)| bars).map(|bar| bar.1).fold(f64::MIN_POSITIVE, f64::max);
+    let letters = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    let left = (letters as f64 * LETTER + MARGIN).clamp(LEFT[0], LEFT[1]);
+    let most = ((left - MARGIN) / LETTER) as usize;
     let (mut body, mut top) = (String::new(), GAP);
     for (name, bars) in rows {
         let _ = write!(
             body,
-            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            LEFT - 8.0,
+            "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}<title>{}</title></text>",
+            left - MARGIN / 2.0,
             top + BAR - 3.0,
+            escaped(&shortened(name, most)),
             escaped(name)
         );
         for (colour, value, text) in bars {
-            let (length, behind) = (value / longest * LONGEST, LEFT + value / longest * LONGEST + 6.0);
+            let length = value / longest * (WIDTH - left - NUMBER);
+            let behind = left + length + 6.0;
             let _ = write!(
                 body,
-                "<rect class=\"c{colour}\" x=\"{LEFT}\" y=\"{top:.1}\" width=\"{length:.1}\" height=\"{:.0}\"/>\
+                "<rect class=\"c{colour}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{length:.1}\" height=\"{:.0}\"/>\
                  <text x=\"{behind:.1}\" y=\"{:.1}\">{}</text>",
                 BAR - 2.0,
                 top + BAR - 3.0,
@@ -43,4 +58,48 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     }
     let label = escaped(title);
     format!("<svg viewBox=\"0 0 {WIDTH} {top:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>")
+}
+
+/// A name of so many letters at most: of a longer one the begin and the end, which tell names apart.
+fn shortened(name: &str, most: usize) -> String {
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= most {
+        return name.to_owned();
+    }
+    let (begin, end) = (most / 2, most - 1 - most / 2);
+    let text = |letters: &[char]| letters.iter().collect::<String>();
+    format!("{}\u{2026}{}", text(&letters[..begin]), text(&letters[letters.len() - end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where the first number of an attribute is, as pixels.
+    fn number(svg: &str, attribute: &str) -> f64 {
+        let rest = svg.split_once(attribute).unwrap().1;
+        rest.split('"').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn names_and_numbers_have_room_whatever_their_length() {
+        for letters in [1, 20, 38, 52, 53, 400] {
+            let name = "x".repeat(letters);
+            let svg = svg("title", &[(name.clone(), vec![(0, 1.0, "1 day 2 hours".into())])]);
+            let (end, left) = (number(&svg, "<text x=\""), number(&svg, "<rect class=\"c0\" x=\""));
+            let shown = svg.split_once("text-anchor=\"end\">").unwrap().1.split('<').next().unwrap();
+            assert!(end - shown.chars().count() as f64 * LETTER >= 0.0, "{letters}: {svg}");
+            assert!(
+                end < left && left + number(&svg, "width=\"") <= WIDTH - NUMBER + 0.1,
+                "{letters}: {svg}"
+            );
+            assert!(svg.contains(&format!("<title>{name}</title>")));
+        }
+    }
+
+    #[test]
+    fn a_long_name_keeps_its_begin_and_its_end() {
+        assert_eq!(shortened("all-gather of model.layers.17", 29), "all-gather of model.layers.17");
+        assert_eq!(shortened("all-gather of model.layers.17", 11), "all-g\u{2026}rs.17");
+    }
 }

@@ -88,6 +88,11 @@ fn a_file_of_something_else_is_kept() {
     let error = refused(&sandbox, "calibrate --out new.toml --like h100-sxm");
     assert!(error.contains("h100-sxm has other devices than \"cpu\""), "{error}");
     assert!(!sandbox.path("new.toml").exists());
+    // Told before anything is measured: all models would take minutes.
+    let begin = std::time::Instant::now();
+    let ran = sandbox.fsdp("calibrate --out none/new.toml");
+    assert!(ran.stderr.contains("cannot write none"), "{}", ran.stderr);
+    assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -105,8 +110,71 @@ fn points_that_can_not_be_are_named() {
     let plan = planned(&sandbox, "");
     // What was not measured is priced by its sizes, and said.
     let assumed = plan["assumed"].to_string();
-    assert!(assumed.contains("was measured at other sizes only, or not at all"), "{assumed}");
+    assert!(assumed.contains("computing by size: not measured: by its size"), "{assumed}");
+    assert!(assumed.contains("linear, ") && assumed.contains("measured at other sizes only"), "{assumed}");
     fs::write(sandbox.path("mine.toml"), measured("-1e-6")).unwrap();
     let error = refused(&sandbox, "plan run.toml --cluster mine.toml");
     assert!(error.contains("`measured.calls.\"linear f32\"[0].seconds` is -0.000001"), "{error}");
+}
+
+/// The smallest of the models that are calibrated, and a run of it.
+fn calibrated_model(sandbox: &Sandbox) {
+    sandbox.write(
+        "model/config.json",
+        r#"{
+          "model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+          "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 96, "rms_norm_eps": 1e-5,
+          "tie_word_embeddings": false
+        }"#,
+    );
+    sandbox.edit("run.toml", "seq_len = 8", "seq_len = 96");
+}
+
+/// By which parts of a step its band reaches below and above it.
+fn band(plan: &serde_json::Value) -> [f64; 2] {
+    let step = &plan["step"];
+    [0, 1].map(|end| {
+        (step["band_seconds"][end].as_f64().unwrap() / step["seconds"].as_f64().unwrap() - 1.0).abs()
+    })
+}
+
+#[test]
+fn a_band_is_never_narrower_because_less_is_known() {
+    let sandbox = Sandbox::new();
+    calibrated_model(&sandbox);
+    sandbox.succeed(SMALL);
+    let is = |[less, more]: [f64; 2], expected: [f64; 2]| {
+        (less - expected[0]).abs() < 1e-6 && (more - expected[1]).abs() < 1e-6
+    };
+    assert!(is(band(&planned(&sandbox, "")), [0.12, 0.12]), "{:?}", band(&planned(&sandbox, "")));
+    let whole: toml::Table = sandbox.read("mine.toml").parse().unwrap();
+    let without = |change: &dyn Fn(&mut toml::Table)| {
+        let mut less = whole.clone();
+        change(less["measured"].as_table_mut().unwrap());
+        sandbox.write("mine.toml", toml::to_string(&less).unwrap());
+        band(&planned(&sandbox, ""))
+    };
+    // Points of another number of ranks stand for those that are not there.
+    let of_one = |measured: &mut toml::Table| {
+        let steps = measured["steps"].as_table_mut().unwrap()["threads"].as_array_mut().unwrap();
+        steps.retain(|point| point["ranks"].as_integer() == Some(1));
+    };
+    assert!(is(without(&of_one), [0.25, 0.25]));
+    // What has no points has prices of a machine that was not measured.
+    for table in ["steps", "operations", "collectives"] {
+        let found = without(&|measured| measured[table].as_table_mut().unwrap().clear());
+        assert!(is(found, [0.25, 1.0]), "{table}: {found:?}");
+    }
+    // However long the operations take that have points.
+    for slower in [1.0, 1000.0] {
+        let found = without(&|measured| {
+            let calls = measured["calls"].as_table_mut().unwrap();
+            calls.retain(|what, _| what.starts_with("linear "));
+            for point in calls.iter_mut().flat_map(|(_, points)| points.as_array_mut().unwrap()) {
+                let seconds = point["seconds"].as_float().unwrap() * slower;
+                point.as_table_mut().unwrap().insert("seconds".to_owned(), seconds.into());
+            }
+        });
+        assert!(is(found, [0.25, 1.0]), "{slower}: {found:?}");
+    }
 }

@@ -113,6 +113,10 @@ fn more_ranks_than_gpus() {
     assert!(message.contains("4 ranks need 4 GPUs"), "the worlds count, not run.ranks: {message}");
     let message = machine.refused("bench gpu --model llama-tiny --ranks 3 --steps 2 --warmup 0");
     assert!(message.contains("3 ranks need 3 GPUs"), "{message}");
+    let message = machine.refused("calibrate --device cuda --like h100-sxm --ranks 4 --out mine.toml");
+    assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
+    let message = machine.refused("calibrate --device cuda --out mine.toml");
+    assert!(message.contains("--like: name a cluster with such GPUs"), "{message}");
     let none = Machine { gpus: "0", ..machine };
     for set in ["", "--set run.share_gpu=true"] {
         let message = none.refused(&format!("train run.toml --set run.device=cuda {set}"));

@@ -142,7 +142,10 @@ fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
 #[test]
 fn what_can_not_be_is_told() {
     let sandbox = sandbox();
-    assert!(refused(&sandbox, "plan 8b.toml --on h100sxm").contains("did you mean `h100-sxm`?"));
+    for (name, near) in [("h100sxm", "h100-sxm"), ("b100", "b200"), ("H1O0", "h100")] {
+        let said = refused(&sandbox, &format!("plan 8b.toml --on {name}"));
+        assert!(said.contains(&format!("did you mean `{near}`?")), "{said}");
+    }
     for ignored in ["--report plan.html", "--trace plan.json"] {
         assert!(refused(&sandbox, &format!("{ON_16} --search {ignored}")).contains("cannot be used with"));
     }
@@ -180,6 +183,64 @@ fn runs_of_a_file_are_predicted_row_by_row() {
 }
 
 #[test]
+fn nothing_of_a_file_of_runs_is_dropped_silently() {
+    let sandbox = sandbox();
+    let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
+    let (header, runs) = published.split_once('\n').unwrap();
+    let with = |header: &str, runs: &str| sandbox.write("runs.csv", format!("{header}\n{runs}"));
+    let wrong = || refused(&sandbox, "plan check runs.csv");
+
+    with(header, "");
+    assert!(wrong().contains("runs.csv: there is no run below the names of the columns"));
+    with(&header.replace("step_time_ms", "step_time"), runs);
+    assert!(wrong().contains("runs.csv: there is a column `step_time`; did you mean `step_time_ms`?"));
+    with(&header.replace("mfu", "seq"), runs);
+    assert!(wrong().contains("runs.csv: column `seq` is there twice, as number 10 and 22"));
+    for impossible in ["nan", "0", "-4191.0"] {
+        with(header, &runs.replacen("4191.0", impossible, 1));
+        let expected =
+            format!("runs.csv: line 2, column `step_time_ms`: \"{impossible}\" is no number above 0");
+        assert!(wrong().contains(&expected), "{}", wrong());
+    }
+    with(header, &runs.replacen(",seed", "", 1));
+    assert!(
+        wrong().contains("runs.csv: line 2 has 24 values for 25 columns: none for `group`"),
+        "{}",
+        wrong()
+    );
+
+    // A column of one's own is said to be ignored, and where nothing was measured nothing is compared.
+    with(&header.replace("group", "notes"), &runs.replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
+    let ran = sandbox.succeed("plan check runs.csv --json");
+    assert!(
+        ran.stderr.contains("runs.csv: column `notes` is not one that runs have, and not read"),
+        "{}",
+        ran.stderr
+    );
+    let found: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(found["summary"]["ignored_columns"], serde_json::json!(["notes"]));
+    assert_eq!((&found["summary"]["rows"], &found["summary"]["all"]["runs"]), (&6.into(), &5.into()));
+    let said = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(said.contains("no time was measured: row") && said.contains("GPT-2-2B"), "{said}");
+    with(header, &runs.lines().next().unwrap().replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
+    let said = sandbox.succeed("plan check runs.csv").stdout;
+    assert!(said.starts_with("no run has both a predicted step and a measured one\n"), "{said}");
+}
+
+#[test]
+fn a_run_that_did_not_fit_is_marked() {
+    let sandbox = sandbox();
+    let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
+    // 40 times the samples: 2 billion parameters on 4 chips of 32 GiB have no room for them.
+    sandbox.write("runs.csv", published.replacen(",1024,32,", ",1024,1280,", 1).replacen("4191.0", "OOM", 1));
+    let found = json(&sandbox, "plan check runs.csv --json");
+    assert_eq!((&found["rows"][0]["fits"], &found["rows"][1]["fits"]), (&false.into(), &true.into()));
+    assert_eq!(found["summary"]["fits"], serde_json::json!({ "known": 6, "right": 6 }));
+    sandbox.write("runs.csv", published.replacen("4191.0", "OOM", 1));
+    assert_eq!(json(&sandbox, "plan check runs.csv --json")["summary"]["fits"]["right"], 5);
+}
+
+#[test]
 fn memory_that_was_published_is_beside_what_is_predicted() {
     let sandbox = sandbox();
     let published = repository("crates/fsdp-plan/data/published.csv");
@@ -213,6 +274,15 @@ fn the_report_of_a_plan_stands_alone() {
     for source in ["src=", "href=", "@import", "url("] {
         assert!(!html.contains(source), "{source}");
     }
+    // Of a small step the times and bytes are in units in which they can be read.
+    assert!(html.contains(">seconds</text>") && html.contains(">GiB</text>"));
+    sandbox.succeed("plan run.toml --on cpu-2core --report small.html");
+    let small = sandbox.read("small.html");
+    assert!(
+        small.contains("seconds</text>")
+            && !small.contains(">seconds</text>")
+            && small.contains(">MiB</text>")
+    );
     sandbox.write("mine.html", "my notes");
     assert!(refused(&sandbox, &format!("{ON_16} --report mine.html")).contains("no report"));
     assert_eq!(sandbox.read("mine.html"), "my notes");

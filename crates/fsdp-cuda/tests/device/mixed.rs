@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Queue};
-use fsdp_cuda::device::CudaEvent;
+use fsdp_cuda::device::{CudaEvent, StreamHandle};
 use fsdp_cuda::{CudaBuffer, CudaMemory, DeviceMemory};
-use fsdp_nn::backend::{Backend, Operands, Outcome, Write};
+use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome, Write};
+
 use fsdp_nn::host::{HostBlock, HostBlocks};
 use fsdp_nn::op::Op;
 use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
@@ -23,6 +24,8 @@ type Out<'a> = SliceMut<'a, CudaBuffer>;
 /// A device whose memory the host's kernels can reach.
 pub(crate) struct Mixed {
     pub(crate) cuda: CudaMemory,
+    /// Those of the device of the run file.
+    pub(crate) head_chunks: HeadChunks,
     host: HostMemory,
     next: Arc<Next>,
 }
@@ -61,7 +64,7 @@ impl Mixed {
         let next = Arc::<Next>::default();
         let pool = HostPool::of_blocks(Arc::clone(&next) as Arc<dyn HostBlocks>);
         let host = HostMemory::new(HostOptions { pool, ..HostOptions::default() }).unwrap();
-        Self { cuda, host, next }
+        Self { cuda, head_chunks: HeadChunks::Small, host, next }
     }
 
     /// A readable range, as a buffer of the host.
@@ -169,7 +172,33 @@ impl Memory for Mixed {
     }
 }
 
+impl DeviceMemory for Mixed {
+    fn pointer(&self, queue: Queue, slice: In<'_>) -> Result<u64, Error> {
+        self.cuda.pointer(queue, slice)
+    }
+
+    fn pointer_mut(&self, queue: Queue, slice: Out<'_>) -> Result<u64, Error> {
+        self.cuda.pointer_mut(queue, slice)
+    }
+
+    fn stream(&self, queue: Queue) -> StreamHandle {
+        self.cuda.stream(queue)
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        self.cuda.bind()
+    }
+
+    fn is_complete(&self, event: &CudaEvent) -> Result<bool, Error> {
+        self.cuda.is_complete(event)
+    }
+}
+
 impl Backend for Mixed {
+    fn head_chunks(&self) -> HeadChunks {
+        self.head_chunks
+    }
+
     fn execute(&self, op: &Op, mut operands: Operands<'_, '_, CudaBuffer>) -> Result<Outcome, Error> {
         if self.cuda.execute(op, operands.reborrow())? == Outcome::Done {
             return Ok(Outcome::Done);

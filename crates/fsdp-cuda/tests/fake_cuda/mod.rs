@@ -92,7 +92,7 @@ pub(crate) fn priority(stream: StreamHandle) -> c_int {
 fn libraries() -> &'static Library {
     static DRIVER: OnceLock<Library> = OnceLock::new();
     DRIVER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+        let folder = temporary().join("fake_cuda");
         std::fs::create_dir_all(&folder).expect("a folder for the fake");
         let driver = load(&build("driver.cpp", "libcuda.so", &folder));
         let nvrtc = load(&build("nvrtc.cpp", "libnvrtc.so.13", &folder));
@@ -100,6 +100,12 @@ fn libraries() -> &'static Library {
         std::mem::forget(nvrtc);
         driver
     })
+}
+
+/// A folder that outlives tests. Cargo names it to tests beside a crate; those within it have the folder that they lie in.
+fn temporary() -> PathBuf {
+    let beside = || std::env::current_exe().ok().and_then(|test| Some(test.parent()?.to_owned()));
+    option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).or_else(beside).expect("tests lie in a folder")
 }
 
 fn set_up(nvrtc: &Library, folder: &Path) {

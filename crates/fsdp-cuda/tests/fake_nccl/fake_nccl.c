@@ -29,11 +29,14 @@
 #ifndef FAKE_VERSION
 #define FAKE_VERSION 22809
 #endif
+#ifndef DATA_MAX
+#define DATA_MAX (1 << 16)
+#endif
 
 enum { SUCCESS = 0, INTERNAL = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
 enum { SUM = 0, AVERAGE = 4 };
-enum { MAX_RANKS = 16, MAX_SEGMENTS = 16, MAX_SPLITS = 16, SLOTS = 4, DATA_MAX = 1 << 16, POLLS = 3 };
+enum { MAX_RANKS = 16, MAX_SEGMENTS = 16, MAX_SPLITS = 16, SLOTS = 4, POLLS = 3 };
 
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct {

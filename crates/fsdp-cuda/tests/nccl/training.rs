@@ -9,11 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use fsdp_core::memory::{Slice, SliceMut};
-use fsdp_core::{Error, Queue, Rank};
-use fsdp_cuda::device::{CudaEvent, DeviceMemory, StreamHandle};
+use fsdp_core::Rank;
 use fsdp_cuda::nccl::{GpuOptions, Gpus, Peers};
-use fsdp_cuda::{CudaBuffer, CudaMemory, CudaOptions};
+use fsdp_cuda::{CudaMemory, CudaOptions};
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::{RunOptions, train};
 
@@ -29,28 +27,6 @@ const DIR: &str = "FSDP_TEST_DIR";
 const MODEL: &str = "FSDP_TEST_MODEL";
 const OUT: &str = "FSDP_TEST_OUT";
 const RANKS: &str = "FSDP_TEST_RANKS";
-
-impl DeviceMemory for Mixed {
-    fn pointer(&self, queue: Queue, slice: Slice<'_, CudaBuffer>) -> Result<u64, Error> {
-        self.cuda.pointer(queue, slice)
-    }
-
-    fn pointer_mut(&self, queue: Queue, slice: SliceMut<'_, CudaBuffer>) -> Result<u64, Error> {
-        self.cuda.pointer_mut(queue, slice)
-    }
-
-    fn stream(&self, queue: Queue) -> StreamHandle {
-        self.cuda.stream(queue)
-    }
-
-    fn bind(&self) -> Result<(), Error> {
-        self.cuda.bind()
-    }
-
-    fn is_complete(&self, event: &CudaEvent) -> Result<bool, Error> {
-        self.cuda.is_complete(event)
-    }
-}
 
 /// Trains with the ranks of this process.
 fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) {

@@ -1,11 +1,13 @@
 //! Prices by [measured points](crate::measured): of operations, of what calls list, of collectives.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 
 use fsdp_core::Mesh;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
 use fsdp_nn::model::unsharded::BlockCall;
+use serde::Serialize;
 
 use super::{Collective, Prices};
 use crate::measured::{self, Estimate, Measured, Point, Points, Question};
@@ -14,6 +16,37 @@ use crate::work::{Listed, OpWork, StepWork};
 
 /// A point that is further away says little: as far as one size that is four times another.
 const FAR: f64 = 1.39;
+
+/// What a step asks of an operation of which there is no point near.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Far {
+    /// The part of all that calls ask for, each priced by its sizes alone: prices that measured points made longer would let
+    /// those look small that have none.
+    pub part: f64,
+    /// Whether there is no point of it at all.
+    pub is_unknown: bool,
+}
+
+/// What is priced in the place of points.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instead {
+    /// Points with another number of ranks.
+    Ranks(usize),
+    /// A price of a machine that was not measured.
+    Price(&'static str),
+    /// What is specified of the network, which no calibration of one machine measures.
+    Network,
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Instead::Ranks(ranks) => write!(f, "as measured with {ranks}"),
+            Instead::Price(price) => f.write_str(price),
+            Instead::Network => f.write_str("by what is specified of the network"),
+        }
+    }
+}
 
 impl<'a> Prices<'a> {
     /// What was measured, where this engine is priced: it is of no other software.
@@ -61,20 +94,18 @@ impl<'a> Prices<'a> {
 
     /// What a plan does of which nothing was measured, or not with so many ranks, and what its price is instead; none where
     /// nothing was measured at all.
-    pub fn unmeasured(&self, plan: &Plan, work: &StepWork) -> BTreeSet<String> {
-        let Some(measured) = self.measured() else { return BTreeSet::new() };
+    pub fn unmeasured(&self, plan: &Plan, work: &StepWork) -> BTreeMap<String, Instead> {
+        let Some(measured) = self.measured() else { return BTreeMap::new() };
         let (transport, world) = (self.setting.transport, plan.mesh.world());
-        let mut all = BTreeSet::new();
+        let mut all = BTreeMap::new();
         for (collective, group) in collectives(plan.mesh) {
-            let name = format!("{} {transport}", collective.name());
+            let points = measured.collectives.get(&format!("{} {transport}", collective.name()));
+            let instead = match group > self.cluster.devices_per_node() {
+                true => Some(Instead::Network),
+                false => instead(points, group, "by what is specified of links"),
+            };
             let of = format!("{} over {transport} between {group} ranks", collective.name());
-            if group > self.cluster.devices_per_node() {
-                all.insert(format!("{of}: by what is specified of the network"));
-            } else if let Some(instead) =
-                instead(measured.collectives.get(&name), group, "by what is specified of links")
-            {
-                all.insert(format!("{of}: {instead}"));
-            }
+            all.extend(instead.map(|instead| (of, instead)));
         }
         for (op, bytes) in plan.step.ops.iter().zip(&work.ops) {
             let is_priced = self.op(plan, op, bytes).seconds > 0.0;
@@ -83,29 +114,32 @@ impl<'a> Prices<'a> {
                 && is_priced
                 && self.operation(op, bytes).is_none()
             {
-                all.insert(format!("{}: by its bytes", op.kind.name()));
+                all.insert(op.kind.name().to_owned(), Instead::Price("by its bytes"));
             }
         }
-        if let Some(instead) =
-            instead(measured.steps.get(transport), world, "nothing is added to the sum of operations")
-        {
-            all.insert(format!("whole steps over {transport} on {world} ranks: {instead}"));
-        }
+        let steps = measured.steps.get(transport);
+        let instead = instead(steps, world, "nothing is added to the sum of operations");
+        let of = format!("whole steps over {transport} on {world} ranks");
+        all.extend(instead.map(|instead| (of, instead)));
         all
     }
 
-    /// Seconds of a step that calls take of which there is no point near, by operation; none where nothing was measured.
-    pub fn far_from_points(&self, plan: &Plan, work: &StepWork) -> BTreeMap<&'static str, f64> {
+    /// What calls ask for of which there is no point near, by operation; none where nothing was measured.
+    pub fn far_from_points(&self, plan: &Plan, work: &StepWork) -> BTreeMap<&'static str, Far> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
-        let mut far = BTreeMap::new();
+        let (mut far, mut whole) = (BTreeMap::<_, Far>::new(), 0.0);
         for call in plan.step.ops.iter().filter_map(|op| work.call(op)) {
             for listed in &call.listed {
-                let said = self.listed(measured, listed);
-                if said.distance > FAR {
-                    *far.entry(listed.op).or_default() += said.seconds;
+                let (asked, distance) = (self.by_size(listed), self.listed(measured, listed).distance);
+                whole += asked;
+                if distance > FAR {
+                    let far = far.entry(listed.op).or_default();
+                    far.part += asked;
+                    far.is_unknown |= distance.is_infinite();
                 }
             }
         }
+        far.values_mut().for_each(|far| far.part /= whole);
         far
     }
 }
@@ -122,12 +156,12 @@ fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
     all.into_iter().filter(|(_, group)| *group > 1)
 }
 
-/// What stands for points of so many ranks where there are none of them: of another number of ranks, or `otherwise`.
-fn instead(points: Option<&Vec<Point>>, ranks: usize, otherwise: &str) -> Option<String> {
+/// What stands for points of so many ranks where there are none of them: those of another number of ranks, or a price.
+fn instead(points: Option<&Vec<Point>>, ranks: usize, price: &'static str) -> Option<Instead> {
     let points = points.map_or(&[][..], Vec::as_slice);
     if points.iter().any(|point| point.ranks == ranks) {
         return None;
     }
     let nearest = measured::nearest(points.iter(), ranks).next();
-    Some(nearest.map_or(otherwise.to_owned(), |point| format!("as measured with {}", point.ranks)))
+    Some(nearest.map_or(Instead::Price(price), |point| Instead::Ranks(point.ranks)))
 }

@@ -177,7 +177,7 @@ mod tests {
     /// Runs that were fitted, so this shows that constants, prices and reader are those of the fit, not how good they are.
     #[test]
     fn published_runs_are_predicted_as_when_constants_were_fitted() {
-        let rows = read(RUNS, "published.csv").unwrap();
+        let rows = read(RUNS, "published.csv").unwrap().rows;
         // One of every seven, of all kinds.
         let some: Vec<Row> = rows.iter().step_by(7).cloned().collect();
         let check = check(&some, &Constants::fitted());
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_table_of_xla_fsdp_is_predicted_without_being_fitted() {
-        let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap();
+        let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap().rows;
         let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
         assert!(errors.runs == 6 && errors.mean < 10.0, "{errors:?}");
     }
@@ -219,7 +219,8 @@ mod tests {
                 change.unwrap_or(usual).to_owned()
             };
             let line: Vec<String> = columns.iter().map(value).collect();
-            let rows = read(&format!("{}\n{}\n", columns.join(","), line.join(",")), "runs.csv").unwrap();
+            let rows =
+                read(&format!("{}\n{}\n", columns.join(","), line.join(",")), "runs.csv").unwrap().rows;
             check(&rows, &Constants::fitted()).rows.remove(0).found
         };
         assert!(row(&[]).is_ok());
@@ -253,7 +254,7 @@ mod tests {
         let text = "source,layers,hidden,heads,kv_heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt,precision,row\n\
             a,2,64,4,,128,128,128,1,1024,H100-80GB,unheard of,sometimes,int3,x\n\
             a,2,64,4,4,128,128,128,1,512,H100-80GB,FULL_SHARD,None,bf16,y\n";
-        let check = check(&read(text, "runs.csv").unwrap(), &Constants::fitted());
+        let check = check(&read(text, "runs.csv").unwrap().rows, &Constants::fitted());
         let [odd, usual] = &check.rows[..] else { panic!("two rows") };
         let [odd, usual] = [odd, usual].map(|checked| checked.found.as_ref().unwrap());
         assert_eq!(odd.assumed.len(), 5, "{:?}", odd.assumed);
@@ -264,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_is_outside_has_a_reason() {
-        let rows = read(RUNS, "published.csv").unwrap();
+        let rows = read(RUNS, "published.csv").unwrap().rows;
         let reason = |id: i64| Run::of(rows.iter().find(|row| row.id() == id).unwrap()).unwrap_err();
         let tensor_parallel = rows.iter().find(|row| row.text("sharding").contains("tp8")).unwrap();
         assert_eq!(Run::of(tensor_parallel).unwrap_err(), "tensor, pipeline or context parallel");

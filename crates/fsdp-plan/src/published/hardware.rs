@@ -28,7 +28,8 @@ pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     let device = row.word("device_type").replace(['_', ' '], "-");
     let device = device.trim_start_matches("nvidia-").trim_start_matches("amd-");
     let is = |pattern: &str| Regex::new(pattern).expect("the pattern is constant").is_match(device);
-    let (_, name, card) = DEVICES.iter().find(|(pattern, ..)| is(pattern))?;
+    // An H1000 is no H100.
+    let (_, name, card) = DEVICES.iter().find(|(pattern, ..)| is(&format!(r"{pattern}(?:\D|$)")))?;
     let card = card.filter(|_| is("pci"));
     let mut cluster = Cluster::known(card.unwrap_or(name)).expect("it is one of ours");
     if device.starts_with("a800") && card.is_none() {
@@ -74,7 +75,7 @@ mod tests {
             "layers,hidden,heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt\n\
              2,32,4,64,100,32,1,8,{device},fsdp,none\n"
         );
-        cluster(&read(&text, "runs.csv").unwrap()[0])
+        cluster(&read(&text, "runs.csv").unwrap().rows[0])
     }
 
     #[test]
@@ -115,6 +116,10 @@ mod tests {
             ("TPU v5e", Some("tpu-v5e")),
             ("MI300X", Some("mi300x")),
             ("GB200", None),
+            ("H100SXM5", Some("h100-sxm")),
+            ("H1000-80GB", None),
+            ("RTX A1000", None),
+            ("A1000", None),
             ("V100-32GB", None),
         ];
         for (device, expected) in names {

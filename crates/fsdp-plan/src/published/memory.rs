@@ -213,7 +213,7 @@ mod tests {
     /// The GiB that docs of torchtitan, pytorch/ao, llm.c and nanoGPT say, beside what is predicted.
     #[test]
     fn published_peaks_are_predicted_within_a_tenth_on_average() {
-        let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap();
+        let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap().rows;
         let peaks: Vec<PeakMemory> = rows.iter().filter_map(PeakMemory::of).collect();
         let errors: Vec<f64> = peaks.iter().filter_map(PeakMemory::error).map(f64::abs).collect();
         assert_eq!(errors.len(), 9, "the other four are tensor parallel");
@@ -244,7 +244,7 @@ mod tests {
         };
         let header = usual.map(|(name, _)| name).join(",");
         let line: Vec<String> = usual.iter().map(value).collect();
-        read(&format!("{header}\n{}\n", line.join(",")), "runs.csv").unwrap().remove(0)
+        read(&format!("{header}\n{}\n", line.join(",")), "runs.csv").unwrap().rows.remove(0)
     }
 
     #[test]

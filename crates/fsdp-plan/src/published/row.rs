@@ -4,20 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// The columns that a file must have. Of others those that are known are read, and the rest is ignored.
-const COLUMNS: [&str; 11] = [
-    "layers",
-    "hidden",
-    "heads",
-    "ffn",
-    "vocab",
-    "seq",
-    "micro_batch",
-    "devices",
-    "device_type",
-    "sharding",
-    "act_ckpt",
-];
+use super::columns::Columns;
+use super::error::RowError;
 
 /// The columns that hold whole numbers, or nothing.
 const COUNTS: [&str; 8] = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "devices"];
@@ -25,11 +13,14 @@ const COUNTS: [&str; 8] = ["layers", "hidden", "heads", "kv_heads", "ffn", "voca
 /// The columns that hold numbers, or nothing.
 const NUMBERS: [&str; 3] = ["params", "micro_batch", "global_batch_tokens"];
 
-/// The columns that hold what was measured: a number, nothing, or [`OUT_OF_MEMORY`].
+/// The columns that hold what was measured: a number above 0, nothing, or [`OUT_OF_MEMORY`].
 const MEASURED: [&str; 4] = ["step_time_ms", "tokens_per_s_per_device", "tflops_per_device", "peak_mem_gib"];
 
 /// What stands for nothing, in lower case.
-const NOTHING: [&str; 9] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "nan", "null"];
+const NOTHING: [&str; 8] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "null"];
+
+/// What does where nothing was measured, too; of a measurement it is what came of dividing by nothing.
+const NOT_A_NUMBER: &str = "nan";
 
 /// What stands, in the place of something measured, for a run that did not fit, in lower case.
 const OUT_OF_MEMORY: [&str; 4] = ["oom", "out of memory", "out-of-memory", "cuda oom"];
@@ -43,96 +34,86 @@ pub struct Row {
     is_out_of_memory: bool,
 }
 
-/// What is wrong with a file of runs.
-#[derive(Debug, thiserror::Error)]
-pub enum RowError {
-    /// A column is missing.
-    #[error("{origin}: there is no column `{column}`; a file of runs has {}", COLUMNS.join(", "))]
-    Column {
-        /// The file.
-        origin: String,
-        /// The column.
-        column: &'static str,
-    },
-    /// A value is not what its column holds.
-    #[error("{origin}: line {line}, column `{column}`: \"{value}\" is no {expected} of at least 0")]
-    Number {
-        /// The file.
-        origin: String,
-        /// The line, from 1.
-        line: u64,
-        /// The column.
-        column: &'static str,
-        /// What is there.
-        value: String,
-        /// What belongs there.
-        expected: &'static str,
-    },
-    /// It is no CSV.
-    #[error("{origin}: {source}")]
-    Csv {
-        /// The file.
-        origin: String,
-        /// What and where.
-        source: csv::Error,
-    },
+/// What is in a file of runs.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    /// The runs, one at least.
+    pub rows: Vec<Row>,
+    /// Columns that are not known, and so not read.
+    pub ignored: Vec<String>,
 }
 
 /// Reads the runs of a file, which `origin` names in errors.
 ///
 /// # Errors
 /// [`RowError`]: it is no CSV, lacks a column, or has something else where a number belongs.
-pub fn read(text: &str, origin: &str) -> Result<Vec<Row>, RowError> {
+pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
     let malformed = |source| RowError::Csv { origin: origin.to_owned(), source };
     // Lines that end with CR and LF would be counted from before the LF of the last one.
     let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
-    let mut reader = csv::Reader::from_reader(text.as_bytes());
-    let header: Vec<String> =
-        reader.headers().map_err(malformed)?.iter().map(|name| name.trim().to_lowercase()).collect();
-    if let Some(&column) = COLUMNS.iter().find(|column| !header.iter().any(|name| name == **column)) {
-        return Err(RowError::Column { origin: origin.to_owned(), column });
-    }
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+    let Columns { names, unknown } = Columns::of(reader.headers().map_err(malformed)?, origin)?;
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(malformed)?;
-        let line = record.position().map_or(0, csv::Position::line);
-        let values = record.iter().map(|value| if is_nothing(value) { "" } else { value.trim() });
-        let mut row = Row { line, ..Row::default() };
-        row.text = header.iter().cloned().zip(values.map(str::to_owned)).collect();
+        let (line, found) = (record.position().map_or(0, |begin| line_of(&text, begin)), record.len());
+        if found != names.len() {
+            return Err(RowError::Length { origin: origin.to_owned(), line, found, columns: names });
+        }
+        let values = record.iter().map(|value| value.trim().to_owned());
+        let mut row = Row { line, text: names.iter().cloned().zip(values).collect(), ..Row::default() };
         row.read_numbers(origin)?;
         rows.push(row);
     }
-    Ok(rows)
+    match rows.is_empty() {
+        true => Err(RowError::Empty { origin: origin.to_owned() }),
+        false => Ok(Runs { rows, ignored: unknown }),
+    }
 }
 
-fn is_nothing(value: &str) -> bool {
-    NOTHING.contains(&value.trim().to_lowercase().as_str())
+/// The line of a record, which is told to begin with the empty lines in front of it.
+fn line_of(text: &str, begin: &csv::Position) -> u64 {
+    let rest = usize::try_from(begin.byte()).ok().and_then(|byte| text.get(byte..)).unwrap_or_default();
+    let empty = rest.bytes().take_while(|&byte| byte == b'\n').count();
+    begin.line() + empty as u64
+}
+
+/// Whether a value stands for nothing.
+fn is_nothing(column: &str, value: &str) -> bool {
+    let value = value.to_lowercase();
+    NOTHING.contains(&value.as_str()) || (value == NOT_A_NUMBER && !MEASURED.contains(&column))
 }
 
 impl Row {
     fn read_numbers(&mut self, origin: &str) -> Result<(), RowError> {
+        let is_nothing = |(column, value): (&String, &mut String)| {
+            if is_nothing(column, value) {
+                value.clear();
+            }
+        };
+        self.text.iter_mut().for_each(is_nothing);
         for column in COUNTS.into_iter().chain(NUMBERS).chain(MEASURED) {
             let value = self.text(column).to_owned();
             if value.is_empty() {
                 continue;
             }
-            if MEASURED.contains(&column) && OUT_OF_MEMORY.contains(&value.to_lowercase().as_str()) {
+            let is_measured = MEASURED.contains(&column);
+            if is_measured && OUT_OF_MEMORY.contains(&value.to_lowercase().as_str()) {
                 self.is_out_of_memory = true;
                 continue;
             }
             let is_count = COUNTS.contains(&column);
-            let expected = if is_count { "whole number" } else { "number" };
-            let number = value.parse().ok().filter(|number: &f64| {
-                number.is_finite() && *number >= 0.0 && (!is_count || number.fract() == 0.0)
-            });
-            let wrong = || RowError::Number {
-                origin: origin.to_owned(),
-                line: self.line,
-                column,
-                value: value.clone(),
-                expected,
+            let expected = match (is_measured, is_count) {
+                (true, _) => "number above 0; leave it empty where nothing was measured",
+                (false, true) => "whole number of at least 0",
+                (false, false) => "number of at least 0",
             };
-            let number = number.ok_or_else(wrong)?;
+            let number = value.parse().ok().filter(|number: &f64| {
+                let is_whole = !is_count || number.fract() == 0.0;
+                number.is_finite() && *number >= 0.0 && is_whole && !(is_measured && *number == 0.0)
+            });
+            let (origin, line) = (origin.to_owned(), self.line);
+            let number = number.ok_or(RowError::Number { origin, line, column, value, expected })?;
             self.numbers.insert(column, number);
         }
         Ok(())
@@ -181,17 +162,19 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
+    use super::super::columns::NEEDED;
     use super::*;
 
     const LINE: &str = "2,32,4,64,100,32,1,8,A100-80GB,fsdp2(zero3),none";
 
     fn of(header: &str, line: &str) -> Result<Vec<Row>, String> {
-        read(&format!("{header}\n{line}\n"), "runs.csv").map_err(|error| error.to_string())
+        let read = read(&format!("{header}\n{line}\n"), "runs.csv");
+        read.map(|runs| runs.rows).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_can_not_be_read_is_named_by_line_and_column() {
-        let header = COLUMNS.join(",");
+        let header = NEEDED.join(",");
         let wrong = |line: &str| of(&header, &format!("{LINE}\n{line}")).unwrap_err();
         assert_eq!(
             wrong(&LINE.replacen("32", "wide", 1)),
@@ -208,15 +191,22 @@ mod tests {
         let with_cr =
             read(&format!("{header}\r\n{LINE}\r\n{}\r\n", LINE.replacen("32", "wide", 1)), "runs.csv");
         assert!(with_cr.unwrap_err().to_string().contains("line 3, column `hidden`"));
-        assert!(wrong("1,2").contains("line: 3"));
+        assert!(
+            wrong(&format!("\n\n{}", LINE.replacen("32", "wide", 1))).contains("line 5, column `hidden`")
+        );
+        assert!(wrong("1,2").contains("line 3 has 2 values for 11 columns: none for `heads` ("));
+        assert!(
+            wrong(&format!("{LINE},8"))
+                .contains("line 3 has 12 values for 11 columns: more than up to `act_ckpt`")
+        );
         let error = of(&header.replace("heads,", ""), LINE).unwrap_err();
         assert!(error.contains("there is no column `heads`"), "{error}");
     }
 
     #[test]
     fn what_is_not_there_may_be_written_in_many_ways() {
-        let header = format!("\u{feff}{},mfu,step_time_ms,row", COLUMNS.join(","));
-        for nothing in NOTHING.into_iter().chain([" N/A ", "NaN"]) {
+        let header = format!("\u{feff}{},mfu,step_time_ms,row", NEEDED.join(","));
+        for nothing in NOTHING.into_iter().chain([" N/A "]) {
             let row = of(&header, &format!("{LINE},guess,{nothing},{nothing}")).unwrap().remove(0);
             assert_eq!(
                 (row.number("layers"), row.number("step_time_ms"), row.fitted()),
@@ -231,8 +221,28 @@ mod tests {
     }
 
     #[test]
+    fn a_measurement_is_a_number_above_0_or_nothing() {
+        let header = format!("{},kv_heads,step_time_ms", NEEDED.join(","));
+        for wrong in ["nan", "NaN", "0", "0.0", "-1", "inf", "10ms"] {
+            let error = of(&header, &format!("{LINE},,{wrong}")).unwrap_err();
+            let expected = format!(
+                "runs.csv: line 2, column `step_time_ms`: \"{wrong}\" is no number above 0; leave it empty where nothing was measured"
+            );
+            assert_eq!(error, expected);
+        }
+        let row = of(&header, &format!("{LINE},nan,")).unwrap().remove(0);
+        assert_eq!((row.number("kv_heads"), row.number("step_time_ms")), (None, None));
+    }
+
+    #[test]
+    fn a_file_without_runs_is_refused() {
+        let empty = read(&format!("{}\n", NEEDED.join(",")), "runs.csv").unwrap_err();
+        assert_eq!(empty.to_string(), "runs.csv: there is no run below the names of the columns");
+    }
+
+    #[test]
     fn columns_of_results_are_not_needed() {
-        let row = of(&COLUMNS.join(","), LINE).unwrap().remove(0);
+        let row = of(&NEEDED.join(","), LINE).unwrap().remove(0);
         assert_eq!((row.text("precision"), row.text("act_ckpt"), row.number("params")), ("", "none", None));
     }
 }

@@ -211,7 +211,7 @@ mod tests {
             "model,params,layers,hidden,heads,kv_heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt\n\
              {model},{params},{sizes},1024,1,8,H100-80GB,fsdp2,none\n"
         );
-        let row = &read(&text, "runs.csv").unwrap()[0];
+        let row = &read(&text, "runs.csv").unwrap().rows[0];
         Sizes::of(row, &Words::of(row)).unwrap()
     }
 

@@ -1,0 +1,130 @@
+use std::process::Command;
+
+use clap::Parser;
+use serde_json::Value;
+
+use super::models::llama;
+use super::*;
+use crate::args::{Args, Command as Parsed};
+use crate::plan::said;
+
+mod cards;
+#[path = "../../../fsdp-cuda/tests/fake_cuda/mod.rs"]
+mod fake_cuda;
+#[path = "../../../fsdp-cuda/tests/device/mixed.rs"]
+mod mixed;
+
+#[test]
+fn worlds_are_powers_of_two() {
+    assert_eq!(worlds(1), [1]);
+    assert_eq!(worlds(6), [1, 2, 4]);
+    assert_eq!(worlds(8), [1, 2, 4, 8]);
+}
+
+fn args(line: &str) -> CalibrateArgs {
+    let words = ["fsdp", "calibrate"].into_iter().chain(line.split_whitespace());
+    match Args::try_parse_from(words).unwrap().command {
+        Parsed::Calibrate(args) => args,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Which process of this test the stand-ins are loaded into: the others are to see the machine as it is.
+const INSIDE: &str = "FSDP_TEST_CARDS";
+
+/// A model for stand-ins, which are slow, and the most bytes of collectives.
+const TINY: Shape = llama([16, 2, 1, 24], [50, 16, 1, 1]);
+const MOST_BYTES: usize = 32 << 10;
+
+/// What a stand-in for a driver says of every length of time, in seconds.
+const ALWAYS: f64 = 1e-3;
+
+#[test]
+fn cards_are_measured_and_plans_stand_on_them() {
+    if std::env::var_os(INSIDE).is_none() {
+        let name = "calibrate::tests::cards_are_measured_and_plans_stand_on_them";
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+        let ran = inside.output().unwrap();
+        assert!(ran.status.success(), "{}{}", text(&ran.stdout), text(&ran.stderr));
+        assert!(text(&ran.stdout).contains("1 passed"), "the name of this test has changed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for cards in [1, 2] {
+        let file = folder.path().join(format!("{cards}.toml"));
+        let calibrate = format!("--device cuda --models 1 --steps 1 --out {}", file.display());
+        measure(&args(&calibrate), cards);
+        expect_points(&earlier(&file).unwrap().measured.unwrap(), cards);
+        expect_plan(&file, cards);
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// As `fsdp calibrate` does where there are so many cards.
+fn measure(args: &CalibrateArgs, cards: usize) {
+    let on = cards::Cards::new(cards);
+    let run = TINY.job(Device::Cuda, DType::F32, cards).unwrap().config.run;
+    let machine = machine::name(Device::Cuda, device_name(&run, &on).unwrap(), cards);
+    let (worlds, progress) = (worlds(cards), ProgressBar::hidden());
+    let (device, threads, worlds, progress) = (Device::Cuda, cards, &worlds[..], &progress);
+    let like = machine::like(Some("h100-sxm"), device).unwrap();
+    let cluster =
+        Bench { args, device, threads, worlds, most_bytes: MOST_BYTES, on, progress, shapes: &[TINY] }
+            .measure(like, machine)
+            .unwrap();
+    write(&cluster, &args.out).unwrap();
+}
+
+/// Points of all kinds, with the device, its version and its name.
+fn expect_points(measured: &Measured, cards: usize) {
+    assert_eq!((measured.device.as_str(), measured.threads), ("cuda", cards));
+    assert!(measured.machine.starts_with("Fake GPU "), "{}", measured.machine);
+    assert_eq!(measured.version, env!("CARGO_PKG_VERSION"));
+    let ranks = |points: &Points, what: &str| {
+        let mut ranks: Vec<usize> = points[what].iter().map(|point| point.ranks).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    };
+    for what in ["linear f32", "linear bf16", "attention_backward f32"] {
+        assert_eq!(ranks(&measured.calls, what), worlds(cards), "{what}");
+    }
+    assert_eq!(ranks(&measured.operations, "update"), worlds(cards));
+    for what in ["all-gather nccl", "reduce-scatter nccl", "all-reduce nccl"] {
+        assert_eq!(ranks(&measured.collectives, what), worlds(cards), "{what}");
+    }
+    assert_eq!(ranks(&measured.steps, "nccl"), worlds(cards));
+    let of_events = [&measured.calls, &measured.operations, &measured.collectives];
+    for point in of_events.into_iter().flat_map(|points| points.values().flatten()) {
+        assert_eq!(point.seconds, ALWAYS, "the queues are timed, not the host: {point:?}");
+    }
+}
+
+/// A plan of a model on as many cards says what was measured, and what was not.
+fn expect_plan(file: &Path, cards: usize) {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let run = repository.join("examples/quickstart.toml");
+    let model = repository.join("examples/llama-tiny");
+    let line = format!("{} --cluster {} --json", run.display(), file.display());
+    let sets = [
+        format!("model.path=\"{}\"", model.display()),
+        "run.device=cuda".to_owned(),
+        format!("run.ranks={cards}"),
+    ];
+    let mut words: Vec<&str> = ["fsdp", "plan"].into_iter().chain(line.split_whitespace()).collect();
+    words.extend(sets.iter().flat_map(|set| ["--set", set]));
+    let Parsed::Plan(args) = Args::try_parse_from(words).unwrap().command else { panic!("it is a plan") };
+    let plan: Value = serde_json::from_str(&said(&args).unwrap()).unwrap();
+    assert_eq!((&plan["cluster"], &plan["devices"]), (&"measured".into(), &cards.into()));
+    let assumed = plan["assumed"].to_string();
+    assert!(assumed.contains("points that were measured on Fake GPU "), "{assumed}");
+    assert!(!assumed.contains("has not been timed"), "{assumed}");
+    // The quickstart's model is another one than the one that was calibrated.
+    assert!(assumed.contains("measured at other sizes only"), "{assumed}");
+    assert!(!assumed.contains("over nccl"), "as many cards were measured: {assumed}");
+    assert!(plan["sources"].to_string().contains("measured by `fsdp calibrate` on "), "{}", plan["sources"]);
+}

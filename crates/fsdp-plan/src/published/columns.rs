@@ -1,0 +1,128 @@
+//! The columns of a file of runs.
+
+use super::error::RowError;
+
+/// Those that a file must have.
+pub(super) const NEEDED: [&str; 11] = [
+    "layers",
+    "hidden",
+    "heads",
+    "ffn",
+    "vocab",
+    "seq",
+    "micro_batch",
+    "devices",
+    "device_type",
+    "sharding",
+    "act_ckpt",
+];
+
+/// Those that it may have beside them.
+const OTHERS: [&str; 14] = [
+    "source",
+    "model",
+    "params",
+    "kv_heads",
+    "global_batch_tokens",
+    "precision",
+    "compile",
+    "step_time_ms",
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "peak_mem_gib",
+    "row",
+    "group",
+];
+
+/// The columns of a file.
+#[derive(Debug, Default)]
+pub(super) struct Columns {
+    /// Their names, in the order of the file.
+    pub(super) names: Vec<String>,
+    /// Those that are not known.
+    pub(super) unknown: Vec<String>,
+}
+
+impl Columns {
+    /// Those of a header.
+    ///
+    /// # Errors
+    /// [`RowError`]: a column is missing, is there twice, or is called almost as one that is missing.
+    pub(super) fn of(header: &csv::StringRecord, origin: &str) -> Result<Self, RowError> {
+        let origin = || origin.to_owned();
+        let names: Vec<String> = header.iter().map(|name| name.trim().to_lowercase()).collect();
+        let has = |column: &str| names.iter().any(|name| name == column);
+        let mut unknown = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            if let Some(first) = names[..index].iter().position(|earlier| earlier == name) {
+                let (first, second) = (first + 1, index + 1);
+                return Err(RowError::Twice { origin: origin(), column: name.clone(), first, second });
+            }
+            let mut known = NEEDED.into_iter().chain(OTHERS);
+            if known.clone().any(|known| known == name) {
+                continue;
+            }
+            if let Some(meant) = known.find(|known| !has(known) && is_almost(name, known)) {
+                return Err(RowError::Misspelt { origin: origin(), column: name.clone(), meant });
+            }
+            unknown.push(name.clone());
+        }
+        match NEEDED.into_iter().find(|column| !has(column)) {
+            Some(column) => Err(RowError::Column { origin: origin(), column }),
+            None => Ok(Self { names, unknown }),
+        }
+    }
+}
+
+/// Whether a name is another one with up to a third of its letters changed.
+fn is_almost(name: &str, known: &str) -> bool {
+    strsim::damerau_levenshtein(name, known) <= (known.len() / 3).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(header: &str) -> Result<Columns, String> {
+        let header: Vec<&str> = header.split(',').collect();
+        Columns::of(&csv::StringRecord::from(header), "runs.csv").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_column_of_the_published_runs_is_known() {
+        let header = include_str!("../../data/published.csv").lines().next().unwrap();
+        let columns = of(header).unwrap();
+        assert_eq!((columns.names.len(), columns.unknown.len()), (NEEDED.len() + OTHERS.len(), 0));
+    }
+
+    #[test]
+    fn a_misspelt_column_is_refused_with_the_one_that_was_meant() {
+        let needed = NEEDED.join(",");
+        for (misspelt, meant) in [
+            ("step_time_s", "step_time_ms"),
+            ("steptime_ms", "step_time_ms"),
+            ("peak_mem_gb", "peak_mem_gib"),
+            ("prams", "params"),
+        ] {
+            let error = of(&format!("{needed},{misspelt}")).unwrap_err();
+            assert!(error.contains(&format!("`{misspelt}`; did you mean `{meant}`?")), "{error}");
+        }
+        let error = of(&needed.replace("layers", "layerz")).unwrap_err();
+        assert!(error.contains("`layerz`; did you mean `layers`?"), "{error}");
+    }
+
+    #[test]
+    fn a_column_of_ones_own_is_told_and_not_refused() {
+        let columns =
+            of(&format!("{},notes, Step_Time_MS ,cluster owner,step_time", NEEDED.join(","))).unwrap();
+        // The last is near to one that is there.
+        assert_eq!(columns.unknown, ["notes", "cluster owner", "step_time"]);
+    }
+
+    #[test]
+    fn a_column_that_is_there_twice_is_refused() {
+        let error = of(&format!("{},Seq", NEEDED.join(","))).unwrap_err();
+        assert_eq!(error, "runs.csv: column `seq` is there twice, as number 6 and 12; leave one of them");
+    }
+}
