@@ -110,18 +110,28 @@ fn run_within(
         outcome => outcome?,
     };
     traced?;
+    concluded(&job, &summary, cluster, signal)
+}
+
+/// Prints the summary, and says whether the run is to go on: torchrun hears why, too.
+fn concluded(
+    job: &Job<Model>,
+    summary: &Summary,
+    cluster: Option<&Cluster>,
+    signal: &StopSignal,
+) -> Result<Exit, CliError> {
     if cluster.is_none_or(Cluster::is_leader) {
-        output::print(&summary::render(&job, &summary))?;
+        output::print(&summary::render(job, summary))?;
     }
     // Where there are several processes, the signal may have reached only one of them.
-    let is_to_go_on = summary.stopped && (signal.is_terminated() || cluster.is_some());
-    if is_to_go_on {
-        let steps = summary.steps;
-        cluster::tell_torchrun(&format!(
-            "asked to stop after step {steps}, whose state is saved; go on with --resume"
-        ));
+    if !(summary.stopped && (signal.is_terminated() || cluster.is_some())) {
+        return Ok(Exit::Done);
     }
-    Ok(if is_to_go_on { Exit::Temporary } else { Exit::Done })
+    let steps = summary.steps;
+    cluster::tell_torchrun(&format!(
+        "asked to stop after step {steps}, whose state is saved; go on with --resume"
+    ));
+    Ok(Exit::Temporary)
 }
 
 /// That a run which begins anew has a folder of its own: it will be looked at again when the run takes it, but text is
