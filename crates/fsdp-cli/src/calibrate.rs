@@ -84,7 +84,10 @@ fn together(
     }
     let collectives = Collectives { ranks, transport, most_bytes: most_bytes(run.device) };
     add(&mut measured.collectives, on.run(run, collectives)??);
-    cluster.node.devices.value = cluster.node.devices.value.max(ranks as f64);
+    // A launcher may have started processes on several nodes.
+    let place = team.cluster.place();
+    let ranks_here = place.local_processes * (ranks / place.processes);
+    cluster.node.devices.value = cluster.node.devices.value.max(ranks_here as f64);
     cluster.measured = Some(measured);
     let samples = steps(args, run.device, ranks, on)?;
     add_steps(&mut cluster, &samples.steps(), transport)?;

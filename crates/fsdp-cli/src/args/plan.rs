@@ -115,5 +115,5 @@ pub(crate) struct PlanCheckArgs {
 
 fn above_zero(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e18);
-    number.ok_or_else(|| "expected a number above 0 and at most 1e18, such as 1.4e12".to_owned())
+    number.ok_or_else(|| "expected a number above 0 and at most 1e18".to_owned())
 }

@@ -8,6 +8,7 @@ use fsdp_core::Queue;
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Op;
 use fsdp_plan::Constants;
+use fsdp_plan::band::LARGE_WORLD;
 use fsdp_plan::prices::stand_in;
 
 use super::Outlook;
@@ -115,7 +116,7 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[Str
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
     let world = ahead.plan.mesh.world() as f64;
     let rows = [
-        ("time", format!("{} ({} to {})", span(forecast.seconds), span(ahead.band[0]), span(ahead.band[1]))),
+        ("time", step_time(ahead)),
         ("computing", span(forecast.computing)),
         ("waiting for communication", span(forecast.exposed)),
         ("slowest of all nodes", format!("+{:.1} %", 100.0 * (forecast.straggling - 1.0))),
@@ -136,6 +137,16 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[Str
         rows.push(["PyTorch FSDP2".to_owned(), beside]);
     }
     rows
+}
+
+/// The time of a step with its band; the band first, where a number would say more than is known.
+fn step_time(ahead: &Ahead<'_>) -> String {
+    let [time, least, most] = [ahead.forecast.seconds, ahead.band[0], ahead.band[1]];
+    let band = format!("{} to {}", span(least), span(most));
+    if ahead.plan.mesh.world() > LARGE_WORLD || most > 2.0 * least {
+        return format!("{band} (what follows is for {})", span(time));
+    }
+    format!("{} ({band})", span(time))
 }
 
 /// Names with their values, one below the other.

@@ -140,6 +140,24 @@ fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
 }
 
 #[test]
+fn where_little_is_known_a_band_comes_first() {
+    let sandbox = sandbox();
+    let time = |on: &str| {
+        let said =
+            sandbox.succeed(&format!("plan 8b.toml --on {on} --set train.global_batch_size=1024")).stdout;
+        said.lines().find(|line| line.starts_with("time ")).unwrap().to_owned()
+    };
+    // More ranks than plans were held against; a generation of GPUs that no run was fitted to; and what was.
+    for (on, is_wide) in
+        [("h100-sxm --nodes 128", true), ("mi300x --nodes 8", true), ("h100-sxm --nodes 64", false)]
+    {
+        let line = time(on);
+        assert_eq!(line.contains("(what follows is for "), is_wide, "{on}: {line}");
+        assert!(line.contains(" to "), "{line}");
+    }
+}
+
+#[test]
 fn what_can_not_be_is_told() {
     let sandbox = sandbox();
     for (name, near) in [("h100sxm", "h100-sxm"), ("b100", "b200"), ("H1O0", "h100")] {
