@@ -6,6 +6,7 @@ use std::ffi::{OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::fs;
 use std::mem::ManuallyDrop;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 
 use fsdp_comm::process::ancestor::Ancestor;
@@ -139,8 +140,10 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBu
 
 /// The folder of libraries of whoever started this process: of `/opt/mpi/bin/hydra_pmi_proxy`, `/opt/mpi/lib`.
 fn launcher_libraries() -> Option<PathBuf> {
-    let place = recognise(&|name| env::var(name).ok()).ok()??;
-    let program = fs::read_link(format!("/proc/{}/exe", Ancestor::launcher(&place).pid())).ok()?;
+    let place = recognise(&|name| env::var(name).ok()).ok().flatten();
+    // The only process of a launcher has no place.
+    let launcher = place.map_or_else(parent_id, |place| Ancestor::launcher(&place).pid());
+    let program = fs::read_link(format!("/proc/{launcher}/exe")).ok()?;
     Some(program.parent()?.parent()?.join("lib"))
 }
 
