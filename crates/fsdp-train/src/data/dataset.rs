@@ -242,6 +242,23 @@ impl Dataset {
         self.corpus.reach(Stage::Shared)
     }
 
+    /// The tokens of a sample as the model hears them, each with whether it is a target that counts.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub(super) fn heard(&self, index: usize) -> Vec<Token> {
+        let mut heard: Vec<Token> = Vec::new();
+        for run in self.runs(index) {
+            // Nothing predicts the first one, of the sample or of a document that sees no other.
+            let first = if self.is_packed() || heard.is_empty() { heard.len() } else { usize::MAX };
+            heard.extend(self.tokens(run));
+            if let Some(token) = heard.get_mut(first) {
+                token.counts = false;
+            }
+        }
+        heard
+    }
+
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
     ///
     /// # Panics
