@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::chat::Chats;
-use super::dataset::{self, Dataset, Loading};
+use super::dataset::{Dataset, Loading};
 use super::encoder::Encoder;
 use super::error::DataError;
 use super::files::{self, DataFile, Kind};
@@ -11,6 +11,7 @@ use super::pipeline::{self, Beginning, Encoded};
 use super::progress::Watch;
 use super::record::Fields;
 use super::role::Role;
+use super::special::Special;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
 use super::tokens::SILENT;
@@ -141,8 +142,8 @@ fn check_vocabulary(
     tokenizer: &Tokenizer,
     vocab: usize,
 ) -> Result<(), DataError> {
-    let is_framed = beginning.encoded.iter().flat_map(|batch| &batch.ends).any(|&(_, is_framed)| is_framed);
-    dataset::check_special(config, tokenizer, is_framed, vocab)?;
+    let forms = beginning.encoded.iter().flat_map(|batch| &batch.ends).map(|&(_, form)| form);
+    Special::resolve(config, tokenizer)?.check_vocabulary(forms, vocab)?;
     for Encoded { file, ids, .. } in &beginning.encoded {
         if let Some(id) = ids.iter().map(|id| id & !SILENT).find(|&id| id as usize >= vocab) {
             let reason = format!(
