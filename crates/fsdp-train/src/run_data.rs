@@ -198,11 +198,11 @@ fn evaluation(
         let mut dataset =
             Dataset::load(&set.paths, data, loading).map_err(|error| error.of_key("data.eval"))?;
         dataset.check_vocabulary(vocab)?;
-        Role::Evaluation { set: name.clone() }.expect(dataset.len(), dataset.seq_len())?;
-        let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
-        let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
-        let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);
-        dataset.warn_of_clipped(samples.min(sampler.batches() * global));
+        let role = Role::of_set(set, data, global);
+        role.expect(dataset.len(), dataset.seq_len())?;
+        dataset.warn_of_clipped(role.samples_max());
+        let sampler =
+            EvalSampler::new(dataset.len().min(role.samples_max()), global, micro, data.eval_batches);
         Ok(EvalData { name, dataset, sampler })
     };
     data.eval.iter().map(read).collect()

@@ -151,11 +151,6 @@ impl Corpus {
         self.documents[index].form
     }
 
-    /// How many documents had a form.
-    pub(super) fn count(&self, form: Form) -> usize {
-        self.documents.iter().filter(|document| document.form == form).count()
-    }
-
     /// The forms that there are.
     pub(super) fn forms(&self) -> impl Iterator<Item = Form> {
         Form::ALL.into_iter().filter(|form| self.documents.iter().any(|document| document.form == *form))

@@ -16,11 +16,11 @@ use super::corpus::Corpus;
 use super::error::DataError;
 use super::packed::Packed;
 use super::progress::Watch;
-use super::special::{Around, Form, Special, is_given};
+use super::special::{Around, Form, Special};
 use super::tokenizer::Tokenizer;
 use super::tokens::Token;
 use super::warning::DataWarning;
-use crate::config::{DataConfig, EndToken, Packing};
+use crate::config::{DataConfig, Packing};
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -98,7 +98,10 @@ impl Dataset {
             layout: Layout::Documents,
         };
         dataset.leave_out_short(config.packing);
-        dataset.warn_of_ends(config, tokenizer.digest().is_some());
+        let count =
+            |form| dataset.documents.iter().filter(|&&index| dataset.corpus.form(index) == form).count();
+        let warnings = special.warnings(config, tokenizer.digest().is_some(), count);
+        dataset.corpus.warnings.extend(warnings);
         dataset.expect_targets(paths, config.packing)?;
         if config.packing != Packing::Stream {
             dataset.leave_out_silent();
@@ -135,25 +138,6 @@ impl Dataset {
         };
         let used = (0..self.documents.len()).filter(|&document| is_long(document));
         self.documents = used.map(|document| self.documents[document]).collect();
-    }
-
-    /// Says where documents lack what begins or ends them. Bytes have no token for that.
-    fn warn_of_ends(&mut self, config: &DataConfig, has_vocabulary: bool) {
-        let corpus = &mut self.corpus;
-        let [texts, completions, conversations] =
-            [Form::Text, Form::Completion, Form::Conversation].map(|form| corpus.count(form));
-        let joins = config.packing == Packing::Stream && self.documents.len() > 1;
-        if joins && has_vocabulary && texts > 0 && self.special.around(Form::Text).count() == 0 {
-            corpus.warnings.push(DataWarning::Joined { documents: texts });
-        }
-        let lacks_end =
-            config.eos == Some(EndToken::Auto) && self.special.around(Form::Completion).eos.is_none();
-        if lacks_end && has_vocabulary && completions > 0 {
-            corpus.warnings.push(DataWarning::Endless { documents: completions });
-        }
-        if conversations > 0 && (is_given(&config.bos) || is_given(&config.eos)) {
-            corpus.warnings.push(DataWarning::Unframed { conversations });
-        }
     }
 
     /// That a document has a target that counts: else nothing would be learned, or there would be no sample and nobody knew
@@ -208,11 +192,8 @@ impl Dataset {
             return;
         }
         let runs = (0..samples.min(self.len())).flat_map(|sample| self.runs(sample));
-        let excess = runs.map(|run| self.len_of(run.document) - run.len).filter(|&tokens| tokens > 0);
-        let (documents, tokens) = excess.fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
-        if documents > 0 {
-            self.corpus.warnings.push(DataWarning::Clipped { documents, tokens });
-        }
+        let clipped = DataWarning::clipped(runs.map(|run| self.len_of(run.document) - run.len));
+        self.corpus.warnings.extend(clipped);
     }
 
     /// The number of samples.

@@ -48,7 +48,7 @@ pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};
 pub use role::Role;
 pub use sampler::Sampler;
-pub use survey::{Outlook, Survey, Whole, outlook, survey};
+pub use survey::{Outlook, Survey, Whole, lost, outlook, survey};
 pub use tokenizer::{Tokenizer, TokenizerFault};
 pub(crate) use training::{Sample, Training, expect_shares};
 pub use training::{SourcePosition, SourceSummary};

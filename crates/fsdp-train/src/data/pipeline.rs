@@ -34,6 +34,14 @@ pub(super) struct Encoded {
     pub(super) skipped: u64,
 }
 
+impl Encoded {
+    /// The tokens of each document, and what it was.
+    pub(super) fn documents(&self) -> impl Iterator<Item = (usize, Form)> {
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|&(end, _)| end));
+        starts.zip(&self.ends).map(|(start, &(end, form))| (end - start, form))
+    }
+}
+
 /// Makes tokens of all records, and hands them on in order.
 ///
 /// # Errors

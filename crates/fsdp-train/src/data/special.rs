@@ -2,6 +2,7 @@
 
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
+use super::warning::DataWarning;
 use crate::config::{DataConfig, EndToken, Packing};
 
 /// What a document was before it became tokens: that decides what is put around it.
@@ -86,6 +87,30 @@ impl Special {
         }
     }
 
+    /// Says where documents, so many of each form, lack what begins or ends them. Bytes have no token for that.
+    pub(super) fn warnings(
+        &self,
+        config: &DataConfig,
+        has_vocabulary: bool,
+        count: impl Fn(Form) -> usize,
+    ) -> Vec<DataWarning> {
+        let [texts, completions, conversations] =
+            [Form::Text, Form::Completion, Form::Conversation].map(&count);
+        let mut warnings = Vec::new();
+        let joins = config.packing == Packing::Stream && Form::ALL.into_iter().map(&count).sum::<usize>() > 1;
+        if joins && has_vocabulary && texts > 0 && self.text.count() == 0 {
+            warnings.push(DataWarning::Joined { documents: texts });
+        }
+        let lacks_end = config.eos == Some(EndToken::Auto) && self.completion.eos.is_none();
+        if lacks_end && has_vocabulary && completions > 0 {
+            warnings.push(DataWarning::Endless { documents: completions });
+        }
+        if conversations > 0 && (is_given(&config.bos) || is_given(&config.eos)) {
+            warnings.push(DataWarning::Unframed { conversations });
+        }
+        warnings
+    }
+
     /// That every id that is added to documents of these forms is below the vocabulary size of the model.
     ///
     /// # Errors
@@ -130,6 +155,6 @@ fn resolved(
 }
 
 /// Whether a run file names a token itself.
-pub(super) fn is_given(token: &Option<EndToken>) -> bool {
+fn is_given(token: &Option<EndToken>) -> bool {
     matches!(token, Some(EndToken::Token(_)))
 }

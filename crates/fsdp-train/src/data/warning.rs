@@ -98,6 +98,15 @@ pub enum DataWarning {
     },
 }
 
+impl DataWarning {
+    /// That documents are clipped, of each of which so many tokens are too many; none where nothing is.
+    pub(super) fn clipped(excess: impl Iterator<Item = usize>) -> Option<DataWarning> {
+        let long = excess.filter(|&tokens| tokens > 0);
+        let (documents, tokens) = long.fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
+        (documents > 0).then_some(DataWarning::Clipped { documents, tokens })
+    }
+}
+
 /// The files that a warning names, and that there are more.
 fn listed(files: &[PathBuf], count: usize) -> String {
     let named: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
