@@ -5,7 +5,8 @@ usage: python scripts/pictures.py FSDP [--chromium chromium] [--steps 120]      
 
 docs/loss.png: a Llama of the sizes of examples/llama-tiny, with weights from transformers, trained on the same batches by
 `fsdp train` over 4 ranks and by PyTorch alone; both curves are drawn by `fsdp report`. docs/timeline.png: the timeline of a step,
-by `fsdp plan --report`. docs/memory.png: memory by category, by `fsdp report`. FSDP is the built program; run it at the root of the repository.
+by `fsdp plan --report`. docs/memory.png: memory by category, by `fsdp report`. docs/architecture.svg: the crates, by
+scripts/architecture.py. FSDP is the built program; run it at the root of the repository.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import re
 import subprocess
 import tempfile
 
+import architecture
 import numpy
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -120,6 +122,7 @@ def main():
         plan = [fsdp, "plan", "examples/llama-8b.toml", "--on", "h100-sxm", "--nodes", "8", "--report", page]
         subprocess.run(plan, check=True, stdout=subprocess.DEVNULL)
         shoot(chromium, page, ["all of it"], DOCS / "timeline.png", (1000, 420))
+    architecture.main()
 
 
 if __name__ == "__main__":

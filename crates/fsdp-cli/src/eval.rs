@@ -66,6 +66,11 @@ fn load(args: &EvalArgs) -> Result<(RunSetup, Option<SavedModel>), CliError> {
         (adapter.path, adapter.merge) = (Some(dir.display().to_string()), false);
         return Ok((setup, None));
     }
+    run_setup::expect_model(
+        "--model",
+        dir,
+        ", an adapter or a checkpoint, such as what is in the folder of a run",
+    )?;
     let path = toml::Value::String(dir.display().to_string());
     let mut run: RunFileArgs = args.run.clone();
     run.overrides.push(format!("model.path={path}"));

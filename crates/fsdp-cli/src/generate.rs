@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::args::GenerateArgs;
 use crate::error::CliError;
 use crate::host::total_threads;
-use crate::run_setup::read_model;
+use crate::run_setup::{expect_model, read_model};
 use crate::units::rate;
 use crate::{logging, output};
 
@@ -27,6 +27,7 @@ const BYTES: usize = 256;
 /// [`CliError`]: the input is wrong, or the weights can not be read.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     logging::install(None)?;
+    expect_model("MODEL_DIR", &args.model, ", such as the folder `model` of a run")?;
     let model = read_model(&args.model)?.build().map_err(TrainError::from)?;
     let vocab = model.head().vocab;
     let tokenizer = tokenizer(args, vocab)?;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_train::config::{Device, Resolved};
-use fsdp_train::data::{Survey, survey};
+use fsdp_train::data::{Survey, Tokenizer, survey};
 
 use crate::args::InitArgs;
 use crate::check::Findings;
@@ -99,6 +99,10 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
     let found = data(args, &mut choices, answers)?;
     choices.ranks = ranks(args, choices.device, answers)?;
     choices.fit(found);
+    if found.is_some_and(|found| found.has_text && !found.has_prompts) {
+        let tokenizer = Tokenizer::load(&choices.tokenizer).map_err(fsdp_train::TrainError::from)?;
+        choices.separator = tokenizer.separator().map_err(fsdp_train::TrainError::from)?;
+    }
     if choices.lacks_tokenizer && found.is_none_or(|found| found.tokens.is_none()) {
         output::warning(&format!(
             "{} has no tokenizer.json: text becomes bytes, which its weights do not know; set data.tokenizer",

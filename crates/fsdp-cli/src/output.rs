@@ -95,14 +95,17 @@ pub(crate) fn warning(text: &str) {
 
 /// Prints what the user should know of the data of a job, on stderr.
 pub(crate) fn data_warnings(data: &RunData) {
-    data.warnings().for_each(|text| warning(&text.to_string()));
+    data.warnings().for_each(|(key, told)| warning(&format!("{key}: {told}")));
 }
 
 /// Prints a sample of the data, on stderr, if this is who speaks.
 pub(crate) fn sample(preview: &Preview) {
-    if speaker().is_none() {
-        let paint = Paint::of(&io::stderr());
-        say(&paint.shown(&sample::text(preview, paint)));
+    let paint = Paint::of(&io::stderr());
+    match speaker() {
+        // Colours are not for those who read JSON.
+        None if is_quiet() || is_json() => note(&sample::text(preview, Paint { is_on: false })),
+        None => say(&paint.shown(&sample::text(preview, paint))),
+        Some(_) => {}
     }
 }
 

@@ -24,6 +24,8 @@ const BAR: &str = "{bar:28} {pos}/{len} {msg} ETA {eta}";
 #[derive(Debug)]
 pub(crate) struct Progress {
     steps: u64,
+    /// What tokens per second are of.
+    speed_unit: &'static str,
     /// Steps that a checkpoint had done.
     first: AtomicU64,
     start: Instant,
@@ -40,7 +42,7 @@ enum Display {
 
 impl Progress {
     /// The progress of a run of `steps` steps that ends early when `stop` is raised.
-    pub(crate) fn new(steps: u64, stop: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(steps: u64, speed_unit: &'static str, stop: Arc<AtomicBool>) -> Self {
         let start = Instant::now();
         let display = if output::draws_bars() {
             let style = ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -48,7 +50,15 @@ impl Progress {
         } else {
             Display::Lines { last: Mutex::new(start) }
         };
-        Self { steps, first: AtomicU64::new(0), start, display, stop, has_told_stop: AtomicBool::new(false) }
+        Self {
+            steps,
+            speed_unit,
+            first: AtomicU64::new(0),
+            start,
+            display,
+            stop,
+            has_told_stop: AtomicBool::new(false),
+        }
     }
 
     /// Ends the bar where it stands.
@@ -90,8 +100,20 @@ impl Progress {
             return;
         }
         let width = self.steps.to_string().len();
-        let news = news(metrics);
+        let news = self.news(metrics);
         output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
+    }
+
+    /// What is said of a step.
+    fn news(&self, metrics: &StepMetrics) -> String {
+        let skipped = match &metrics.scaling {
+            Some(Scaling { loss_scale, skipped: true }) => {
+                format!(" skipped (gradients overflow at loss scale {loss_scale})")
+            }
+            _ => String::new(),
+        };
+        let Self { speed_unit, .. } = self;
+        format!("loss {:.4} {} {speed_unit}{skipped}", metrics.loss, rate(metrics.tokens_per_s))
     }
 }
 
@@ -99,7 +121,7 @@ impl Reporter for Progress {
     fn step(&self, metrics: &StepMetrics) {
         match &self.display {
             Display::Bar(bar) => {
-                bar.set_message(news(metrics));
+                bar.set_message(self.news(metrics));
                 bar.set_position(metrics.step);
             }
             Display::Lines { last } => self.line(last, metrics),
@@ -192,16 +214,6 @@ fn listed(names: &[String]) -> String {
     const SHOWN: usize = 4;
     let more = if names.len() > SHOWN { ", .." } else { "" };
     names[..names.len().min(SHOWN)].join(", ") + more
-}
-
-fn news(metrics: &StepMetrics) -> String {
-    let skipped = match &metrics.scaling {
-        Some(Scaling { loss_scale, skipped: true }) => {
-            format!(" skipped (gradients overflow at loss scale {loss_scale})")
-        }
-        _ => String::new(),
-    };
-    format!("loss {:.4} {} tokens/s{skipped}", metrics.loss, rate(metrics.tokens_per_s))
 }
 
 /// The time that the remaining steps take if they go on as the first `done` of `all` did.

@@ -10,6 +10,7 @@ use fsdp_ckpt::{is_url, objects};
 use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
+use fsdp_train::adapter::peft;
 use fsdp_train::config::{Device, Init, Loaded, Resolved};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
@@ -124,6 +125,26 @@ impl RunSetup {
 /// Random weights of a model.
 pub(crate) fn random(seed: u64, architecture: &impl Architecture) -> InitSource {
     InitSource::Random { seed, init: Arc::new(architecture.description().init.clone()) }
+}
+
+/// That a directory which an argument names is that of a model.
+///
+/// # Errors
+/// [`CliError::Option`]: it is an adapter, or nothing with a `config.json`.
+pub(crate) fn expect_model(option: &'static str, dir: &Path, others: &str) -> Result<(), CliError> {
+    if is_url(dir) || dir.join("config.json").exists() {
+        return Ok(());
+    }
+    let shown = dir.display();
+    let what = if dir.join(peft::CONFIG_FILE).exists() {
+        format!(
+            "{shown} is an adapter, and not a whole model; go on from a checkpoint of its run with `fsdp train RUN.toml \
+             --resume-from CHECKPOINT --set adapter.merge=true --set run.out_dir=MERGED`, and give MERGED/model"
+        )
+    } else {
+        format!("{shown} has no config.json; give a Hugging Face model directory{others}")
+    };
+    Err(CliError::Option { option, what })
 }
 
 /// The `config.json` of a model directory.

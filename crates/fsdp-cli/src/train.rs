@@ -30,6 +30,7 @@ use crate::run_setup::{Model, RunSetup};
 use crate::stop_signal::StopSignal;
 use crate::token_progress::TokenProgress;
 use crate::trace::{SpanObserver, TraceFile};
+use crate::units::speed_unit;
 use crate::{cluster, device, launch, logging, output, trace};
 
 /// Trains as a run file says and prints the summary.
@@ -77,7 +78,8 @@ fn run_within(
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     logging::install(trace.as_ref())?;
-    let progress = Progress::new(job.config.train.steps, Arc::clone(&signal.stop));
+    let progress =
+        Progress::new(job.config.train.steps, speed_unit(job.config.data.packing), Arc::clone(&signal.stop));
     let is_observed = trace.is_some() || logging::is_asked_for();
     let observer = |rank: Rank| -> Box<dyn Observer> {
         if is_observed { Box::new(SpanObserver::new(rank, job.plan.clone())) } else { Box::new(()) }

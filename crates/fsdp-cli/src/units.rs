@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use fsdp_train::config::Packing;
+
 /// Bytes with a binary unit: `512 B`, `1.5 KiB`, `12.0 MiB`.
 #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
 pub(crate) fn bytes(count: u64) -> String {
@@ -34,6 +36,14 @@ pub(crate) fn grouped(number: u64) -> String {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are positive and small")]
 pub(crate) fn rate(per_second: f64) -> String {
     grouped(per_second.max(0.0).round() as u64)
+}
+
+/// What tokens per second are of, by how samples are made: a stream has no padding.
+pub(crate) fn speed_unit(packing: Packing) -> &'static str {
+    match packing {
+        Packing::Stream => "tokens/s",
+        Packing::Documents | Packing::Packed => "tokens/s with padding",
+    }
 }
 
 /// A perplexity: two decimals, or three digits of a large one.

@@ -12,6 +12,9 @@ use crate::data::{
 };
 use crate::error::TrainError;
 
+/// How many samples of a run are searched for one with tokens that do not count.
+const SAMPLES_LOOKED_AT: usize = 1 << 12;
+
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
 pub struct RunData {
@@ -69,9 +72,15 @@ impl RunData {
         self.train.as_ref().map_or_else(of_evaluation, Training::digest)
     }
 
-    /// What the user should know of how it was read.
-    pub fn warnings(&self) -> impl Iterator<Item = &DataWarning> {
-        self.datasets().flat_map(Dataset::warnings)
+    /// What the user should know of how it was read, each with the key of the data that it is about.
+    pub fn warnings(&self) -> impl Iterator<Item = (String, &DataWarning)> {
+        let train = self.train.iter().flat_map(Training::named);
+        let sets = self.eval.iter().map(|EvalData { name, dataset, .. }| match &**name {
+            "" => ("data.eval".to_owned(), dataset),
+            name => (format!("data.eval \"{name}\""), dataset),
+        });
+        let all = train.chain(sets);
+        all.flat_map(|(key, dataset)| dataset.warnings().iter().map(move |warning| (key.clone(), warning)))
     }
 
     /// Keeps the tokens of text that belong into the output folder: see [`Dataset::keep`].
@@ -88,15 +97,24 @@ impl RunData {
     }
 
     /// The first sample that is trained on of those with tokens that do not count: which ones do is what a user should see.
+    /// Where the first thousands have none, there is none.
     ///
     /// # Errors
     /// A tokenizer that can not be read again.
     pub fn first_sample(&self, config: &DataConfig) -> Result<Option<Preview>, TrainError> {
-        let first = self.train().batch(0, 0);
-        let sample = first.iter().find(|sample| sample.dataset.has_silent());
-        let Some((dataset, index)) = sample.and_then(|sample| Some((sample.dataset, sample.index?))) else {
+        let train = self.train();
+        if !train.datasets().any(Dataset::has_silent) {
             return Ok(None);
+        }
+        let batches = (0..).flat_map(|step| (0..train.micro_batches()).map(move |index| (step, index)));
+        let mut samples = batches.flat_map(|(step, index)| train.batch(step, index)).take(SAMPLES_LOOKED_AT);
+        let is_shown = |sample: &Sample<'_>| {
+            sample
+                .index
+                .filter(|&index| sample.dataset.has_silent() && sample.dataset.is_partly_silent(index))
         };
+        let found = samples.find_map(|sample| is_shown(&sample).map(|index| (sample.dataset, index)));
+        let Some((dataset, index)) = found else { return Ok(None) };
         Ok(Some(Preview::of(dataset, index, &config.fetched()?)?))
     }
 
@@ -177,12 +195,14 @@ fn evaluation(
     let (global, micro) = (config.train.global_batch_size, config.train.micro_batch_size);
     let read = |set: &EvalSet| -> Result<EvalData, TrainError> {
         let name = set.name.clone();
-        let dataset = Dataset::load(&set.paths, data, loading).map_err(|error| error.of_key("data.eval"))?;
+        let mut dataset =
+            Dataset::load(&set.paths, data, loading).map_err(|error| error.of_key("data.eval"))?;
         dataset.check_vocabulary(vocab)?;
-        Role::Evaluation { set: name.clone() }.expect(dataset.len(), dataset.seq_len())?;
-        let limit = usize::try_from(set.max_samples).ok().filter(|&samples| samples > 0);
-        let samples = limit.map_or(dataset.len(), |limit| limit.min(dataset.len()));
-        let sampler = EvalSampler::new(samples, global, micro, data.eval_batches);
+        let role = Role::of_set(set, data, global);
+        role.expect(dataset.len(), dataset.seq_len())?;
+        dataset.warn_of_clipped(role.samples_max());
+        let sampler =
+            EvalSampler::new(dataset.len().min(role.samples_max()), global, micro, data.eval_batches);
         Ok(EvalData { name, dataset, sampler })
     };
     data.eval.iter().map(read).collect()

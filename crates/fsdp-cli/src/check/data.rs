@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fsdp_ckpt::is_url;
 use fsdp_train::config::{DataConfig, Packing, Resolved};
-use fsdp_train::data::{Outlook, Role, outlook};
+use fsdp_train::data::{Outlook, Role, Tokenizer, lost, outlook};
 
 use super::{Findings, Verdict};
 use crate::units::{bytes, grouped};
@@ -21,10 +21,16 @@ impl Findings {
     /// Looks at the data of a run, for a model with this many token ids.
     pub(super) fn data(&mut self, config: &Resolved, vocab: usize) {
         let out_dir = Path::new(&config.run.out_dir);
+        let tokenizer = self.tokenizer(&config.data.tokenizer);
         for Part { subject, paths, config, role } in parts(config) {
             if paths.iter().any(is_url) {
                 let detail = "in an object store, which is not looked at".to_owned();
                 self.note(&subject, Verdict::Warning, detail);
+                continue;
+            }
+            let lost = lost(&paths, &config, out_dir, &role);
+            lost.iter().for_each(|error| self.wrong(&subject, error));
+            if !lost.is_empty() || tokenizer.is_none() {
                 continue;
             }
             let looked_at = outlook(&paths, &config, out_dir, &role, vocab);
@@ -35,6 +41,15 @@ impl Findings {
                 self.note(&subject, Verdict::Warning, doubt);
             }
         }
+    }
+
+    /// Looks at the tokenizer, of which something is said only if it can not be used.
+    fn tokenizer(&mut self, name: &str) -> Option<Tokenizer> {
+        let loaded = Tokenizer::load(name);
+        if let Err(error) = &loaded {
+            self.wrong("tokenizer", error);
+        }
+        loaded.ok()
     }
 }
 
@@ -51,18 +66,20 @@ fn parts(config: &Resolved) -> Vec<Part> {
     let sets = data.eval.iter().map(|set| {
         let subject =
             if set.name.is_empty() { "evaluation".to_owned() } else { format!("evaluation {}", set.name) };
-        let role = Role::Evaluation { set: set.name.clone() };
+        let role = Role::of_set(set, data, global_batch);
         Part { subject, paths: set.paths.clone(), config: data.clone(), role }
     });
     sources.chain(sets).collect()
 }
 
-/// What a run may refuse once it has read all: the first records do not show it.
+/// What a run will warn of, and what it may refuse once it has read all: the first records do not show it.
 fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<String> {
+    let of_part = if found.whole.is_some() { "" } else { "of the first records: " };
+    let mut doubts: Vec<String> =
+        found.warnings.iter().map(|warning| format!("{of_part}{warning}")).collect();
     if found.whole.is_some() {
-        return Vec::new();
+        return doubts;
     }
-    let mut doubts = Vec::new();
     let ids = found.tokenizer_ids;
     if ids > vocab {
         doubts.push(format!(

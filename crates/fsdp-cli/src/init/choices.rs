@@ -7,7 +7,7 @@ use fsdp_ckpt::is_url;
 use fsdp_nn::hf::HfConfig;
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::TrainError;
-use fsdp_train::config::Device;
+use fsdp_train::config::{Device, TokenRef};
 use fsdp_train::data::Survey;
 
 use crate::error::CliError;
@@ -85,6 +85,8 @@ pub(super) struct Choices {
     pub(super) lacks_tokenizer: bool,
     /// Whether the data has prompts, which do not count in the loss.
     pub(super) has_prompts: bool,
+    /// What separates texts, where the tokenizer does not.
+    pub(super) separator: Option<TokenRef>,
     pub(super) seq_len: usize,
     pub(super) global_batch: usize,
     pub(super) steps: u64,
@@ -135,6 +137,7 @@ impl Choices {
             tokenizer: if has_tokenizer { tokenizer.display().to_string() } else { "bytes".to_owned() },
             lacks_tokenizer: !has_tokenizer && training != Training::New && sizes.vocab != BYTES,
             has_prompts: false,
+            separator: None,
             seq_len: SEQ_LEN_MIN,
             global_batch: 1,
             steps: 1,

@@ -2,12 +2,15 @@
 
 use std::fmt::Write as _;
 
-use fsdp_train::config::Device;
+use fsdp_train::config::{Device, TokenRef};
 
 use super::choices::{Choices, Training};
 
 /// Where comments behind keys begin.
 const COMMENTS: usize = 40;
+
+/// What is said of `eos`.
+const SEPARATES: &str = "what ends a text, since the tokenizer puts nothing there";
 
 /// The run file.
 pub(super) fn of(choices: &Choices) -> String {
@@ -92,6 +95,11 @@ fn data(text: &mut Text, choices: &Choices) {
     if choices.has_prompts {
         text.key("packing", string("packed"), "as many conversations per sample as fit");
         text.key("loss_on", string("answers"), "\"all\": prompts count in the loss, too");
+    }
+    match &choices.separator {
+        Some(TokenRef::Token(token)) => text.key("eos", string(token), SEPARATES),
+        Some(TokenRef::Id(id)) => text.key("eos", id, SEPARATES),
+        None => {}
     }
     let most = format!("tokens of a sample; the model was made for {}", choices.positions);
     text.key("seq_len", choices.seq_len, &most);
@@ -186,8 +194,14 @@ mod tests {
         let mut choices = Choices::new(model, &HfConfig::parse(MODEL).unwrap(), training, out).unwrap();
         choices.train = vec!["chats.jsonl".to_owned()];
         (choices.device, choices.ranks) = (device, ranks);
-        let found =
-            Survey { files: 1, bytes: 4 * about_tokens, tokens: None, about_tokens, has_prompts: true };
+        let found = Survey {
+            files: 1,
+            bytes: 4 * about_tokens,
+            tokens: None,
+            about_tokens,
+            has_prompts: true,
+            has_text: false,
+        };
         choices.fit(Some(found));
         choices.steps = training.steps(choices.epoch_steps.unwrap());
         choices

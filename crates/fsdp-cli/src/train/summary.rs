@@ -11,7 +11,7 @@ use fsdp_train::train::Summary;
 use fsdp_train::{Evaluation, Job};
 
 use crate::output::{Paint, table};
-use crate::units::{bytes, clock, params, perplexity, rate};
+use crate::units::{bytes, clock, params, perplexity, rate, speed_unit};
 
 /// The text of a summary.
 pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
@@ -42,7 +42,7 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     if let Some((WatchedLoss { step, loss }, checkpoint)) = &summary.best {
         line("best", format!("loss {loss:.4} after step {step}, in {}", checkpoint.display()));
     }
-    line("speed", format!("{} tokens/s (median)", rate(summary.tokens_per_s)));
+    line("speed", format!("{} {} (median)", rate(summary.tokens_per_s), speed_unit(job.config.data.packing)));
     let units = plan.layout.units.len();
     line("model", format!("{} in {units} units, mesh {}", parameters(&plan.spec), plan.mesh));
     let paint = Paint::of(&io::stdout());

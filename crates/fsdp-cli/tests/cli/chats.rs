@@ -43,6 +43,34 @@ fn a_sample_is_shown_with_what_counts_before_the_first_step() {
 }
 
 #[test]
+fn the_sample_is_not_shown_to_who_is_quiet_and_is_json_for_who_reads_that() {
+    let sandbox = sandbox();
+    let quiet = sandbox.succeed("train run.toml --quiet").stderr;
+    assert!(!quiet.contains("first sample"), "{quiet}");
+    let json = sandbox.succeed("train run.toml --overwrite --log-format json").stderr;
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    let is_sample = |line: &&serde_json::Value| {
+        line.to_string().contains("first sample: 30 tokens")
+            && line.to_string().contains("\u{27e6}Hello</>\u{27e7}")
+    };
+    assert_eq!(lines.iter().filter(is_sample).count(), 1, "{json}");
+}
+
+#[test]
+fn a_conversation_is_shown_that_is_not_among_the_first_samples() {
+    let sandbox = sandbox();
+    sandbox.write("text.jsonl", "{\"text\": \"plain\"}\n".repeat(16));
+    let lists = "--set data.train=[\"text.jsonl\",\"data.jsonl\"]";
+    let ran = sandbox.succeed(&format!("train run.toml {lists} --set train.steps=1"));
+    assert!(ran.stderr.contains("first sample: 30 tokens, of which 8 count"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("tokens/s with padding"), "{}", ran.stderr);
+    let ended = sandbox.succeed(&format!("train run.toml {lists} --overwrite --set data.eos=0"));
+    let said = "warning: data.train: data.bos and data.eos are not put around 16 conversations";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+}
+
+#[test]
 fn other_tokens_that_count_are_another_run() {
     let sandbox = sandbox();
     sandbox.succeed("train run.toml --set checkpoint.every=2");

@@ -173,3 +173,42 @@ fn settings_that_no_run_can_have_are_refused() {
         "{checked}"
     );
 }
+
+#[test]
+fn every_path_that_leads_nowhere_is_told_beside_a_tokenizer_that_is_not_there() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.fsdp(
+        "check run.toml --set data.train=[\"gone.txt\",\"data.txt\",\"lost.txt\"] --set data.eval=[\"away.txt\"] \
+         --set data.tokenizer=nope.json",
+    );
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let errors: Vec<&str> = ran.stdout.lines().filter(|line| line.starts_with("error ")).collect();
+    let [tokenizer, gone, lost, away] = *errors else { panic!("{}", ran.stdout) };
+    assert!(tokenizer.contains("cannot load tokenizer nope.json"), "{tokenizer}");
+    assert!(gone.contains("gone.txt") && lost.contains("lost.txt"), "{}", ran.stdout);
+    assert!(away.starts_with("error    evaluation ") && away.contains("away.txt"), "{away}");
+}
+
+#[test]
+fn what_a_run_will_warn_of_is_a_warning_before_it() {
+    let sandbox = Sandbox::new();
+    let line = "{\"text\": \"a text of more than a few tokens\"}\n";
+    sandbox.write("data.jsonl", line.repeat(9));
+    let args = "run.toml --set data.train=[\"data.jsonl\"] --set data.packing=documents --set data.eos=0 \
+                --set data.eval=[{name=\"held\",paths=[\"data.jsonl\"],max_samples=2}]";
+    let checked = sandbox.succeed(&format!("check {args}")).stdout;
+    // 32 bytes and eos, of which 8 inputs and a target are used.
+    let told = |documents: usize| {
+        format!("{documents} documents are clipped to data.seq_len: {} tokens of them", 24 * documents)
+    };
+    assert!(checked.contains(&format!("warning  data          {}", told(9))), "{checked}");
+    assert!(checked.contains(&format!("warning  evaluation held  {}", told(2))), "{checked}");
+    assert!(checked.contains("297 tokens, 9 samples"), "{checked}");
+    let trained = sandbox.succeed(&format!("train {args}")).stderr;
+    assert!(trained.contains(&format!("warning: data.train: {}", told(9))), "{trained}");
+    assert!(trained.contains(&format!("warning: data.eval \"held\": {}", told(2))), "{trained}");
+    // Of more than is looked at, the beginning.
+    sandbox.write("data.jsonl", line.repeat(60_000));
+    let checked = sandbox.succeed(&format!("check {args}")).stdout;
+    assert!(checked.contains("warning  data          of the first records: "), "{checked}");
+}

@@ -162,7 +162,7 @@ fn what_is_wrong_is_said_with_the_way_out() {
     assert!(without.contains("data.eval: the run file has no evaluation sets; name one with"), "{without}");
     let eval = "--set data.eval=[\"data.txt\"]";
     let missing = refused(&format!("{eval} --model nowhere"));
-    assert!(missing.contains("nowhere/config.json"), "{missing}");
+    assert!(missing.contains("--model: nowhere has no config.json"), "{missing}");
     let empty = refused(&format!("{eval} --model model"));
     assert!(empty.contains("model.safetensors"), "{empty}");
 }

@@ -77,9 +77,46 @@ fn what_can_not_be_generated_is_refused_with_the_way_out() {
     refused("out/model --prompt a --top-k 3", "--temperature");
     refused("out/model --prompt a --temperature 0", "above 0");
     refused("out/model --prompt-ids 256", "it has token 256, and the model has 256 tokens");
-    refused("nowhere --prompt a", "nowhere/config.json");
+    refused("nowhere --prompt a", "MODEL_DIR: nowhere has no config.json; give");
     refused("model --prompt a", "model.safetensors");
     sandbox.write("model/config.json", GPT2.replace("256", "300"));
     refused("model --prompt a", "model has no tokenizer.json; give --prompt-ids");
     refused("model --prompt-ids 1 --max-new-tokens 16", "are more than the model's 16 positions; give fewer");
+}
+
+/// What `docs/training.md` says of the best states.
+#[test]
+fn a_state_becomes_a_model_or_an_adapter_with_all_that_belongs_beside_it() {
+    let sandbox = trained();
+    let state = |out: &str, step: u64| format!("{out}/checkpoints/step-{step:08}");
+    let tokens = |model: &str| {
+        let ran = sandbox.succeed(&format!("generate {model} --prompt sha --max-new-tokens 12 --json"));
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()["tokens"].clone()
+    };
+    let run = "run.toml --set train.steps=9 --set train.optimizer.lr=0.02 --set checkpoint.every=3 --set checkpoint.keep_last=0";
+    sandbox.succeed(&format!("train {run} --set run.out_dir=whole"));
+    let goes_on = |run: &str, from: &str, out: &str| {
+        format!("train {run} --resume-from {} --set train.steps=6 --set run.out_dir={out}", state(from, 6))
+    };
+    sandbox.succeed(&goes_on(run, "whole", "best"));
+    let config = "--to safetensors --config whole/model/config.json";
+    sandbox.succeed(&format!("ckpt convert {} converted {config}", state("whole", 6)));
+    assert_eq!(tokens("best/model"), tokens("converted"));
+
+    let lora = format!("{run} --set model.path=out/model --set model.init=pretrained --set adapter.rank=2");
+    sandbox.succeed(&format!("train {lora} --set run.out_dir=lora"));
+    sandbox.succeed(&goes_on(&lora, "lora", "best-lora"));
+    assert!(sandbox.path("best-lora/adapter/adapter_model.safetensors").exists());
+    let refused = sandbox.fsdp("generate best-lora/adapter --prompt sha");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let said = "MODEL_DIR: best-lora/adapter is an adapter, and not a whole model";
+    assert!(
+        refused.stderr.contains(said) && refused.stderr.contains("--set adapter.merge=true"),
+        "{}",
+        refused.stderr
+    );
+    sandbox.succeed(&format!("{} --set adapter.merge=true", goes_on(&lora, "lora", "merged")));
+    assert_eq!(tokens("merged/model").as_array().unwrap().len(), 12);
+    let refused = sandbox.fsdp("eval run.toml --model lora --set data.eval=[\"data.txt\"]");
+    assert!(refused.stderr.contains("--model: lora has no config.json"), "{}", refused.stderr);
 }

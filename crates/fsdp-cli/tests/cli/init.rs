@@ -78,6 +78,23 @@ fn conversations_take_tokenizer_and_template_of_the_model() {
     assert!(text.contains("packing = \"packed\""), "{text}");
 }
 
+#[cfg(feature = "tokenizers")]
+#[test]
+fn texts_of_a_tokenizer_that_puts_nothing_around_them_are_separated() {
+    let sandbox = Sandbox::new();
+    let chat = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/chat");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(format!("{chat}/{file}"), sandbox.path(&format!("model/{file}"))).unwrap();
+    }
+    sandbox.write("text.jsonl", "{\"text\": \"What is a shard? A part of a tensor.\"}\n".repeat(40));
+    let text = sandbox.init_and_train("made", "--model model --data text.jsonl");
+    assert!(text.contains("eos = \"<|end|>\""), "{text}");
+    let ran = sandbox.succeed("train made.toml --overwrite");
+    assert!(!ran.stderr.contains("warning"), "{}", ran.stderr);
+    let glued = sandbox.succeed("train made.toml --overwrite --set data.eos=none --set data.bos=none");
+    assert!(glued.stderr.contains("joins 40 documents"), "{}", glued.stderr);
+}
+
 #[test]
 fn weights_whose_tokenizer_is_not_there_are_a_warning() {
     let sandbox = Sandbox::new();

@@ -88,7 +88,7 @@ fn processes_and_runs_share_a_folder_of_tokens() {
     // Where it can not be written, the run goes on without.
     let ran = sandbox.succeed("train run.toml --set data.cache=/proc/fsdp --set run.out_dir=fourth");
     assert!(
-        ran.stderr.contains("warning: tokens are not kept in /proc/fsdp, so each start"),
+        ran.stderr.contains("warning: data.train: tokens are not kept in /proc/fsdp, so each start"),
         "{}",
         ran.stderr
     );

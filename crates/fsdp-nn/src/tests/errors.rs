@@ -117,6 +117,8 @@ fn a_family_that_is_not_supported_is_refused_before_its_keys() {
     let phi = r#"{"model_type": "phi", "layer_types": ["sliding_attention"], "architectures": ["Phi"]}"#;
     let error = HfConfig::parse(phi).unwrap_err();
     assert!(matches!(error, ConfigError::Family { nearest: "phi3", .. }), "{error}");
+    let gemma = HfConfig::parse(r#"{"model_type": "gemma3"}"#).unwrap_err();
+    assert!(matches!(gemma, ConfigError::Family { nearest: "gemma3_text", .. }), "{gemma}");
     for family in FAMILIES {
         assert!(error.to_string().contains(&format!("\"{}\"", family.model_type)), "{error}");
     }

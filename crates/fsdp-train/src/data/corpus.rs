@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::cache::{self, Cached, DataWarning, Stage, Unkept};
+use super::cache::{self, Cached, Stage, Unkept};
 use super::chat::Chats;
 use super::dataset::Loading;
 use super::encoder::Encoder;
@@ -11,9 +11,11 @@ use super::error::DataError;
 use super::files::{self, DataFile, Kind};
 use super::image::{Document, Image};
 use super::record::Fields;
+use super::special::Form;
 use super::text::Text;
 use super::tokenizer::Tokenizer;
 use super::tokens::{Bytes, Scan, Token, Tokens, WHOLE_BYTES_MAX, Width};
+use super::warning::DataWarning;
 use crate::config::{DataConfig, Format};
 
 /// Files that a warning names.
@@ -104,7 +106,7 @@ impl Corpus {
         let (mut parts, mut documents): (Vec<Part>, _) = (Vec::new(), Vec::new());
         for (index, file) in files.iter().enumerate() {
             let start = parts.last().map_or(0, Part::end);
-            documents.push(Document { file: index, start, is_framed: false });
+            documents.push(Document { file: index, start, form: Form::Ids });
             parts.push(Part { tokens: token_file(file, width)?, start });
         }
         let scan = Scan::of_files(parts.iter().map(|part| &part.tokens), WHOLE_BYTES_MAX);
@@ -144,9 +146,14 @@ impl Corpus {
         self.documents[index].start..end
     }
 
-    /// Whether there are documents that have all that begins and ends them: conversations.
-    pub(super) fn is_framed(&self) -> bool {
-        self.documents.iter().any(|document| document.is_framed)
+    /// What a document was.
+    pub(super) fn form(&self, index: usize) -> Form {
+        self.documents[index].form
+    }
+
+    /// The forms that there are.
+    pub(super) fn forms(&self) -> impl Iterator<Item = Form> {
+        Form::ALL.into_iter().filter(|form| self.documents.iter().any(|document| document.form == *form))
     }
 
     /// The file of a document.

@@ -1,8 +1,8 @@
 //! Samples: what goes into the model, and what should come out.
 //!
 //! A sample is up to `seq_len + 1` tokens; the inputs are all but the last, the targets all but the first,
-//! so position p predicts the token after it, if that counts. Bos and eos are put around every document, but
-//! not around conversations, whose template has written what begins and ends them. Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
+//! so position p predicts the token after it, if that counts. Bos and eos are put around documents by what
+//! these were ([`super::special`]). Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
 //! that each token but the first is a target once; the incomplete rest is dropped). Packing "documents" makes
 //! one sample per document: what is longer is clipped (at its end, so that it loses its eos, because the text
 //! does not end there; behind bos where the tokenizer truncates on the left), what is shorter is padded. Packing "packed" puts several such documents into a sample ([`super::packed`]).
@@ -11,14 +11,16 @@ use std::path::Path;
 
 use fsdp_ckpt::digest::Digest;
 
-use super::cache::{DataWarning, Stage};
+use super::cache::Stage;
 use super::corpus::Corpus;
 use super::error::DataError;
 use super::packed::Packed;
 use super::progress::Watch;
+use super::special::{Around, Form, Special};
 use super::tokenizer::Tokenizer;
 use super::tokens::Token;
-use crate::config::{DataConfig, EndToken, Format, Packing};
+use super::warning::DataWarning;
+use crate::config::{DataConfig, Packing};
 
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
@@ -60,19 +62,10 @@ pub struct Dataset {
 
 #[derive(Debug)]
 enum Layout {
-    Stream,
+    /// Where each document begins in the stream of all of them, and where one more would.
+    Stream(Vec<usize>),
     Documents,
     Packed(Packed),
-}
-
-/// Ids that are added.
-#[derive(Clone, Copy, Debug)]
-struct Special {
-    bos: Option<u32>,
-    eos: Option<u32>,
-    pad: u32,
-    /// Whether what is too long loses its beginning, rather than its end.
-    clips_left: bool,
 }
 
 /// Tokens of one document, with what is put around it.
@@ -96,35 +89,55 @@ impl Dataset {
     pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
         let special = Special::resolve(config, &tokenizer)?;
-        let mut corpus = Corpus::open(paths, config, loading, &tokenizer)?;
-        let is_framed = corpus.is_framed();
-        let special = special.of_documents(is_framed);
-        let least = if config.packing == Packing::Stream { 1 } else { special.least() };
-        let documents: Vec<usize> =
-            (0..corpus.document_count()).filter(|&index| corpus.document(index).len() >= least).collect();
-        // Files of tokens have the separators that their maker put there, and bytes have none to put.
-        let is_text = !matches!(config.format, Format::TokensU16 | Format::TokensU32);
-        let joins = config.packing == Packing::Stream && special.added() == 0 && documents.len() > 1;
-        if joins && is_text && !is_framed && tokenizer.digest().is_some() {
-            corpus.warnings.push(DataWarning::Joined { documents: documents.len() });
-        }
-        let layout = Layout::Stream;
-        let mut dataset = Dataset { corpus, seq_len: config.seq_len, special, documents, layout };
+        let corpus = Corpus::open(paths, config, loading, &tokenizer)?;
+        let mut dataset = Dataset {
+            documents: (0..corpus.document_count()).collect(),
+            corpus,
+            seq_len: config.seq_len,
+            special,
+            layout: Layout::Documents,
+        };
+        dataset.leave_out_short(config.packing);
+        let count =
+            |form| dataset.documents.iter().filter(|&&index| dataset.corpus.form(index) == form).count();
+        let warnings = special.warnings(config, tokenizer.digest().is_some(), count);
+        dataset.corpus.warnings.extend(warnings);
         dataset.expect_targets(paths, config.packing)?;
         if config.packing != Packing::Stream {
             dataset.leave_out_silent();
-            dataset.warn_of_clipped();
         }
-        dataset.layout = match config.packing {
-            Packing::Stream => Layout::Stream,
+        dataset.layout = dataset.laid_out(config.packing);
+        Ok(dataset)
+    }
+
+    fn laid_out(&self, packing: Packing) -> Layout {
+        let documents = 0..self.documents.len();
+        match packing {
+            Packing::Stream => {
+                let mut starts = vec![0];
+                let mut end = 0;
+                starts.extend(documents.map(|document| {
+                    end += self.len_of(document);
+                    end
+                }));
+                Layout::Stream(starts)
+            }
             Packing::Documents => Layout::Documents,
             Packing::Packed => {
-                let positions =
-                    (0..dataset.documents.len()).map(|document| dataset.clipped(document).len - 1);
-                Layout::Packed(Packed::new(positions.collect(), config.seq_len))
+                let positions = documents.map(|document| self.clipped(document).len - 1);
+                Layout::Packed(Packed::new(positions.collect(), self.seq_len))
             }
+        }
+    }
+
+    /// Leaves out documents that are empty, and those that have no target as a sample of their own.
+    fn leave_out_short(&mut self, packing: Packing) {
+        let is_long = |document: usize| {
+            let alone = packing != Packing::Stream && self.around(document).count() == 0;
+            self.corpus.document(self.documents[document]).len() > usize::from(alone)
         };
-        Ok(dataset)
+        let used = (0..self.documents.len()).filter(|&document| is_long(document));
+        self.documents = used.map(|document| self.documents[document]).collect();
     }
 
     /// That a document has a target that counts: else nothing would be learned, or there would be no sample and nobody knew
@@ -173,22 +186,20 @@ impl Dataset {
         self.documents = used;
     }
 
-    /// Says how much of documents is longer than a sample.
-    fn warn_of_clipped(&mut self) {
-        let excess =
-            (0..self.documents.len()).map(|document| self.len_of(document) - self.clipped(document).len);
-        let (documents, tokens) = excess
-            .filter(|&tokens| tokens > 0)
-            .fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
-        if documents > 0 {
-            self.corpus.warnings.push(DataWarning::Clipped { documents, tokens });
+    /// Says how much of the documents of the first so many samples is longer than a sample.
+    pub(crate) fn warn_of_clipped(&mut self, samples: usize) {
+        if matches!(self.layout, Layout::Stream(_)) {
+            return;
         }
+        let runs = (0..samples.min(self.len())).flat_map(|sample| self.runs(sample));
+        let clipped = DataWarning::clipped(runs.map(|run| self.len_of(run.document) - run.len));
+        self.corpus.warnings.extend(clipped);
     }
 
     /// The number of samples.
     pub fn len(&self) -> usize {
         match &self.layout {
-            Layout::Stream => self.stream_start(self.documents.len()).saturating_sub(1) / self.seq_len,
+            Layout::Stream(starts) => starts[self.documents.len()].saturating_sub(1) / self.seq_len,
             Layout::Documents => self.documents.len(),
             Layout::Packed(packed) => packed.len(),
         }
@@ -204,9 +215,12 @@ impl Dataset {
         self.corpus.scan.has_silent
     }
 
-    /// The tokens of all documents.
+    /// The tokens of all documents that are used, with what is put around these.
     pub fn tokens_len(&self) -> usize {
-        self.corpus.len()
+        match &self.layout {
+            Layout::Stream(starts) => starts[self.documents.len()],
+            _ => (0..self.documents.len()).map(|document| self.len_of(document)).sum(),
+        }
     }
 
     /// Whether samples hold several documents that do not see each other: see [`Dataset::positions`].
@@ -240,6 +254,31 @@ impl Dataset {
     /// [kept](Dataset::keep). Returns why that was not possible, if it was not.
     pub fn share(&self) -> Option<DataWarning> {
         self.corpus.reach(Stage::Shared)
+    }
+
+    /// The tokens of a sample as the model hears them, each with whether it is a target that counts.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub(super) fn heard(&self, index: usize) -> Vec<Token> {
+        let mut heard: Vec<Token> = Vec::new();
+        for run in self.runs(index) {
+            // Nothing predicts the first one, of the sample or of a document that sees no other.
+            let first = if self.is_packed() || heard.is_empty() { heard.len() } else { usize::MAX };
+            heard.extend(self.tokens(run));
+            if let Some(token) = heard.get_mut(first) {
+                token.counts = false;
+            }
+        }
+        heard
+    }
+
+    /// Whether a sample has tokens that do not count.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub(crate) fn is_partly_silent(&self, index: usize) -> bool {
+        self.runs(index).into_iter().flat_map(|run| self.tokens(run)).any(|token| !token.counts)
     }
 
     /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
@@ -295,7 +334,7 @@ impl Dataset {
     /// # Errors
     /// For the first that is not.
     pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
-        self.special.check_vocabulary(vocab_size)?;
+        self.special.check_vocabulary(self.corpus.forms(), vocab_size)?;
         let beyond = |id: u32| id as usize >= vocab_size;
         if !self.corpus.scan.id_max.is_some_and(beyond) {
             return Ok(());
@@ -324,7 +363,7 @@ impl Dataset {
     /// The tokens of a sample, by document: at most `seq_len + 1`, or in a packed sample as many of each document.
     fn runs(&self, index: usize) -> Vec<Run> {
         match &self.layout {
-            Layout::Stream => self.stream_runs(index),
+            Layout::Stream(starts) => self.stream_runs(starts, index),
             Layout::Documents => vec![self.clipped(index)],
             Layout::Packed(packed) => packed.sample(index).map(|document| self.clipped(document)).collect(),
         }
@@ -344,36 +383,37 @@ impl Dataset {
 
     /// The tokens of a document, with those around it.
     fn len_of(&self, document: usize) -> usize {
-        self.corpus.document(self.documents[document]).len() + self.special.added()
+        self.corpus.document(self.documents[document]).len() + self.around(document).count()
     }
 
-    fn stream_runs(&self, index: usize) -> Vec<Run> {
+    /// What is put around a document. A completion that ends with eos does not get another one.
+    fn around(&self, document: usize) -> Around {
+        let index = self.documents[document];
+        let form = self.corpus.form(index);
+        let Around { bos, eos } = self.special.around(form);
+        let end = self.corpus.document(index).end;
+        let ends_with = |id: u32| {
+            let last = end.checked_sub(1).and_then(|last| self.corpus.tokens(last..end).next());
+            form == Form::Completion && last.is_some_and(|last| last.id == id)
+        };
+        Around { bos, eos: eos.filter(|&id| !ends_with(id)) }
+    }
+
+    fn stream_runs(&self, starts: &[usize], index: usize) -> Vec<Run> {
         let (start, end) = (index * self.seq_len, (index + 1) * self.seq_len + 1);
         // Those of all documents but the first few begin later.
-        let (mut low, mut high) = (0, self.documents.len());
-        while high - low > 1 {
-            let middle = low.midpoint(high);
-            if self.stream_start(middle) <= start { low = middle } else { high = middle }
-        }
+        let low = starts.partition_point(|&first| first <= start) - 1;
         let run = |document: usize| {
-            let (first, next) = (self.stream_start(document), self.stream_start(document + 1));
+            let (first, next) = (starts[document], starts[document + 1]);
             let from = start.max(first) - first;
             Run { document, skipped: 0, from, len: end.min(next) - first - from }
         };
-        (low..self.documents.len())
-            .take_while(|&document| self.stream_start(document) < end)
-            .map(run)
-            .collect()
-    }
-
-    /// Where a document begins in the stream of all of them, which ends where one more would begin.
-    fn stream_start(&self, document: usize) -> usize {
-        let start = self.documents.get(document).map(|&index| self.corpus.document(index).start);
-        start.unwrap_or(self.corpus.len()) + document * self.special.added()
+        (low..self.documents.len()).take_while(|&document| starts[document] < end).map(run).collect()
     }
 
     fn tokens(&self, Run { document, skipped, from, len }: Run) -> impl Iterator<Item = Token> {
-        let [bos, eos] = [self.special.bos, self.special.eos].map(|id| id.map(Token::counted));
+        let Around { bos, eos } = self.around(document);
+        let [bos, eos] = [bos, eos].map(|id| id.map(Token::counted));
         let range = self.corpus.document(self.documents[document]);
         let before = usize::from(bos.is_some());
         let start = range.end.min(range.start + skipped + from.saturating_sub(before));
@@ -382,19 +422,6 @@ impl Dataset {
         let tokens = self.corpus.tokens(start..end);
         bos.filter(|_| from == 0).into_iter().chain(tokens).chain(eos).take(len)
     }
-}
-
-/// Checks that every id that packing would add is below the vocabulary size of the model.
-///
-/// # Errors
-/// For the first that is not, or a token that does not exist.
-pub(super) fn check_special(
-    config: &DataConfig,
-    tokenizer: &Tokenizer,
-    is_framed: bool,
-    vocab_size: usize,
-) -> Result<(), DataError> {
-    Special::resolve(config, tokenizer)?.of_documents(is_framed).check_vocabulary(vocab_size)
 }
 
 /// Inputs are all tokens but the last, targets all but the first, if they count.
@@ -406,62 +433,6 @@ fn write(tokens: impl Iterator<Item = Token>, inputs: &mut [u32], targets: &mut 
         if let Some(before) = position.checked_sub(1).filter(|_| token.counts) {
             targets[before] = token.id;
         }
-    }
-}
-
-impl Special {
-    fn resolve(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Special, DataError> {
-        let ends = tokenizer.ends()?;
-        let end = |token: &Option<EndToken>, own: &[u32], key| match (token, own) {
-            (None, _) | (Some(EndToken::Auto), []) => Ok(None),
-            (Some(EndToken::Auto), &[id]) => Ok(Some(id)),
-            (Some(EndToken::Auto), several) => {
-                let count = several.len();
-                let reason = format!(
-                    "is \"auto\", and the tokenizer puts {count} tokens there; give one, or \"none\""
-                );
-                Err(DataError::SpecialToken { key, reason })
-            }
-            (Some(EndToken::Token(token)), _) => tokenizer.resolve(token, key).map(Some),
-        };
-        Ok(Special {
-            bos: end(&config.bos, &ends.before, "data.bos")?,
-            eos: end(&config.eos, &ends.after, "data.eos")?,
-            // A stream has no short samples.
-            pad: match config.packing {
-                Packing::Stream => 0,
-                Packing::Documents | Packing::Packed => tokenizer.resolve(&config.pad, "data.pad")?,
-            },
-            clips_left: tokenizer.truncates_left(),
-        })
-    }
-
-    /// Those of documents that have, or have not, all that begins and ends them.
-    fn of_documents(self, is_framed: bool) -> Special {
-        if is_framed { Special { bos: None, eos: None, ..self } } else { self }
-    }
-
-    /// Tokens that are put around a document.
-    fn added(self) -> usize {
-        usize::from(self.bos.is_some()) + usize::from(self.eos.is_some())
-    }
-
-    /// The fewest tokens of a document that is not empty and has a target.
-    fn least(self) -> usize {
-        if self.added() == 0 { 2 } else { 1 }
-    }
-
-    fn check_vocabulary(self, vocab_size: usize) -> Result<(), DataError> {
-        let ids = [("data.bos", self.bos), ("data.eos", self.eos), ("data.pad", Some(self.pad))];
-        for (key, id) in ids {
-            if let Some(id) = id.filter(|&id| id as usize >= vocab_size) {
-                let reason = format!(
-                    "has id {id}, but the model's vocab_size is {vocab_size}; choose another token or model"
-                );
-                return Err(DataError::SpecialToken { key, reason });
-            }
-        }
-        Ok(())
     }
 }
 

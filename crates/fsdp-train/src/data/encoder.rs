@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::chat::{Chats, Conversation, Marked, completion, context};
 use super::error::DataError;
 use super::record::{Chosen, Fields, MESSAGES, Record, names};
+use super::special::Form;
 use super::tokenizer::Tokenizer;
 use super::tokens::SILENT;
 
@@ -23,19 +24,14 @@ pub(super) struct Encoder<'a> {
 pub(super) struct Made {
     /// Their ids, with [`SILENT`] in those that do not count.
     pub(super) ids: Vec<u32>,
-    /// Whether it has all that begins and ends it.
-    pub(super) is_framed: bool,
+    /// What it was.
+    pub(super) form: Form,
 }
 
 impl Made {
-    /// All of them count, and packing may put something around them.
-    fn text(ids: Vec<u32>) -> Made {
-        Made { ids, is_framed: false }
-    }
-
-    fn marked(Marked { ids, counts }: Marked, is_framed: bool) -> Made {
+    fn marked(Marked { ids, counts }: Marked, form: Form) -> Made {
         let word = |(id, counts): (u32, bool)| if counts { id } else { id | SILENT };
-        Made { ids: ids.into_iter().zip(counts).map(word).collect(), is_framed }
+        Made { ids: ids.into_iter().zip(counts).map(word).collect(), form }
     }
 }
 
@@ -63,8 +59,8 @@ impl Encoder<'_> {
     /// [`EncodeFault`].
     pub(super) fn encode(&self, record: Record) -> Result<Made, EncodeFault> {
         match record {
-            Record::Text(text) => Ok(Made::text(self.text(&text)?)),
-            Record::Tokens(ids) => Ok(Made::text(ids)),
+            Record::Text(text) => Ok(self.text(&text)?),
+            Record::Tokens(ids) => Ok(Made { ids, form: Form::Ids }),
             Record::Object(object) => self.object(object),
         }
     }
@@ -87,7 +83,7 @@ impl Encoder<'_> {
             value if name == MESSAGES => {
                 Err(of_field(format!("is {}, and must be a list of messages", kind(&value))))
             }
-            value => Ok(Made::text(self.value(&value).map_err(of_field)?)),
+            value => Ok(self.value(&value).map_err(of_field)?),
         }
     }
 
@@ -95,7 +91,7 @@ impl Encoder<'_> {
         match [prompt, answer].map(|name| object.remove(name).unwrap_or_default()) {
             [Value::String(prompt), Value::String(answer)] => {
                 let marked = completion(&prompt, &answer, self.chats.loss_on(), self.tokenizer)?;
-                Ok(Made::marked(marked, false))
+                Ok(Made::marked(marked, Form::Completion))
             }
             [Value::Array(mut messages), Value::Array(answers)] => {
                 let before = messages.len();
@@ -114,19 +110,22 @@ impl Encoder<'_> {
     }
 
     fn conversation(&self, conversation: Conversation) -> Result<Made, EncodeFault> {
-        Ok(Made::marked(self.chats.encode(&conversation, self.tokenizer)?, true))
+        Ok(Made::marked(self.chats.encode(&conversation, self.tokenizer)?, Form::Conversation))
     }
 
-    fn value(&self, value: &Value) -> Result<Vec<u32>, String> {
+    fn value(&self, value: &Value) -> Result<Made, String> {
         match value {
             Value::String(text) => self.text(text),
-            Value::Array(items) => items.iter().map(id).collect(),
+            Value::Array(items) => {
+                Ok(Made { ids: items.iter().map(id).collect::<Result<_, _>>()?, form: Form::Ids })
+            }
             other => Err(format!("is {}, and must be a string or a list of token ids", kind(other))),
         }
     }
 
-    fn text(&self, text: &str) -> Result<Vec<u32>, String> {
-        self.tokenizer.encode(text).map_err(|fault| format!("it cannot be tokenized: {fault}"))
+    fn text(&self, text: &str) -> Result<Made, String> {
+        let ids = self.tokenizer.encode(text).map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
+        Ok(Made { ids, form: Form::Text })
     }
 }
 

@@ -1,8 +1,8 @@
 //! Tokens of text as bytes, in memory or in a file of the cache.
 //!
 //! The ids come first, four little-endian bytes each, so that a mapped file is used as it is; the highest bit says that a
-//! token does not count. Then one entry per document: the index of its file, with a bit for documents that nothing is put
-//! around, and its first token. Then a trailer: what this is, the key of the text, counts, and CRC-64 of all
+//! token does not count. Then one entry per document: the index of its file, with what it was before in the
+//! highest two bits, and its first token. Then a trailer: what this is, the key of the text, counts, and CRC-64 of all
 //! that stands before it. (All are little-endian words of 64 bits.) Nothing is believed before the checksum fits.
 
 use std::io::{self, Write};
@@ -10,10 +10,11 @@ use std::io::{self, Write};
 use fsdp_ckpt::digest::{Digest as Checksum, DigestKind};
 use fsdp_core::Digest;
 
+use super::special::Form;
 use super::tokens::{Bytes, Scan, Tokens, Width};
 
 /// The first word of a trailer; its last digit is the version of this format.
-const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok2");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok3");
 
 /// Words of a trailer: magic, key (two), tokens, documents, records that were left out, checksum.
 const TRAILER_WORDS: usize = 7;
@@ -34,12 +35,12 @@ pub(super) struct Document {
     pub(super) file: usize,
     /// Its first token.
     pub(super) start: usize,
-    /// Whether it has all that begins and ends it, so that packing puts nothing around it.
-    pub(super) is_framed: bool,
+    /// What it was before.
+    pub(super) form: Form,
 }
 
-/// The bit of the index of a file that says that a document is framed.
-const FRAMED: u64 = 1 << 63;
+/// Where the number of a form begins in the word of the index of a file.
+const FORM_SHIFT: u32 = 62;
 
 /// Tokens of text.
 #[derive(Debug)]
@@ -118,9 +119,9 @@ impl Image {
             return Err(ImageFault::Checksum { expected, got });
         }
         let document = |entry: &[u64]| Document {
-            file: (entry[0] & !FRAMED) as usize,
+            file: (entry[0] & !(u64::MAX << FORM_SHIFT)) as usize,
             start: entry[1] as usize,
-            is_framed: entry[0] & FRAMED != 0,
+            form: Form::ALL[(entry[0] >> FORM_SHIFT) as usize],
         };
         let documents = words(&table).chunks_exact(DOCUMENT_WORDS).map(document).collect();
         Ok(Image { tokens, scan, documents, skipped })
@@ -146,8 +147,8 @@ impl<W: Write> ImageWriter<W> {
     ///
     /// # Errors
     /// Those of the sink.
-    pub(super) fn push(&mut self, file: usize, ids: &[u32], is_framed: bool) -> io::Result<()> {
-        self.documents.push(Document { file, start: self.tokens, is_framed });
+    pub(super) fn push(&mut self, file: usize, ids: &[u32], form: Form) -> io::Result<()> {
+        self.documents.push(Document { file, start: self.tokens, form });
         self.tokens += ids.len();
         ids.chunks(BLOCK_TOKENS).try_for_each(|block| {
             let block: Vec<u32> = block.iter().map(|id| id.to_le()).collect();
@@ -183,8 +184,8 @@ impl<W: Write> ImageWriter<W> {
 }
 
 fn entry(document: &Document) -> Vec<u8> {
-    let framed = if document.is_framed { FRAMED } else { 0 };
-    bytes(&[document.file as u64 | framed, document.start as u64])
+    let form = (document.form as u64) << FORM_SHIFT;
+    bytes(&[document.file as u64 | form, document.start as u64])
 }
 
 fn key_words(key: Digest) -> [u64; 2] {

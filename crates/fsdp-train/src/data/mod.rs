@@ -27,6 +27,7 @@ mod record;
 mod role;
 mod sampler;
 mod source;
+mod special;
 mod stamp;
 mod survey;
 #[cfg(test)]
@@ -35,9 +36,9 @@ mod text;
 mod tokenizer;
 mod tokens;
 mod training;
+mod warning;
 
 pub(crate) use cache::CACHE;
-pub use cache::DataWarning;
 pub use dataset::{Dataset, IGNORE, Loading};
 pub use error::DataError;
 pub use eval::EvalSampler;
@@ -47,7 +48,8 @@ pub use preview::Preview;
 pub use progress::{Tokenizing, Watch};
 pub use role::Role;
 pub use sampler::Sampler;
-pub use survey::{Outlook, Survey, Whole, outlook, survey};
+pub use survey::{Outlook, Survey, Whole, lost, outlook, survey};
 pub use tokenizer::{Tokenizer, TokenizerFault};
 pub(crate) use training::{Sample, Training, expect_shares};
 pub use training::{SourcePosition, SourceSummary};
+pub use warning::DataWarning;

@@ -12,6 +12,7 @@ use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
 use super::record::Place;
 use super::source::{self, Batch, Batches, NoRecord};
+use super::special::Form;
 use super::text::Text;
 use crate::config::Malformed;
 
@@ -27,10 +28,18 @@ pub(super) struct Encoded {
     pub(super) file: usize,
     /// Marked tokens of the documents, one after the other.
     pub(super) ids: Vec<u32>,
-    /// Where each document ends, and whether it is framed.
-    pub(super) ends: Vec<(usize, bool)>,
+    /// Where each document ends, and what it was.
+    pub(super) ends: Vec<(usize, Form)>,
     /// Records that were left out because they hold no document.
     pub(super) skipped: u64,
+}
+
+impl Encoded {
+    /// The tokens of each document, and what it was.
+    pub(super) fn documents(&self) -> impl Iterator<Item = (usize, Form)> {
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|&(end, _)| end));
+        starts.zip(&self.ends).map(|(start, &(end, form))| (end - start, form))
+    }
 }
 
 /// Makes tokens of all records, and hands them on in order.
@@ -147,9 +156,9 @@ fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
             Err(fault) => Err(fault),
         };
         match made {
-            Ok(Made { ids, is_framed }) => {
+            Ok(Made { ids, form }) => {
                 out.ids.extend_from_slice(&ids);
-                out.ends.push((out.ids.len(), is_framed));
+                out.ends.push((out.ids.len(), form));
             }
             // Files that are not UTF-8 lie in every folder of text; who names one means it.
             Err(NoRecord::NotText(_)) if !file.named => {}

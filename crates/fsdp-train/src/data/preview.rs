@@ -1,8 +1,9 @@
 //! What a user should see of the data before a run: a sample, as the model hears it.
 
-use super::dataset::{Dataset, IGNORE};
+use super::dataset::Dataset;
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
+use super::tokens::Token;
 use crate::config::DataConfig;
 
 /// A sample, as text.
@@ -26,13 +27,10 @@ impl Preview {
     /// If there is no such sample.
     pub(crate) fn of(dataset: &Dataset, sample: usize, config: &DataConfig) -> Result<Preview, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
-        let (inputs, targets) = dataset.sample(sample);
-        let len = targets.iter().rposition(|&target| target != IGNORE).map_or(0, |last| last + 2);
-        let counts = std::iter::once(false).chain(targets.iter().map(|&target| target != IGNORE));
-        let last = targets.last().filter(|&&target| target != IGNORE);
-        let tokens = inputs.iter().chain(last).copied().zip(counts).take(len);
+        let tokens = dataset.heard(sample);
+        let len = tokens.len();
         let mut runs: Vec<(Vec<u32>, bool)> = Vec::new();
-        for (id, counts) in tokens {
+        for Token { id, counts } in tokens {
             match runs.last_mut().filter(|(_, same)| *same == counts) {
                 Some((ids, _)) => ids.push(id),
                 None => runs.push((vec![id], counts)),

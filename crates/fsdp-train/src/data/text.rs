@@ -7,7 +7,7 @@ use fsdp_core::Digest;
 use super::encoder::Encoder;
 use super::error::DataError;
 use super::files::{self, DataFile};
-use super::image::ImageWriter;
+use super::image::{ImageWriter, MAGIC};
 use super::pipeline::{self, Encoded};
 use super::progress::Watch;
 use super::stamp::Stamp;
@@ -76,8 +76,8 @@ impl Text<'_> {
         let mut image = ImageWriter::new(sink);
         pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), NotTokenized> {
             let starts = std::iter::once(0).chain(ends.iter().map(|&(end, _)| end));
-            for (start, &(end, is_framed)) in starts.zip(&ends) {
-                image.push(file, &ids[start..end], is_framed)?;
+            for (start, &(end, form)) in starts.zip(&ends) {
+                image.push(file, &ids[start..end], form)?;
             }
             image.skip(skipped);
             Ok(())
@@ -98,7 +98,7 @@ impl Text<'_> {
     /// The key before any file. What packing adds to documents is not in the tokens, so it is not here either.
     fn key_of_none(&self) -> Digest {
         let Encoder { tokenizer, fields, chats } = &self.encoder;
-        Digest::of(&(TOKENIZERS, tokenizer.digest(), fields, chats.digest(), self.malformed))
+        Digest::of(&(MAGIC, TOKENIZERS, tokenizer.digest(), fields, chats.digest(), self.malformed))
     }
 }
 

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 pub use fault::TokenizerFault;
 
 use fault::Source;
-use special::TokenizerConfig;
+use special::{EOS, TokenizerConfig};
 use vocabulary::Vocabulary;
 
 use super::error::DataError;
@@ -174,13 +174,25 @@ impl Tokenizer {
         self.decode(ids).map_err(|source| DataError::Tokenizer { file: (&self.name).into(), source })
     }
 
-    /// The token that ends a text, if the tokenizer names one.
+    /// The token that ends a text, if the tokenizer, or else the files of the model beside it, name one.
     pub fn eos(&self) -> Option<u32> {
-        let token = match self.config.roles.get("eos_token")? {
-            Value::Object(fields) => fields.get("content")?.as_str()?,
-            text => text.as_str()?,
+        let vocabulary = self.vocabulary.as_ref()?;
+        let named = self.config.roles.get(EOS).and_then(Value::as_str);
+        named.map_or(self.config.eos_id, |token| vocabulary.id(token))
+    }
+
+    /// The token that separates texts which follow each other, if there is one and the tokenizer puts none around a text by
+    /// itself.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn separator(&self) -> Result<Option<TokenRef>, DataError> {
+        let Some(id) = self.eos().filter(|_| self.ends().is_ok_and(|ends| ends == Ends::default())) else {
+            return Ok(None);
         };
-        self.vocabulary.as_ref()?.id(token)
+        let text = TokenRef::Token(self.text(&[id])?);
+        let is_same = self.resolve(&text, "data.eos").is_ok_and(|found| found == id);
+        Ok(Some(if is_same { text } else { TokenRef::Id(id) }))
     }
 
     /// Whether a token is a special one: no text, but what separates texts.

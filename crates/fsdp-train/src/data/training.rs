@@ -91,8 +91,9 @@ impl Training {
         let mut sources: Vec<Source> = Vec::new();
         for config in data.sources() {
             let dataset = Dataset::load(&config.path, &data.of_source(&config), loading);
-            let dataset = dataset.map_err(|error| error.of_key(key))?;
+            let mut dataset = dataset.map_err(|error| error.of_key(key))?;
             dataset.check_vocabulary(vocab)?;
+            dataset.warn_of_clipped(dataset.len());
             let first = sources.last().map_or(0, |last| last.first + last.dataset.len());
             sources.push(Source { config, dataset, first });
         }
@@ -112,6 +113,14 @@ impl Training {
             }
         };
         Ok(Training { sources, order })
+    }
+
+    /// The sources' samples, in their order, each with the key of its paths.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (String, &Dataset)> {
+        let is_mixed = self.sources.len() > 1;
+        let name =
+            move |index| if is_mixed { format!("data.source[{index}]") } else { "data.train".to_owned() };
+        self.sources.iter().enumerate().map(move |(index, source)| (name(index), &source.dataset))
     }
 
     /// The sources' samples, in their order.

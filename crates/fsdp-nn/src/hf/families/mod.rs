@@ -90,7 +90,12 @@ pub(in crate::hf) fn supported() -> String {
 
 /// The family whose name is most like one that was meant.
 fn nearest(model_type: &str) -> &'static str {
-    let likeness = |family: &&Family| strsim::jaro_winkler(model_type, family.model_type);
+    // A model of text and images is named like its part that reads text: "gemma3" and "gemma3_text".
+    let is_part =
+        |family: &Family| !model_type.is_empty() && family.model_type == format!("{model_type}_text");
+    let likeness = |family: &&Family| {
+        if is_part(family) { 1.0 } else { strsim::jaro_winkler(model_type, family.model_type) }
+    };
     let nearest = FAMILIES.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
     nearest.expect("there are families").model_type
 }

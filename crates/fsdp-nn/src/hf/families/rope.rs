@@ -97,6 +97,9 @@ const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" 
 fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> Result<f64, ConfigError> {
     let (older, absent) = family.partial.unwrap_or(("partial_rotary_factor", 1.0));
     let inner = "partial_rotary_factor";
+    if family.partial.is_none() && rope.get(inner).is_none() {
+        keys.only(inner, "1", |part| part.as_f64() == Some(1.0))?;
+    }
     let (holder, key) = if rope.get(inner).is_some() { (rope, inner) } else { (keys, older) };
     let partial = holder.number(key, absent, "above 0 and at most 1", |part| part > 0.0 && part <= 1.0)?;
     if partial < 1.0 && family.partial.is_none() {

@@ -128,3 +128,21 @@ fn every_key_says_what_it_is_for() {
     }
     each(&schema(), "file");
 }
+
+#[test]
+fn the_readme_and_the_page_of_adapters_have_every_key() {
+    let readme = include_str!("../../../../../README.md");
+    let (_, from_table) = readme.split_once("| table | key | values").unwrap();
+    let (table, _) = from_table.split_once("\n\n").unwrap();
+    let adapters = include_str!("../../../../../docs/adapters.md");
+    let schema = schema();
+    let tables = schema["properties"].as_object().unwrap().iter();
+    let tables = tables.filter_map(|(name, table)| Some((name, table.get("properties")?.as_object()?)));
+    let keys: Vec<(&String, &String)> =
+        tables.flat_map(|(name, keys)| keys.keys().map(move |key| (name, key))).collect();
+    assert!(keys.len() > 60, "{keys:?}");
+    for (name, key) in keys {
+        let page = if name == "adapter" { adapters } else { table };
+        assert!(page.contains(&format!("`{key}`")), "{name}.{key} is not in the tables of keys");
+    }
+}

@@ -9,6 +9,7 @@ use crate::data::encoder::Encoder;
 use crate::data::files::{DataFile, Kind};
 use crate::data::image::ImageWriter;
 use crate::data::record::Fields;
+use crate::data::special::Form;
 use crate::data::testing::chats;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Dataset, Loading, Watch};
@@ -116,7 +117,7 @@ fn tokens_come_from_the_cache_where_it_has_them() {
         watch: &Watch::NOBODY,
     };
     let mut other = ImageWriter::new(Vec::new());
-    other.push(0, &[7, 8, 9], false).unwrap();
+    other.push(0, &[7, 8, 9], Form::Text).unwrap();
     place.replace(&other.finish(text.key().unwrap().digest).unwrap());
     let marked = place.load();
     assert_eq!((ids(&marked), marked.corpus.len(), marked.warnings()), (vec![7, 8], 3, &[][..]));
@@ -190,7 +191,7 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
     faults.push((whole[4..].to_vec(), "it has 100 bytes, its trailer says 104"));
     faults.push((b"#!/bin/sh\n".repeat(20), "it holds no tokens of text"));
     let mut other = ImageWriter::new(Vec::new());
-    other.push(0, &[1], false).unwrap();
+    other.push(0, &[1], Form::Text).unwrap();
     faults.push((other.finish(Digest::of(&"another")).unwrap(), "it holds the tokens of another text"));
     for (bytes, fault) in faults {
         place.replace(&bytes);

@@ -7,6 +7,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::{EndToken, EvalSet, Format, LossOn, Malformed, TokenRef};
 
+#[cfg(feature = "tokenizers")]
+mod ends;
 mod files;
 mod tokens;
 
@@ -188,13 +190,14 @@ fn documents_are_framed_clipped_and_padded() {
     config.bos = Some(EndToken::Token(TokenRef::Id(1)));
     config.eos = Some(EndToken::Token(TokenRef::Token("\n".to_owned())));
     config.pad = TokenRef::Id(3);
-    let data = files.load(&config).unwrap();
+    let mut data = files.load(&config).unwrap();
     assert_eq!(data.len(), 3);
     let (a, b, c, d) = (97, 98, 99, 100);
     assert_eq!(data.sample(0), (vec![1, a, b, 10], vec![a, b, 10, IGNORE]));
     assert_eq!(data.sample(1), (vec![1, a, b, c], vec![a, b, c, d]));
     assert_eq!(data.sample(2), (vec![1, a, b, c], vec![a, b, c, 10]));
-    // 1 abcdefgh 10 without its first five.
+    data.warn_of_clipped(data.len());
+    // 1 abcdefgh 10 without its last five.
     assert!(
         data.warnings().contains(&DataWarning::Clipped { documents: 1, tokens: 5 }),
         "{:?}",

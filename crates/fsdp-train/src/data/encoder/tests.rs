@@ -48,9 +48,9 @@ fn prompts_and_messages_are_told_from_texts() {
         encoder.encode(Record::Object(record))
     };
     let made = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
-    assert_eq!(made, Made { ids: vec![97 | SILENT, 98], is_framed: false });
+    assert_eq!(made, Made { ids: vec![97 | SILENT, 98], form: Form::Completion });
     let made = encode(json!({"text": "x", "prompt": "a"})).unwrap();
-    assert_eq!(made, Made { ids: vec![120], is_framed: false });
+    assert_eq!(made, Made { ids: vec![120], form: Form::Text });
     let fault = |record: Value| encode(record).unwrap_err().to_string();
     assert_eq!(fault(json!({"messages": []})), "\"messages\" holds no message");
     assert!(fault(json!({"messages": [1]})).starts_with("\"messages\" message 1 is no object"));

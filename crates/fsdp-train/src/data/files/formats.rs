@@ -9,6 +9,9 @@ use crate::config::Format;
 use crate::data::error::DataError;
 use crate::data::tokens::Width;
 
+/// Files that are named where nobody can tell what is data.
+const OTHERS_NAMED: usize = 3;
+
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::data) enum Kind {
@@ -78,7 +81,8 @@ impl Name {
 
     /// Whether such files stand beside data and are none: descriptions of data sets, and what `datasets` has computed.
     fn is_companion(&self) -> bool {
-        let is_described = matches!(&*self.extension, "" | "json" | "md" | "py" | "txt" | "yaml" | "yml");
+        let is_described =
+            matches!(&*self.extension, "" | "json" | "lock" | "md" | "py" | "txt" | "yaml" | "yml");
         self.is_derived || is_described && self.compression.is_none()
     }
 }
@@ -154,19 +158,25 @@ pub(super) fn of_folder(
 fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
     let names: Vec<Name> = found.iter().map(|path| Name::of(path)).collect();
     let count = |kind: Kind| names.iter().filter(|name| name.records() == Some(kind)).count();
-    let others = names.iter().filter(|name| name.records().is_none() && !name.is_companion()).count();
+    let is_other = |(_, name): &(&PathBuf, &Name)| name.records().is_none() && !name.is_companion();
+    let others: Vec<&Path> = found.iter().zip(&names).filter(is_other).map(|(path, _)| &**path).collect();
     let one_split = || expect_one_split(folder, found);
-    match (count(Kind::Parquet), count(Kind::Jsonl), count(Kind::Arrow), others) {
+    match (count(Kind::Parquet), count(Kind::Jsonl), count(Kind::Arrow), others.len()) {
         (0, 0, 0, _) => Ok(Format::Text),
         (_, 0, 0, 0) => one_split().map(|()| Format::Parquet),
         (0, _, 0, 0) => one_split().map(|()| Format::Jsonl),
         (0, 0, _, 0) => {
             saved::expect_one_split(folder, found).and_then(|()| one_split()).map(|()| Format::Arrow)
         }
-        (parquet, jsonl, arrow, others) => {
+        (parquet, jsonl, arrow, count) => {
+            let named: Vec<String> =
+                others.iter().take(OTHERS_NAMED).map(|path| path.display().to_string()).collect();
+            let named = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
+            let formats = [(parquet, "parquet"), (jsonl, "jsonl"), (arrow, "arrow")];
+            let first = formats.iter().find(|(count, _)| *count > 0).map_or("", |(_, format)| format);
             let reason = format!(
-                "it holds {parquet} Parquet files, {jsonl} files of JSON lines, {arrow} Arrow files and {others} others; set \
-                 data.format to what is data"
+                "it holds {parquet} Parquet files, {jsonl} files of JSON lines, {arrow} Arrow files and {count} others{named}; set \
+                 data.format to what is data, such as data.format = \"{first}\", and the rest is not read"
             );
             Err(refused(folder, &reason))
         }

@@ -105,9 +105,17 @@ fn a_folder_of_sources_is_text_and_what_is_mixed_is_refused() {
     for others in [&["a.jsonl", "b.parquet"][..], &["a.jsonl", "b.rs"]] {
         let mixed = folder(others);
         let fault = found(&mixed, &[""], Format::Auto).unwrap_err();
-        assert!(fault.contains("set data.format to what is data"), "{fault}");
+        assert!(fault.contains("set data.format to what is data, such as data.format = \""), "{fault}");
+        assert_eq!(fault.contains("b.rs)"), others[1] == "b.rs", "{fault}");
         assert_eq!(names(found(&mixed, &[""], Format::Jsonl)), ["a.jsonl"]);
     }
+    let cached = folder(&["a.arrow", "a_builder.lock", ".hidden", "dataset_info.json"]);
+    assert_eq!(names(found(&cached, &[""], Format::Auto)), ["a.arrow"]);
+    let many = folder(&["a.arrow", "1.png", "2.png", "3.png", "4.png"]);
+    let fault = found(&many, &[""], Format::Auto).unwrap_err();
+    assert!(fault.contains("4 others (") && fault.contains("3.png)"), "{fault}");
+    assert!(fault.contains("data.format = \"arrow\""), "{fault}");
+    assert_eq!(names(found(&many, &[""], Format::Arrow)), ["a.arrow"]);
 }
 
 /// A folder as `save_to_disk` leaves it, with two splits.

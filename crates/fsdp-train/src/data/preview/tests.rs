@@ -33,3 +33,31 @@ fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
     let parts = vec![part("a", false), part("bcde", true)];
     assert_eq!(all, (false, Preview { parts, tokens: 5, counted: 4 }));
 }
+
+#[test]
+fn packed_documents_keep_their_last_tokens_and_do_not_learn_their_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.jsonl");
+    let lines = [r#"{"prompt": "ab", "completion": "cd"}"#, r#"{"prompt": "e", "completion": "fg"}"#];
+    fs::write(&file, lines.join("\n")).unwrap();
+    let mut config = config();
+    config.packing = Packing::Packed;
+    config.train = vec![file.to_str().unwrap().to_owned()];
+    let show = |config: &DataConfig| {
+        let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY, keeps: true };
+        let dataset = Dataset::load(&config.train, config, &loading).unwrap();
+        let counted = dataset.sample(0).1.iter().filter(|&&target| target != crate::data::IGNORE).count();
+        let preview = Preview::of(&dataset, 0, config).unwrap();
+        assert_eq!((dataset.len(), preview.counted), (1, counted));
+        preview.parts
+    };
+    let part = |text: &str, counts| (text.to_owned(), counts);
+    let parts = [part("ab", false), part("cd", true), part("e", false), part("fg", true)];
+    assert_eq!(show(&config), parts);
+    config.eos = Some(crate::config::EndToken::Token(crate::config::TokenRef::Id(b'.'.into())));
+    let parts = [part("ab", false), part("cd.", true), part("e", false), part("fg.", true)];
+    assert_eq!(show(&config), parts);
+    config.packing = Packing::Stream;
+    let parts = [part("ab", false), part("cd.", true), part("e", false), part("fg.", true)];
+    assert_eq!(show(&config), parts);
+}

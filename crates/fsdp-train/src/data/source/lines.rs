@@ -7,6 +7,9 @@ use crate::data::error::DataError;
 use crate::data::files::DataFile;
 use crate::data::progress::Meter;
 
+/// What editors of Windows write in front of UTF-8, and nobody means.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Batches of the lines of a file.
 ///
 /// # Errors
@@ -38,6 +41,9 @@ impl Lines {
             let len_bytes = bytes.len() - before;
             if len_bytes == 0 {
                 break;
+            }
+            if self.line == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+                bytes.drain(..BYTE_ORDER_MARK.len());
             }
             if len_bytes as u64 > RECORD_BYTES_MAX {
                 let reason = format!(

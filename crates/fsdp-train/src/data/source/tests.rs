@@ -316,3 +316,19 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
         assert_eq!((data.digest(), seen(&data)), (expected.digest(), seen(&expected)), "{name}");
     }
 }
+
+#[test]
+fn a_byte_order_mark_before_lines_is_skipped_and_within_them_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "{\"text\": \"ab\"}\n";
+    let of = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        (load(std::slice::from_ref(&path), &config()), path)
+    };
+    let (plain, _) = of("a.jsonl", line.repeat(2));
+    let (marked, _) = of("b.jsonl", format!("\u{feff}{}", line.repeat(2)));
+    assert_eq!(seen(&marked.unwrap()), seen(&plain.unwrap()));
+    let (_, path) = of("c.jsonl", format!("{line}\u{feff}{line}"));
+    assert_refused(&path, &config(), &["c.jsonl: line 2"]);
+}

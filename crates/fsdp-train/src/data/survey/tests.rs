@@ -68,7 +68,7 @@ fn less_than_a_role_asks_for_is_refused_by_its_key() {
     for (role, said) in [
         (BATCH, "1 samples of 8 tokens, fewer than one global batch of 4"),
         (Role::Source { index: 1 }, ""),
-        (Role::Evaluation { set: "held".to_owned() }, ""),
+        (Role::Evaluation { set: "held".to_owned(), samples_max: 9 }, ""),
     ] {
         match of(&paths, &config(), &role, 256) {
             Ok(_) => assert_eq!(said, "", "{role:?}"),
@@ -78,7 +78,10 @@ fn less_than_a_role_asks_for_is_refused_by_its_key() {
     let (_dir, paths) = written("b.txt", "a".repeat(8));
     let fault = |role| of(&paths, &config(), &role, 256).unwrap_err().to_string();
     assert!(fault(Role::Source { index: 1 }).contains("data.source[1] holds no sample"));
-    assert!(fault(Role::Evaluation { set: "held".to_owned() }).contains("data.eval \"held\""));
-    let nowhere = of(&["nowhere".to_owned()], &config(), &Role::Evaluation { set: String::new() }, 256);
+    assert!(
+        fault(Role::Evaluation { set: "held".to_owned(), samples_max: 9 }).contains("data.eval \"held\"")
+    );
+    let nowhere =
+        of(&["nowhere".to_owned()], &config(), &Role::Evaluation { set: String::new(), samples_max: 9 }, 256);
     assert!(nowhere.unwrap_err().to_string().contains("check the paths of data.eval"));
 }

@@ -12,12 +12,18 @@ use crate::input_file::{self, TOKENIZER_BYTES_MAX};
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// The role of the token that ends a text.
+pub(super) const EOS: &str = "eos_token";
+
 /// Lists of further ones; the second is the older name.
 const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
 /// The file, and that which older tokenizers have for special tokens.
 const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
+
+/// The files of a model beside them that say which tokens end a text, in the order in which transformers believes them.
+const MODEL: [&str; 2] = ["generation_config.json", "config.json"];
 
 /// What a `tokenizer_config.json` says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +36,8 @@ pub(super) struct TokenizerConfig {
     pub(super) chat_template: Value,
     /// `truncation_side`.
     pub(super) truncation_side: Option<String>,
+    /// The token that ends a text by the files of the model, where no role is said to.
+    pub(super) eos_id: Option<u32>,
 }
 
 /// A token that is found in text before anything else is done with it.
@@ -54,7 +62,11 @@ impl TokenizerConfig {
         if !fields.contains_key("added_tokens_decoder") {
             fields.extend(read(&folder.join(MAP))?);
         }
-        Ok(TokenizerConfig::of(fields))
+        let mut config = TokenizerConfig::of(fields);
+        if !config.roles.contains_key(EOS) {
+            config.eos_id = MODEL.iter().find_map(|name| eos_id(&read(&folder.join(name)).ok()?));
+        }
+        Ok(config)
     }
 
     fn of(mut fields: Map<String, Value>) -> TokenizerConfig {
@@ -77,7 +89,7 @@ impl TokenizerConfig {
         );
         let truncation_side = fields.get("truncation_side").and_then(Value::as_str).map(str::to_owned);
         let chat_template = fields.remove("chat_template").unwrap_or_default();
-        TokenizerConfig { roles, special, chat_template, truncation_side }
+        TokenizerConfig { roles, special, chat_template, truncation_side, eos_id: None }
     }
 }
 
@@ -89,6 +101,12 @@ impl SpecialToken {
         let strips = [is("lstrip"), is("rstrip")];
         Some(SpecialToken { content: content.to_owned(), strips, single_word: is("single_word") })
     }
+}
+
+/// The first of the tokens that end a text.
+fn eos_id(fields: &Map<String, Value>) -> Option<u32> {
+    let id = fields.get("eos_token_id")?;
+    u32::try_from(id.get(0).unwrap_or(id).as_u64()?).ok()
 }
 
 fn read(file: &Path) -> Result<Map<String, Value>, Source> {

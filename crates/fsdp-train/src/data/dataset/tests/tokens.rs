@@ -75,7 +75,7 @@ fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
 }
 
 /// Documents by the tokenizer of bytes, of JSON lines.
-fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
+pub(super) fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
     read(text, change).unwrap()
 }
 
@@ -165,10 +165,10 @@ fn where_nothing_counts_the_error_says_what_would() {
 }
 
 #[cfg(feature = "tokenizers")]
-mod with_tokenizer {
+pub(super) mod with_tokenizer {
     use super::*;
 
-    fn fixture(name: &str) -> String {
+    pub(in crate::data::dataset::tests) fn fixture(name: &str) -> String {
         format!("{}/tests/chats/tokenizers/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR"))
     }
 

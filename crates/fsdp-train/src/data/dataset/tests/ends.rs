@@ -1,0 +1,107 @@
+//! What is put around documents, by what they were.
+
+use super::tokens::{of_lines, with_tokenizer::fixture};
+use super::*;
+
+const CHAT: &str =
+    r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A test."}]}"#;
+
+/// The tokens of each document as a sample of its own, and what is said of them.
+fn documents(
+    lines: &[&str],
+    tokenizer: &str,
+    [bos, eos]: [Option<EndToken>; 2],
+) -> (Vec<Vec<u32>>, Vec<String>) {
+    let change = |packing| {
+        let (tokenizer, bos, eos) = (tokenizer.to_owned(), bos.clone(), eos.clone());
+        move |config: &mut DataConfig| {
+            (config.packing, config.seq_len, config.tokenizer) = (packing, 40, tokenizer);
+            (config.bos, config.eos) = (bos, eos);
+        }
+    };
+    let text = lines.join("\n");
+    let data = of_lines(&text, change(Packing::Documents));
+    let ids = |sample| data.heard(sample).iter().map(|token| token.id).collect::<Vec<_>>();
+    let alone: Vec<Vec<u32>> = (0..data.len()).map(ids).collect();
+    let stream = of_lines(&text, change(Packing::Stream));
+    assert_eq!(stream.tokens_len(), alone.iter().map(Vec::len).sum::<usize>(), "joined as they are alone");
+    (alone, data.warnings().iter().map(ToString::to_string).collect())
+}
+
+fn id(id: u32) -> Option<EndToken> {
+    Some(EndToken::Token(TokenRef::Id(id)))
+}
+
+const AUTO: [Option<EndToken>; 2] = [Some(EndToken::Auto), Some(EndToken::Auto)];
+
+#[test]
+fn ids_are_taken_as_they_are_unless_a_token_is_named() {
+    let lines = [r#"{"input_ids": [0, 7, 8]}"#, r#"{"text": "the cat"}"#];
+    let (auto, told) = documents(&lines, &fixture("bos"), AUTO);
+    assert_eq!((&auto[0], auto[1][0], told), (&vec![0, 7, 8], 0, vec![]));
+    let (given, _) = documents(&lines, &fixture("bos"), [id(5), id(6)]);
+    assert_eq!(given[0], [5, 0, 7, 8, 6]);
+    assert_eq!((given[1][0], given[1].last()), (5, Some(&6)));
+}
+
+#[test]
+fn a_text_beside_a_conversation_keeps_what_begins_and_ends_it() {
+    let text = r#"{"text": "the cat"}"#;
+    let both = |ends: [Option<EndToken>; 2]| documents(&[text, CHAT], &fixture("plain"), ends);
+    let (none, _) = both([None, None]);
+    let (ended, told) = both([Some(EndToken::Auto), id(9)]);
+    assert_eq!(ended, [[&none[0][..], &[9]].concat(), none[1].clone()]);
+    let [said] = &*told else { panic!("{told:?}") };
+    assert!(said.starts_with("data.bos and data.eos are not put around 1 conversations"), "{said}");
+    let (_, told) = both(AUTO);
+    assert!(told.is_empty(), "{told:?}");
+}
+
+#[test]
+fn a_completion_ends_with_the_token_that_its_tokenizer_names() {
+    let lines =
+        [r#"{"prompt": "the", "completion": " cat"}"#, r#"{"prompt": "the", "completion": " cat</s>"}"#];
+    let eos = Tokenizer::load(&fixture("plain")).unwrap().eos().unwrap();
+    let (open, told) = documents(&lines, &fixture("plain"), [None, None]);
+    assert!(!open[0].contains(&eos) && told.is_empty(), "{told:?}");
+    let (ended, told) = documents(&lines, &fixture("plain"), AUTO);
+    assert_eq!(ended, [[&open[0][..], &[eos]].concat(), open[1].clone()]);
+    assert_eq!((open[1].last(), told), (Some(&eos), vec![]));
+}
+
+#[test]
+fn the_files_of_a_model_name_its_end_where_the_tokenizer_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = dir.path().join("tokenizer.json");
+    fs::copy(fixture("plain"), &tokenizer).unwrap();
+    let pair = [r#"{"prompt": "the", "completion": " cat"}"#];
+    let of = || documents(&pair, tokenizer.to_str().unwrap(), AUTO);
+    let (open, told) = of();
+    let [said] = &*told else { panic!("{told:?}") };
+    assert!(said.starts_with("1 completions have no token that ends them"), "{said}");
+    for (file, text, end) in [
+        ("config.json", "{\"eos_token_id\": 3}", 3),
+        ("generation_config.json", "{\"eos_token_id\": [4, 5]}", 4),
+    ] {
+        fs::write(dir.path().join(file), text).unwrap();
+        assert_eq!(of(), (vec![[&open[0][..], &[end]].concat()], vec![]));
+    }
+}
+
+#[test]
+fn what_is_clipped_is_counted_in_the_samples_that_are_used() {
+    let lines = [r#"{"text": "abc"}"#, r#"{"text": "abcdefg"}"#, r#"{"text": "abcdefghi"}"#].join("\n");
+    for packing in [Packing::Documents, Packing::Packed, Packing::Stream] {
+        let told = |samples| {
+            let mut data = of_lines(&lines, |config| config.packing = packing);
+            data.warn_of_clipped(samples);
+            data.warnings().to_vec()
+        };
+        let clipped = |documents, tokens| vec![DataWarning::Clipped { documents, tokens }];
+        let expected = match packing {
+            Packing::Stream => [vec![], vec![]],
+            Packing::Documents | Packing::Packed => [clipped(1, 2), clipped(2, 6)],
+        };
+        assert_eq!([told(2), told(usize::MAX)], expected);
+    }
+}
