@@ -4,6 +4,9 @@
 //! activations and temporaries come and go, and what several ranks read may outlive the buffer it was made for. It is
 //! handed on at once, without waiting for the device. Most of it is used on the compute queue alone, where the work of
 //! the next user comes later; other queues are ordered by events, the compute queue in between ([`Block::touch`]).
+//!
+//! Of storage that fits, the lowest is taken: where a buffer lies then depends on what is in use, and not on the order in
+//! which other buffers were given up. So a step that does what the step before it did finds its buffers at the same addresses.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +34,8 @@ struct Held {
 pub(super) struct Pool {
     gpu: Arc<Gpu>,
     queues: Arc<Queues>,
-    free: Mutex<BTreeMap<usize, Vec<DeviceBlock>>>,
+    /// By size and address.
+    free: Mutex<BTreeMap<usize, BTreeMap<u64, DeviceBlock>>>,
     /// Bytes that the driver gave and has not got back, and the most that there ever were.
     held: Mutex<Held>,
     /// Whether storage is filled with NaN when it is new and when it is given up.
@@ -49,10 +53,10 @@ impl Pool {
     /// Storage for elements, and whether the driver was asked for it.
     pub(super) fn take(self: &Arc<Self>, dtype: DType, len: usize) -> Result<(Block, bool), DeviceError> {
         let bytes = (len * dtype.size_bytes()).next_multiple_of(GRANULE_BYTES);
-        let found = lock(&self.free).get_mut(&bytes).and_then(Vec::pop);
+        let found = lock(&self.free).get_mut(&bytes).and_then(BTreeMap::pop_first);
         let is_new = found.is_none();
         let storage = match found {
-            Some(storage) => storage,
+            Some((_, storage)) => storage,
             None => self.allocate(bytes)?,
         };
         let block = Block { storage: Some(storage), pool: Arc::clone(self), dtype, uses: Mutex::default() };
@@ -94,7 +98,8 @@ impl Pool {
     /// device is waited for.
     pub(super) fn trim(&self) -> bool {
         let unused = std::mem::take(&mut *lock(&self.free));
-        lock(&self.held).now -= unused.values().flatten().map(DeviceBlock::bytes).sum::<usize>();
+        lock(&self.held).now -=
+            unused.values().flat_map(BTreeMap::values).map(DeviceBlock::bytes).sum::<usize>();
         unused.values().any(|blocks| !blocks.is_empty())
     }
 }
@@ -153,7 +158,7 @@ impl Drop for Block {
         }
         own.kept(self.poison(own, Queue::Compute));
         if let Some(storage) = self.storage.take() {
-            lock(&self.pool.free).entry(storage.bytes()).or_default().push(storage);
+            lock(&self.pool.free).entry(storage.bytes()).or_default().insert(storage.address(), storage);
         }
     }
 }

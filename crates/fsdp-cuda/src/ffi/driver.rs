@@ -256,6 +256,11 @@ pub(crate) struct DeviceBlock {
 }
 
 impl DeviceBlock {
+    /// Where it begins on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
     /// Its length.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -71,6 +72,14 @@ struct Device {
     std::vector<Stream*> streams;
     std::vector<Failure> failures;
     std::map<std::string, int> calls;
+    // A digest of the device's addresses that calls were given.
+    uint64_t addresses = 0;
+
+    void given(uint64_t address) {
+        auto next = blocks.upper_bound(address);
+        if (next == blocks.begin() || address >= std::prev(next)->first + std::prev(next)->second) return;
+        addresses = (addresses ^ address) * 0x100000001b3ull;
+    }
 
     uint64_t next() {
         random += 0x9e3779b97f4a7c15ull;
@@ -206,6 +215,12 @@ void fake_cuda_fail(int device, const char* call, int skip, int code) {
 int fake_cuda_calls(int device, const char* call) {
     std::lock_guard<std::mutex> guard(lock);
     return devices[device].calls[call];
+}
+
+// A digest of the addresses that copies and kernels were given since it was asked for last.
+uint64_t fake_cuda_addresses(int device) {
+    std::lock_guard<std::mutex> guard(lock);
+    return std::exchange(devices[device].addresses, 0);
 }
 
 // The driver.
@@ -425,6 +440,7 @@ int cuMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, void* handle) {
     if (!stream || stream->device != current) return INVALID_HANDLE;
     for (uint64_t address : {dst, src}) {
         if (!within(current->blocks, address, bytes) && !within(pinned, address, bytes)) return INVALID_VALUE;
+        current->given(address);
     }
     current->enqueue(stream, {[=] {
         memmove(reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), bytes);
@@ -437,6 +453,7 @@ int cuMemsetD8Async(uint64_t dst, unsigned char byte, size_t bytes, void* handle
     auto* stream = static_cast<Stream*>(handle);
     if (!stream || stream->device != current) return INVALID_HANDLE;
     if (!within(current->blocks, dst, bytes) && !within(pinned, dst, bytes)) return INVALID_VALUE;
+    current->given(dst);
     current->enqueue(stream, {[=] { memset(reinterpret_cast<void*>(dst), byte, bytes); }, nullptr});
     return SUCCESS;
 }
@@ -479,6 +496,7 @@ int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
         uint64_t value = 0;
         memcpy(&value, params[i], sizes[i]);
         values->push_back(value);
+        if (sizes[i] == sizeof value) current->given(value);
     }
     uint64_t seed = current->next();
     auto run = function->run;

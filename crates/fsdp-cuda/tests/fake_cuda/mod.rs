@@ -76,6 +76,15 @@ impl FakeDevice {
         count as usize
     }
 
+    /// A digest of the device's addresses that copies and kernels were given, in order, since it was asked for last.
+    pub(crate) fn addresses(self) -> u64 {
+        type Addresses = unsafe extern "C" fn(c_int) -> u64;
+        // SAFETY: as for `seed`.
+        unsafe {
+            libraries().get::<Addresses>(b"fake_cuda_addresses").expect("the fake has it")(self.number())
+        }
+    }
+
     fn number(self) -> c_int {
         self.ordinal as c_int
     }
