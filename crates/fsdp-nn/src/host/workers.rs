@@ -3,10 +3,11 @@
 //! A kernel cuts its work by shape into tasks that write disjoint ranges; which thread runs a task, and how
 //! many threads there are, is of no consequence for the result.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
 use fsdp_core::Error;
+use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use super::pool::{HostPool, Scratch};
@@ -29,7 +30,7 @@ struct NoThreads {
 /// A rank's threads, and the scratch memory of what runs on them.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    pool: Option<rayon::ThreadPool>,
+    pool: Option<ThreadPool>,
     scratch: Arc<HostPool>,
 }
 
@@ -53,31 +54,35 @@ impl Workers {
     }
 
     /// Runs every task.
-    pub(crate) fn each<T: Send>(&self, tasks: impl Iterator<Item = T>, run: impl Fn(T) + Sync + Send) {
+    pub(crate) fn each<T: Send>(&self, tasks: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
+        let run: &(dyn Fn(T) + Sync) = &run;
         let Some(pool) = &self.pool else { return tasks.for_each(run) };
-        let tasks: Vec<T> = tasks.collect();
-        if tasks.len() < 2 {
-            return tasks.into_iter().for_each(run);
-        }
-        pool.install(|| tasks.into_par_iter().with_max_len(1).for_each(run));
+        let tasks: Vec<_> = tasks.map(|task| Mutex::new(Some(task))).collect();
+        spread(pool, tasks.len(), &|index| {
+            let task = tasks[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+            run(task.expect("a task is run once"));
+        });
     }
 
     /// Runs every task and returns the results in order.
     pub(crate) fn map<T: Send, R: Send>(
         &self,
         tasks: impl Iterator<Item = T>,
-        run: impl Fn(T) -> R + Sync + Send,
+        run: impl Fn(T) -> R + Sync,
     ) -> Vec<R> {
-        let Some(pool) = &self.pool else { return tasks.map(run).collect() };
         let tasks: Vec<T> = tasks.collect();
-        pool.install(|| tasks.into_par_iter().with_max_len(1).map(run).collect())
+        let mut results: Vec<Option<R>> = tasks.iter().map(|_| None).collect();
+        self.each(tasks.into_iter().zip(&mut results), |(task, result)| *result = Some(run(task)));
+        results.into_iter().map(|result| result.expect("every task was run")).collect()
     }
 
     /// Runs a product of so many multiplications, telling it how many threads to use.
     pub(crate) fn product<R: Send>(&self, multiplications: usize, run: impl FnOnce(usize) -> R + Send) -> R {
         match &self.pool {
             Some(pool) if multiplications >= PARALLEL_PRODUCT_MIN => {
-                pool.install(|| run(pool.current_num_threads()))
+                let (mut run, mut result) = (Some(run), None);
+                within(pool, &mut || result = run.take().map(|run| run(pool.current_num_threads())));
+                result.expect("what is run within a pool has run")
             }
             _ => run(1),
         }
@@ -87,6 +92,19 @@ impl Workers {
     pub(crate) fn scratch<A: Pod>(&self, len: usize) -> Scratch<A> {
         self.scratch.scratch(len)
     }
+}
+
+/// Runs every task of a number. Not generic: else rayon's loop is compiled for each kernel anew, a third of this crate's code.
+fn spread(pool: &ThreadPool, count: usize, run: &(dyn Fn(usize) + Sync)) {
+    if count < 2 {
+        return (0..count).for_each(run);
+    }
+    within(pool, &mut || (0..count).into_par_iter().with_max_len(1).for_each(run));
+}
+
+/// Runs something on the threads of a pool, with the same reason for not being generic.
+fn within(pool: &ThreadPool, run: &mut (dyn FnMut() + Send)) {
+    pool.install(run);
 }
 
 /// Rows of `width` elements that make one task.
