@@ -263,7 +263,7 @@ pub(crate) struct ScheduleArgs {
     /// Print what blocks and the step cost: FLOPs, bytes, FLOPs for each byte
     #[arg(long)]
     pub(crate) costs: bool,
-    /// Print operations and costs as JSON, and nothing else
+    /// Print buffers, operations with their operands, and costs as JSON, and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,5 +1,6 @@
 //! `fsdp schedule`.
 
+mod as_json;
 mod operations;
 
 use std::fmt::Write;

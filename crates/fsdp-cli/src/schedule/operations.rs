@@ -17,6 +17,7 @@ use fsdp_train::config::Resolved;
 use fsdp_train::{TrainError, listed, rank_tables};
 use serde_json::{Value, json};
 
+use super::as_json;
 use crate::output::table;
 use crate::run_setup::Model;
 use crate::units::{bytes, flops};
@@ -24,6 +25,8 @@ use crate::units::{bytes, flops};
 /// The calls of a micro-batch, those that run the same together.
 pub(super) struct Operations<'a> {
     spec: &'a ModelSpec,
+    /// The schedules of the run, for programs.
+    schedules: Value,
     shape: RunShape,
     rounds: usize,
     kinds: Vec<Kind>,
@@ -55,8 +58,8 @@ impl<'a> Operations<'a> {
             }
         }
         let tables = rank_tables::<HostMemory>(config, plan, rank)?;
-        let update = updates(plan, &tables);
-        Ok(Self { spec: &plan.spec, shape, rounds: plan.step.rounds, kinds, update })
+        let (update, schedules) = (updates(plan, &tables), as_json::schedules(plan, &tables));
+        Ok(Self { spec: &plan.spec, schedules, shape, rounds: plan.step.rounds, kinds, update })
     }
 
     /// Every call of an operation, with operands, shapes and dtypes.
@@ -108,6 +111,7 @@ impl<'a> Operations<'a> {
             "calls": self.kinds.iter().map(kind).collect::<Vec<_>>(),
             "step_cost": cost_json(self.step()),
             "update_products_cost": cost_json(self.update),
+            "schedules": self.schedules,
         })
     }
 

@@ -88,6 +88,32 @@ fn operations_as_json_add_up() {
 }
 
 #[test]
+fn a_gradient_is_followed_through_the_operands_of_operations() {
+    let sandbox = Sandbox::new();
+    let report: Value = serde_json::from_str(&sandbox.succeed("schedule run.toml --json").stdout).unwrap();
+    let step = &report["schedules"]["training_step"];
+    let operations = step["operations"].as_array().unwrap();
+    let unit = operations.iter().find(|op| op["op"] == "update").unwrap()["unit"].clone();
+    // Which buffers the first operation of a name reads or writes of the unit.
+    let operands = |name: &str, what: &str| {
+        let found = operations.iter().find(|op| op["op"] == name && op["unit"] == unit);
+        let ids = found.unwrap_or_else(|| panic!("no {name} of {unit}"))[what].as_array().unwrap().clone();
+        ids.iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let slot = operands("open gradient", "writes");
+    assert_eq!(operands("reduce-scatter", "reads"), slot);
+    let total = operands("reduce-scatter", "writes");
+    assert_eq!(operands("square norm", "reads"), total);
+    assert_eq!(operands("update", "reads")[..total.len()], total);
+    let gathered = operands("all-gather", "reads");
+    assert!(gathered.iter().all(|shard| operands("update", "writes").contains(shard)));
+    for (buffer, category) in [(slot[0], "gradient slots"), (total[0], "sharded gradients")] {
+        let buffer = &step["buffers"][buffer as usize];
+        assert_eq!((&buffer["category"], &buffer["dtype"]), (&category.into(), &"f32".into()), "{buffer}");
+    }
+}
+
+#[test]
 fn a_schedule_needs_no_data() {
     let sandbox = Sandbox::new();
     std::fs::remove_file(sandbox.path("data.txt")).unwrap();
