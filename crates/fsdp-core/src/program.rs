@@ -2,7 +2,8 @@
 //!
 //! A program never owns parameters. Each call of a block is handed fresh views through [`Params`]; keeping
 //! one longer than the call is an error that the engine reports when it reshards the unit. Gradients are
-//! written through [`Gradients`] straight into the slot that the reduce-scatter reads.
+//! written through [`Gradients`] straight into the buffer that the reduce-scatter reads, or, where whole gradients are added up
+//! first, that is added.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The scalars of a step: loss, count of targets, gradient norm, stop flag and whether parameters and optimizer state
 //! are finite, as words of one integer buffer.
 //!
-//! They stay on the device: blocks and norms add to the words, one integer all-reduce sums them over all ranks
+//! They stay on the device: losses and norms are added to the words, one integer all-reduce sums them over all ranks
 //! (so the result depends on neither their number nor their order), and what an update needs of them,
 //! [`GradientFactors`], is computed where the update runs. The host reads them when it likes.
 
@@ -98,7 +98,8 @@ pub struct StepReport {
 
 impl StepReport {
     /// Reads the words, once they are summed over all ranks. The squared norm is that of the gradient of the summed loss,
-    /// divided by `divisor`: the ranks that it is averaged over (1: it is a sum), by the scale of the loss.
+    /// divided by `divisor`: the number of ranks where it is an average over them (1 where it is a sum); and, because a scaled loss
+    /// has a gradient that was *multiplied* with the scale, divided by that scale.
     ///
     /// # Panics
     /// When there are not [`SCALAR_WORDS`] of them.
@@ -134,8 +135,7 @@ fn scale(targets: u64, divisor: f64) -> f64 {
 /// fields, the last one 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientFactors {
-    /// 1 / number of targets (times the averaged ranks, by the scale of the loss): makes the reduced gradient that of the mean
-    /// loss.
+    /// `divisor` / number of targets, with the divisor of [`StepReport::of`]: makes the reduced gradient that of the mean loss.
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,

@@ -2,7 +2,8 @@
 //!
 //! It is a table of buffers, and a loop with one `match` over the operations, which find their operands in the table by
 //! their ids. It knows no policy: what differs between policies is which buffers and operations the compiler wrote
-//! down. All of them are allocated when the engine is made; in a step only the program allocates (activations, workspace).
+//! down. All of them are made when the engine is (a memory may find the storage at the first write); in a step only the program
+//! makes some (activations, workspace).
 
 mod execute;
 mod issue;

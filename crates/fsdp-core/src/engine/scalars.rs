@@ -1,4 +1,4 @@
-//! The scalars of a step on their way: gathered by blocks, norms and the updates of the step before, reduced in one
+//! The scalars of a step on their way: losses of the program, norms, and what updates of the step before noted, reduced in one
 //! integer all-reduce, used by updates, read by the host when it asks; and the statistics that an update rule declares.
 //!
 //! There are two buffers, used in turn: the report of one step may be read while the next one is under way, so that

@@ -23,7 +23,7 @@ pub enum Category {
     Workspace,
     /// Small buffers for the reduction of scalars and statistics.
     CommStaging,
-    /// Slots through which shards and reduced gradients travel between device and host.
+    /// Slots on the device, through which shards and reduced gradients travel to and from the host.
     HostStaging,
 }
 

@@ -1,6 +1,7 @@
 //! What is certainly complete before what: vector clocks, and the last accesses of every buffer.
 //!
-//! Whatever earlier steps did to a buffer is before the first operation: that one touches them all.
+//! Whatever earlier steps did to a buffer is before the first operation, `BeginStep`: it counts as the writer of every buffer, also
+//! of those that it does not name.
 
 use std::collections::BTreeMap;
 

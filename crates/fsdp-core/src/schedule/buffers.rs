@@ -59,7 +59,7 @@ pub enum Role {
     Scratch,
     /// The whole gradient of a micro-batch, or a sum of some, that waits to be added.
     WholeSum(usize),
-    /// A reduced gradient, or a sum of some, that waits to be added.
+    /// A reduced gradient, or a sum of some, that waits to be added; under offload also the total, until it is downloaded.
     ShardedSum(usize),
     /// The sharded gradient: the total of the step, until the next one begins.
     ShardedGradient,

@@ -54,7 +54,8 @@ pub enum OpKind {
         mode: ForwardMode,
     },
     /// Runs the last block: forward and backward in one, or forward only in evaluation. Operands as of [`OpKind::Forward`]
-    /// or [`OpKind::Backward`]; besides it writes the scalars, last.
+    /// or [`OpKind::Backward`]; it writes the scalars too, last: the program keeps the losses until
+    /// [`OpKind::ReduceScalars`] takes them.
     Finish {
         /// The block.
         block: BlockId,

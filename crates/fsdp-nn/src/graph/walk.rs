@@ -145,6 +145,7 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
         let mut losses = Some(self.losses.reborrow());
         let mut z_losses = self.z_losses.as_mut().map(SliceMut::reborrow);
+        // Rules of derivation write the gradient of one parameter a call, so its room need not be shared.
         let mut gradients = self.gradients.as_deref_mut();
         let mut writes = Vec::with_capacity(call.writes.len());
         for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {

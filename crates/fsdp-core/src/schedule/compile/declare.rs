@@ -30,8 +30,7 @@ fn decl(role: Role, category: Category, dtype: DType, len: usize) -> BufferDecl 
     BufferDecl { role, category, dtype, len: Some(len), place: Place::Device, unit: None, segment: None }
 }
 
-/// Sets of buffers for partial sums, beyond those where the first micro-batch's gradient lands (the sharded gradients, or the
-/// gradient slots).
+/// Sets of buffers for partial sums, beyond one that is there anyway: the sharded gradients, or a gradient slot.
 fn extra_sums(policy: &Policy, rounds: usize) -> usize {
     match policy.accumulation_order {
         AccumulationOrder::Tree => tree::accumulators(rounds) - 1,

@@ -86,7 +86,8 @@ impl Build<'_> {
         (self.rounds > 1 && unsharded, self.rounds > 1 && !unsharded)
     }
 
-    /// A gradient that waits for the one it is added to lies where sums do.
+    /// Where whole gradients are added up, a gradient is written to a free one of the buffers for sums; else, and when none is
+    /// free, to a gradient slot.
     pub(super) fn open_gradient(&mut self, unit: UnitId) {
         let own = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
         let held = own.unwrap_or_else(|| {
