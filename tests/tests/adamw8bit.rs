@@ -69,7 +69,7 @@ fn train() -> Vec<Vec<f64>> {
             gradient: &gradient,
             state: &mut state,
             pieces: &piece,
-            row_len: 1,
+            segment: None,
             whole: None,
             not_finite: &mut not_finite,
         };

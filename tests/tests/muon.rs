@@ -80,7 +80,7 @@ fn train(rule: &mut Muon, param: usize, dtype: DType) -> [Vec<f64>; 2] {
             gradient: &gradient,
             state: &mut state,
             pieces: &piece,
-            row_len: 1,
+            segment: None,
             whole: None,
             not_finite: &mut not_finite,
         };

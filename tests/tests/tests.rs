@@ -37,6 +37,7 @@ mod average;
 mod traffic;
 // Steps that XLA compiles.
 mod xla;
+mod xla_adafactor;
 
 // Families of models, sharded and not.
 mod experts;

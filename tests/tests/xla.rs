@@ -19,7 +19,7 @@ use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
 
 /// The plugin, if there is one to test with.
-fn plugin() -> Option<PathBuf> {
+pub(crate) fn plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from);
     if plugin.is_none() {
         println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
@@ -28,7 +28,7 @@ fn plugin() -> Option<PathBuf> {
 }
 
 /// Two steps of a model at each world size beside the oracle, if there is a plugin.
-fn check(
+pub(crate) fn check(
     model: (&str, u32),
     worlds: &[usize],
     overrides: &[&str],
@@ -46,7 +46,7 @@ fn check(
     Some(job.plan)
 }
 
-const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
+pub(crate) const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
 
 #[test]
 fn a_llama_is_trained_at_every_world_size() {

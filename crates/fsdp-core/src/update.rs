@@ -17,6 +17,7 @@ pub use tables::{RankTables, UnitTables};
 
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::layout::Segment;
 use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use crate::model::ParamId;
 use crate::rank::Queue;
@@ -126,8 +127,8 @@ pub struct SegmentShard<'a, B> {
     pub state: &'a mut [B],
     /// What the shard holds.
     pub pieces: &'a [Piece],
-    /// Elements of a row of the segment: pieces are whole rows of it, or the begin of some.
-    pub row_len: usize,
+    /// The segment, within a schedule: what its other shards hold. Pieces are whole rows of it, or the begin of some.
+    pub segment: Option<&'a Segment>,
     /// The directions of the segment, in an update of one that holds a parameter of [`RuleState::whole`].
     pub whole: Option<WholeDirections<'a, B>>,
     /// One word (`I64`, exclusive), 0 at first. A rule sets it to 1 in the pass that writes a value which is not finite:

@@ -310,7 +310,7 @@ impl<B: Buffer> Whole<B> {
             gradient,
             state: &mut self.state,
             pieces: std::slice::from_ref(&self.piece),
-            row_len: self.piece.row_len,
+            segment: None,
             whole: None,
             not_finite,
         })

@@ -1,7 +1,7 @@
 //! Handles of storage, and what it holds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Buffer, Category};
@@ -30,6 +30,8 @@ pub(crate) enum Content {
 pub(crate) struct Storage {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
+    /// Elements that it has in programs, if these are more.
+    room: OnceLock<usize>,
     content: Mutex<Content>,
     /// Counts it for as long as it lives.
     lease: Arc<Lease>,
@@ -54,9 +56,25 @@ impl Storage {
         self.lease.category()
     }
 
+    /// Elements that it has in programs, which are as many on all ranks; behind its own are some that nobody reads.
+    pub(crate) fn room(&self) -> usize {
+        self.room.get().copied().unwrap_or(self.len)
+    }
+
+    /// Whether [`Storage::widen`] was called.
+    pub(crate) fn is_widened(&self) -> bool {
+        self.room.get().is_some()
+    }
+
+    /// Says, before a program has it, how many elements it has in programs.
+    pub(crate) fn widen(&self, room: usize) {
+        assert!(room >= self.len, "{} elements have no room in {room}", self.len);
+        assert_eq!(*self.room.get_or_init(|| room), room, "storage is as long in all programs");
+    }
+
     /// As one tensor: a vector.
     pub(crate) fn shape(&self) -> Shape {
-        Shape::new(&[self.len], self.dtype.into())
+        Shape::new(&[self.room()], self.dtype.into())
     }
 }
 
@@ -69,7 +87,8 @@ pub struct XlaBuffer {
 impl XlaBuffer {
     pub(crate) fn new(account: &Arc<Account>, category: Category, dtype: DType, len: usize) -> Self {
         let lease = account.open(category, dtype, len);
-        Self { storage: Arc::new(Storage { dtype, len, content: Mutex::new(Content::Undefined), lease }) }
+        let content = Mutex::new(Content::Undefined);
+        Self { storage: Arc::new(Storage { dtype, len, room: OnceLock::new(), content, lease }) }
     }
 }
 

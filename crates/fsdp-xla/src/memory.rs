@@ -15,6 +15,8 @@ use fsdp_nn::accounting::Account;
 use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::buffer::{Content, Storage, XlaBuffer};
+use crate::error::XlaError;
+use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
 use crate::scalars;
 use crate::trace::Trace;
@@ -65,7 +67,7 @@ impl XlaMemory {
             Content::Host(buffer) | Content::Device(_, Some(buffer)) => Ok(buffer.clone()),
             Content::Device(device, copy @ None) => {
                 let mut host = self.host_room(storage)?;
-                device.download(self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
+                download(device, storage, self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
                 Ok(copy.insert(host).clone())
             }
             Content::Zero => {
@@ -114,6 +116,18 @@ impl XlaMemory {
     pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Copies what storage has on a device: its own elements of those that programs see.
+fn download(device: &DeviceBuffer, storage: &Storage, own: &mut [u8]) -> Result<(), XlaError> {
+    let all = storage.shape().byte_len();
+    if all == own.len() {
+        return device.download(own);
+    }
+    let mut bytes = vec![0; all];
+    device.download(&mut bytes)?;
+    own.copy_from_slice(&bytes[..own.len()]);
+    Ok(())
 }
 
 /// That a buffer may be written.

@@ -10,6 +10,7 @@
 //! second gather of a unit, and the memory that this was to save is not.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use fsdp_core::Queue;
@@ -123,7 +124,8 @@ impl Trace {
 
     /// All elements as one value; what is undefined is zero.
     fn whole(&mut self, storage: &Storage, values: &BTreeMap<usize, Value>) -> Value {
-        if let Some(value) = values.get(&0).filter(|value| value.len() == storage.len) {
+        let room = storage.room();
+        if let Some(value) = values.get(&0).filter(|value| value.len() == room) {
             return value.clone();
         }
         let element = storage.dtype.into();
@@ -135,18 +137,26 @@ impl Trace {
             parts.push(value.clone());
             at = start + value.len();
         }
-        if at < storage.len || parts.is_empty() {
-            parts.push(self.hlo.zeros(&[storage.len - at], element));
+        if at < room || parts.is_empty() {
+            parts.push(self.hlo.zeros(&[room - at], element));
         }
         self.hlo.concatenate(&parts, 0)
     }
 
     /// The elements of a range, as a vector, for an operation of a queue.
     pub(crate) fn load(&mut self, queue: Queue, slice: Slice<'_, XlaBuffer>) -> Value {
-        let storage = &slice.buffer.storage;
+        self.load_range(queue, &slice.buffer.storage, slice.offset..slice.offset + slice.len)
+    }
+
+    /// All elements that a buffer has in programs: at least as many as it has itself.
+    pub(crate) fn load_room(&mut self, queue: Queue, buffer: &XlaBuffer) -> Value {
+        self.load_range(queue, &buffer.storage, 0..buffer.storage.room())
+    }
+
+    fn load_range(&mut self, queue: Queue, storage: &Arc<Storage>, range: Range<usize>) -> Value {
         let mut values = self.open(storage);
-        let found = values.range(..=slice.offset).next_back().map(|(&start, value)| (start, value.clone()));
-        let end = slice.offset + slice.len;
+        let found = values.range(..=range.start).next_back().map(|(&start, value)| (start, value.clone()));
+        let end = range.end;
         let (start, mut value) = match found.filter(|(start, value)| start + value.len() >= end) {
             Some(found) => found,
             None => {
@@ -167,16 +177,24 @@ impl Trace {
             values.insert(start, value.clone());
         }
         storage.put(Content::Traced(values));
-        self.hlo.range(&value, slice.offset - start..end - start)
+        self.hlo.range(&value, range.start - start..end - start)
     }
 
     /// Lets a range hold a value of as many elements, converted to the buffer's type. It ends an operation of the queue.
     pub(crate) fn store(&mut self, queue: Queue, slice: &SliceMut<'_, XlaBuffer>, value: &Value) {
-        let storage = &slice.buffer.storage;
+        self.store_range(queue, &slice.buffer.storage, slice.offset..slice.offset + slice.len, value);
+    }
+
+    /// Lets a buffer hold as many elements as it has in programs.
+    pub(crate) fn store_room(&mut self, queue: Queue, buffer: &mut XlaBuffer, value: &Value) {
+        self.store_range(queue, &buffer.storage, 0..buffer.storage.room(), value);
+    }
+
+    fn store_range(&mut self, queue: Queue, storage: &Arc<Storage>, range: Range<usize>, value: &Value) {
         let value = self.hlo.convert(value, storage.dtype.into());
-        let value = self.hlo.reshape(&value, &[slice.len]);
-        let (from, to) = (slice.offset, slice.offset + slice.len);
-        if slice.len == storage.len
+        let value = self.hlo.reshape(&value, &[range.len()]);
+        let Range { start: from, end: to } = range;
+        if range.len() == storage.room()
             && matches!(*storage.content(), Content::Host(_) | Content::Device(..) | Content::Zero)
         {
             // Nobody reads what is there: it needs no argument.

@@ -1,5 +1,6 @@
 //! Ranks that run one program together: the devices of a process, what was compiled for them, and how their threads meet.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -99,7 +100,12 @@ impl World {
             Source::Zero => Arc::new(self.client.upload(rank, &shape, &vec![0; shape.byte_len()])?),
             Source::Bytes(bytes) => Arc::new(self.client.upload(rank, &shape, &bytes)?),
             Source::Host(buffer) => {
-                Arc::new(self.client.upload(rank, &shape, host.bytes(Slice::whole(&buffer))?)?)
+                let own = host.bytes(Slice::whole(&buffer))?;
+                let mut bytes = Cow::Borrowed(own);
+                if own.len() < shape.byte_len() {
+                    bytes.to_mut().resize(shape.byte_len(), 0);
+                }
+                Arc::new(self.client.upload(rank, &shape, &bytes)?)
             }
         })
     }

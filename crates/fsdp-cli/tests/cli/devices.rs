@@ -130,7 +130,7 @@ mod xla {
             "{}",
             checked.stdout
         );
-        for (key, value) in [("train.optimizer.name", "adafactor"), ("fsdp.offload", "cpu")] {
+        for (key, value) in [("train.optimizer.name", "adamw8bit"), ("fsdp.offload", "cpu")] {
             let refused = sandbox.refused(&format!("{train} --set {key}={value}"));
             assert!(refused.contains(key), "{refused}");
         }
@@ -181,11 +181,25 @@ mod xla {
             ("--topology v9:2x2", "has no topology \"v9:2x2\""),
             ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, and cpu:2 has 2"),
             ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
-            ("--topology cpu:2 --set train.optimizer.name=adafactor", "adafactor"),
+            ("--topology cpu:2 --set train.optimizer.name=adamw8bit", "adamw8bit"),
         ] {
             let refused = sandbox.refused(&compile(more));
             assert!(refused.contains(said), "{refused}");
         }
+    }
+
+    #[test]
+    fn adafactor_is_compiled_and_verified() {
+        let Some(plugin) = plugin() else { return };
+        let sandbox = Sandbox::new();
+        let adafactor = "--set train.optimizer={name='adafactor',lr=0.01,relative_step=false,beta1=0.9}";
+        let compile = format!("compile run.toml --plugin {plugin} --topology cpu:4 {adafactor} --json");
+        let ran = sandbox.succeed(&compile);
+        let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(&report["ranks"], &4);
+        let xla = format!("--set run.device=xla --set run.xla.plugin={plugin}");
+        let ran = sandbox.succeed(&format!("verify run.toml {xla} {adafactor} --world-sizes 1,2,4"));
+        assert!(ran.stdout.contains("near the oracle"), "{}", ran.stdout);
     }
 
     #[test]

@@ -120,7 +120,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
             let mut params = self.table.take(shard[0])?;
             let mut low = shard.get(1).map(|&id| self.table.take(id)).transpose()?;
             self.table.lend(state_ids, &mut state)?;
-            let start = plan.mesh.shard_of(self.rank) * plan.layout.unit(unit).segments[index].shard_len();
+            let segment = &plan.layout.unit(unit).segments[index];
+            let start = plan.mesh.shard_of(self.rank) * segment.shard_len();
             let whole = own.whole_index(SegmentId(index)).zip(gathered.as_deref_mut());
             let whole = whole.map(|(at, Gathered { directions, scratch })| WholeDirections {
                 directions: &directions[at],
@@ -133,7 +134,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 gradient: self.table.get(gradients[index])?,
                 state: &mut state,
                 pieces: &self.tables.unit(unit).pieces[index],
-                row_len: plan.layout.unit(unit).segments[index].row_len,
+                segment: Some(segment),
                 whole,
                 not_finite: &mut not_finite,
             };

@@ -35,7 +35,7 @@ pub(super) fn with_host_shard(
             gradient: &gradient,
             state: &mut state,
             pieces: shard.pieces,
-            row_len: shard.row_len,
+            segment: shard.segment,
             // Directions are not gathered where shards are in host memory.
             whole: None,
             not_finite: &mut noted,

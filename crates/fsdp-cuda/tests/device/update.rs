@@ -104,7 +104,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
-            row_len: 1,
+            segment: None,
             whole: None,
             not_finite: &mut not_finite,
         };
@@ -201,7 +201,7 @@ where
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
-            row_len: 1,
+            segment: None,
             whole: None,
             not_finite: &mut not_finite,
         };
@@ -338,7 +338,7 @@ fn noted<M: Memory, R: UpdateRule<M>>(
         gradient: &gradient,
         state: &mut state,
         pieces: &pieces,
-        row_len: 1,
+        segment: None,
         whole: None,
         not_finite: &mut not_finite,
     };

@@ -33,7 +33,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
             gradient: &gradient,
             state: &mut state,
             pieces: &pieces,
-            row_len: 1,
+            segment: None,
             whole: None,
             not_finite: &mut not_finite,
         };

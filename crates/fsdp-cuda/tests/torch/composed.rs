@@ -107,7 +107,7 @@ fn update<M: Memory>(
         gradient: &gradient,
         state,
         pieces: &[piece],
-        row_len: 1,
+        segment: None,
         whole: None,
         not_finite: &mut not_finite,
     };

@@ -210,7 +210,7 @@ fn optimizers(c: &mut Criterion) {
                     gradient: &gradient,
                     state: &mut state,
                     pieces: &[piece],
-                    row_len: 1,
+                    segment: None,
                     whole: None,
                     not_finite: &mut not_finite,
                 };

@@ -94,7 +94,7 @@ fn with_state<'s, B>(shard: &'s mut SegmentShard<'_, B>, state: Range<usize>) ->
         gradient: shard.gradient,
         state: &mut shard.state[state],
         pieces: shard.pieces,
-        row_len: shard.row_len,
+        segment: shard.segment,
         whole: shard.whole.as_mut().map(|whole| whole.reborrow()),
         not_finite: &mut *shard.not_finite,
     }

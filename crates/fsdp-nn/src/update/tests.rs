@@ -178,7 +178,7 @@ impl Shard {
         let scalars = StepScalars { step, lr: lr(step), factors: Slice::whole(factors) };
         let low = low.as_mut();
         let shard =
-            SegmentShard { params, low, gradient, state, pieces, row_len: 1, whole: None, not_finite };
+            SegmentShard { params, low, gradient, state, pieces, segment: None, whole: None, not_finite };
         (memory, shard, scalars)
     }
 }

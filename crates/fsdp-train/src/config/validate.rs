@@ -182,12 +182,11 @@ fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         ));
     }
     let refused = match &config.train.optimizer {
-        OptimizerConfig::Adafactor(_) => "adafactor",
         OptimizerConfig::Adamw8bit(_) => "adamw8bit",
         OptimizerConfig::Muon(_) => "muon",
         _ => return Ok(()),
     };
-    let allowed = "\"adamw\", \"sgd\" or \"lion\" with run.device = \"xla\"".to_owned();
+    let allowed = "\"adamw\", \"sgd\", \"lion\" or \"adafactor\" with run.device = \"xla\"".to_owned();
     Err(out_of_range(origin, "train.optimizer.name", &format!("\"{refused}\""), allowed))
 }
 

@@ -113,7 +113,14 @@ impl Builder {
         self.push(x.shape.clone(), text)
     }
 
-    /// Row `ids[i]` of a table, for each `i`.
+    /// Element `ids[i]` of a vector, for each `i`.
+    pub(crate) fn gather(&mut self, x: &Value, ids: &Value) -> Value {
+        let table = self.reshape(x, &[x.len(), 1]);
+        let found = self.gather_rows(&table, ids);
+        self.reshape(&found, &[ids.len()])
+    }
+
+    /// Row `ids[i]` of a table, for each `i`; of an index behind the last row it is the last row.
     pub(crate) fn gather_rows(&mut self, table: &Value, ids: &Value) -> Value {
         let (rows, width) = (ids.len(), table.dims()[1]);
         let ids = self.reshape(ids, &[rows, 1]);
@@ -127,7 +134,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// Adds row `i` of `rows` to row `ids[i]` of a table.
+    /// Adds row `i` of `rows` to row `ids[i]` of a table, and to none for an index behind the last row.
     pub(crate) fn add_to_rows(&mut self, table: &Value, ids: &Value, rows: &Value) -> Value {
         let ids = self.reshape(ids, &[ids.len(), 1]);
         let number = Shape::new(&[], table.element());

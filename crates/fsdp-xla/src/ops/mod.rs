@@ -180,7 +180,7 @@ impl Trace {
     }
 
     /// A number of each row in all of its columns.
-    fn in_columns(&mut self, x: &Value, columns: usize) -> Value {
+    pub(crate) fn in_columns(&mut self, x: &Value, columns: usize) -> Value {
         self.hlo.broadcast(x, &[0], &[x.len(), columns])
     }
 

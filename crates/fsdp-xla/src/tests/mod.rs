@@ -1,5 +1,6 @@
 //! What programs compute, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
 
+mod adafactor;
 mod scalars;
 
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
 //! What rules that treat elements alike share: one pass over a shard.
 
+use fsdp_core::layout::Segment;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
 use fsdp_core::update::{SegmentShard, StepScalars};
@@ -49,6 +50,11 @@ pub(super) fn each_element<const F: usize>(
     shard.refresh(memory)
 }
 
+/// The segment of a shard.
+pub(super) fn segment<'s>(shard: &SegmentShard<'s, XlaBuffer>) -> &'s Segment {
+    shard.segment.expect("schedules update segments")
+}
+
 impl Trace {
     fn update<const F: usize>(
         &mut self,
@@ -57,20 +63,11 @@ impl Trace {
         factors: &Factors<'_, F>,
         step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
-        let len = shard.params.len();
         let params = self.load(QUEUE, Slice::whole(shard.params));
         let element = params.element();
         let state: Vec<Value> =
             shard.state.iter().map(|buffer| self.load(QUEUE, Slice::whole(buffer))).collect();
-        let gradient = self.load(QUEUE, Slice::whole(shard.gradient));
-        let [scale, clip, finite] = self.gradient_factors(scalars, element);
-        let mut gradient = self.hlo.convert(&gradient, element);
-        for factor in [scale, clip] {
-            let factor = self.hlo.fill(&factor, &[len]);
-            gradient = self.hlo.multiply(&gradient, &factor);
-        }
-        let zero = self.hlo.zeros(&[], element);
-        let is_finite = self.hlo.compare("NE", &finite, &zero);
+        let (gradient, is_finite) = self.scaled_gradient(shard, scalars);
         let factors = self.factors(shard, factors, element);
         let before = Before { gradient, params: params.clone(), state: state.clone(), factors };
         let after = step(&mut self.hlo, before);
@@ -87,6 +84,25 @@ impl Trace {
             self.store(QUEUE, &SliceMut::whole(buffer), &kept);
         }
         self.note(shard, &is_finite, &bad);
+    }
+
+    /// The gradient, scaled and clipped, in the type of the parameters, and whether the step counts.
+    pub(super) fn scaled_gradient(
+        &mut self,
+        shard: &SegmentShard<'_, XlaBuffer>,
+        scalars: &StepScalars<'_, XlaBuffer>,
+    ) -> (Value, Value) {
+        let (len, element) = (shard.params.len(), shard.params.dtype().into());
+        let gradient = self.load(QUEUE, Slice::whole(shard.gradient));
+        let [scale, clip, finite] = self.gradient_factors(scalars, element);
+        let mut gradient = self.hlo.convert(&gradient, element);
+        for factor in [scale, clip] {
+            let factor = self.hlo.fill(&factor, &[len]);
+            gradient = self.hlo.multiply(&gradient, &factor);
+        }
+        let zero = self.hlo.zeros(&[], element);
+        let is_finite = self.hlo.compare("NE", &finite, &zero);
+        (gradient, is_finite)
     }
 
     /// The three factors of a step.
@@ -106,7 +122,7 @@ impl Trace {
         factors: &Factors<'_, F>,
         element: Element,
     ) -> [Value; F] {
-        let (len, row_len) = (shard.params.len(), shard.row_len);
+        let (len, row_len) = (shard.params.len(), segment(shard).row_len);
         if factors.is_uniform {
             let all = self.input_floats(&(factors.of)(ParamId(0)), element);
             return std::array::from_fn(|index| {
@@ -129,7 +145,7 @@ impl Trace {
     }
 
     /// How many elements have no magnitude up to `most`.
-    fn exceeding(&mut self, x: &Value, most: f64) -> Value {
+    pub(super) fn exceeding(&mut self, x: &Value, most: f64) -> Value {
         let hlo = &mut self.hlo;
         let magnitudes = hlo.unary("abs", x);
         let most = hlo.float(most, x.dims(), x.element());
@@ -140,7 +156,7 @@ impl Trace {
     }
 
     /// Sets the note of a shard if anything is counted that the step has kept.
-    fn note(&mut self, shard: &mut SegmentShard<'_, XlaBuffer>, is_finite: &Value, bad: &[Value]) {
+    pub(super) fn note(&mut self, shard: &mut SegmentShard<'_, XlaBuffer>, is_finite: &Value, bad: &[Value]) {
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
         let none = self.hlo.int(0, &[], Element::I32);
         let count = bad.iter().fold(none.clone(), |count, more| self.hlo.add(&count, more));

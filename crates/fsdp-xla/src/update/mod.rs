@@ -1,15 +1,21 @@
 //! Update rules: within a schedule one pass over whole shards, the same on every rank; outside of it those of the host.
 //!
 //! Ranks hold different parameters, whose learning rates and weight decay may differ. Where they do, a rank's rows are looked
-//! up in a table, which is an argument.
+//! up in a table, which is an argument. Adafactor has more tables: of where its state lies, which has other lengths on other
+//! ranks, but in programs the largest of them.
 
+mod adafactor;
+mod by_param;
+mod direction;
 mod elementwise;
+mod factored;
 mod on_host;
+mod places;
 mod rules;
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
-use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
+use fsdp_nn::update::{AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
 
 use crate::buffer::XlaBuffer;
 use crate::memory::XlaMemory;
@@ -38,7 +44,7 @@ macro_rules! compiled {
 
 compiled!(AdamW, Sgd, Lion, Ema);
 
-/// Rules whose state or statistics lie otherwise on every rank. Run files that ask for them are refused before ranks start.
+/// Rules that programs do not have. Run files that ask for them are refused before ranks start.
 macro_rules! missing {
     ($($rule:ty, $name:literal;)*) => {$(
         impl UpdateRule<XlaMemory> for $rule {
@@ -52,7 +58,7 @@ macro_rules! missing {
                 Err(Error::Policy {
                     key: "optimizer",
                     value: $name.into(),
-                    expected: "XLA devices have adamw, sgd and lion; take one of them, or another device".into(),
+                    expected: "XLA devices have adamw, sgd, lion and adafactor; take one of them, or another device".into(),
                 })
             }
         }
@@ -60,7 +66,6 @@ macro_rules! missing {
 }
 
 missing! {
-    Adafactor, "adafactor";
     AdamW8bit, "adamw8bit";
     Muon, "muon";
 }

@@ -32,7 +32,7 @@ pub(super) fn with_host_shard(
         gradient: &gradient,
         state: &mut state,
         pieces: shard.pieces,
-        row_len: shard.row_len,
+        segment: shard.segment,
         // No rule that has directions is there.
         whole: None,
         not_finite: &mut not_finite,

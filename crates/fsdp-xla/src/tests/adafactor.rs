@@ -1,0 +1,272 @@
+//! Adafactor in programs, beside that of the host with the same gradients.
+
+use fsdp_core::layout::{Layout, Segment};
+use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
+use fsdp_core::scalars::GradientFactors;
+use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule};
+use fsdp_core::wrap::Unit;
+use fsdp_core::{DType, Queue, Tallies};
+use fsdp_nn::random::normal;
+use fsdp_nn::update::{Adafactor, AdafactorOptions, GroupSettings, Groups};
+use fsdp_nn::{HostMemory, HostOptions};
+
+use super::with_memory;
+
+const QUEUE: Queue = Queue::Compute;
+const STEPS: u64 = 4;
+
+/// Matrices of two row lengths, one of a single row; vectors, with and without a part of a row; three dimensions. Ranks hold
+/// different numbers of each, and the last of eight holds nothing of the shorter rows.
+const SHAPES: [&[usize]; 8] = [&[7, 12], &[12], &[31, 12], &[1, 12], &[30], &[9, 5], &[2, 3, 4], &[5]];
+
+fn spec() -> ModelSpec {
+    let param = |(number, shape): (usize, &&[usize])| ParamSpec {
+        fqn: format!("p{number}"),
+        aliases: Vec::new(),
+        shape: shape.to_vec(),
+        trainable: true,
+    };
+    let params: Vec<ParamId> = (0..SHAPES.len()).map(ParamId).collect();
+    let root = ModuleSpec { fqn: String::new(), class: "Root".into(), parent: None, params: params.clone() };
+    ModelSpec {
+        params: SHAPES.iter().enumerate().map(param).collect(),
+        modules: vec![root],
+        blocks: vec![BlockSpec { name: "all".into(), params, layer: None }],
+        tallies: Tallies::default(),
+    }
+}
+
+/// What is trained, and how.
+#[derive(Clone)]
+struct Case {
+    options: AdafactorOptions,
+    /// Of parameters and of gradients.
+    dtypes: [DType; 2],
+    shards: usize,
+    /// An element of the gradient of the third parameter in the last step.
+    planted: Option<f64>,
+}
+
+/// A shard of a segment in a memory.
+struct Held<'a, B> {
+    segment: &'a Segment,
+    pieces: Vec<Piece>,
+    params: B,
+    low: B,
+    gradient: B,
+    state: Vec<B>,
+    not_finite: B,
+}
+
+fn buffer<M: Memory>(memory: &M, dtype: DType, values: &[f64]) -> M::Buffer {
+    let mut buffer = memory.allocate(Category::Workspace, dtype, values.len()).unwrap();
+    write(memory, &mut buffer, values);
+    buffer
+}
+
+fn write<M: Memory>(memory: &M, buffer: &mut M::Buffer, values: &[f64]) {
+    memory.write(QUEUE, HostSlice::F64(values), SliceMut::whole(buffer)).unwrap();
+}
+
+fn read<M: Memory>(memory: &M, buffer: &M::Buffer) -> Vec<f64> {
+    let mut values = vec![0.0; buffer.len()];
+    memory.read(QUEUE, Slice::whole(buffer), HostSliceMut::F64(&mut values)).unwrap();
+    values
+}
+
+impl<'a, B: Buffer> Held<'a, B> {
+    fn new<M: Memory<Buffer = B>>(
+        memory: &M,
+        rule: &Adafactor,
+        case: &Case,
+        segment: &'a Segment,
+        shard: usize,
+    ) -> Self {
+        let (pieces, len) = (segment.pieces(shard), segment.shard_len());
+        let [dtype, reduced] = case.dtypes;
+        let mut own = Self {
+            segment,
+            params: buffer(memory, dtype, &vec![0.0; len]),
+            low: buffer(memory, DType::Bf16, &vec![0.0; len]),
+            gradient: buffer(memory, reduced, &vec![0.0; len]),
+            state: rule
+                .state(&pieces, len, dtype)
+                .iter()
+                .map(|tensor| buffer(memory, tensor.dtype, &vec![0.0; tensor.len]))
+                .collect(),
+            not_finite: memory.allocate(Category::CommStaging, DType::I64, 1).unwrap(),
+            pieces,
+        };
+        memory.write(QUEUE, HostSlice::I64(&[0]), SliceMut::whole(&mut own.not_finite)).unwrap();
+        let initial = own.values(1);
+        write(memory, &mut own.params, &initial);
+        own
+    }
+
+    /// Numbers of every parameter, wherever it lies.
+    fn values(&self, key: u64) -> Vec<f64> {
+        let mut values = vec![0.0; self.segment.shard_len()];
+        for piece in &self.pieces {
+            for (index, value) in values[piece.offset..][..piece.len].iter_mut().enumerate() {
+                let key = 100 * key + piece.param.0 as u64;
+                *value = f64::from(normal(key, (piece.param_offset + index) as u64) as f32);
+            }
+        }
+        values
+    }
+
+    fn set_gradient<M: Memory<Buffer = B>>(&mut self, memory: &M, step: u64, planted: Option<f64>) {
+        let mut values = self.values(1 + step);
+        let piece = self.pieces.iter().find(|piece| piece.param == ParamId(2) && piece.param_offset == 0);
+        if let (Some(planted), Some(piece)) = (planted, piece) {
+            values[piece.offset] = planted;
+        }
+        write(memory, &mut self.gradient, &values);
+    }
+
+    /// That the copy is the parameters, rounded.
+    fn assert_copied<M: Memory<Buffer = B>>(&self, memory: &M) {
+        for (low, param) in read(memory, &self.low).into_iter().zip(read(memory, &self.params)) {
+            assert!((low - param).abs() <= 2f64.powi(-8) * param.abs(), "{low} is a copy of {param}");
+        }
+    }
+
+    fn view(&mut self) -> SegmentShard<'_, B> {
+        SegmentShard {
+            params: &mut self.params,
+            low: Some(&mut self.low),
+            gradient: &self.gradient,
+            state: &mut self.state,
+            pieces: &self.pieces,
+            segment: Some(self.segment),
+            whole: None,
+            not_finite: &mut self.not_finite,
+        }
+    }
+}
+
+/// What some steps leave: of each shard the parameters and the state; and whether anything is noted.
+fn train<M: Memory>(memory: &M, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool)
+where
+    Adafactor: UpdateRule<M>,
+{
+    let spec = spec();
+    let mut rule = Adafactor::new(case.options.clone(), &spec);
+    let unit = Unit { name: "all".into(), is_root: true, params: (0..SHAPES.len()).map(ParamId).collect() };
+    let layout = Layout::new(&spec, &[unit], case.shards, case.dtypes[0]);
+    let segments = &layout.units[0].segments;
+    let places = (0..case.shards).flat_map(|shard| segments.iter().map(move |segment| (segment, shard)));
+    let mut held: Vec<_> =
+        places.map(|(segment, shard)| Held::new(memory, &rule, case, segment, shard)).collect();
+    for step in 1..=STEPS {
+        let planted = case.planted.filter(|_| step == STEPS);
+        held.iter_mut().for_each(|held| held.set_gradient(memory, step, planted));
+        // In one of the steps nothing is to change.
+        let factors = GradientFactors { scale: 0.25, clip: 0.7, finite: step != 2 };
+        let factors = buffer(memory, DType::F64, &factors.to_array());
+        let scalars = StepScalars { step, lr: 0.03 / step as f64, factors: Slice::whole(&factors) };
+        memory.begin_schedule();
+        let mut statistics = Vec::new();
+        for len in RuleState::phases(&rule) {
+            let mut sums = memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
+            memory.zero(QUEUE, SliceMut::whole(&mut sums)).unwrap();
+            for held in &mut held {
+                rule.statistics(memory, &mut held.view(), &scalars, &statistics, &mut sums).unwrap();
+            }
+            statistics.push(sums);
+        }
+        for held in &mut held {
+            rule.update(memory, &mut held.view(), &scalars, &statistics).unwrap();
+        }
+        drop(statistics);
+        memory.end_schedule().unwrap();
+    }
+    let is_noted = held.iter().any(|held| {
+        let mut note = [0];
+        memory.read(QUEUE, Slice::whole(&held.not_finite), HostSliceMut::I64(&mut note)).unwrap();
+        note != [0]
+    });
+    let contents = held.iter().map(|held| {
+        std::iter::once(&held.params).chain(&held.state).map(|buffer| read(memory, buffer)).collect()
+    });
+    if case.planted.is_none() {
+        held.iter().for_each(|held| held.assert_copied(memory));
+    }
+    (contents.collect(), is_noted)
+}
+
+/// How many rounding errors, of the largest number of its tensor, an element may be off. An element of an update is the result
+/// of at most 20 operations in the type of arithmetic (factors, square, two running means, roots and quotients, products, clipping,
+/// rate), each of which may round otherwise in programs: operations are contracted, and quotients of roots are products with
+/// reciprocal roots there. A running mean has at most the error of what it averages, and 4 of its own in each of the 3
+/// steps; parameters have 2 in each, since updates are a hundredth of them.
+const ROUNDINGS: f64 = 32.0;
+
+/// Terms of the longest sum in double precision: two orders of them differ by twice as many roundings.
+const TERMS: f64 = 31.0 * 12.0;
+
+fn check(case: &Case) {
+    with_memory("this test", |memory| {
+        let host = HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap();
+        let (expected, _) = train(&host, case);
+        let (found, is_noted) = train(&**memory, case);
+        assert!(!is_noted, "all of it is finite");
+        let unit = if case.dtypes[0] == DType::F64 { 2f64.powi(-53) } else { 2f64.powi(-24) };
+        let mut most = 0f64;
+        for (shard, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            for (tensor, (found, expected)) in found.iter().zip(expected).enumerate() {
+                let largest = expected.iter().fold(0f64, |largest, value| largest.max(value.abs()));
+                let bound = (ROUNDINGS * unit + 2.0 * TERMS * 2f64.powi(-53)) * largest;
+                assert_eq!(found.len(), expected.len());
+                for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    let distance = (found - expected).abs();
+                    most = most.max(distance / (unit * largest).max(f64::MIN_POSITIVE));
+                    assert!(distance <= bound, "{shard}, {tensor}, {index}: {found} for {expected}");
+                }
+            }
+        }
+        println!("at most {most:.1} rounding errors");
+    });
+}
+
+fn case(options: AdafactorOptions, shards: usize) -> Case {
+    Case { options, dtypes: [DType::F32, DType::F32], shards, planted: None }
+}
+
+fn options() -> AdafactorOptions {
+    let own = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    AdafactorOptions { groups: Groups::uniform(0.1).with([ParamId(1)], own), ..AdafactorOptions::default() }
+}
+
+#[test]
+fn adafactor_is_that_of_the_host_for_every_cut() {
+    (1..=8).for_each(|shards| check(&case(options(), shards)));
+}
+
+#[test]
+fn adafactor_has_all_options_of_the_host() {
+    let averaged = AdafactorOptions { beta1: Some(0.9), warmup_init: true, ..options() };
+    let plain = AdafactorOptions {
+        relative_step: false,
+        scale_parameter: false,
+        clip_threshold: 0.3,
+        ..AdafactorOptions::default()
+    };
+    check(&case(averaged.clone(), 3));
+    check(&case(plain.clone(), 2));
+    check(&Case { dtypes: [DType::F64, DType::F64], ..case(averaged, 4) });
+    check(&Case { dtypes: [DType::F32, DType::Bf16], ..case(plain, 1) });
+}
+
+#[test]
+fn adafactor_notes_what_is_not_finite() {
+    with_memory("this test", |memory| {
+        let host = HostMemory::new(HostOptions::default()).unwrap();
+        // A square that is infinite, one that is not, and what is no number.
+        for (planted, is_noted) in [(1e25, true), (1e15, false), (f64::NAN, true)] {
+            let case = Case { planted: Some(planted), ..case(options(), 3) };
+            assert_eq!([train(&host, &case).1, train(&**memory, &case).1], [is_noted; 2], "{planted}");
+        }
+    });
+}

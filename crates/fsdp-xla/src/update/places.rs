@@ -1,0 +1,78 @@
+//! Where state lies that has no element for each of the parameters.
+
+use fsdp_core::layout::Segment;
+use fsdp_core::memory::Buffer;
+use fsdp_core::model::ParamId;
+use fsdp_core::update::{Piece, RuleState, SegmentShard};
+use fsdp_nn::update::AdafactorFactors;
+
+use super::elementwise::segment;
+use crate::buffer::XlaBuffer;
+
+/// Lets the state of a shard have, in programs, the length that it has on the rank that holds most of it: programs are the
+/// same on all ranks. What is kept, saved and counted of it is not longer for that.
+pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
+    if shard.state.iter().all(|buffer| buffer.storage.is_widened()) {
+        return;
+    }
+    let (segment, dtype) = (segment(shard), shard.params.dtype());
+    let mut room = vec![0; shard.state.len()];
+    for other in 0..segment.shards {
+        let state = rule.state(&segment.pieces(other), segment.shard_len(), dtype);
+        room.iter_mut().zip(state).for_each(|(room, tensor)| *room = tensor.len.max(*room));
+    }
+    shard.state.iter().zip(room).for_each(|(buffer, room)| buffer.storage.widen(room));
+}
+
+/// What the rows of a shard are to Adafactor, in tables of one length on all ranks. Parameters are numbered as in the
+/// segment. What is nowhere has the index behind the last one: looked up, it is the last one, which nobody uses, and nothing
+/// is added there.
+pub(super) struct Places {
+    /// For each row of the shard: its parameter.
+    pub(super) param: Vec<usize>,
+    /// For each row of the shard: its mean, among those of all factored rows.
+    pub(super) mean: Vec<usize>,
+    /// For each row of the shard: the columns of its parameter, among those of all factored parameters here.
+    pub(super) columns: Vec<usize>,
+    /// For each mean of a row: the row.
+    pub(super) row_of_mean: Vec<usize>,
+    /// For the columns of each factored parameter here: the parameter.
+    pub(super) param_of_columns: Vec<usize>,
+    /// For each full moment: its element of the shard.
+    pub(super) element_of_full: Vec<usize>,
+}
+
+impl Places {
+    /// Those of pieces, for so many elements of the means of rows and of columns, and of full moments.
+    pub(super) fn new(
+        segment: &Segment,
+        params: &[(ParamId, AdafactorFactors)],
+        pieces: &[Piece],
+        room: [usize; 3],
+    ) -> Self {
+        let (rows, width) = (segment.rows_per_rank, segment.row_len);
+        let [means, blocks, full] = [room[0], room[1] / width, room[2]];
+        let [mut row_of_mean, mut param_of_columns, mut element_of_full] = [const { Vec::new() }; 3];
+        let mut param = vec![params.len(); rows];
+        let (mut mean, mut columns) = (vec![means; rows], vec![blocks; rows]);
+        for piece in pieces {
+            let own = piece.offset / width..(piece.offset + piece.len).div_ceil(width);
+            let number = params.iter().position(|(id, _)| *id == piece.param);
+            let number = number.expect("a shard holds parameters of its segment");
+            param[own.clone()].fill(number);
+            if params[number].1.cols.is_none() {
+                element_of_full.extend(piece.offset..piece.offset + piece.len);
+                continue;
+            }
+            for row in own {
+                (mean[row], columns[row]) = (row_of_mean.len(), param_of_columns.len());
+                row_of_mean.push(row);
+            }
+            param_of_columns.push(number);
+        }
+        row_of_mean.resize(means, rows);
+        param_of_columns.resize(blocks, params.len());
+        element_of_full.resize(full, rows * width);
+        Self { param, mean, columns, row_of_mean, param_of_columns, element_of_full }
+    }
+}

@@ -1,0 +1,129 @@
+//! Adafactor in steps that XLA compiles: beside the oracle, and whole runs beside those of the host.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use fsdp_ckpt::native::RunDir;
+use fsdp_comm::ThreadOptions;
+use fsdp_train::checkpoint::Resume;
+use fsdp_train::train::{RunOptions, train};
+use fsdp_xla::{Devices, ProgramOptions, Reduction};
+
+use crate::resume::tensors;
+use crate::support::{GPT2, LLAMA, config, job, options, threads_with};
+use crate::xla::{LAYERS, check, plugin};
+
+const RELATIVE: &str =
+    "train.optimizer={ name = \"adafactor\", weight_decay = 0.1, no_decay = [\"norm\"], warmup_init = true }";
+const AVERAGED: &str = "train.optimizer={ name = \"adafactor\", lr = 1e-2, relative_step = false, \
+                        scale_parameter = false, beta1 = 0.9 }";
+
+#[test]
+fn adafactor_is_trained_at_every_world_size() {
+    check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS, RELATIVE], ProgramOptions::default());
+    // One unit, in which ranks hold other parameters of one dimension.
+    check((GPT2, 53), &[1, 2, 4], &[AVERAGED], ProgramOptions::default());
+}
+
+#[test]
+fn adafactor_is_trained_in_bf16_over_replicas_with_an_average() {
+    let native = ProgramOptions { reduction: Reduction::Native, ..ProgramOptions::default() };
+    let mixed =
+        [LAYERS, AVERAGED, "fsdp.mesh.replicate=2", "fsdp.param_dtype=\"bf16\"", "train.ema_decay=0.9"];
+    check((LLAMA, 61), &[4], &mixed, native);
+}
+
+/// Trains to a step, from the newest checkpoint of the folder if there is one, and saves there; what the last checkpoint holds.
+fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap<String, Vec<f32>> {
+    let own = [
+        format!("run.out_dir={}", out.display()),
+        format!("train.steps={steps}"),
+        "checkpoint.every=1".to_owned(),
+        format!("run.device=\"{device}\""),
+    ];
+    let data = tempfile::tempdir().unwrap();
+    let overrides: Vec<&str> = overrides.iter().copied().chain(own.iter().map(String::as_str)).collect();
+    let job = job(LLAMA, config(data.path(), 61, &overrides));
+    let options_of_run = RunOptions {
+        reporter: &(),
+        stop: &AtomicBool::new(false),
+        resume: Resume::Newest,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: None,
+        flops: None,
+        census: None,
+    };
+    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
+    if device == "xla" {
+        let devices = Devices::new(&plugin().unwrap(), 8, ProgramOptions::default(), threads).unwrap();
+        train(&job, &devices, &options_of_run).unwrap();
+    } else {
+        train(&job, &threads_with(threads), &options_of_run).unwrap();
+    }
+    let numbers = |bytes: Vec<u8>| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    };
+    let saved = tensors(&RunDir::new(out).checkpoint(steps));
+    saved.into_iter().map(|(name, bytes)| (name, numbers(bytes))).collect()
+}
+
+/// How far elements may be apart, beside the largest of their tensor: chosen, not derived. Gradients are apart by some
+/// rounding errors of the largest one, and Adafactor divides those of small rows and columns by their size.
+const TOLERANCE: f32 = 2e-5;
+
+fn assert_near(found: &BTreeMap<String, Vec<f32>>, expected: &BTreeMap<String, Vec<f32>>) {
+    assert!(found.keys().eq(expected.keys()));
+    assert!(expected.keys().any(|name| name.contains("exp_avg_sq_row")), "{:?}", expected.keys());
+    let mut most = 0f32;
+    for (name, expected) in expected {
+        let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+        for (found, expected) in found[name].iter().zip(expected) {
+            let distance = (found - expected).abs() / largest;
+            assert!(distance <= TOLERANCE, "{name}: {found} for {expected}");
+            most = most.max(distance);
+        }
+    }
+    println!("at most {most:e} of the largest element");
+}
+
+#[test]
+fn runs_end_where_those_of_the_host_do() {
+    if plugin().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&str, &[&str]); 4] = [
+        ("one", &[LAYERS, RELATIVE, "run.ranks=1"]),
+        ("two", &[AVERAGED, "run.ranks=2"]),
+        ("four", &[LAYERS, AVERAGED, "run.ranks=4"]),
+        ("replicas", &[LAYERS, RELATIVE, "run.ranks=4", "fsdp.mesh.replicate=2"]),
+    ];
+    for (name, overrides) in cases {
+        let [found, expected] = ["xla", "cpu"]
+            .map(|device| trained(&dir.path().join(format!("{name}-{device}")), 4, device, overrides));
+        assert_near(&found, &expected);
+    }
+}
+
+/// State that has other lengths in programs than in checkpoints is what it was, on other ranks too.
+#[test]
+fn a_run_goes_on_from_the_host_to_programs_and_back() {
+    if plugin().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = |name: &str| dir.path().join(name);
+    let expected = trained(&out("whole"), 5, "cpu", &[LAYERS, AVERAGED, "run.ranks=4"]);
+    let parts = [
+        (1, "cpu", "run.ranks=2"),
+        (3, "xla", "run.ranks=4"),
+        (4, "xla", "run.ranks=2"),
+        (5, "cpu", "run.ranks=1"),
+    ];
+    let found =
+        parts.map(|(steps, device, ranks)| trained(&out("part"), steps, device, &[LAYERS, AVERAGED, ranks]));
+    assert_near(&found[3], &expected);
+}
