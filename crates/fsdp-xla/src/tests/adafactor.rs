@@ -241,7 +241,7 @@ fn options() -> AdafactorOptions {
 
 #[test]
 fn adafactor_is_that_of_the_host_for_every_cut() {
-    (1..=8).for_each(|shards| check(&case(options(), shards)));
+    [1, 2, 3, 8].into_iter().for_each(|shards| check(&case(options(), shards)));
 }
 
 #[test]
