@@ -3,8 +3,8 @@
 //! A gradient goes this way, from buffer to buffer of the table; which ones, and when, the schedule says:
 //! 1. `OpenGradient` takes the buffers of a unit out of the table and gives them to [`Gradients`](crate::program::Gradients),
 //!    through which `Backward` (and `Finish`, of the last block) writes into them. `CloseGradient` puts them back.
-//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It need not be complete when the call returns; the sum is in the table when a later
-//!    operation waits for it ([`Engine::settle`]).
+//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It need not be complete when the
+//!    call returns; the sum is in the table when a later operation waits for it or joins it ([`Engine::settle`]).
 //! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, `Download` moves it to the
 //!    host: each only where the schedule has such an operation. Now it is the total of the step, a sum over micro-batches.
 //! 4. `SquareNorm` adds its square to the scalars of the step. `ReduceScalars` sums these over all ranks, and derives the

@@ -100,8 +100,8 @@ pub enum OpKind {
     Download(UnitId),
     /// Adds the squares of the total of the step, read per segment, to the scalars.
     SquareNorm(UnitId),
-    /// Sums loss, token count, squared norm and the stop flag over all ranks: writes the scalars and, in training, the
-    /// factors that updates need.
+    /// Sums loss, counts, squared norm, the stop flag and the note of what is not finite over all ranks: writes the scalars
+    /// and, in training, the factors that updates need.
     ReduceScalars,
     /// Lets the update rule compute this rank's part of its statistics. Operands as of [`OpKind::Update`], but that it reads
     /// the statistics of earlier phases only, and writes its own last.
