@@ -35,8 +35,10 @@ mod average;
 
 // Bytes and calls against formulas.
 mod traffic;
-// Steps that XLA compiles.
+
+// Steps that XLA compiles; which collectives of a schedule it leaves.
 mod xla;
+mod xla_collectives;
 
 // Families of models, sharded and not.
 mod experts;

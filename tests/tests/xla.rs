@@ -19,7 +19,7 @@ use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
 
 /// The plugin, if there is one to test with.
-fn plugin() -> Option<PathBuf> {
+pub(crate) fn plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from);
     if plugin.is_none() {
         println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
@@ -46,7 +46,7 @@ fn check(
     Some(job.plan)
 }
 
-const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
+pub(crate) const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
 
 #[test]
 fn a_llama_is_trained_at_every_world_size() {
@@ -157,7 +157,7 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
 }
 
 /// The program of a step that nobody runs.
-fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
+pub(crate) fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
     let tracer = Tracer::new(reduction, options());
     let step = |seat: Seat<XlaMemory>| step_ahead(&job.config, &job.architecture, &job.plan, seat);
     tracer.launch(job.plan.mesh.world(), &step).unwrap();

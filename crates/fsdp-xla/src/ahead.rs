@@ -11,6 +11,8 @@ use fsdp_nn::HostMemory;
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, MemoryNeed, Plugin, Setting, Topology};
+use crate::flags::flags;
+use crate::gpu;
 use crate::hlo::Collective;
 use crate::launch::{Reduction, host_threads, launch_with};
 use crate::memory::XlaMemory;
@@ -25,6 +27,8 @@ pub struct Program {
     pub text: String,
     /// How many operations it has.
     pub operations: usize,
+    /// Products among them.
+    pub products: usize,
     /// Its collectives, in the order of the schedule.
     pub collectives: Vec<Collective>,
     replicas: usize,
