@@ -70,7 +70,7 @@ impl Cache {
     }
 
     /// What the program of a text depends on.
-    pub(crate) fn key(&self, text: &str, options: CompileOptions) -> Key {
+    pub(crate) fn key(&self, text: &str, options: &CompileOptions) -> Key {
         let mut key = Sha256::new();
         key.update(self.compiler);
         add(&mut key, &options.to_proto());
