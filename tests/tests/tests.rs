@@ -35,9 +35,11 @@ mod average;
 
 // Bytes and calls against formulas.
 mod traffic;
-// Steps that XLA compiles.
+
+// Steps that XLA compiles; which collectives of a schedule it leaves.
 mod xla;
 mod xla_adafactor;
+mod xla_collectives;
 
 // Families of models, sharded and not.
 mod experts;

@@ -157,7 +157,7 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
 }
 
 /// The program of a step that nobody runs.
-fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
+pub(crate) fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
     let tracer = Tracer::new(reduction, options());
     let step = |seat: Seat<XlaMemory>| step_ahead(&job.config, &job.architecture, &job.plan, seat);
     tracer.launch(job.plan.mesh.world(), &step).unwrap();

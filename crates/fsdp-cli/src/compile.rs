@@ -77,12 +77,16 @@ fn with(run: &RunFileArgs, changes: &[String]) -> RunFileArgs {
 
 /// The devices that the arguments name.
 fn target(args: &CompileArgs) -> Result<Target, CliError> {
+    let refused = |error: XlaError| {
+        let option = if matches!(error, XlaError::Topology { .. }) { "--topology" } else { "--plugin" };
+        CliError::Option { option, what: error.to_string() }
+    };
     let plugin = match &args.plugin {
         Some(plugin) => plugin.clone(),
-        None => xla::plugin(&RunSetup::read(&args.run, &|_| 1)?.0.config.run)?,
+        None => xla::plugin(&RunSetup::read(&args.run, &|_| 1)?.0.config.run).map_err(refused)?,
     };
     let options = args.topology_options.iter().map(|option| setting(option)).collect::<Result<_, _>>()?;
-    Ok(Target::open(&plugin, &args.topology, options)?)
+    Target::open(&plugin, &args.topology, options).map_err(refused)
 }
 
 /// `KEY=VALUE`: a number, a text, or with `@` in front the text of a file.

@@ -100,6 +100,9 @@ pub enum Error {
     /// A device failed, or a library that works on it did; the source names the call, the device and what to do.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
+    /// A device does not take what it was to run, and would not take it another time; the source says what to change.
+    #[error(transparent)]
+    Refused(Box<dyn std::error::Error + Send + Sync>),
     /// A block used a parameter that is not unsharded, or not listed as one of its own.
     #[error("block `{block}` uses parameter `{param}`, which {why}")]
     Parameter {

@@ -74,7 +74,8 @@ impl Error {
             | Error::Model { .. }
             | Error::WrapClass { .. }
             | Error::TiedAcrossUnits { .. }
-            | Error::Policy { .. } => FailureKind::Input,
+            | Error::Policy { .. }
+            | Error::Refused(_) => FailureKind::Input,
             Error::Schedule(_)
             | Error::Viewed { .. }
             | Error::Absent { .. }

@@ -11,6 +11,8 @@ use fsdp_nn::HostMemory;
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, MemoryNeed, Plugin, Setting, Topology};
+use crate::flags::flags;
+use crate::gpu;
 use crate::hlo::Collective;
 use crate::launch::{Reduction, host_threads, launch_with};
 use crate::memory::XlaMemory;
@@ -25,6 +27,8 @@ pub struct Program {
     pub text: String,
     /// How many operations it has.
     pub operations: usize,
+    /// Products among them.
+    pub products: usize,
     /// Its collectives, in the order of the schedule.
     pub collectives: Vec<Collective>,
     replicas: usize,
@@ -46,7 +50,8 @@ impl Paper {
     pub(crate) fn write(&self, trace: Trace) {
         let replicas = self.replicas;
         let Traced { text, operations, collectives, .. } = trace.finish(replicas);
-        *self.program() = Some(Program { text, operations, collectives, replicas });
+        let products = text.matches("stablehlo.dot_general ").count();
+        *self.program() = Some(Program { text, operations, products, collectives, replicas });
     }
 }
 
@@ -108,7 +113,8 @@ pub struct CompileReport {
 }
 
 impl Target {
-    /// Devices of a plugin, by a name of its own (`v4:2x2x1`), or `cpu:4`: four devices of this processor.
+    /// Devices of a plugin, by a name of its own (`v4:2x2x1`), `cpu:4`: four devices of this processor, or `h100:1x1x8`: eight GPUs
+    /// of one host.
     ///
     /// # Errors
     /// [`XlaError`]: the plugin can not be used, or knows no such topology.
@@ -121,12 +127,7 @@ impl Target {
                 return Ok(Self { topology: Topology::of_client(client)? });
             }
         }
-        // What everybody uses: the two cores of a chip as one device.
-        let options = if name.starts_with("v4:") && options.is_empty() {
-            vec![("chip_config_name".to_owned(), Setting::Text("megacore".to_owned()))]
-        } else {
-            options
-        };
+        let options = if options.is_empty() { usual(name) } else { options };
         let topology = Topology::named(opened, name, options).map_err(|error| match error {
             XlaError::Call { message, .. } => {
                 XlaError::Topology { path: plugin.into(), name: name.to_owned(), message }
@@ -160,15 +161,16 @@ impl Target {
     ///
     /// # Errors
     /// [`XlaError::Devices`]: it is for more ranks than there are devices; [`XlaError::Memory`]: it does not fit on them;
-    /// [`XlaError::Call`]: whatever else the compiler says.
+    /// [`XlaError::Compile`]: whatever else the compiler says.
     pub fn compile(&self, program: &Program) -> Result<CompileReport, XlaError> {
         if program.replicas > self.topology.devices {
             let (path, platform) = (self.topology.path().into(), self.topology.kind.clone());
             let (devices, ranks) = (self.topology.devices, program.replicas);
             return Err(XlaError::Devices { path, platform, devices, ranks });
         }
-        let (begin, options) = (Instant::now(), CompileOptions { replicas: program.replicas });
-        let compiled = self.topology.compile(&program.text, options).map_err(of_memory)?;
+        let options = CompileOptions { replicas: program.replicas, flags: flags(&self.topology.kind) };
+        let begin = Instant::now();
+        let compiled = self.topology.compile(&program.text, &options)?;
         let took = begin.elapsed();
         let optimized = compiled.optimized()?;
         Ok(CompileReport {
@@ -180,12 +182,11 @@ impl Target {
     }
 }
 
-/// That memory was short has an error of its own.
-fn of_memory(error: XlaError) -> XlaError {
-    /// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
-    const EXHAUSTED: i32 = 8;
-    match error {
-        XlaError::Call { code: EXHAUSTED, message, .. } => XlaError::Memory { message },
-        other => other,
+/// The options of a topology to whom none are given.
+fn usual(name: &str) -> Vec<(String, Setting)> {
+    if name.starts_with("v4:") {
+        // The two cores of a chip as one device.
+        return vec![("chip_config_name".to_owned(), Setting::Text("megacore".to_owned()))];
     }
+    gpu::options(name).unwrap_or_default()
 }

@@ -3,7 +3,9 @@
 //! An entry is a file whose name is the SHA-256 of everything that it depends on: the program's text, the options it was
 //! compiled with, and the compiler ([`Cache::new`]). Inside it says so again, with a checksum of what follows; whatever is not
 //! as it should be is compiled anew, and written over. Entries are code that runs: the folder has to be as trustworthy as the
-//! plugin.
+//! plugin. Its size has a bound ([`MOST_BYTES`]).
+
+mod bound;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -13,13 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sha2::{Digest as _, Sha256};
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, Executable};
 
 /// What every entry begins with. Behind it are its key, the checksum of the rest, and what the plugin has serialized.
 const MAGIC: &[u8] = b"fsdp xla program 1\n";
+
+/// Bytes of all entries of a folder; those that were used longest ago are deleted. It is what sccache keeps of compiled code.
+const MOST_BYTES: u64 = 10 << 30;
 
 /// Variables that change what a compiler makes of a program.
 const VARIABLES: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
@@ -65,7 +70,7 @@ impl Cache {
     }
 
     /// What the program of a text depends on.
-    pub(crate) fn key(&self, text: &str, options: CompileOptions) -> Key {
+    pub(crate) fn key(&self, text: &str, options: &CompileOptions) -> Key {
         let mut key = Sha256::new();
         key.update(self.compiler);
         add(&mut key, &options.to_proto());
@@ -75,7 +80,7 @@ impl Cache {
 
     fn path(&self, Key(key): Key) -> PathBuf {
         let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.folder.join(format!("{digits}.program"))
+        self.folder.join(format!("{digits}{}", bound::ENDING))
     }
 
     /// The program of a key, if it is there.
@@ -90,10 +95,12 @@ impl Cache {
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
         let program = content(key, &bytes).map_err(|reason| format!("{}: {reason}", path.display()))?;
-        client.load(program).map(Some).map_err(|error| format!("{}: {error}", path.display()))
+        let loaded = client.load(program).map_err(|error| format!("{}: {error}", path.display()))?;
+        bound::note_use(&path);
+        Ok(Some(loaded))
     }
 
-    /// Keeps a program.
+    /// Keeps a program, in the place of those that nobody has used for longest.
     ///
     /// # Errors
     /// Why it is not kept. That the plugin does not serialize is said once.
@@ -107,7 +114,12 @@ impl Cache {
             Err(error) => return Err(format!("the plugin does not serialize programs: {error}")),
         };
         let path = self.path(key);
-        write(&path, key, &serialized).map_err(|error| format!("{}: {error}", path.display()))
+        write(&path, key, &serialized).map_err(|error| format!("{}: {error}", path.display()))?;
+        if let Err(error) = bound::enforce(&self.folder, &path, MOST_BYTES) {
+            let folder = self.folder.display();
+            tracing::warn!(target: "fsdp", %folder, %error, "compiled programs can not be deleted");
+        }
+        Ok(())
     }
 }
 
@@ -141,7 +153,7 @@ fn instructions() -> String {
 /// Writes an entry beside its place, and moves it there.
 fn write(path: &Path, Key(key): Key, serialized: &[u8]) -> io::Result<()> {
     let folder = path.parent().expect("an entry is in a folder");
-    let mut file = NamedTempFile::new_in(folder)?;
+    let mut file = Builder::new().prefix(bound::UNFINISHED).tempfile_in(folder)?;
     let sum: Sum = Sha256::digest(serialized).into();
     for part in [MAGIC, &key, &sum, serialized] {
         file.write_all(part)?;

@@ -35,8 +35,8 @@ pub enum XlaError {
     },
     /// There is no topology of a name.
     #[error(
-        "the plugin {} has no topology \"{name}\": {message} (docs/xla.md has names that were tried; of processors it is \
-         cpu:N)",
+        "the plugin {} has no topology \"{name}\". Names that were tried: v4:2x2x1, v5e:2x2, v5p:2x2x1 and v6e:2x2 of libtpu, \
+         cpu:4 of plugins for processors, h100:1x1x8 of that for CUDA (docs/xla.md). The plugin says: {message}",
         path.display()
     )]
     Topology {
@@ -53,8 +53,18 @@ pub enum XlaError {
         /// What the compiler says.
         message: String,
     },
+    /// The compiler does not take a program.
+    #[error("the plugin {}{} does not take the program: {message}", path.display(), of_version(*stablehlo))]
+    Compile {
+        /// The library.
+        path: PathBuf,
+        /// The newest version of StableHLO that it reads, if it says so.
+        stablehlo: Option<[u64; 3]>,
+        /// What the compiler says.
+        message: String,
+    },
     /// The library is no plugin.
-    #[error("{} is no PJRT plugin: it has no function GetPjrtApi", path.display())]
+    #[error("{} is no PJRT plugin: it has no function GetPjrtApi, or that gives nothing", path.display())]
     NoApi {
         /// The library.
         path: PathBuf,
@@ -117,6 +127,17 @@ pub enum XlaError {
     },
 }
 
+/// Versions of StableHLO whose plugins have taken programs as they are written here. Text of StableHLO has no promise of
+/// compatibility, and no version in it.
+const TRIED: &str = "1.13 to 1.24";
+
+/// Which StableHLO a plugin reads, beside what was tried.
+fn of_version(stablehlo: Option<[u64; 3]>) -> String {
+    stablehlo.map_or_else(String::new, |[major, minor, patch]| {
+        format!(", which reads StableHLO {major}.{minor}.{patch} (tried: {TRIED}),")
+    })
+}
+
 impl XlaError {
     /// Whether the plugin has no such function, or one that does nothing.
     pub(crate) fn is_unimplemented(&self) -> bool {
@@ -128,6 +149,11 @@ impl XlaError {
 
 impl From<XlaError> for Error {
     fn from(error: XlaError) -> Self {
-        Error::Device(Box::new(error))
+        match error {
+            XlaError::Compile { .. } | XlaError::Memory { .. } | XlaError::TooOld { .. } => {
+                Error::Refused(Box::new(error))
+            }
+            other => Error::Device(Box::new(other)),
+        }
     }
 }

@@ -15,6 +15,8 @@ mod cache;
 mod comm;
 mod error;
 mod ffi;
+mod flags;
+mod gpu;
 mod hlo;
 mod launch;
 mod memory;

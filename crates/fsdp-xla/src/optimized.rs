@@ -69,6 +69,8 @@ struct Sequence {
 pub struct Optimized {
     /// Operations of all its computations, those within fusions included.
     pub operations: usize,
+    /// Products among them; a compiler may also call them convolutions.
+    pub products: usize,
     /// Its collectives, in the order in which they are scheduled, where the compiler says one.
     pub collectives: Vec<Collective>,
     /// How many of them begin at one place and are waited for at another.
@@ -83,8 +85,10 @@ impl Optimized {
             "hlo_with_config" => WithConfig::decode(bytes).ok()?.module?,
             _ => return None,
         };
-        let operations = module.computations.iter().map(|computation| computation.instructions.len()).sum();
-        let mut own = Self { operations, ..Self::default() };
+        let all = || module.computations.iter().flat_map(|computation| &computation.instructions);
+        let is_product = |one: &&Instruction| matches!(one.opcode.as_str(), "dot" | "convolution");
+        let (operations, products) = (all().count(), all().filter(is_product).count());
+        let mut own = Self { operations, products, ..Self::default() };
         own.walk(&module, module.entry, false);
         Some(own)
     }
@@ -156,15 +160,16 @@ mod tests {
                 instruction(21, "async-start", &[4], &[1]),
                 gather,
                 instruction(23, "all-gather-done", &[16], &[]),
+                instruction(24, "dot", &[2, 2], &[]),
             ],
         };
-        let sequence = Sequence { instructions: vec![22, 23, 21, 20] };
+        let sequence = Sequence { instructions: vec![22, 23, 21, 24, 20] };
         let schedule = Some(Schedule { sequences: BTreeMap::from([(2, sequence)]) });
         let module = Module { computations: vec![wrapped, main], entry: 2, schedule };
         let found = Optimized::read("hlo", &module.encode_to_vec()).unwrap();
         let made = |kind, elements| Collective { kind, elements };
         let wanted = vec![made("all-gather", 16), made("reduce-scatter", 4), made("all-reduce", 15)];
-        assert_eq!(found, Optimized { operations: 5, collectives: wanted, asynchronous: 2 });
+        assert_eq!(found, Optimized { operations: 6, products: 1, collectives: wanted, asynchronous: 2 });
         let config = WithConfig { module: Some(module) };
         assert_eq!(Optimized::read("hlo_with_config", &config.encode_to_vec()), Some(found));
         assert_eq!(Optimized::read("mlir", b""), None);

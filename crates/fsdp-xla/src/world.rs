@@ -16,6 +16,7 @@ use crate::buffer::Content;
 use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin, Setting};
+use crate::flags::flags;
 use crate::told::{Listener, Told};
 use crate::trace::{Argument, Source, Trace, Traced};
 
@@ -128,7 +129,7 @@ impl World {
     /// A program out of the folder of compiled ones, or compiled now.
     fn load_or_compile(&self, Traced { text, operations, .. }: &Traced) -> Result<Executable, XlaError> {
         let (begin, operations) = (Instant::now(), *operations);
-        let options = CompileOptions { replicas: self.ranks };
+        let options = &CompileOptions { replicas: self.ranks, flags: flags(&self.client.device_kind()?) };
         let tell = &self.programs.listener;
         let entry = self.programs.cache.as_ref().map(|cache| (cache, cache.key(text, options)));
         if let Some((cache, key)) = &entry {

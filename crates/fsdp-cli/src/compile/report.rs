@@ -97,7 +97,11 @@ impl Compiled<'_> {
         let optimized = self.report.optimized.as_ref();
         let said = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
         let all = (self.program.operations, optimized.map(|own| own.operations));
-        let mut rows = vec![["all".to_owned(), said(Some(all.0)), said(all.1)]];
+        let products = (self.program.products, optimized.map(|own| own.products));
+        let mut rows = vec![
+            ["all".to_owned(), said(Some(all.0)), said(all.1)],
+            ["products".to_owned(), said(Some(products.0)), said(products.1)],
+        ];
         for kind in Collective::KINDS {
             let ours = count(&self.program.collectives, kind);
             let left = optimized.map(|own| count(&own.collectives, kind));
@@ -150,6 +154,7 @@ impl Compiled<'_> {
             let order = Order::of(&program.collectives, &own.collectives);
             json!({
                 "operations": own.operations,
+                "products": own.products,
                 "collectives": kinds(&own.collectives),
                 "asynchronous_collectives": own.asynchronous,
                 "order_of_schedule": matches!(order, Order::Same),
@@ -175,7 +180,7 @@ impl Compiled<'_> {
             "parameters": plan.spec.elements(),
             "traced_seconds": self.traced.as_secs_f64(),
             "compiled_seconds": report.took.as_secs_f64(),
-            "program": { "operations": program.operations, "collectives": kinds(&program.collectives) },
+            "program": { "operations": program.operations, "products": program.products, "collectives": kinds(&program.collectives) },
             "optimized": optimized,
             "memory": memory,
             "predicted_peak_bytes": self.predicted_bytes,

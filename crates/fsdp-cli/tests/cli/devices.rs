@@ -1,5 +1,8 @@
 //! `run.device`: what this binary was not built for is refused with the way to build it; what it was built for works.
 
+#[cfg(feature = "xla")]
+mod plugins;
+
 use crate::support::Sandbox;
 use crate::world::TORCHRUN;
 

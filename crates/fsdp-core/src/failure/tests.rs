@@ -47,6 +47,7 @@ fn every_error_of_core_has_a_kind() {
         (Error::Parameter { block: text(), param: text(), why: "is sharded" }, FailureKind::Permanent),
         (program, FailureKind::Permanent),
         (Error::Device("the GPU fell off the bus".into()), FailureKind::Temporary),
+        (Error::Refused("the step does not fit".into()), FailureKind::Input),
         (Error::Comm(missing), FailureKind::Temporary),
         (Error::Comm(CommError::Differs { ranks: vec![peer], reference: rank }), FailureKind::Permanent),
     ];

@@ -31,6 +31,7 @@ functions! {
     ERROR_MESSAGE = 1, "PJRT_Error_Message", 40;
     ERROR_CODE = 2, "PJRT_Error_GetCode", 32;
     INITIALIZE = 3, "PJRT_Plugin_Initialize", 16;
+    PLUGIN_ATTRIBUTES = 4, "PJRT_Plugin_Attributes", 32;
     EVENT_DESTROY = 5, "PJRT_Event_Destroy", 24;
     EVENT_AWAIT = 8, "PJRT_Event_Await", 24;
     CLIENT_CREATE = 10, "PJRT_Client_Create", 88;
@@ -176,6 +177,29 @@ impl Plugin {
         if error.is_null() { Ok(arguments) } else { Err(self.error(function.name, error)) }
     }
 
+    /// The newest version of StableHLO that the plugin reads; none where it does not say.
+    fn stablehlo(&self) -> Option<[u64; 3]> {
+        let found = self.call(PLUGIN_ATTRIBUTES, Arguments::new()).ok()?;
+        // SAFETY: there are so many of them, which live as long as the process.
+        let attributes = unsafe { attributes(found.get(2), found.get(3)) };
+        let (_, list) = attributes.into_iter().find(|(name, _)| name == "stablehlo_current_version")?;
+        // SAFETY: the value of this name is a list of three integers, which lives as long as the process.
+        (list != 0).then(|| unsafe { *(list as *const [u64; 3]) })
+    }
+
+    /// What a failure to compile is: of memory, or of the program.
+    pub(super) fn not_compiled(&self, error: XlaError) -> XlaError {
+        /// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
+        const EXHAUSTED: i32 = 8;
+        match error {
+            XlaError::Call { code: EXHAUSTED, message, .. } => XlaError::Memory { message },
+            XlaError::Call { message, .. } => {
+                XlaError::Compile { path: self.path.clone(), stablehlo: self.stablehlo(), message }
+            }
+            other => other,
+        }
+    }
+
     /// Reads an error, and destroys it.
     fn error(&self, function: &'static str, error: *mut c_void) -> XlaError {
         let ask = |question: Function| {
@@ -214,7 +238,7 @@ impl Plugin {
     }
 }
 
-/// Names of a list of `PJRT_NamedValue`, with the value of each where it is one number, by its bits.
+/// Names of a list of `PJRT_NamedValue`, with the value of each: the bits of a number, or where a text or a list lies.
 ///
 /// # Safety
 /// So many of them have to be there, with their texts.

@@ -64,11 +64,11 @@ impl Client {
     /// Compiles a program of StableHLO text.
     ///
     /// # Errors
-    /// What the compiler says.
+    /// [`XlaError::Compile`], [`XlaError::Memory`].
     pub(crate) fn compile(
         self: &Arc<Self>,
         program: &str,
-        options: CompileOptions,
+        options: &CompileOptions,
     ) -> Result<Executable, XlaError> {
         let options = options.to_proto();
         let program = program_of(program);
@@ -77,7 +77,8 @@ impl Client {
             .pointer(3, program.as_ptr())
             .pointer(4, options.as_ptr())
             .set(5, options.len());
-        Executable::new(self, self.plugin.call(api::COMPILE, arguments)?.get(6))
+        let compiled = self.plugin.call(api::COMPILE, arguments);
+        Executable::new(self, compiled.map_err(|error| self.plugin.not_compiled(error))?.get(6))
     }
 
     /// What [`Compiled::serialize`](super::executable::Compiled::serialize) has made of a program, by the same plugin.

@@ -41,23 +41,30 @@ impl Settings {
 }
 
 /// How a program is compiled: for so many replicas, of one partition, on the devices `0 ..`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
     /// Replicas of the program.
     pub(crate) replicas: usize,
+    /// Flags of the compiler that are turned on.
+    pub(crate) flags: Vec<&'static str>,
 }
 
 impl CompileOptions {
-    /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Seven fields of it are set, so it is written here rather
+    /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Few fields of it are set, so it is written here rather
     /// than by code that a build script makes of a copy of its definition.
-    pub(crate) fn to_proto(self) -> Vec<u8> {
+    pub(crate) fn to_proto(&self) -> Vec<u8> {
         let replicas = self.replicas as u64;
         let mut ids = Message::default();
         (0..replicas).for_each(|id| ids.varint(id));
         let computation = Message::default().bytes(1, &ids.0);
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
         let build = Message::default().int(4, replicas).int(5, 1).bytes(9, &assignment.0);
-        Message::default().bytes(3, &build.0).0
+        let flags = self.flags.iter().fold(Message::default().bytes(3, &build.0), |message, name| {
+            let on = Message::default().int(2, 1);
+            let entry = Message::default().bytes(1, name.as_bytes()).bytes(2, &on.0);
+            message.bytes(7, &entry.0)
+        });
+        flags.0
     }
 }
 
@@ -94,10 +101,15 @@ mod tests {
 
     #[test]
     fn options_are_the_bytes_that_protocol_buffers_make_of_them() {
-        let options = CompileOptions { replicas: 2 };
+        let mut options = CompileOptions { replicas: 2, flags: Vec::new() };
         // As `xla.CompileOptionsProto` of Python's protobuf serializes them.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];
         let build: Vec<u8> = [&[32, 2, 40, 1, 74, 10][..], &assignment].concat();
-        assert_eq!(options.to_proto(), [&[26, 16][..], &build].concat());
+        let plain = [&[26, 16][..], &build].concat();
+        assert_eq!(options.to_proto(), plain);
+        options.flags = vec!["a", "bc"];
+        let flags =
+            [&[58, 7, 10, 1, b'a', 18, 2, 16, 1][..], &[58, 8, 10, 2, b'b', b'c', 18, 2, 16, 1]].concat();
+        assert_eq!(options.to_proto(), [plain, flags].concat());
     }
 }

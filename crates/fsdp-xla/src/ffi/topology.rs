@@ -89,8 +89,8 @@ impl Topology {
     /// Compiles a program of StableHLO text for the first of the devices.
     ///
     /// # Errors
-    /// What the compiler says.
-    pub(crate) fn compile(&self, program: &str, options: CompileOptions) -> Result<Compiled, XlaError> {
+    /// [`XlaError::Compile`], [`XlaError::Memory`].
+    pub(crate) fn compile(&self, program: &str, options: &CompileOptions) -> Result<Compiled, XlaError> {
         let options = options.to_proto();
         let program = program_of(program);
         let client = self.client.as_ref().map_or(0, |client| client.handle);
@@ -100,7 +100,8 @@ impl Topology {
             .pointer(4, options.as_ptr())
             .set(5, options.len())
             .set(6, client);
-        let handle = self.plugin.call(api::COMPILE_AHEAD, arguments)?.get(7);
+        let compiled = self.plugin.call(api::COMPILE_AHEAD, arguments);
+        let handle = compiled.map_err(|error| self.plugin.not_compiled(error))?.get(7);
         Ok(Compiled { plugin: Arc::clone(&self.plugin), handle })
     }
 }

@@ -1,0 +1,69 @@
+// A PJRT plugin that has devices and compiles nothing. FUNCTIONS is how many its table has, DEVICES how many devices there are,
+// and CODE (of gRPC) and MESSAGE are what it says of every program. A struct is an array of words, as in fsdp-xla.
+#include <stdint.h>
+#include <string.h>
+
+typedef uintptr_t word;
+
+struct error {
+    word code;
+    const char *message;
+};
+
+static word told(word *a, word at, const char *text) {
+    a[at] = (word)text;
+    a[at + 1] = strlen(text);
+    return 0;
+}
+
+static word succeed(word *a) { return 0; }
+static word error_message(word *a) { return told(a, 3, ((struct error *)a[2])->message); }
+static word error_code(word *a) { return a[3] = ((struct error *)a[2])->code, 0; }
+
+static word attributes(word *a) {
+    static const int64_t version[3] = {1, 9, 2};
+    static const char name[] = "stablehlo_current_version";
+    static word all[7] = {56, 0, 0, sizeof(name) - 1, 2, 0, 3};
+    all[2] = (word)name;
+    all[5] = (word)version;
+    a[2] = (word)all;
+    return a[3] = 1, 0;
+}
+
+static word device = 7;
+static word devices[64];
+
+static word list(word *a) {
+    for (int i = 0; i < DEVICES; i++) devices[i] = (word)&device;
+    a[3] = (word)devices;
+    return a[4] = DEVICES, 0;
+}
+
+static word client(word *a) { return a[8] = 1, 0; }
+static word platform(word *a) { return told(a, 3, "fake"); }
+
+static word topology(word *a) {
+    static struct error unknown = {3, "there are no such chips"};
+    if (a[3] != 6 || memcmp((void *)a[2], "fake:4", 6)) return (word)&unknown;
+    return a[6] = 1, 0;
+}
+
+static word description(word *a) { return a[3] = (word)&device, 0; }
+static word upload(word *a) { return a[13] = 0, a[14] = 1, 0; }
+
+static word compile(word *a) {
+    static struct error refused = {CODE, MESSAGE};
+    return (word)&refused;
+}
+
+static struct {
+    word size, extension, version_size, version_extension, version;
+    word (*functions[100])(word *);
+} table = {
+    40 + 8 * FUNCTIONS, 0, 24, 0, 0 | (word)7 << 32,
+    {[0] = succeed, [1] = error_message, [2] = error_code, [3] = succeed, [4] = attributes, [10] = client, [11] = succeed,
+     [12] = platform, [14] = platform, [16] = list, [20] = compile, [22] = upload, [25] = succeed, [26] = platform,
+     [29] = description, [58] = succeed, [82] = topology, [83] = succeed, [86] = list, [89] = compile},
+};
+
+void *GetPjrtApi(void) { return &table; }

@@ -1,0 +1,158 @@
+//! How large a folder of compiled programs gets: the entries that nobody has used for longest are deleted.
+//!
+//! Several processes may do so at once. What one of them reads while another deletes it is read to the end; what is gone
+//! before is compiled again.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// How an entry's name ends; before it are the 64 digits of its key.
+pub(super) const ENDING: &str = ".program";
+
+/// How the name of a file begins that is to become an entry.
+pub(super) const UNFINISHED: &str = ".fsdp-program-";
+
+/// Nobody takes so long to write an entry: who has begun it is dead.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Notes that an entry was used now, where that is allowed: it may be in a folder that is shared for reading only.
+pub(super) fn note_use(entry: &Path) {
+    let _ = File::open(entry).and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+/// Deletes the entries of a folder that were used before all others, until what is left has at most so many bytes. An entry
+/// that was just written stays, however large it is. Files that are none of ours stay too.
+///
+/// # Errors
+/// Why the folder can not be read, or the first file that can not be deleted; the others are.
+pub(super) fn enforce(folder: &Path, written: &Path, most_bytes: u64) -> io::Result<()> {
+    let mut entries: Vec<(bool, SystemTime, PathBuf, u64)> = Vec::new();
+    let mut outcome = Ok(());
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        // One that another process has just deleted has no metadata.
+        let Some((about, modified)) = entry.metadata().ok().and_then(with_time) else { continue };
+        let (path, name) = (entry.path(), entry.file_name());
+        match name.to_str() {
+            Some(name) if is_entry(name) => entries.push((path == written, modified, path, about.len())),
+            Some(name) if name.starts_with(UNFINISHED) => {
+                if modified.elapsed().is_ok_and(|age| age > ABANDONED_AFTER) {
+                    outcome = outcome.and(delete(&path));
+                }
+            }
+            _ => {}
+        }
+    }
+    entries.sort();
+    let mut left = 0;
+    for (is_written, _, path, bytes) in entries.into_iter().rev() {
+        left += bytes;
+        if !is_written && left > most_bytes {
+            outcome = outcome.and(delete(&path));
+        }
+    }
+    outcome
+}
+
+fn with_time(about: Metadata) -> Option<(Metadata, SystemTime)> {
+    let modified = about.modified().ok().filter(|_| about.is_file())?;
+    Some((about, modified))
+}
+
+fn is_entry(name: &str) -> bool {
+    let digits = name.strip_suffix(ENDING).unwrap_or_default();
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Deletes a file, unless another process has done so.
+fn delete(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    /// A file of so many bytes that was used so many hours ago.
+    fn file(folder: &Path, name: &str, bytes: usize, hours: u64) -> PathBuf {
+        let path = folder.join(name);
+        let used = SystemTime::now() - Duration::from_secs(3600 * hours);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(&vec![0; bytes]).unwrap();
+        file.set_modified(used).unwrap();
+        path
+    }
+
+    fn entry(folder: &Path, digit: char, bytes: usize, hours: u64) -> PathBuf {
+        let digits: String = std::iter::repeat_n(digit, 64).collect();
+        file(folder, &format!("{digits}{ENDING}"), bytes, hours)
+    }
+
+    #[test]
+    fn entries_that_were_used_longest_ago_are_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let [old, older, oldest] =
+            [('a', 1), ('b', 2), ('c', 3)].map(|(digit, hours)| entry(folder, digit, 10, hours));
+        let written = entry(folder, 'd', 10, 0);
+        enforce(folder, &written, 40).unwrap();
+        assert!(
+            [&old, &older, &oldest, &written].into_iter().all(|path| path.exists()),
+            "40 bytes are allowed"
+        );
+        note_use(&oldest);
+        enforce(folder, &written, 39).unwrap();
+        assert!(!older.exists(), "it is now the one that was used longest ago");
+        assert!([&old, &oldest, &written].into_iter().all(|path| path.exists()));
+        // One that is larger than all may be stays, since the next start needs it.
+        enforce(folder, &written, 5).unwrap();
+        assert!(written.exists() && !old.exists() && !oldest.exists());
+    }
+
+    #[test]
+    fn files_of_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let ours = [entry(folder, 'a', 10, 1), file(folder, &format!("{UNFINISHED}dead"), 10, 25)];
+        let others = [
+            file(folder, &format!("{UNFINISHED}living"), 10, 23),
+            file(folder, "notes.program", 10, 9999),
+            file(folder, &"a".repeat(64), 10, 9999),
+            file(folder, ".hidden", 10, 9999),
+        ];
+        let written = entry(folder, 'b', 10, 0);
+        enforce(folder, &written, 0).unwrap();
+        assert!(ours.iter().all(|path| !path.exists()));
+        assert!(others.iter().chain([&written]).all(|path| path.exists()));
+    }
+
+    #[test]
+    fn several_may_do_so_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let own = std::thread::scope(|scope| {
+            let threads: Vec<_> = ('0'..='7')
+                .map(|digit| {
+                    scope.spawn(move || {
+                        let own = entry(folder, digit, 10, 0);
+                        for hours in 1..50 {
+                            entry(folder, 'e', 10, hours);
+                            enforce(folder, &own, 25).unwrap();
+                        }
+                        own
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let left = own.iter().filter(|path| path.exists()).count();
+        assert!((1..=3).contains(&left), "{left} are left");
+    }
+}

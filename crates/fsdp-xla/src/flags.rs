@@ -1,0 +1,36 @@
+//! What a compiler is asked for beside the program.
+
+/// The variable with flags for XLA's compiler for TPUs, which come before ours.
+const TPU_VARIABLE: &str = "LIBTPU_INIT_ARGS";
+
+/// Flags of XLA's compiler for TPUs that are off without being asked for.
+const TPU: [&str; 2] = ["xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"];
+
+/// Flags to turn on for a kind of devices; what the environment says stays as it says.
+pub(crate) fn flags(kind: &str) -> Vec<&'static str> {
+    if !kind.starts_with("TPU") {
+        return Vec::new();
+    }
+    let given = std::env::var(TPU_VARIABLE).unwrap_or_default();
+    without(&TPU, &given)
+}
+
+/// The flags that are not given.
+fn without(flags: &[&'static str], given: &str) -> Vec<&'static str> {
+    let names = |one: &str, flag: &str| one.trim_start_matches('-').split('=').next() == Some(flag);
+    flags.iter().copied().filter(|flag| !given.split_whitespace().any(|one| names(one, flag))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_environment_says_stays() {
+        let [first, second] = TPU;
+        assert_eq!(without(&TPU, "--xla_other=true"), [first, second]);
+        assert_eq!(without(&TPU, &format!("--xla_other=true --{first}=false")), [second]);
+        assert_eq!(without(&TPU, &format!("--{first}x=true --{second}")), [first]);
+        assert_eq!(flags("cpu"), [""; 0]);
+    }
+}
