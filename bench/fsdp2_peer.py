@@ -22,10 +22,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 
-def arguments():
+def arguments(**more):
     parser = argparse.ArgumentParser()
     sizes = {"hidden": 256, "layers": 4, "heads": 8, "kv-heads": 2, "ffn": 1024, "vocab": 4096, "seq": 256}
-    for name, default in (sizes | {"global-batch": 8, "steps": 12, "warmup": 3}).items():
+    for name, default in (sizes | {"global-batch": 8, "steps": 12, "warmup": 3} | more).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences per pass; 0: one pass per step")
     parser.add_argument("--threads", type=int, default=0, help="threads over all ranks; 0: one per core")

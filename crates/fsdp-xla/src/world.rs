@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -19,10 +20,6 @@ use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin, Setti
 use crate::flags::flags;
 use crate::told::{Listener, Told};
 use crate::trace::{Argument, Source, Trace, Traced};
-
-/// Devices of a processor that a client is made with. Its pool of threads, and with it the blocking of products, depends on
-/// their number, so that runs on fewer ranks have the same.
-const CPU_DEVICES: usize = 8;
 
 /// What the ranks of a process share.
 pub(crate) struct World {
@@ -61,7 +58,10 @@ pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError>
     if platform != "cpu" {
         return Ok(Arc::new(client));
     }
-    let devices = ranks.max(CPU_DEVICES) as i64;
+    // XLA's pool has a thread for each device, or for each core if there are more: with more devices than cores its threads are
+    // in each other's way. And the pool, with it the blocking of products, is the same for all ranks up to the cores.
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let devices = ranks.max(cores) as i64;
     let options = vec![("cpu_device_count".to_owned(), Setting::Number(devices))];
     Ok(Arc::new(Client::new(plugin, options)?))
 }

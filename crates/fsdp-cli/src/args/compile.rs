@@ -13,7 +13,8 @@ use super::{RunFileArgs, positive};
 tokens and parameters that take no memory, and compiled by the plugin for devices that need not be here.
 
 Topologies are named as the plugin does: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:2x4 (libtpu); cpu:4 is four
-devices of this processor. What has no names has options: --topology-option target_config=@h100.txtpb.
+devices of this processor, h100:1x1x8 eight GPUs of one host (the plugin for CUDA). Other GPUs have
+options: --topology-option target_config=@b200.txtpb --topology-option topology=1x1x8.
 libtpu asks a metadata server for the machine unless TPU_SKIP_MDS_QUERY=1 is set.
 
 Examples:

@@ -186,7 +186,8 @@ mod xla {
             ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
             ("--topology cpu:2 --set train.optimizer.name=adamw8bit", "adamw8bit"),
         ] {
-            let refused = sandbox.refused(&compile(more));
+            // Where lines are folded depends on the plugin's path.
+            let refused = sandbox.refused(&compile(more)).replace('\n', " ");
             assert!(refused.contains(said), "{refused}");
         }
     }

@@ -37,10 +37,8 @@ pub(super) fn enforce(folder: &Path, written: &Path, most_bytes: u64) -> io::Res
         let (path, name) = (entry.path(), entry.file_name());
         match name.to_str() {
             Some(name) if is_entry(name) => entries.push((path == written, modified, path, about.len())),
-            Some(name) if name.starts_with(UNFINISHED) => {
-                if modified.elapsed().is_ok_and(|age| age > ABANDONED_AFTER) {
-                    outcome = outcome.and(delete(&path));
-                }
+            Some(name) if name.starts_with(UNFINISHED) && is_abandoned(modified) => {
+                outcome = outcome.and(delete(&path));
             }
             _ => {}
         }
@@ -64,6 +62,10 @@ fn with_time(about: Metadata) -> Option<(Metadata, SystemTime)> {
 fn is_entry(name: &str) -> bool {
     let digits = name.strip_suffix(ENDING).unwrap_or_default();
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn is_abandoned(modified: SystemTime) -> bool {
+    modified.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
 }
 
 /// Deletes a file, unless another process has done so.

@@ -27,7 +27,7 @@ fn fake(sandbox: &Sandbox, functions: usize, code: usize, message: &str) {
 }
 
 /// What a command says that ends with exit code 2.
-fn refused(sandbox: &Sandbox, command: &str) -> String {
+fn told(sandbox: &Sandbox, command: &str) -> String {
     let ran = sandbox.fsdp(command);
     assert_eq!(ran.code, Some(2), "fsdp {command}: {}{}", ran.stdout, ran.stderr);
     ran.stderr
@@ -42,7 +42,7 @@ fn a_library_that_is_no_plugin() {
     sandbox.write("none.c", "int unused;\n");
     library(&sandbox, "fake.so", Path::new("none.c"), &[]);
     for command in [format!("{COMPILE} cpu:4"), format!("{TRAIN}=2")] {
-        let refused = refused(&sandbox, &command);
+        let refused = told(&sandbox, &command);
         assert!(refused.contains("./fake.so is no PJRT plugin: it has no function GetPjrtApi"), "{refused}");
     }
 }
@@ -51,12 +51,12 @@ fn a_library_that_is_no_plugin() {
 fn a_plugin_whose_api_is_too_old() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 80, 3, "unused");
-    let refused = refused(&sandbox, &format!("{COMPILE} fake:4"));
+    let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
     let said = "--plugin: the plugin ./fake.so has version 0.7 of the PJRT API, without PJRT_TopologyDescription_Create: a newer \
                 one is needed";
     assert!(refused.contains(said), "{refused}");
     fake(&sandbox, 5, 3, "unused");
-    let refused = refused(&sandbox, &format!("{TRAIN}=2"));
+    let refused = told(&sandbox, &format!("{TRAIN}=2"));
     assert!(refused.contains("has version 0.7 of the PJRT API, without PJRT_Client_Create"), "{refused}");
 }
 
@@ -64,7 +64,7 @@ fn a_plugin_whose_api_is_too_old() {
 fn a_topology_that_the_plugin_does_not_know() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
-    let refused = refused(&sandbox, &format!("{COMPILE} v9:2x2"));
+    let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
     let said = "error: --topology: the plugin ./fake.so has no topology \"v9:2x2\". Names that were tried: v4:2x2x1, ";
     assert!(refused.starts_with(said), "{refused}");
     assert!(refused.contains("The plugin says: there are no such chips"), "{refused}");
@@ -76,7 +76,7 @@ fn a_compiler_that_does_not_take_the_program() {
     fake(&sandbox, 100, 3, "unregistered operation");
     let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.13 to 1.24), does not take the program: unregistered operation";
     for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
-        let refused = refused(&sandbox, &command);
+        let refused = told(&sandbox, &command);
         assert!(refused.contains(said), "{refused}");
     }
 }
@@ -85,10 +85,10 @@ fn a_compiler_that_does_not_take_the_program() {
 fn a_step_that_does_not_fit() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 8, "26.01G of 15.75G");
-    let refused = refused(&sandbox, &format!("{COMPILE} fake:4"));
+    let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
     assert!(refused.contains("the step does not fit into the memory of a fake"), "{refused}");
     assert!(refused.contains("XLA says: 26.01G of 15.75G"), "{refused}");
-    let refused = refused(&sandbox, &format!("{TRAIN}=2"));
+    let refused = told(&sandbox, &format!("{TRAIN}=2"));
     assert!(
         refused.contains("the program does not fit into the memory of a device: 26.01G of 15.75G"),
         "{refused}"
@@ -99,10 +99,10 @@ fn a_step_that_does_not_fit() {
 fn fewer_devices_than_ranks() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
-    let refused = refused(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
+    let refused = told(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
     let said =
         "8 ranks need as many devices, and the plugin ./fake.so has 4 (fake): set `run.ranks` to at most 4";
     assert!(refused.contains(said), "{refused}");
-    let refused = refused(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
+    let refused = told(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
     assert!(refused.contains("--ranks: 8 ranks need as many devices, and fake:4 has 4 (fake)"), "{refused}");
 }
