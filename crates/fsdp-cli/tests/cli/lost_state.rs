@@ -54,9 +54,10 @@ fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
 #[test]
 fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
     let sandbox = Sandbox::new();
+    // Once a save is told of, the space of the next one is set aside, that of the last rank last.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
             --set checkpoint.every=1000 --set checkpoint.keep_last=1 2>told & \
-        until grep -q \"checkpoint after\" told; do :; done; \
+        until grep -q \"checkpoint after\" told && test -s disk/out/checkpoints/reserved-00002.*.tmp; do :; done; \
         dd if=/dev/zero of=disk/other bs=1k 2>dd; wait $!; echo code $?; cat told >&2; \
         cp -r disk/out/checkpoints .";
     let Some(ran) = on_small_disk(&sandbox, 6000, script) else { return };
