@@ -1,11 +1,13 @@
 // What the compiler of device code has built in, for a host compiler: a kernel becomes a function that runs a grid.
 //
 // Blocks run one after another, the threads of a block as coroutines, so barriers and shuffles are real. The order in
-// which threads get their turn is random.
+// which threads get their turn is random. Coroutines begin as contexts, and live on from block to block; their turns change by
+// long jumps, since each swap of contexts is a system call.
 
 #pragma once
 
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +29,7 @@ namespace fake {
 enum State { READY, BARRIER, SHUFFLE, DONE };
 
 struct Thread {
-    ucontext_t context;
+    jmp_buf turn;
     std::unique_ptr<char[]> stack;
     FakeIndex index;
     State state;
@@ -36,7 +38,7 @@ struct Thread {
 
 constexpr size_t STACK = 64 * 1024;
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::vector<Thread> threads;
 inline Thread* running;
 inline FakeIndex block_index, block_size, grid_size;
@@ -46,13 +48,29 @@ inline void** parameters;
 
 inline void yield(State state) {
     running->state = state;
-    swapcontext(&running->context, &scheduler);
+    if (!_setjmp(running->turn)) _longjmp(scheduler, 1);
 }
 
 inline void body() {
-    entry(parameters);
-    running->state = DONE;
-    swapcontext(&running->context, &scheduler);
+    for (;;) {
+        entry(parameters);
+        yield(DONE);
+    }
+}
+
+// Returns when the thread yields.
+inline void resume(Thread& thread) {
+    running = &thread;
+    if (_setjmp(scheduler)) return;
+    if (thread.stack) _longjmp(thread.turn, 1);
+    thread.stack.reset(new char[STACK]);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack.get();
+    context.uc_stack.ss_size = STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, body, 0);
+    setcontext(&context);
 }
 
 inline void release(size_t first, size_t last, State from) {
@@ -77,12 +95,6 @@ inline void run_block(const char* name, uint64_t& random) {
         random = random * 6364136223846793005ull + 1442695040888963407ull;
         std::swap(order[i], order[(random >> 33) % (i + 1)]);
         Thread& thread = threads[i];
-        if (!thread.stack) thread.stack.reset(new char[STACK]);
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack.get();
-        thread.context.uc_stack.ss_size = STACK;
-        thread.context.uc_link = nullptr;
-        makecontext(&thread.context, body, 0);
         thread.index = {i, 0, 0};
         thread.state = READY;
         thread.generation = 0;
@@ -93,8 +105,7 @@ inline void run_block(const char* name, uint64_t& random) {
             Thread& thread = threads[i];
             left |= thread.state != DONE;
             if (thread.state != READY) continue;
-            running = &thread;
-            swapcontext(&scheduler, &thread.context);
+            resume(thread);
             moved = true;
         }
         if (!left) return;
