@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use fsdp_train::config::Resolved;
@@ -67,6 +67,10 @@ struct Found {
 /// # Errors
 /// [`CliError`]: a file can not be written, or nothing fits and one was asked for.
 pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String, CliError> {
+    if let Some(file) = args.write.as_ref().filter(|file| file.exists()) {
+        // Better said in front of a long search than behind it.
+        return Err(not_created(file, io::ErrorKind::AlreadyExists.into()));
+    }
     let found = found(foresight);
     let front = found.front();
     let here = &Settings::of(foresight.config);
@@ -271,5 +275,9 @@ fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(),
     let text = head + &best.settings.applied(config).to_toml();
     let created = fs::OpenOptions::new().write(true).create_new(true).open(file);
     let created = created.and_then(|mut file| file.write_all(text.as_bytes()));
-    created.map_err(|source| CliError::Create { option: "--write", file: file.to_owned(), source })
+    created.map_err(|source| not_created(file, source))
+}
+
+fn not_created(file: &Path, source: io::Error) -> CliError {
+    CliError::Create { option: "--write", file: file.to_owned(), source }
 }
