@@ -214,10 +214,9 @@ impl Seated {
         }
         world.slot(self.rank).arguments = arguments;
         self.ranks.agree(host, digest)?;
-        let failure = if self.rank == 0 { world.execute(digest, &program).err() } else { None };
-        if let Some(error) = failure {
-            self.ranks.abort(&error.to_string());
-            return Err(error.into());
+        if self.rank == 0 {
+            // What fails here the engine tells the others, which wait for it below.
+            world.execute(digest, &program)?;
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);
