@@ -74,6 +74,10 @@ fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
     // One program, of one start.
     let kept = std::fs::read_dir(sandbox.path("compiled")).unwrap().count();
     assert_eq!(kept, 1, "all processes of all starts have the same program");
+    // Whatever order the plugin has for processes.
+    let reversed = start(&sandbox, (2, 2), &[("JOINING_REVERSED", "1")], &train("reversed", 3)).end();
+    assert!(reversed.iter().all(|ran| ran.code == Some(0)), "{reversed:?}");
+    assert!(bits(&sandbox, "reversed") == expected, "the first ranks have the last devices");
     for (steps, layout) in [(1, (2, 2)), (2, (1, 4)), (3, (4, 1))] {
         succeed(&sandbox, layout, &train("cut", steps));
     }

@@ -5,7 +5,7 @@
 // puts what its devices are given into the store, gets what those of other processes are given, and runs the whole program: its own
 // results are then those of one process with all devices, bit for bit. A struct is an array of words, as in fsdp-xla.
 //
-// JOINING_DEVICES is how many devices each process has. JOINING_SILENT names a process that does not tell the others of its own,
+// JOINING_DEVICES is how many devices each process has; with JOINING_REVERSED the last process has the first ones. JOINING_SILENT names a process that does not tell the others of its own,
 // JOINING_APART makes all of them the first one of one, with JOINING_ELSEWHERE programs are said to run on devices of another one, and
 // JOINING_WAIT_MS is how long others are waited for.
 #include <dlfcn.h>
@@ -140,11 +140,16 @@ static word platform(word *a) {
     return a[3] = (word)name, a[4] = sizeof(name) - 1, 0;
 }
 
-static word addressable(word *a) { return a[3] = (word)(devices + node * own), a[4] = own, 0; }
+// The devices of a process.
+static word *devices_of(word process) {
+    return devices + own * (getenv("JOINING_REVERSED") ? nodes - 1 - process : process);
+}
+
+static word addressable(word *a) { return a[3] = (word)devices_of(node), a[4] = own, 0; }
 
 static word program_devices(word *a) {
     word error = call(PROGRAM_DEVICES, a);
-    // The program is for the first devices, in their order.
+    // They come in the order of ranks, as arguments do.
     if (!error && nodes > 1) {
         expect(a[4] == all, "a program runs on the devices of all processes");
         a[3] += 8 * own * (getenv("JOINING_ELSEWHERE") ? nodes - 1 - node : node), a[4] = own;
@@ -197,14 +202,14 @@ static word put_arguments(const char *key, word **lists, word count) {
 }
 
 // Gets those of another process, onto its devices.
-static word get_arguments(const char *key, word **like, word **lists, word count, word first) {
+static word get_arguments(const char *key, word **like, word **lists, word count, word process) {
     char *bytes;
     size_t length, at = 0;
     word error = get(key, (void **)&bytes, &length);
     if (error) return error;
     for (word d = 0; d < own; d++)
         for (word i = 0; i < count; i++) {
-            lists[d][i] = upload(like[0][i], bytes + at, devices[first + d]);
+            lists[d][i] = upload(like[0][i], bytes + at, devices_of(process)[d]);
             at += size_of(like[0][i]);
         }
     expect(at == length, "processes give their devices different arguments");
@@ -228,7 +233,7 @@ static word execute(word *a) {
             results[first + d] = other == node ? ((word **)a[7])[d] : malloc(8 * outputs[3] + 8);
         }
         sprintf(key, "run %zu of %zu", (size_t)runs, (size_t)other);
-        if (other != node && (error = get_arguments(key, (word **)a[4], lists + first, count, first))) return error;
+        if (other != node && (error = get_arguments(key, (word **)a[4], lists + first, count, other))) return error;
     }
     word whole[10] = {80, 0, a[2], a[3], (word)lists, all, count, (word)results};
     if ((error = call(EXECUTE, whole))) return error;
@@ -243,7 +248,8 @@ static word execute(word *a) {
 
 void *GetPjrtApi(void) {
     if (table[0]) return table;
-    void *library = dlopen(getenv("FSDP_TEST_PJRT"), RTLD_NOW);
+    const char *path = getenv("FSDP_TEST_PJRT");
+    void *library = path ? dlopen(path, RTLD_NOW) : NULL;
     expect(library != NULL, "FSDP_TEST_PJRT names no library");
     word *wrapped = ((word * (*)(void)) dlsym(library, "GetPjrtApi"))();
     expect(*wrapped <= sizeof(table), "the wrapped plugin has more functions than there is room for");
