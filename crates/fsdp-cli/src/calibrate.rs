@@ -52,7 +52,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     let Some(place) = cluster::place()? else { return alone(args, device).map(|()| Exit::Done) };
     let before = earlier(&args.out)?;
     let (before, measured) = expect_same(before, device, &args.out)?;
-    let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device));
+    let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device == Device::Cuda));
     let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
     cluster::within(Some(place), &run, args.network, |team| {
         let Some(team) = team else { return Ok(Exit::Done) };

@@ -91,11 +91,21 @@ pub(crate) fn predicted(
     }
 }
 
-/// How many ranks a run has that does not say: one for each process, or, where a launcher has started one process per node, one
-/// for each GPU that it sees.
-pub(crate) fn ranks(place: Option<Place>, device: Device) -> usize {
+/// Whether the ranks of a run compute on GPUs.
+pub(crate) fn has_gpus(run: &RunConfig) -> bool {
+    match run.device {
+        Device::Cuda => true,
+        #[cfg(feature = "xla")]
+        Device::Xla => xla::is_for_gpus(run),
+        _ => false,
+    }
+}
+
+/// How many ranks a run has that does not say: one for each process, or, where they compute on GPUs and a launcher has started
+/// one process per node, one for each GPU that it sees.
+pub(crate) fn ranks(place: Option<Place>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
-    if device != Device::Cuda || !cluster::has_its_node(place) {
+    if !has_gpus || !cluster::has_its_node(place) {
         return processes;
     }
     // What is wrong with the driver is told when it is needed.
@@ -135,7 +145,8 @@ pub(crate) fn training<W: Work>(
             Device::TorchCpu => Ok(work.on(&torch::processes(run, cluster)?)),
             #[cfg(feature = "cuda")]
             Device::Cuda => cuda::among(run, cluster, false, work),
-            Device::Xla => Err(CliError::XlaProcesses),
+            #[cfg(feature = "xla")]
+            Device::Xla => Ok(work.on(&xla::processes(run, cluster)?)),
             _ => Ok(work.on(&host::processes(run, cluster))),
         };
     }
@@ -170,7 +181,8 @@ pub(crate) fn verification<W: Work>(
             Device::Cuda => {
                 cuda::among(&RunConfig { deterministic: true, ..run.clone() }, cluster, poison, work)
             }
-            Device::Xla => Err(CliError::XlaProcesses),
+            #[cfg(feature = "xla")]
+            Device::Xla => Ok(work.on(&xla::verification_processes(run, cluster)?)),
             _ => Ok(work.on(&host::verification_processes(run, poison, cluster))),
         };
     }
@@ -198,11 +210,11 @@ mod tests {
             let launched_by = LaunchedBy::Torchrun;
             Some(Place { launched_by, process, processes, local_process, local_processes })
         };
-        assert_eq!(ranks(None, Device::Cuda), 1);
-        assert_eq!(ranks(place(8, 4), Device::Cuda), 8);
-        assert_eq!(ranks(place(8, 1), Device::Cpu), 8);
+        assert_eq!(ranks(None, true), 1);
+        assert_eq!(ranks(place(8, 4), true), 8);
+        assert_eq!(ranks(place(8, 1), false), 8);
         let gpus = fsdp_cuda::device::gpu_count().unwrap_or(1).max(1);
-        assert_eq!(ranks(place(8, 1), Device::Cuda), 8 * gpus);
+        assert_eq!(ranks(place(8, 1), true), 8 * gpus);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     let place = cluster::place()?;
     if place.is_none() && !args.launch && args.file.is_none() {
         let findings = findings();
-        let devices = devices(&findings);
+        let devices = devices(&findings, true);
         let report = Report { findings, devices };
         output::print(&if args.json { json(&report) } else { text(&report) })?;
         return Ok(Exit::Done);
@@ -111,9 +111,9 @@ fn findings() -> Vec<Finding> {
     findings
 }
 
-/// What of it a run may name.
-fn devices(findings: &[Finding]) -> Vec<Usable> {
-    vec![host_device(), torch_cpu(findings), cuda(findings), xla()]
+/// What of it a run may name; whether this process is the only one.
+fn devices(findings: &[Finding], is_alone: bool) -> Vec<Usable> {
+    vec![host_device(), torch_cpu(findings), cuda(findings), xla(is_alone)]
 }
 
 fn host_device() -> Usable {
@@ -132,15 +132,24 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
 }
 
 #[cfg(not(feature = "xla"))]
-fn xla() -> Usable {
+fn xla(_is_alone: bool) -> Usable {
     let with = "this fsdp was built without the feature `xla`".to_owned();
     Usable { device: Device::Xla.name().to_owned(), usable: false, with }
 }
 
-/// What the plugin that the environment names says of itself.
+/// What the plugin that the environment names says of itself. One of several processes does not ask it for devices: it might wait
+/// for the others.
 #[cfg(feature = "xla")]
-fn xla() -> Usable {
+fn xla(is_alone: bool) -> Usable {
     let device = Device::Xla.name().to_owned();
+    if !is_alone {
+        let found = crate::xla::named_plugin().and_then(|path| fsdp_xla::expect_plugin(&path).map(|()| path));
+        let with = match &found {
+            Ok(path) => format!("whatever devices {} has when all processes ask for them", path.display()),
+            Err(error) => error.to_string(),
+        };
+        return Usable { device, usable: found.is_ok(), with };
+    }
     let found = crate::xla::named_plugin().and_then(|path| Ok((fsdp_xla::inspect(&path)?, path)));
     match found {
         Ok((fsdp_xla::PluginReport { api, platform: [platform, version], devices }, path)) => {

@@ -144,11 +144,6 @@ pub(crate) enum CliError {
         /// The devices of this binary.
         instead: &'static str,
     },
-    /// Several processes would share a program.
-    #[error(
-        "device \"xla\" has all its ranks in one process: start one, with run.ranks = as many as it has devices"
-    )]
-    XlaProcesses,
     /// There is no PJRT plugin that can be used.
     #[cfg(feature = "xla")]
     #[error("device \"xla\" can not be used: {0}")]
@@ -278,9 +273,10 @@ impl CliError {
             | CliError::Runs(_)
             | CliError::Option { .. }
             | CliError::LogFilter { .. } => FailureKind::Input,
-            CliError::XlaProcesses => FailureKind::Input,
             #[cfg(feature = "xla")]
-            CliError::Xla(_) | CliError::Ahead { .. } | CliError::AheadMemory(_) => FailureKind::Input,
+            CliError::Xla(error) => error.kind(),
+            #[cfg(feature = "xla")]
+            CliError::Ahead { .. } | CliError::AheadMemory(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]

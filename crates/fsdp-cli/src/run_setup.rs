@@ -11,7 +11,7 @@ use fsdp_core::model::{ModelSpec, ParamId, ParamSpec};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::{Adapted, Architecture};
 use fsdp_train::adapter::peft;
-use fsdp_train::config::{Device, Init, Loaded, Resolved};
+use fsdp_train::config::{Init, Loaded, Resolved, RunConfig};
 use fsdp_train::input_file::{self, CONFIG_BYTES_MAX};
 use fsdp_train::metrics::FlopModel;
 use fsdp_train::{InitSource, TrainError, adapter};
@@ -41,7 +41,7 @@ impl RunSetup {
     /// [`CliError`]: one of the files is missing or wrong.
     pub(crate) fn load(args: &RunFileArgs) -> Result<Self, CliError> {
         let place = cluster::place()?;
-        let (setup, warnings) = Self::read(args, &|device| device::ranks(place, device))?;
+        let (setup, warnings) = Self::read(args, &|run| device::ranks(place, device::has_gpus(run)))?;
         warnings.iter().for_each(|warning| output::warning(warning));
         Ok(setup)
     }
@@ -52,7 +52,7 @@ impl RunSetup {
     /// As [`RunSetup::load`].
     pub(crate) fn read(
         args: &RunFileArgs,
-        ranks: &dyn Fn(Device) -> usize,
+        ranks: &dyn Fn(&RunConfig) -> usize,
     ) -> Result<(Self, Vec<String>), CliError> {
         Self::of(Resolved::load_for(&args.file, &args.overrides, ranks)?)
     }

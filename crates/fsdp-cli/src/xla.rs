@@ -1,12 +1,20 @@
-//! The launcher of ranks on the devices of a PJRT plugin.
+//! Launchers of ranks on the devices of a PJRT plugin.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
+use fsdp_comm::process::cluster::Cluster;
+use fsdp_comm::process::launch::Processes;
+use fsdp_core::Rank;
+use fsdp_cuda::device::gpu_count;
+use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{RunConfig, XlaReduction};
-use fsdp_xla::{Devices, ProgramOptions, Reduction, Told, XlaError};
+use fsdp_xla::{Devices, ProgramOptions, Reduction, Told, Tracer, XlaError};
 
 use crate::error::CliError;
+use crate::verify::Together;
 use crate::{host, output};
 
 /// The variable that names a plugin where the run file does not, as for PyTorch/XLA's and JAX's test programs.
@@ -29,6 +37,11 @@ pub(crate) fn named_plugin() -> Result<PathBuf, XlaError> {
     given.map(PathBuf::from).ok_or(XlaError::NoPlugin)
 }
 
+/// Whether the plugin of a run is one for GPUs. What is wrong with it is told when it is needed.
+pub(crate) fn is_for_gpus(run: &RunConfig) -> bool {
+    plugin(run).and_then(|path| fsdp_xla::is_for_gpus(&path)).unwrap_or(false)
+}
+
 /// How programs add gradients over ranks.
 pub(crate) fn reduction(reduction: XlaReduction) -> Reduction {
     match reduction {
@@ -37,17 +50,59 @@ pub(crate) fn reduction(reduction: XlaReduction) -> Reduction {
     }
 }
 
-/// Ranks that train, are measured or verified: each has a device of the plugin.
+/// Ranks that train, are measured or verified, all in this process: each has a device of the plugin.
 ///
 /// # Errors
 /// [`CliError`]: there is no plugin, or it has too few devices.
 pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
-    let reduction = reduction(run.xla.reduction);
+    let devices = Devices::new(&plugin(run)?, run.ranks, programs(run), host::world_options(run, false))?;
+    Ok(devices.heard_by(Arc::new(hear)))
+}
+
+/// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin gives to
+/// this process.
+///
+/// # Errors
+/// [`CliError`]: there is no plugin, it does not join processes, or there are other devices than ranks.
+pub(crate) fn processes(
+    run: &RunConfig,
+    cluster: &Cluster,
+) -> Result<Devices<Processes<HostMemory>>, CliError> {
+    let pool = HostPool::new();
+    let host = cluster.processes(move |_: Rank, _| {
+        let pool = Arc::clone(&pool);
+        host::memory(HostOptions { pool, threads: 1, poison: false, resident: false })
+    });
+    let limit = Duration::from_secs_f64(run.timeout_s);
+    let devices = Devices::among(&plugin(run)?, host, gpus_of_place(cluster), programs(run), limit)?;
+    Ok(devices.heard_by(Arc::new(hear)))
+}
+
+/// The ranks of this process, one of several, that are compared with the oracle, and the oracle, which is on the host.
+///
+/// # Errors
+/// As [`processes`].
+pub(crate) fn verification_processes(
+    run: &RunConfig,
+    cluster: &Cluster,
+) -> Result<Together<Tracer, Devices<Processes<HostMemory>>>, CliError> {
+    let oracle = Tracer::new(reduction(run.xla.reduction), host::world_options(run, false));
+    Ok(Together::new(oracle, processes(run, cluster)?))
+}
+
+/// The GPUs of this process where it shares its node with others, and sees enough for all of them: those of its place.
+fn gpus_of_place(cluster: &Cluster) -> Option<Range<usize>> {
+    let (place, ranks) = (cluster.place(), cluster.assembly().local().len());
+    // Without a driver nobody has a GPU of NVIDIA's.
+    let gpus = gpu_count().unwrap_or(0);
+    let is_shared = place.local_processes > 1 && gpus >= ranks * place.local_processes;
+    is_shared.then(|| place.local_process * ranks..(place.local_process + 1) * ranks)
+}
+
+fn programs(run: &RunConfig) -> ProgramOptions {
     let folder = |key: &Option<String>| key.as_ref().map(PathBuf::from);
     let (dump, compile_cache) = (folder(&run.xla.dump), folder(&run.xla.compile_cache));
-    let options = ProgramOptions { reduction, dump, compile_cache };
-    let devices = Devices::new(&plugin(run)?, run.ranks, options, host::world_options(run, false))?;
-    Ok(devices.heard_by(Arc::new(hear)))
+    ProgramOptions { reduction: reduction(run.xla.reduction), dump, compile_cache }
 }
 
 /// Passes on what is told of programs: to the log, and, where something is not as it should be, to the user.

@@ -1,4 +1,4 @@
-//! What a world agrees on beside its collectives: values that ranks give to the first one, and what it announces.
+//! What a world agrees on beside its collectives: values that ranks give to the first one, and what processes announce.
 //!
 //! Collectives carry the step; this carries what surrounds it (where the run begins, what each rank has saved, how a
 //! save ended). It never waits for a device or for a queue, so that a save can not disturb a step. Threads implement
@@ -19,8 +19,8 @@ pub use in_memory::InMemoryAssembly;
 /// Where the ranks of a world come together. A process holds some of them; the process that holds rank 0 is the
 /// leader.
 ///
-/// A topic is a name that all ranks derive from the same facts ("save 3"). Each rank gives to a topic once, and the leader
-/// announces it once.
+/// A topic is a name that all ranks derive from the same facts ("save 3"). Each rank gives to a topic once, and one process,
+/// which is the leader unless the topic says another, announces it once.
 pub trait Assembly: Send + Sync {
     /// Number of ranks in the world.
     fn world(&self) -> usize;
@@ -48,13 +48,13 @@ pub trait Assembly: Send + Sync {
     /// [`AssemblyError`].
     fn collect(&self, topic: &str, ranks: usize, limit: Duration) -> Result<Vec<Vec<u8>>, AssemblyError>;
 
-    /// Tells all processes. On the leader.
+    /// Tells all processes. Does not wait.
     ///
     /// # Errors
     /// [`CommError`]: the world has failed.
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError>;
 
-    /// Waits for what the leader announces; any number of ranks may.
+    /// Waits for what is announced; any number of ranks may.
     ///
     /// # Errors
     /// [`AssemblyError`].

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight};
-use fsdp_core::{Error, Memory, Queue, Rank};
+use fsdp_core::{Error, FailureKind, Memory, Queue, Rank};
 
 use crate::algorithms;
 use crate::flight::FlightRecorder;
@@ -194,9 +194,9 @@ impl<M: Memory> Communicator<M> for LinkComm {
         Ok(Box::new(LinkComm::recorded(link, Arc::clone(&self.recorder))?))
     }
 
-    fn abort(&mut self, reason: &str) {
+    fn abort(&mut self, reason: &str, kind: FailureKind) {
         let rank = self.members[self.rank];
-        self.alarm.raise(CommError::Aborted { rank, reason: reason.to_owned() });
+        self.alarm.raise(CommError::Aborted { rank, reason: reason.to_owned(), kind });
     }
 }
 
@@ -224,6 +224,6 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     }
 
     fn abandon(self: Box<Self>, reason: String) {
-        self.alarm.raise(CommError::Aborted { rank: self.rank, reason });
+        self.alarm.raise(CommError::Aborted { rank: self.rank, reason, kind: FailureKind::Temporary });
     }
 }

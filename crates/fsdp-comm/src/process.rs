@@ -17,7 +17,7 @@
 //! | both | heartbeat | each `heartbeat` (1 s) | |
 //! | both | calling | with a heartbeat, when another collective was begun last | a verdict on it can say so |
 //! | member | give | a rank of it gives a value to a topic | the leader's process can collect it |
-//! | leader | announce | a rank announces a value | every process hears it |
+//! | both | announce | a rank announces a value | every process hears it: the leader passes on what a member announces |
 //! | member | failed | something failed in it, or it has found that another process failed | a verdict |
 //! | leader | verdict | once, with the first failure | every process fails |
 //! | both | goodbye | it has ended well, or its failure is known | its connection may close |

@@ -105,8 +105,8 @@ impl CommError {
             CommError::PeerFailed { .. }
             | CommError::Missing { .. }
             | CommError::TimedOut { .. }
-            | CommError::Aborted { .. }
             | CommError::Transport { .. } => FailureKind::Temporary,
+            CommError::Aborted { kind, .. } => *kind,
         }
     }
 }

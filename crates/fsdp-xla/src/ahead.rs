@@ -168,7 +168,8 @@ impl Target {
             let (devices, ranks) = (self.topology.devices, program.replicas);
             return Err(XlaError::Devices { path, platform, devices, ranks });
         }
-        let options = CompileOptions { replicas: program.replicas, flags: flags(&self.topology.kind) };
+        let devices = (0..program.replicas as u64).collect();
+        let options = CompileOptions { devices, flags: flags(&self.topology.kind) };
         let begin = Instant::now();
         let compiled = self.topology.compile(&program.text, &options)?;
         let took = begin.elapsed();

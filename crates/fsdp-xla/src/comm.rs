@@ -1,4 +1,4 @@
-//! Collectives: within a schedule operations of the program, outside of it those of threads on the host.
+//! Collectives: within a schedule operations of the program, outside of it those of the ranks on the host.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use fsdp_core::comm::{
     CollectiveKind, Comm, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose, ReduceOp,
 };
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
-use fsdp_core::{DType, Error, Queue, Rank};
+use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
 use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::Reduction;
@@ -17,7 +17,7 @@ use crate::trace::Trace;
 
 /// A group of ranks of a world whose steps are compiled.
 pub(crate) struct XlaComm {
-    /// The same group, of threads.
+    /// The same group, on the host.
     host: Comm<HostMemory>,
     /// This group and those beside it, each rank of the world in one.
     groups: Groups,
@@ -188,8 +188,8 @@ impl Communicator<XlaMemory> for XlaComm {
         }
     }
 
-    fn abort(&mut self, reason: &str) {
-        self.host.abort(reason);
+    fn abort(&mut self, reason: &str, kind: FailureKind) {
+        self.host.abort(reason, kind);
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use fsdp_core::Error;
+use fsdp_comm::assembly::AssemblyError;
+use fsdp_core::{Error, FailureKind, Rank};
+
+use crate::store::{DEADLINE_EXCEEDED, UNAVAILABLE};
 
 /// Why a PJRT plugin can not be used, or what it has said.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +102,74 @@ pub enum XlaError {
         /// How many ranks the run has.
         ranks: usize,
     },
+    /// A process has other devices than ranks.
+    #[error(
+        "process {process} of {processes} holds {ranks} ranks, which need a device each, and the plugin {} ({platform}) gives it \
+         {devices}: if it is as many in every process, set `run.ranks` to {}",
+        path.display(),
+        devices * processes
+    )]
+    OwnDevices {
+        /// The library.
+        path: PathBuf,
+        /// Its platform.
+        platform: String,
+        /// The number of the process.
+        process: usize,
+        /// How many there are.
+        processes: usize,
+        /// How many devices this process can use.
+        devices: usize,
+        /// How many ranks it holds.
+        ranks: usize,
+    },
+    /// The plugin can not run a program on the devices of several processes.
+    #[error(
+        "the plugin {} ({platform}) has no collectives between processes: start one process, with all ranks in it",
+        path.display()
+    )]
+    Unconnected {
+        /// The library.
+        path: PathBuf,
+        /// Its platform.
+        platform: String,
+    },
+    /// The plugin has left each process by itself.
+    #[error(
+        "{} and {} would both have device {id} of the plugin {} ({platform}), which has not joined their processes: TPUs of \
+         several hosts have to be one slice, which libtpu finds by itself on Google Cloud, and elsewhere by TPU_WORKER_ID and \
+         TPU_WORKER_HOSTNAMES",
+        ranks[0],
+        ranks[1],
+        path.display()
+    )]
+    SameDevice {
+        /// The library.
+        path: PathBuf,
+        /// Its platform.
+        platform: String,
+        /// The ranks.
+        ranks: [Rank; 2],
+        /// The number of the device.
+        id: u64,
+    },
+    /// The plugin runs a program elsewhere than it was asked to.
+    #[error(
+        "the plugin {} runs the program on its devices {got:?}, and the ranks of this process have {expected:?}: it can not be \
+         used for this run",
+        path.display()
+    )]
+    Placement {
+        /// The library.
+        path: PathBuf,
+        /// The devices of the ranks of this process, by number.
+        expected: Vec<u64>,
+        /// Those of the program.
+        got: Vec<u64>,
+    },
+    /// Other processes have not said which devices they have.
+    #[error("other processes have not said which devices they have: {0}")]
+    NotHeard(#[from] AssemblyError),
     /// A program can not be written to a file.
     #[error("a program can not be written to {}: {source}", path.display())]
     Dump {
@@ -139,6 +210,17 @@ fn of_version(stablehlo: Option<[u64; 3]>) -> String {
 }
 
 impl XlaError {
+    /// What this failure calls for, where ranks have not begun: what a plugin lacks it lacks the next time too, and others may
+    /// only have been late.
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            XlaError::Call { code: DEADLINE_EXCEEDED | UNAVAILABLE, .. } | XlaError::NotHeard(_) => {
+                FailureKind::Temporary
+            }
+            _ => FailureKind::Input,
+        }
+    }
+
     /// Whether the plugin has no such function, or one that does nothing.
     pub(crate) fn is_unimplemented(&self) -> bool {
         /// `UNIMPLEMENTED` of `PJRT_Error_Code`.
@@ -150,9 +232,10 @@ impl XlaError {
 impl From<XlaError> for Error {
     fn from(error: XlaError) -> Self {
         match error {
-            XlaError::Compile { .. } | XlaError::Memory { .. } | XlaError::TooOld { .. } => {
-                Error::Refused(Box::new(error))
-            }
+            XlaError::Compile { .. }
+            | XlaError::Memory { .. }
+            | XlaError::TooOld { .. }
+            | XlaError::Placement { .. } => Error::Refused(Box::new(error)),
             other => Error::Device(Box::new(other)),
         }
     }

@@ -1,22 +1,27 @@
-//! The launcher: ranks as threads of one process, each with a device of the plugin.
+//! The launcher: ranks that each have a device of the plugin, as threads of one process or of several.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
+use fsdp_comm::process::launch::Processes;
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_core::comm::Comm;
 use fsdp_core::{Error, Rank};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 
+use crate::assignment::{Assignment, client};
 use crate::cache::Cache;
 use crate::comm::XlaComm;
 use crate::error::XlaError;
-use crate::ffi::{Client, Plugin};
+use crate::ffi::Plugin;
 use crate::memory::XlaMemory;
 use crate::told::{Listener, Told};
-use crate::world::{Place, Programs, Seated, World, client, expect_devices};
+use crate::world::{Place, Programs, Seated, World};
 
 /// How gradients are added over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,10 +44,11 @@ pub struct ProgramOptions {
     pub compile_cache: Option<PathBuf>,
 }
 
-/// Launches ranks on the devices of a PJRT plugin.
-pub struct Devices {
-    client: Arc<Client>,
-    threads: Threads<HostMemory>,
+/// Launches ranks on the devices of a PJRT plugin. What they do on the host is done by ranks of the launcher `L`, which come
+/// together over what this has.
+pub struct Devices<L = Threads<HostMemory>> {
+    devices: Assignment,
+    host: L,
     reduction: Reduction,
     programs: Programs,
 }
@@ -66,6 +72,14 @@ pub fn expect_plugin(path: &Path) -> Result<(), XlaError> {
     Plugin::found(path).map(drop)
 }
 
+/// Whether the devices of a plugin are GPUs. None is touched.
+///
+/// # Errors
+/// [`XlaError`].
+pub fn is_for_gpus(path: &Path) -> Result<bool, XlaError> {
+    Ok(Plugin::found(path)?.is_for_gpus())
+}
+
 /// Opens a plugin to see what it is.
 ///
 /// # Errors
@@ -86,12 +100,36 @@ impl Devices {
         options: ProgramOptions,
         threads: ThreadOptions,
     ) -> Result<Self, XlaError> {
-        let client = client(plugin, ranks)?;
-        expect_devices(&client, ranks)?;
+        Self::on(Assignment::alone(plugin, ranks)?, host_threads(threads), options)
+    }
+}
+
+impl Devices<Processes<HostMemory>> {
+    /// The ranks of several processes, each of which holds as many as the plugin gives it devices. Of the GPUs that a process
+    /// sees it takes the `visible` ones, if that is said; others are waited for as long as `limit`.
+    ///
+    /// # Errors
+    /// [`XlaError`]: the plugin can not be used, does not join the processes, or has other devices than there are ranks.
+    pub fn among(
+        plugin: &Path,
+        host: Processes<HostMemory>,
+        visible: Option<Range<usize>>,
+        options: ProgramOptions,
+        limit: Duration,
+    ) -> Result<Self, XlaError> {
+        // The number of ranks is that of the processes.
+        let assembly = host.assemble(0);
+        Self::on(Assignment::among(plugin, &assembly, visible, limit)?, host, options)
+    }
+}
+
+impl<L> Devices<L> {
+    fn on(devices: Assignment, host: L, options: ProgramOptions) -> Result<Self, XlaError> {
         let ProgramOptions { reduction, dump, compile_cache } = options;
-        let cache = compile_cache.map(|folder| Cache::new(&folder, &client)).transpose()?.map(Arc::new);
+        let cache =
+            compile_cache.map(|folder| Cache::new(&folder, &devices.client)).transpose()?.map(Arc::new);
         let programs = Programs { dump, cache, listener: Arc::new(|_: &Told| {}) };
-        Ok(Self { client, threads: host_threads(threads), reduction, programs })
+        Ok(Self { devices, host, reduction, programs })
     }
 
     /// Who is told of programs. Without it nobody is.
@@ -117,20 +155,29 @@ impl<E: fmt::Display> fmt::Display for Failure<E> {
     }
 }
 
-impl Launcher for Devices {
+impl<L: Launcher<Memory = HostMemory>> Launcher for Devices<L> {
     type Memory = XlaMemory;
+
+    fn ranks_on_machine(&self, world: usize) -> usize {
+        self.host.ranks_on_machine(world)
+    }
+
+    fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
+        self.host.assemble(world)
+    }
 
     fn launch<T: Send, E: Send + fmt::Debug + fmt::Display>(
         &self,
         ranks: usize,
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let world = World::new(Arc::clone(&self.client), ranks, self.programs.clone());
-        let world = world
-            .map(Arc::new)
-            .map_err(|error| LaunchFailure { rank: Rank(0), reason: FailureReason::Setup(error.into()) })?;
+        let devices = self.devices.first(ranks).map_err(|error| {
+            let reason = FailureReason::Setup(error.into());
+            LaunchFailure { rank: Rank(self.devices.local.start), reason }
+        })?;
+        let world = Arc::new(World::new(devices, self.programs.clone()));
         let place = |ranks| Place::Devices(Seated::new(Arc::clone(&world), ranks));
-        launch_with(&self.threads, ranks, (self.reduction, &place), body)
+        launch_with(&self.host, ranks, (self.reduction, &place), body)
     }
 }
 
@@ -146,7 +193,7 @@ pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
 
 /// Launches ranks whose steps become programs, which go to the place of each.
 pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
-    threads: &Threads<HostMemory>,
+    host: &impl Launcher<Memory = HostMemory>,
     ranks: usize,
     (reduction, place): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Place + Sync)),
     body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
@@ -155,7 +202,7 @@ pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
         let seat = seat_of(seat, reduction, place).map_err(Failure::Setup)?;
         body(seat).map_err(Failure::Body)
     };
-    threads.launch(ranks, &run).map_err(|LaunchFailure { rank, reason }| {
+    host.launch(ranks, &run).map_err(|LaunchFailure { rank, reason }| {
         let reason = match reason {
             FailureReason::Error(Failure::Body(error)) => FailureReason::Error(error),
             FailureReason::Error(Failure::Setup(error)) => FailureReason::Setup(error.into()),
@@ -168,7 +215,7 @@ pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     })
 }
 
-/// A rank's seat, made of that of a thread.
+/// A rank's seat, made of that on the host.
 fn seat_of(
     seat: Seat<HostMemory>,
     reduction: Reduction,

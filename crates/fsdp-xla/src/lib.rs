@@ -10,6 +10,7 @@
 //! [PJRT]: https://openxla.org/xla/pjrt
 
 mod ahead;
+mod assignment;
 mod buffer;
 mod cache;
 mod comm;
@@ -23,6 +24,7 @@ mod memory;
 mod ops;
 mod optimized;
 mod scalars;
+mod store;
 mod told;
 mod trace;
 mod update;
@@ -36,7 +38,7 @@ pub use buffer::XlaBuffer;
 pub use error::XlaError;
 pub use ffi::{MemoryNeed, Setting};
 pub use hlo::Collective;
-pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, expect_plugin, inspect};
+pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, expect_plugin, inspect, is_for_gpus};
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;
 pub use told::{Listener, Told};

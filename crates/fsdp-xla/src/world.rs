@@ -1,9 +1,9 @@
-//! Ranks that run one program together: the devices of a process, what was compiled for them, and how their threads meet.
+//! Ranks that run one program together: their devices, what was compiled for them, and how the ranks meet. Of several
+//! processes each compiles the program, which is the same in all, and runs it on its own devices.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -13,21 +13,21 @@ use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
 use crate::ahead::Paper;
+use crate::assignment::Assignment;
 use crate::buffer::Content;
 use crate::cache::Cache;
 use crate::error::XlaError;
-use crate::ffi::{Client, CompileOptions, DeviceBuffer, Executable, Plugin, Setting};
+use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
 use crate::told::{Listener, Told};
 use crate::trace::{Argument, Source, Trace, Traced};
 
 /// What the ranks of a process share.
 pub(crate) struct World {
-    client: Arc<Client>,
-    ranks: usize,
+    devices: Assignment,
     programs: Programs,
     compiled: Mutex<BTreeMap<Digest, Arc<Executable>>>,
-    /// What each rank brings to the program that runs next, and gets from it.
+    /// What each rank of this process brings to the program that runs next, and gets from it.
     slots: Vec<Mutex<Slot>>,
 }
 
@@ -47,66 +47,36 @@ struct Slot {
     results: Vec<DeviceBuffer>,
 }
 
-/// The devices of a plugin.
-///
-/// # Errors
-/// What the plugin says.
-pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError> {
-    let plugin = Arc::new(Plugin::open(path)?);
-    let client = Client::new(Arc::clone(&plugin), Vec::new())?;
-    let [platform, _] = client.platform()?;
-    if platform != "cpu" {
-        return Ok(Arc::new(client));
-    }
-    // XLA's pool has a thread for each device, or for each core if there are more: with more devices than cores its threads are
-    // in each other's way. And the pool, with it the blocking of products, is the same for all ranks up to the cores.
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let devices = ranks.max(cores) as i64;
-    let options = vec![("cpu_device_count".to_owned(), Setting::Number(devices))];
-    Ok(Arc::new(Client::new(plugin, options)?))
-}
-
-/// That a client has a device for each rank.
-///
-/// # Errors
-/// [`XlaError::Devices`].
-pub(crate) fn expect_devices(client: &Client, ranks: usize) -> Result<(), XlaError> {
-    if client.devices() >= ranks {
-        return Ok(());
-    }
-    let [platform, _] = client.platform()?;
-    let (path, devices) = (client.path().into(), client.devices());
-    Err(XlaError::Devices { path, platform, devices, ranks })
-}
-
 impl World {
-    /// So many ranks on the first devices of a client.
-    ///
-    /// # Errors
-    /// [`XlaError::Devices`] when there are fewer.
-    pub(crate) fn new(client: Arc<Client>, ranks: usize, programs: Programs) -> Result<Self, XlaError> {
-        expect_devices(&client, ranks)?;
-        let slots = (0..ranks).map(|_| Mutex::default()).collect();
-        Ok(Self { client, ranks, programs, compiled: Mutex::default(), slots })
+    /// Ranks on their devices.
+    pub(crate) fn new(devices: Assignment, programs: Programs) -> Self {
+        let slots = devices.local.clone().map(|_| Mutex::default()).collect();
+        Self { devices, programs, compiled: Mutex::default(), slots }
+    }
+
+    /// The place of a rank among those of this process, and of its device.
+    fn place(&self, rank: usize) -> usize {
+        rank - self.devices.local.start
     }
 
     fn slot(&self, rank: usize) -> MutexGuard<'_, Slot> {
-        self.slots[rank].lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots[self.place(rank)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn upload(&self, rank: usize, host: &HostMemory, argument: Argument) -> Result<Arc<DeviceBuffer>, Error> {
         let Argument { shape, source, .. } = argument;
+        let (client, device) = (&self.devices.client, self.place(rank));
         Ok(match source {
             Source::Device(buffer) => buffer,
-            Source::Zero => Arc::new(self.client.upload(rank, &shape, &vec![0; shape.byte_len()])?),
-            Source::Bytes(bytes) => Arc::new(self.client.upload(rank, &shape, &bytes)?),
+            Source::Zero => Arc::new(client.upload(device, &shape, &vec![0; shape.byte_len()])?),
+            Source::Bytes(bytes) => Arc::new(client.upload(device, &shape, &bytes)?),
             Source::Host(buffer) => {
                 let own = host.bytes(Slice::whole(&buffer))?;
                 let mut bytes = Cow::Borrowed(own);
                 if own.len() < shape.byte_len() {
                     bytes.to_mut().resize(shape.byte_len(), 0);
                 }
-                Arc::new(self.client.upload(rank, &shape, &bytes)?)
+                Arc::new(client.upload(device, &shape, &bytes)?)
             }
         })
     }
@@ -117,11 +87,17 @@ impl World {
         if let Some(executable) = compiled.get(&digest) {
             return Ok(Arc::clone(executable));
         }
-        if let Some(folder) = &self.programs.dump {
+        // It is the same in all processes.
+        if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
             let path = folder.join(format!("program-{}.mlir", compiled.len()));
             std::fs::write(&path, &program.text).map_err(|source| XlaError::Dump { path, source })?;
         }
         let executable = Arc::new(self.load_or_compile(program)?);
+        let (expected, got) = (self.devices.own_ids(), executable.devices()?);
+        if got != expected {
+            let (path, expected) = (self.devices.client.path().into(), expected.to_vec());
+            return Err(XlaError::Placement { path, expected, got });
+        }
         compiled.insert(digest, Arc::clone(&executable));
         Ok(executable)
     }
@@ -129,11 +105,12 @@ impl World {
     /// A program out of the folder of compiled ones, or compiled now.
     fn load_or_compile(&self, Traced { text, operations, .. }: &Traced) -> Result<Executable, XlaError> {
         let (begin, operations) = (Instant::now(), *operations);
-        let options = &CompileOptions { replicas: self.ranks, flags: flags(&self.client.device_kind()?) };
+        let (client, devices) = (&self.devices.client, self.devices.ids.clone());
+        let options = &CompileOptions { devices, flags: flags(&client.device_kind()?) };
         let tell = &self.programs.listener;
         let entry = self.programs.cache.as_ref().map(|cache| (cache, cache.key(text, options)));
         if let Some((cache, key)) = &entry {
-            match cache.find(&self.client, *key) {
+            match cache.find(client, *key) {
                 Ok(Some(found)) => {
                     tell(&Told::Found { operations, took: begin.elapsed() });
                     return Ok(found);
@@ -142,7 +119,7 @@ impl World {
                 Err(reason) => tell(&Told::Unusable { reason }),
             }
         }
-        let executable = self.client.compile(text, options)?;
+        let executable = client.compile(text, options)?;
         tell(&Told::Compiled { operations, took: begin.elapsed() });
         if let Some(Err(reason)) = entry.map(|(cache, key)| cache.keep(key, &executable)) {
             tell(&Told::NotKept { reason });
@@ -150,13 +127,13 @@ impl World {
         Ok(executable)
     }
 
-    /// Runs the program on what all ranks have brought.
+    /// Runs the program on what all ranks of this process have brought.
     fn execute(&self, digest: Digest, program: &Traced) -> Result<(), XlaError> {
         let executable = self.executable(digest, program)?;
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
-            (0..self.ranks).map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
+            self.devices.local.clone().map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
         let results = executable.execute(&arguments)?;
-        for (rank, results) in results.into_iter().enumerate() {
+        for (rank, results) in self.devices.local.clone().zip(results) {
             self.slot(rank).results = results;
         }
         Ok(())
@@ -202,7 +179,7 @@ impl Seated {
 
     /// As [`Place::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
-        let mut program = trace.finish(self.world.ranks);
+        let mut program = trace.finish(self.world.devices.ids.len());
         let digest = Digest::of(&program.text);
         let world = Arc::clone(&self.world);
         let arguments: Vec<Arc<DeviceBuffer>> = std::mem::take(&mut program.arguments)
@@ -214,10 +191,9 @@ impl Seated {
         }
         world.slot(self.rank).arguments = arguments;
         self.ranks.agree(host, digest)?;
-        let failure = if self.rank == 0 { world.execute(digest, &program).err() } else { None };
-        if let Some(error) = failure {
-            self.ranks.abort(&error.to_string());
-            return Err(error.into());
+        if world.place(self.rank) == 0 {
+            // What fails here the engine tells the others, which wait for it below.
+            world.execute(digest, &program)?;
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);

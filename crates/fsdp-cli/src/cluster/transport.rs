@@ -55,8 +55,11 @@ impl Carrier {
             // Whether srun has started MPI each task finds for itself, and all agree.
             Transport::Auto => place.launched_by.has_mpi() || place.launched_by == LaunchedBy::Srun,
             Transport::Nccl => {
-                let ranks =
-                    if run.device == Device::Cuda { "share one (run.share_gpu)" } else { "are on CPUs" };
+                let ranks = match run.device {
+                    Device::Cuda => "share one (run.share_gpu)",
+                    Device::Xla => "are connected by XLA, but for what they do on the host",
+                    Device::Cpu | Device::TorchCpu => "are on CPUs",
+                };
                 let why = format!(
                     "\"nccl\" connects GPUs, one for each rank, and these ranks {ranks}; choose \"auto\", \"mpi\" or \
                      \"tcp\""

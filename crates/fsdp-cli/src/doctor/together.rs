@@ -160,7 +160,7 @@ fn own(team: Option<Team<'_>>, is_first_of_node: bool) -> Own {
     };
     let node = is_first_of_node.then(|| {
         let found = findings();
-        let devices = devices(&found);
+        let devices = devices(&found, team.is_none());
         (found.into_iter().chain([mpi()]).map(Library::from).collect(), devices)
     });
     Own { host: host(), cpu: cpu_model(), interfaces: addresses.iter().map(named).collect(), node }

@@ -46,7 +46,6 @@ fn input() -> Vec<CliError> {
         CliError::Create { option: "--json", file: path(), source: os(EACCES) },
         #[cfg(not(all(feature = "cuda", feature = "xla")))]
         CliError::Device { device: "cuda", feature: "cuda", build: text(), instead: "\"cpu\"" },
-        CliError::XlaProcesses,
         #[cfg(feature = "xla")]
         fsdp_xla::XlaError::NoPlugin.into(),
         DeviceError::NoDevice { device: 1, count: 1 }.into(),

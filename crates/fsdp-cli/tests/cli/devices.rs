@@ -1,6 +1,8 @@
 //! `run.device`: what this binary was not built for is refused with the way to build it; what it was built for works.
 
 #[cfg(feature = "xla")]
+mod joining;
+#[cfg(feature = "xla")]
 mod plugins;
 
 use crate::support::Sandbox;
@@ -139,7 +141,7 @@ mod xla {
         }
     }
 
-    fn plugin() -> Option<String> {
+    pub(super) fn plugin() -> Option<String> {
         let plugin = std::env::var("FSDP_TEST_PJRT").ok();
         if plugin.is_none() {
             println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");

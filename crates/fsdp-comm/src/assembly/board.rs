@@ -37,7 +37,7 @@ impl Board {
         self.state.lock().given.get(topic).map_or(0, BTreeMap::len)
     }
 
-    /// What the leader has announced; a second announcement is ignored.
+    /// What a process has announced; a second announcement is ignored.
     pub(crate) fn announce(&self, topic: &str, value: Vec<u8>) {
         self.state.lock().announced.entry(topic.to_owned()).or_insert(value);
         self.state.notify();

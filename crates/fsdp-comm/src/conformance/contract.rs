@@ -2,7 +2,7 @@
 
 use fsdp_core::comm::{CollectiveKind, Comm, CommError, Pending, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
-use fsdp_core::{DType, Error, Memory, Queue, Rank};
+use fsdp_core::{DType, Error, FailureKind, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
 use super::{Body, outcomes, run_well};
@@ -164,7 +164,7 @@ pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
         reduce(memory, comm, Purpose::Setup, 3)?;
         if comm.rank() == culprit {
-            comm.abort("enough");
+            comm.abort("enough", FailureKind::Input);
         }
         reduce(memory, &mut seat.reductions, Purpose::Setup, 3)
     };

@@ -15,7 +15,7 @@ const HEADER_LEN: usize = 16;
 /// A roster of ten thousand processes has a tenth of this.
 const TEXT_MAX: usize = 16 << 20;
 
-/// The most bytes that a rank gives to a topic, or the leader announces, from one process to another.
+/// The most bytes that a rank gives to a topic, or a process announces, from one process to another.
 pub const VALUE_MAX: usize = 1 << 30;
 
 /// What opens a connection, in both directions, is short and has no value.

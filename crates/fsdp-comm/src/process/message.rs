@@ -54,12 +54,12 @@ pub(super) enum Message {
         round: u32,
     },
     Verdict(Verdict),
+    // From both.
     Announce {
         topic: String,
         #[serde(skip)]
         value: Vec<u8>,
     },
-    // From both.
     Heartbeat,
     Goodbye,
 }

@@ -33,7 +33,7 @@ pub(super) struct ConnectionId(pub(super) usize);
 pub(super) enum Request {
     /// Give a value. Not of the leader, which has the board.
     Give { topic: String, rank: usize, value: Vec<u8> },
-    /// Announce a value. Of the leader alone.
+    /// Announce a value to all processes.
     Announce { topic: String, value: Vec<u8> },
     /// Say which collective was begun last: to the leader, and the leader to all.
     Calling { call: String },
@@ -65,7 +65,7 @@ pub(super) enum Event {
     Go(Roster),
     /// A rank has given.
     Gave { topic: String, rank: usize, value: Vec<u8> },
-    /// The leader has announced.
+    /// Another process has announced.
     Announced { topic: String, value: Vec<u8> },
     /// The world has failed.
     Verdict(Verdict),

@@ -73,7 +73,7 @@ impl From<&CommError> for Failure {
     fn from(error: &CommError) -> Self {
         let (rank, cause) = match error {
             CommError::PeerFailed { rank, reason }
-            | CommError::Aborted { rank, reason }
+            | CommError::Aborted { rank, reason, .. }
             | CommError::Transport { rank, reason } => (Some(*rank), reason.clone()),
             CommError::Missing { missing, .. } | CommError::TimedOut { missing, .. } => {
                 (missing.first().copied(), error.to_string())

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
-use fsdp_core::{Error, Memory, Queue, Rank};
+use fsdp_core::{Error, FailureKind, Memory, Queue, Rank};
 
 use super::cores::Cores;
 use super::exchange::{self, Contribution, Exchange};
@@ -39,8 +39,8 @@ impl<M: Memory> World<M> {
         }
     }
 
-    fn abort(&self, rank: Rank, reason: String) {
-        self.cores.fail(Failure { culprit: rank, error: CommError::Aborted { rank, reason } });
+    fn abort(&self, rank: Rank, reason: String, kind: FailureKind) {
+        self.cores.fail(Failure { culprit: rank, error: CommError::Aborted { rank, reason, kind } });
     }
 }
 
@@ -133,8 +133,8 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
         Ok(Box::new(ThreadComm::new(&self.world, group, self.rank())))
     }
 
-    fn abort(&mut self, reason: &str) {
-        self.world.abort(self.rank(), reason.to_owned());
+    fn abort(&mut self, reason: &str, kind: FailureKind) {
+        self.world.abort(self.rank(), reason.to_owned(), kind);
     }
 }
 
@@ -168,7 +168,7 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     fn abandon(self: Box<Self>, reason: String) {
         // A panic that drops it will be reported itself, with its message.
         if !std::thread::panicking() {
-            self.world.abort(self.rank, reason);
+            self.world.abort(self.rank, reason, FailureKind::Temporary);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{CommError, Fingerprint};
 use crate::error::Error;
+use crate::failure::FailureKind;
 use crate::memory::Memory;
 use crate::rank::{Queue, Rank};
 
@@ -82,6 +83,6 @@ pub trait Communicator<M: Memory>: Send {
         Ok(())
     }
 
-    /// Makes every pending and future collective of the world fail with `reason`.
-    fn abort(&mut self, reason: &str);
+    /// Makes every pending and future collective of the world fail with `reason`, and with what that calls for.
+    fn abort(&mut self, reason: &str, kind: FailureKind);
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Fingerprint;
 use crate::dtype::DType;
+use crate::failure::FailureKind;
 use crate::rank::Rank;
 
 /// One rank's line of the table that a time-out prints.
@@ -105,6 +106,8 @@ pub enum CommError {
         rank: Rank,
         /// Why.
         reason: String,
+        /// What that calls for.
+        kind: FailureKind,
     },
     /// A buffer has the wrong length.
     #[error("{call}: segment {segment} has {got} elements on {rank}, expected {expected}")]

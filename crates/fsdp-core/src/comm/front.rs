@@ -3,6 +3,7 @@
 use super::{CollectiveKind, CommError, Communicator, Fingerprint, Pending, Purpose, ReduceOp, Traffic};
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::failure::FailureKind;
 use crate::memory::{Buffer, Memory};
 use crate::rank::Rank;
 use crate::wrap::UnitId;
@@ -138,9 +139,9 @@ impl<M: Memory> Comm<M> {
         Ok(self.backend.check()?)
     }
 
-    /// Makes every pending and future collective of the world fail with `reason`.
-    pub fn abort(&mut self, reason: &str) {
-        self.backend.abort(reason);
+    /// Makes every pending and future collective of the world fail with `reason`, and with what that calls for.
+    pub fn abort(&mut self, reason: &str, kind: FailureKind) {
+        self.backend.abort(reason, kind);
     }
 
     fn call(

@@ -3,6 +3,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::failure::FailureKind;
 use crate::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
 use crate::rank::{Queue, Rank};
 use crate::wrap::UnitId;
@@ -187,7 +188,7 @@ impl Communicator<NoMemory> for Recorder {
         Ok(Box::new(Self { size: 2, log: Arc::clone(&self.log), fails: false }))
     }
 
-    fn abort(&mut self, reason: &str) {
+    fn abort(&mut self, reason: &str, _kind: FailureKind) {
         self.log.lock().unwrap().push(Event::Aborted(reason.into()));
     }
 }
@@ -367,7 +368,7 @@ fn a_dropped_collective_is_abandoned_and_one_waited_for_is_not() {
     let done = waited.wait_on(&NoMemory, Queue::Reduce).unwrap();
     assert_eq!((done.inputs[0].len(), done.outputs[0].len()), (4, 2));
     drop(dropped);
-    comm.abort("enough");
+    comm.abort("enough", FailureKind::Permanent);
     let log = log.lock().unwrap();
     assert_eq!(
         log[2..],

@@ -269,7 +269,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.memory.begin_schedule();
         let result = self.run(schedule, order, observer).and_then(|()| self.memory.end_schedule());
         if let Err(error) = &result {
-            self.comms.world.abort(&error.to_string());
+            self.comms.world.abort(&error.to_string(), error.kind());
         }
         result
     }

@@ -78,7 +78,7 @@ fn every_error_of_collectives_has_a_kind() {
             FailureKind::Temporary,
         ),
         (CommError::TimedOut { rank, call, seconds: 600, missing, status }, FailureKind::Temporary),
-        (CommError::Aborted { rank, reason: reason.clone() }, FailureKind::Temporary),
+        (CommError::Aborted { rank, reason: reason.clone(), kind: FailureKind::Input }, FailureKind::Input),
         (CommError::Transport { rank, reason }, FailureKind::Temporary),
     ];
     for (error, expected) in table {

@@ -11,7 +11,7 @@ use std::thread;
 use fsdp_comm::rendezvous::{Failure, Group, Seat};
 use fsdp_core::comm::{CollectiveKind, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
-use fsdp_core::{DType, Error, Queue, Rank};
+use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
 
 use super::NcclError;
 use super::buffers::{Flying, IssueError};
@@ -168,10 +168,10 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         self.world().check()
     }
 
-    fn abort(&mut self, reason: &str) {
+    fn abort(&mut self, reason: &str, kind: FailureKind) {
         let rank = self.world_rank();
-        self.world()
-            .fail(Failure { culprit: rank, error: CommError::Aborted { rank, reason: reason.to_owned() } });
+        let error = CommError::Aborted { rank, reason: reason.to_owned(), kind };
+        self.world().fail(Failure { culprit: rank, error });
     }
 }
 
@@ -204,7 +204,7 @@ impl<M: DeviceMemory> InFlight<M> for Flight<M> {
     fn abandon(self: Box<Self>, reason: String) {
         // A panic that drops it will be reported itself, with its message.
         if !thread::panicking() {
-            let error = CommError::Aborted { rank: self.rank, reason };
+            let error = CommError::Aborted { rank: self.rank, reason, kind: FailureKind::Temporary };
             self.world.fail(Failure { culprit: self.rank, error });
         }
     }

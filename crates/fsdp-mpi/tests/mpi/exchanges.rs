@@ -3,8 +3,8 @@
 use std::thread;
 
 use fsdp_comm::{Alarm, Exchanged, Header, Incoming, Link, Outgoing};
-use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
 use fsdp_mpi::Family;
 
 use crate::fake::{FAMILIES, LONG, Worlds};
@@ -101,7 +101,11 @@ fn a_message_with_another_header_or_length_is_reported_and_not_received() {
             let worlds = Worlds::new(Family::Standard, 2, LONG);
             let data = pattern(0, len);
             let mut got = vec![9; expected];
-            let raised = CommError::Aborted { rank: Rank(1), reason: "it was not expected".to_owned() };
+            let raised = CommError::Aborted {
+                rank: Rank(1),
+                reason: "it was not expected".to_owned(),
+                kind: FailureKind::Temporary,
+            };
             let (sent, received) = both(
                 &worlds,
                 |link| link.exchange(Some(Outgoing { to: 1, header: &header, parts: &[&data] }), None),

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use fsdp_comm::{Alarm, Exchanged};
-use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
+use fsdp_core::{FailureKind, Rank};
 use fsdp_mpi::{Family, MpiError};
 
 use crate::exchanges::{both, pattern, receive, send};
@@ -16,7 +16,7 @@ const SHORT_TIME: Duration = Duration::from_millis(50);
 const LONG_MESSAGE: usize = 1 << 20;
 
 fn aborted() -> CommError {
-    CommError::Aborted { rank: Rank(1), reason: "enough".to_owned() }
+    CommError::Aborted { rank: Rank(1), reason: "enough".to_owned(), kind: FailureKind::Temporary }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use fsdp_comm::conformance::{self, PlainMemory};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::{Alarm, Exchanged, LinkComm};
 use fsdp_core::comm::{Comm, CommError};
-use fsdp_core::{DType, Rank};
+use fsdp_core::{DType, FailureKind, Rank};
 use fsdp_mpi::{MpiError, MpiLibrary, MpiWorld};
 
 use crate::exchanges::{receive, send};
@@ -115,7 +115,11 @@ fn a_process_whose_peer_does_not_come_gets_its_memory_back() {
     let mut last = link(2);
     assert_eq!(send(&mut *last, peer, &[1]), Ok(Exchanged::Done));
     while receive(&mut *last, peer, &mut [0]) == Ok(Exchanged::Late { peer }) {}
-    alarm.raise(CommError::Aborted { rank: Rank(0), reason: "it was late".to_owned() });
+    alarm.raise(CommError::Aborted {
+        rank: Rank(0),
+        reason: "it was late".to_owned(),
+        kind: FailureKind::Temporary,
+    });
     assert!(matches!(world.finalise(), Err(MpiError::Failed(_))));
 }
 

@@ -13,7 +13,7 @@ use super::fsdp_json;
 use super::input::DataConfig;
 use super::model::ModelConfig;
 use super::reader::{Origin, Reader};
-use super::run::{Device, RANKS_OF_DEVICE, RunConfig};
+use super::run::{RANKS_OF_DEVICE, RunConfig};
 use super::table::table;
 use super::train::TrainConfig;
 use super::validate::validate;
@@ -59,14 +59,14 @@ impl Resolved {
         Self::load_for(path, overrides, &|_| 1)
     }
 
-    /// As [`Resolved::load`]; where nothing says how many ranks there are, there are as many as `ranks` says for the device.
+    /// As [`Resolved::load`]; where nothing says how many ranks there are, there are as many as `ranks` says for where it runs.
     ///
     /// # Errors
     /// As [`Resolved::load`].
     pub fn load_for(
         path: &Path,
         overrides: &[String],
-        ranks: &dyn Fn(Device) -> usize,
+        ranks: &dyn Fn(&RunConfig) -> usize,
     ) -> Result<Loaded, ConfigError> {
         Self::of_files(extends::read(path)?, overrides, ranks)
     }
@@ -85,7 +85,7 @@ impl Resolved {
     fn of_files(
         files: Vec<(String, Table)>,
         overrides: &[String],
-        ranks: &dyn Fn(Device) -> usize,
+        ranks: &dyn Fn(&RunConfig) -> usize,
     ) -> Result<Loaded, ConfigError> {
         let mut table = extends::join(&files);
         let mut origin = Origin::new(files);
@@ -97,7 +97,7 @@ impl Resolved {
         let mut warnings = fsdp_json::fill_in(&mut table, &origin)?;
         let mut config = Resolved::read(&Reader::new(&origin, table))?;
         if config.run.ranks == RANKS_OF_DEVICE {
-            config.run.ranks = ranks(config.run.device);
+            config.run.ranks = ranks(&config.run);
         }
         validate(&config, &origin, &mut warnings)?;
         Ok(Loaded { config, warnings })

@@ -386,7 +386,7 @@ fn where_nothing_says_how_many_ranks_there_are_the_device_decides() {
     let file = dir.path().join("run.toml");
     let ranks = |text: &str, overrides: &[String]| {
         std::fs::write(&file, text).unwrap();
-        let ranks = |device| if device == Device::Cuda { 8 } else { 2 };
+        let ranks = |run: &RunConfig| if run.device == Device::Cuda { 8 } else { 2 };
         Resolved::load_for(&file, overrides, &ranks).unwrap().config.run.ranks
     };
     assert_eq!(ranks(FULL, &[]), 4);

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 
-use super::elf;
 use super::options::Settings;
+use super::{elf, key_value};
 use crate::error::XlaError;
+use crate::store::Store;
 
 /// Eight bytes of a struct: an integer, or a pointer.
 pub(super) type Word = usize;
@@ -41,6 +42,7 @@ functions! {
     ADDRESSABLE_DEVICES = 16, "PJRT_Client_AddressableDevices", 40;
     COMPILE = 20, "PJRT_Client_Compile", 56;
     UPLOAD = 22, "PJRT_Client_BufferFromHostBuffer", 120;
+    DESCRIPTION_ID = 23, "PJRT_DeviceDescription_Id", 32;
     DESCRIPTION_ATTRIBUTES = 25, "PJRT_DeviceDescription_Attributes", 40;
     DESCRIPTION_KIND = 26, "PJRT_DeviceDescription_Kind", 40;
     GET_DESCRIPTION = 29, "PJRT_Device_GetDescription", 32;
@@ -51,6 +53,7 @@ functions! {
     SERIALIZE = 49, "PJRT_Executable_Serialize", 56;
     LOADED_DESTROY = 50, "PJRT_LoadedExecutable_Destroy", 24;
     GET_EXECUTABLE = 51, "PJRT_LoadedExecutable_GetExecutable", 32;
+    LOADED_DEVICES = 52, "PJRT_LoadedExecutable_AddressableDevices", 40;
     EXECUTE = 55, "PJRT_LoadedExecutable_Execute", 80;
     LOAD = 56, "PJRT_Executable_DeserializeAndLoad", 64;
     BUFFER_DESTROY = 58, "PJRT_Buffer_Destroy", 24;
@@ -231,10 +234,29 @@ impl Plugin {
         result
     }
 
-    /// A client with these options.
-    pub(super) fn create_client(&self, settings: &Settings) -> Result<Word, XlaError> {
+    /// A client with these options, and the store of its processes, which has to outlive it, where there are several.
+    pub(super) fn create_client(&self, settings: &Settings, store: Option<&Store>) -> Result<Word, XlaError> {
         let arguments = Arguments::new().pointer(2, settings.words()).set(3, settings.count());
+        let arguments = store.map_or(arguments, |store| key_value::with_store(arguments, store));
         Ok(self.call(CLIENT_CREATE, arguments)?.get(8))
+    }
+
+    /// Whether its devices are GPUs: then it takes calls of kernels that are not in a program.
+    pub(crate) fn is_for_gpus(&self) -> bool {
+        /// `PJRT_Extension_Type_Gpu_Custom_Call`.
+        const GPU_CUSTOM_CALL: u32 = 0;
+        // SAFETY: the second word is null or leads to the first extension: a size, a type of four bytes, and where the next one
+        // is. They are never written.
+        unsafe {
+            let mut extension = *self.api.add(1) as *const Word;
+            while !extension.is_null() {
+                if *extension.add(1).cast::<u32>() == GPU_CUSTOM_CALL {
+                    return true;
+                }
+                extension = *extension.add(2) as *const Word;
+            }
+        }
+        false
     }
 }
 

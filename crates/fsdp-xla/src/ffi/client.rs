@@ -8,12 +8,15 @@ use super::executable::Executable;
 use super::options::{CompileOptions, Setting, Settings};
 use crate::error::XlaError;
 use crate::hlo::{Element, Shape};
+use crate::store::Store;
 
 /// The devices of a plugin that this process can use.
 pub(crate) struct Client {
     pub(super) plugin: Arc<Plugin>,
     pub(super) handle: Word,
     devices: Vec<Word>,
+    /// What the plugin may call for as long as the client lives.
+    _store: Option<Arc<Store>>,
 }
 
 impl Client {
@@ -22,8 +25,28 @@ impl Client {
     /// # Errors
     /// What the plugin says.
     pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
-        let handle = plugin.create_client(&Settings::new(options))?;
-        let mut client = Self { plugin, handle, devices: Vec::new() };
+        Self::made(plugin, options, None)
+    }
+
+    /// A client of one of several processes, which reaches the others by a store.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn among(
+        plugin: Arc<Plugin>,
+        options: Vec<(String, Setting)>,
+        store: Store,
+    ) -> Result<Self, XlaError> {
+        Self::made(plugin, options, Some(Arc::new(store)))
+    }
+
+    fn made(
+        plugin: Arc<Plugin>,
+        options: Vec<(String, Setting)>,
+        store: Option<Arc<Store>>,
+    ) -> Result<Self, XlaError> {
+        let handle = plugin.create_client(&Settings::new(options), store.as_deref())?;
+        let mut client = Self { plugin, handle, devices: Vec::new(), _store: store };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
         if found.get(4) > 0 {
             // SAFETY: the client has so many devices, and the list lives as long as it does.
@@ -46,6 +69,14 @@ impl Client {
     /// How many devices there are.
     pub(crate) fn devices(&self) -> usize {
         self.devices.len()
+    }
+
+    /// The number of each, which no device of another process has.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn ids(&self) -> Result<Vec<u64>, XlaError> {
+        ids(&self.plugin, &self.devices)
     }
 
     /// The platform's name and version.
@@ -132,6 +163,15 @@ impl Client {
         self.plugin.wait(done.get(13))?;
         Ok(buffer)
     }
+}
+
+/// The numbers of devices.
+pub(super) fn ids(plugin: &Plugin, devices: &[Word]) -> Result<Vec<u64>, XlaError> {
+    let id = |device: &Word| {
+        let description = plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, *device))?.get(3);
+        Ok(plugin.call(api::DESCRIPTION_ID, Arguments::new().set(2, description))?.get(3) as u64)
+    };
+    devices.iter().map(id).collect()
 }
 
 /// A `PJRT_Program` of StableHLO text.

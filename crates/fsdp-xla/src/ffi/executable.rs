@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::api::{self, Arguments, Plugin, Word, attributes, text};
-use super::client::{Client, DeviceBuffer};
+use super::client::{Client, DeviceBuffer, ids};
 use crate::error::XlaError;
 
 /// A program that was compiled.
@@ -150,7 +150,21 @@ impl Executable {
         Ok(Compiled { plugin, handle })
     }
 
-    /// Runs the program on its devices, each with arguments of its own; what it returns on each. It may still be under way.
+    /// The numbers of the devices of this process on which it runs, in the order of their arguments.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn devices(&self) -> Result<Vec<u64>, XlaError> {
+        let plugin = &self.client.plugin;
+        let found = plugin.call(api::LOADED_DEVICES, Arguments::new().set(2, self.handle))?;
+        if found.get(4) == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: there are so many devices, and the list lives as long as the program.
+        ids(plugin, unsafe { std::slice::from_raw_parts(found.get(3) as *const Word, found.get(4)) })
+    }
+
+    /// Runs the program on its devices of this process, each with arguments of its own; what it returns on each. It may still be under way.
     ///
     /// # Errors
     /// What the plugin says. What goes wrong later is said when something that it makes is read.

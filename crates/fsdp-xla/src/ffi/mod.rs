@@ -10,6 +10,7 @@ mod api;
 mod client;
 mod elf;
 mod executable;
+mod key_value;
 mod options;
 mod topology;
 

@@ -9,6 +9,8 @@ pub enum Setting {
     Number(i64),
     /// A text.
     Text(String),
+    /// Numbers.
+    Numbers(Vec<i64>),
 }
 
 /// Named values, as the API takes them: seven words each.
@@ -20,11 +22,12 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn new(values: Vec<(String, Setting)>) -> Self {
-        // A size, an extension, the name and its length, the kind (0: a text, 1: an integer), the value, and how long it is.
+        // A size, an extension, the name and its length, the kind (0: a text, 1: an integer, 2: several), the value, and how long it is.
         let words = |(name, value): &(String, Setting)| {
             let (kind, value, len) = match value {
                 Setting::Number(number) => (1, *number as Word, 1),
                 Setting::Text(text) => (0, text.as_ptr() as Word, text.len()),
+                Setting::Numbers(numbers) => (2, numbers.as_ptr() as Word, numbers.len()),
             };
             [56, 0, name.as_ptr() as Word, name.len(), kind, value, len]
         };
@@ -40,11 +43,11 @@ impl Settings {
     }
 }
 
-/// How a program is compiled: for so many replicas, of one partition, on the devices `0 ..`.
+/// How a program is compiled: for replicas of one partition, each on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
-    /// Replicas of the program.
-    pub(crate) replicas: usize,
+    /// The number of the device of each replica.
+    pub(crate) devices: Vec<u64>,
     /// Flags of the compiler that are turned on.
     pub(crate) flags: Vec<&'static str>,
 }
@@ -53,9 +56,9 @@ impl CompileOptions {
     /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Few fields of it are set, so it is written here rather
     /// than by code that a build script makes of a copy of its definition.
     pub(crate) fn to_proto(&self) -> Vec<u8> {
-        let replicas = self.replicas as u64;
+        let replicas = self.devices.len() as u64;
         let mut ids = Message::default();
-        (0..replicas).for_each(|id| ids.varint(id));
+        self.devices.iter().for_each(|id| ids.varint(*id));
         let computation = Message::default().bytes(1, &ids.0);
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
         let build = Message::default().int(4, replicas).int(5, 1).bytes(9, &assignment.0);
@@ -101,7 +104,7 @@ mod tests {
 
     #[test]
     fn options_are_the_bytes_that_protocol_buffers_make_of_them() {
-        let mut options = CompileOptions { replicas: 2, flags: Vec::new() };
+        let mut options = CompileOptions { devices: vec![0, 1], flags: Vec::new() };
         // As `xla.CompileOptionsProto` of Python's protobuf serializes them.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];
         let build: Vec<u8> = [&[32, 2, 40, 1, 74, 10][..], &assignment].concat();

@@ -48,6 +48,7 @@ static word topology(word *a) {
     return a[6] = 1, 0;
 }
 
+static word id(word *a) { return a[3] = 0, 0; }
 static word description(word *a) { return a[3] = (word)&device, 0; }
 static word upload(word *a) { return a[13] = 0, a[14] = 1, 0; }
 
@@ -62,7 +63,7 @@ static struct {
 } table = {
     40 + 8 * FUNCTIONS, 0, 24, 0, 0 | (word)7 << 32,
     {[0] = succeed, [1] = error_message, [2] = error_code, [3] = succeed, [4] = attributes, [10] = client, [11] = succeed,
-     [12] = platform, [14] = platform, [16] = list, [20] = compile, [22] = upload, [25] = succeed, [26] = platform,
+     [12] = platform, [14] = platform, [16] = list, [20] = compile, [22] = upload, [23] = id, [25] = succeed, [26] = platform,
      [29] = description, [58] = succeed, [82] = topology, [83] = succeed, [86] = list, [89] = compile},
 };
 

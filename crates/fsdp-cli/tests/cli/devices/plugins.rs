@@ -6,10 +6,15 @@ use std::process::Command;
 use super::Sandbox;
 
 /// Makes a shared library of C in the folder of a test.
-fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&str]) {
+pub(super) fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&str]) {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
-    command.current_dir(sandbox.path("")).args(["-shared", "-fPIC", "-o", name]).args(defines).arg(source);
+    command
+        .current_dir(sandbox.path(""))
+        .args(["-shared", "-fPIC", "-o", name])
+        .args(defines)
+        .arg(source)
+        .arg("-ldl");
     let output = command.output().expect("a C compiler is there, because Rust links with it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -105,7 +105,9 @@ fn processes_that_come_in_any_order_begin_together_and_talk_until_they_leave() {
     let expected: Vec<_> = (0..10).map(|rank| vec![rank as u8; rank]).collect();
     assert_eq!(begun[0].collect("save", 10, LIMIT).unwrap(), expected);
     begun[0].announce("saved", vec![7; 100]).unwrap();
+    begun[1].announce("of process 1", vec![1; 10]).unwrap();
     assert!(begun.iter().all(|control| control.hear("saved", LIMIT).unwrap() == [7; 100]));
+    assert!(begun.iter().all(|control| control.hear("of process 1", LIMIT).unwrap() == [1; 10]));
     leave(&begun);
     assert!(begun.iter().all(|control| control.verdict().is_none() && control.alarm().raised().is_none()));
 }

@@ -70,7 +70,7 @@ impl Member {
         }
     }
 
-    /// Nothing more is announced.
+    /// Nothing more is announced, by nobody: others would do it through the leader.
     fn lose_leader(&mut self, loss: &Verdict) {
         self.tell(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
     }
@@ -191,7 +191,7 @@ impl Machine for Member {
         let world = self.world.as_ref().expect("ranks run when the world has begun");
         match request {
             Request::Give { topic, rank, value } => self.send(Message::Give { topic, rank, value }),
-            Request::Announce { .. } => unreachable!("the leader announces"),
+            Request::Announce { topic, value } => self.send(Message::Announce { topic, value }),
             Request::Calling { call } => self.send(Message::Calling { call }),
             Request::Fail(failure) if self.leader.is_some() => self.send(Message::Failed(failure)),
             Request::Fail(failure) => {

@@ -77,6 +77,11 @@ impl World {
             Message::Give { topic, rank, value } if ranks.contains(&rank) => {
                 self.tell(Event::Gave { topic, rank, value });
             }
+            Message::Announce { topic, value } => {
+                let others = self.connections().filter(|other| *other != connection).collect();
+                self.send(others, Message::Announce { topic: topic.clone(), value: value.clone() });
+                self.tell(Event::Announced { topic, value });
+            }
             Message::Calling { call } => live.last_call = Some(call),
             Message::Failed(failure) => self.fail(process, failure, pulse),
             Message::Goodbye => self.end(connection, "it has left"),
@@ -130,9 +135,12 @@ impl World {
         }
     }
 
+    fn send(&mut self, to: Vec<ConnectionId>, message: Message) {
+        self.outputs.push(Output::Send(to, Frame { generation: self.roster.generation, message }));
+    }
+
     fn send_all(&mut self, message: Message) {
-        let frame = Frame { generation: self.roster.generation, message };
-        self.outputs.push(Output::Send(self.connections().collect(), frame));
+        self.send(self.connections().collect(), message);
     }
 
     fn tell(&mut self, event: Event) {

@@ -5,6 +5,11 @@ use std::time::Duration;
 use super::faults::Fault;
 use super::sim::{DEAD_AFTER, HEARTBEAT, Node, Sim};
 
+/// What a process announces as soon as its world has begun.
+pub(super) fn own_topic(process: usize) -> String {
+    format!("of process {process}")
+}
+
 pub(super) fn check(sim: &Sim, delay_max: u64) {
     let delay_max = Duration::from_millis(delay_max);
     let leader = &sim.nodes[0];
@@ -109,6 +114,9 @@ fn check_peace(sim: &Sim) {
                 "process {} has not ended",
                 node.process
             );
+            let is_heard = |process| node.announced.contains(&own_topic(process));
+            let all = (0..sim.processes).all(is_heard);
+            assert!(all, "process {} has not heard all others: {:?}", node.process, node.announced);
         }
     }
     let begun = sim.nodes.iter().filter(|node| node.go.is_some()).count();

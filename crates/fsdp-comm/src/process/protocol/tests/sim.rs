@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::super::*;
+use super::check::own_topic;
 use super::faults::{Fault, Random};
 use crate::process::message::{Join, Message};
 use crate::process::world::Facts;
@@ -15,6 +16,10 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 pub(super) const DEAD_AFTER: Duration = Duration::from_secs(15);
 pub(super) const TICK: Duration = Duration::from_millis(500);
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn announcement(topic: String) -> Request {
+    Request::Announce { topic, value: Vec::new() }
+}
 
 #[derive(Debug)]
 enum What {
@@ -82,7 +87,7 @@ pub(super) struct Sim {
     pub(super) kill_at: Option<(usize, usize, Fault)>,
     pub(super) nodes: Vec<Node>,
     wires: Vec<Wire>,
-    processes: usize,
+    pub(super) processes: usize,
     local_ranks: Vec<usize>,
     delay_max: u64,
     /// When faults came that end a world.
@@ -314,8 +319,10 @@ impl Sim {
         let Some(machine) = it.machine.as_mut().filter(|_| it.go.is_some()) else {
             return;
         };
-        if let Request::Give { rank, .. } = &request {
-            it.given.insert(*rank, self.now);
+        match &request {
+            Request::Give { rank, .. } => drop(it.given.insert(*rank, self.now)),
+            Request::Announce { topic, .. } => drop(it.announced.insert(topic.clone())),
+            _ => {}
         }
         // The leader has the board.
         if it.process != 0 || !matches!(request, Request::Give { .. }) {
@@ -366,7 +373,10 @@ impl Sim {
             Event::Refused(refusal) => panic!("{refusal}"),
             Event::Go(roster) => {
                 assert!(it.go.replace(roster).is_none(), "a world begins once");
-                for rank in self.ranks_of(self.nodes[node].process) {
+                let process = self.nodes[node].process;
+                // In front of gifts, so that whoever hears of the save has heard this.
+                self.at(self.now, What::Request { node, request: announcement(own_topic(process)) });
+                for rank in self.ranks_of(process) {
                     let request = Request::Give { topic: "save".into(), rank, value: vec![rank as u8] };
                     self.after((0, 5000), What::Request { node, request });
                 }
@@ -398,9 +408,7 @@ impl Sim {
         let is_done = if it.process == 0 {
             let missing: Vec<usize> = (0..world).filter(|rank| !it.given.contains_key(rank)).collect();
             if missing.is_empty() {
-                it.announced.insert("save".to_owned());
-                let request = Request::Announce { topic: "save".into(), value: Vec::new() };
-                self.at(self.now, What::Request { node, request });
+                self.at(self.now, What::Request { node, request: announcement("save".into()) });
             }
             missing.is_empty() || missing.iter().any(|rank| self.nodes[node].lost.contains(rank))
         } else {

@@ -1,0 +1,186 @@
+//! Ranks in several processes on a plugin that joins their devices: the bits of one process that has them all.
+//!
+//! What processes tell each other goes through the store that the plugin is given (`joining_plugin.c`); there is no other way
+//! from one to another.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::plugins::library;
+use super::xla::plugin;
+use crate::processes::bits;
+use crate::support::{Ran, Sandbox};
+use crate::world::{FSDP, TORCHRUN, World, process, wait_until};
+
+const XLA: &str =
+    "--set run.device=xla --set run.xla.plugin=./joining.so --set run.xla.compile_cache=compiled";
+
+/// A folder with the plugin, if there is one that it can wrap.
+fn joining() -> Option<Sandbox> {
+    plugin()?;
+    let sandbox = Sandbox::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/devices/joining_plugin.c");
+    library(&sandbox, "joining.so", &source, &["-Wall", "-Wextra", "-Werror"]);
+    Some(sandbox)
+}
+
+/// Starts a command in processes with so many devices each, and variables of their own.
+fn start(
+    sandbox: &Sandbox,
+    (processes, devices): (usize, usize),
+    variables: &[(&str, &str)],
+    args: &str,
+) -> World {
+    World::of((0..processes).map(|number| {
+        let mut command = process(sandbox, FSDP, number, processes);
+        command.env("JOINING_DEVICES", devices.to_string()).envs(variables.iter().copied());
+        command.args(args.split_whitespace()).args(XLA.split_whitespace());
+        command
+    }))
+}
+
+/// Runs a command that must succeed in all processes; what the first one says.
+fn succeed(sandbox: &Sandbox, layout: (usize, usize), args: &str) -> Ran {
+    let mut ran = start(sandbox, layout, &[], args).end();
+    for (process, ran) in ran.iter().enumerate() {
+        assert_eq!(ran.code, Some(0), "{layout:?}, process {process}: {}", ran.stderr);
+    }
+    ran.swap_remove(0)
+}
+
+/// A run of four ranks that saves every step.
+fn train(out: &str, steps: usize) -> String {
+    format!(
+        "train run.toml --resume --set run.ranks=4 --set run.out_dir={out} --set train.steps={steps} \
+         --set checkpoint.every=1 --set checkpoint.keep_last=0"
+    )
+}
+
+const LAYOUTS: [(usize, usize); 3] = [(1, 4), (2, 2), (4, 1)];
+
+#[test]
+fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
+    let Some(sandbox) = joining() else { return };
+    for (processes, devices) in LAYOUTS {
+        succeed(&sandbox, (processes, devices), &train(&format!("in{processes}"), 3));
+    }
+    let expected = bits(&sandbox, "in1");
+    assert_eq!(expected.1.len(), 3 * 4 + 1, "three checkpoints and the model");
+    for (processes, _) in LAYOUTS {
+        assert!(bits(&sandbox, &format!("in{processes}")) == expected, "{processes} processes");
+    }
+    let starts = sandbox.starts("in2");
+    assert_eq!(starts[0]["processes"].as_array().unwrap().len(), 2);
+    // One program, of one start.
+    let kept = std::fs::read_dir(sandbox.path("compiled")).unwrap().count();
+    assert_eq!(kept, 1, "all processes of all starts have the same program");
+    // Whatever order the plugin has for processes.
+    let reversed = start(&sandbox, (2, 2), &[("JOINING_REVERSED", "1")], &train("reversed", 3)).end();
+    assert!(reversed.iter().all(|ran| ran.code == Some(0)), "{reversed:?}");
+    assert!(bits(&sandbox, "reversed") == expected, "the first ranks have the last devices");
+    for (steps, layout) in [(1, (2, 2)), (2, (1, 4)), (3, (4, 1))] {
+        succeed(&sandbox, layout, &train("cut", steps));
+    }
+    assert!(bits(&sandbox, "cut") == expected, "a run in 2, 1 and 4 processes");
+    // And it is a run like any other: on other devices it goes on too.
+    World::succeed(&sandbox, TORCHRUN, 2, &train("cut", 4));
+}
+
+#[test]
+fn replicas_and_evaluations_are_those_of_one_process() {
+    let Some(sandbox) = joining() else { return };
+    sandbox.write(
+        "run.toml",
+        sandbox.read("run.toml") + "\n[[data.eval]]\nname = 'seen'\npaths = ['data.txt']\nmax_samples = 5\n",
+    );
+    let replicas = "--set fsdp.mesh.replicate=2 --set data.eval_every=1 --set run.xla.reduction=native";
+    for (processes, devices) in [(1, 4), (2, 2)] {
+        let args = format!("{} {replicas}", train(&format!("in{processes}"), 2));
+        succeed(&sandbox, (processes, devices), &args);
+    }
+    assert!(bits(&sandbox, "in1") == bits(&sandbox, "in2"));
+    let evaluations = sandbox.evaluations("in1");
+    assert_eq!(evaluations.len(), 2);
+    assert_eq!(sandbox.evaluations("in2"), evaluations);
+}
+
+#[test]
+fn processes_are_verified_beside_the_oracle() {
+    let Some(sandbox) = joining() else { return };
+    let ran = succeed(&sandbox, (2, 1), "verify run.toml --steps 2 --set run.ranks=2");
+    assert!(ran.stdout.contains("every promise was kept at 1 world size"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_others_which_wait_for_it_in_the_plugin() {
+    let Some(sandbox) = joining() else { return };
+    for victim in 0..2 {
+        let saved = || std::fs::read_dir(sandbox.path("out/checkpoints")).map_or(0, |found| found.count());
+        let before = saved();
+        let world = start(
+            &sandbox,
+            (2, 1),
+            &[],
+            "train run.toml --resume --set train.steps=100000 --set checkpoint.every=1 --set checkpoint.keep_last=0",
+        );
+        wait_until("the second checkpoint", || saved() > before + 1);
+        world.signal(victim, "KILL");
+        let begin = Instant::now();
+        let ran = world.end();
+        assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+        let other = &ran[1 - victim];
+        assert_eq!(other.code, Some(75), "{}", other.stderr);
+        assert!(other.stderr.contains(&format!("process {victim} (pid")), "{}", other.stderr);
+    }
+}
+
+/// What processes say that all end with a code.
+fn told(
+    sandbox: &Sandbox,
+    code: i32,
+    layout: (usize, usize),
+    variables: &[(&str, &str)],
+    args: &str,
+) -> String {
+    let ran = start(sandbox, layout, variables, args).end();
+    assert!(ran.iter().all(|ran| ran.code == Some(code)), "{ran:?}");
+    ran.into_iter().map(|ran| ran.stderr).collect()
+}
+
+#[test]
+fn what_does_not_join_processes_is_refused() {
+    let Some(sandbox) = joining() else { return };
+    let train = train("out", 1);
+    let said = told(&sandbox, 2, (2, 1), &[], &train);
+    let few =
+        "of 2 holds 2 ranks, which need a device each, and the plugin ./joining.so (joining) gives it 1";
+    assert!(said.contains(few) && said.contains("set `run.ranks` to 2"), "{said}");
+    let said = told(&sandbox, 2, (2, 4), &[], &train);
+    assert!(said.contains("gives it 4") && said.contains("set `run.ranks` to 8"), "{said}");
+    let said = told(&sandbox, 2, (2, 2), &[("JOINING_APART", "1")], &train);
+    assert!(said.contains("rank 0 and rank 2 would both have device 0 of the plugin ./joining.so"), "{said}");
+    let said = told(&sandbox, 2, (2, 2), &[("JOINING_ELSEWHERE", "1")], &train);
+    assert!(said.contains("runs the program on its devices [") && said.contains("have ["), "{said}");
+    let said = told(&sandbox, 2, (2, 2), &[], &format!("{train} --set run.transport=nccl"));
+    assert!(said.contains("are connected by XLA, but for what they do on the host"), "{said}");
+    // Others may be there the next time.
+    let silent = [("JOINING_SILENT", "1"), ("JOINING_WAIT_MS", "200")];
+    let said = told(&sandbox, 75, (2, 2), &silent, &train);
+    assert!(
+        said.contains("no process has given the plugin's key \"devices of 1\" a value within 0.2 s"),
+        "{said}"
+    );
+    let processors = format!("{train} --set run.ranks=2");
+    let run = |number| {
+        let mut command = process(&sandbox, FSDP, number, 2);
+        let plugin = format!("run.xla.plugin={}", plugin().unwrap());
+        command.args(processors.split_whitespace()).args(["--set", "run.device=xla", "--set", &plugin]);
+        command
+    };
+    let ran = World::of((0..2).map(run)).end();
+    assert!(ran.iter().all(|ran| ran.code == Some(2)), "{ran:?}");
+    assert!(
+        ran[0].stderr.contains("(cpu) has no collectives between processes: start one process"),
+        "{ran:?}"
+    );
+}

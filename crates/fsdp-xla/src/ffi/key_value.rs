@@ -1,0 +1,198 @@
+//! The callbacks by which a plugin reaches the [store](Store) of the processes of a run.
+//!
+//! A plugin gives them a struct, as it is given one by us, and whatever went with them when its client was made: here the
+//! store. What they allocate, the plugin gives back; what fails is an error that the plugin makes of a code and a text. They
+//! may be called from any thread, and no panic leaves them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::api::{Arguments, Word};
+use crate::store::{Refusal, Store};
+
+/// Longer than any plugin waits that says how long.
+const WITHOUT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// `INTERNAL` of `PJRT_Error_Code`.
+const INTERNAL: i32 = 13;
+
+type Callback = unsafe extern "C" fn(*mut Word) -> Word;
+
+/// `PJRT_CallbackError`: makes an error of a code and a text.
+type MakeError = unsafe extern "C" fn(i32, *const u8, usize) -> Word;
+
+/// Values that plugins have and have not given back, by where their bytes lie.
+static LENT: Mutex<BTreeMap<Word, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
+/// The struct of `PJRT_Client_Create` with the callbacks on a store, which has to stay where it is for as long as the client
+/// that is made with it.
+pub(super) fn with_store(arguments: Arguments, store: &Store) -> Arguments {
+    let callback = |arguments: Arguments, field, callback: Callback| {
+        arguments.set(field, callback as Word).pointer(field + 1, store)
+    };
+    callback(callback(callback(arguments, 4, get), 6, put), 9, try_get)
+}
+
+/// `PJRT_KeyValueGetCallback`.
+unsafe extern "C" fn get(words: *mut Word) -> Word {
+    // SAFETY: the plugin gives a `PJRT_KeyValueGetCallback_Args`: behind two words key and length, an `int`, what makes errors
+    // and the store, and room for a value, its length and who deletes it.
+    unsafe {
+        let limit = *words.add(4).cast::<i32>();
+        let limit = u64::try_from(limit).map_or(WITHOUT_LIMIT, Duration::from_millis);
+        answer(words, 5, |store, key| store.get(key, limit))
+    }
+}
+
+/// `PJRT_KeyValueTryGetCallback`.
+unsafe extern "C" fn try_get(words: *mut Word) -> Word {
+    // SAFETY: the plugin gives a `PJRT_KeyValueTryGetCallback_Args`: that of `get`, without the `int`.
+    unsafe { answer(words, 4, Store::try_get) }
+}
+
+/// `PJRT_KeyValuePutCallback`.
+unsafe extern "C" fn put(words: *mut Word) -> Word {
+    // SAFETY: the plugin gives a `PJRT_KeyValuePutCallback_Args`: behind two words key and length, value and length, what makes
+    // errors and the store.
+    unsafe {
+        let value = bytes(*words.add(4), *words.add(5)).to_vec();
+        match guarded(words, 6, |store, key| store.put(key, value)) {
+            Ok(()) => 0,
+            Err(refusal) => error(*words.add(6), &refusal),
+        }
+    }
+}
+
+/// Looks a value up and lends it to the plugin.
+///
+/// # Safety
+/// Key and length have to be in fields 2 and 3, what makes errors, the store, and room for three words from `field` on.
+unsafe fn answer(
+    words: *mut Word,
+    field: usize,
+    look: impl FnOnce(&Store, &[u8]) -> Result<Vec<u8>, Refusal>,
+) -> Word {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match guarded(words, field, look) {
+            Ok(value) => {
+                let len = value.len();
+                *words.add(field + 2) = lend(value);
+                *words.add(field + 3) = len;
+                *words.add(field + 4) = give_back as extern "C" fn(Word) as Word;
+                0
+            }
+            Err(refusal) => error(*words.add(field), &refusal),
+        }
+    }
+}
+
+/// Calls the store with the key; a panic is a refusal.
+///
+/// # Safety
+/// Key and length have to be in fields 2 and 3, and the store behind `field`.
+unsafe fn guarded<T>(
+    words: *mut Word,
+    field: usize,
+    call: impl FnOnce(&Store, &[u8]) -> Result<T, Refusal>,
+) -> Result<T, Refusal> {
+    // SAFETY: as the caller promises; the client that was made with the store has not ended, so it is where it was.
+    let (key, store) =
+        unsafe { (bytes(*words.add(2), *words.add(3)), &*(*words.add(field + 1) as *const Store)) };
+    let outcome = catch_unwind(AssertUnwindSafe(|| call(store, key)));
+    let panicked =
+        |_| Refusal { code: INTERNAL, message: "the control plane of fsdp has panicked".to_owned() };
+    outcome.map_err(panicked).flatten()
+}
+
+/// An error of the plugin's own.
+///
+/// # Safety
+/// There has to be a pointer to a `PJRT_CallbackError`.
+unsafe fn error(make: Word, Refusal { code, message }: &Refusal) -> Word {
+    // SAFETY: as the caller promises; the text is copied before this returns.
+    unsafe { (*(make as *const MakeError))(*code, message.as_ptr(), message.len()) }
+}
+
+/// # Safety
+/// So many bytes have to be there, unless there are none.
+unsafe fn bytes<'a>(pointer: Word, len: Word) -> &'a [u8] {
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller promises.
+    unsafe { std::slice::from_raw_parts(pointer as *const u8, len) }
+}
+
+/// Keeps a value until it is given back; where its bytes lie.
+fn lend(mut value: Vec<u8>) -> Word {
+    // An empty one would lie nowhere, as others do.
+    value.push(0);
+    let address = value.as_mut_ptr() as Word;
+    LENT.lock().unwrap_or_else(PoisonError::into_inner).insert(address, value);
+    address
+}
+
+/// `PJRT_KeyValueGetCallback_ValueDeleter`.
+extern "C" fn give_back(value: Word) {
+    LENT.lock().unwrap_or_else(PoisonError::into_inner).remove(&value);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use fsdp_comm::assembly::{Assembly, InMemoryAssembly};
+
+    use super::*;
+    use crate::store::{DEADLINE_EXCEEDED, NOT_FOUND};
+
+    /// As a plugin makes errors: here the code, for which 0 is none.
+    extern "C" fn code(code: i32, _message: *const u8, len: usize) -> Word {
+        assert!(len > 0, "errors have words");
+        code as Word
+    }
+
+    /// Calls `callback` with what comes behind a key.
+    fn call(callback: Word, key: &str, rest: &[Word]) -> (Word, [Word; 10]) {
+        let mut words = [0; 10];
+        words[2..4].copy_from_slice(&[key.as_ptr() as Word, key.len()]);
+        words[4..4 + rest.len()].copy_from_slice(rest);
+        // SAFETY: it is one of the callbacks, and the words are those that it asks for.
+        let error = unsafe { std::mem::transmute::<Word, Callback>(callback)(words.as_mut_ptr()) };
+        (error, words)
+    }
+
+    #[test]
+    fn a_plugin_puts_a_value_gets_it_and_gives_it_back() {
+        let assembly: Arc<dyn Assembly> = Arc::new(InMemoryAssembly::new(1));
+        let store = Store::new(&assembly);
+        let arguments = with_store(Arguments::new(), &store);
+        let [get, put, try_get] = [4, 6, 9].map(|field| arguments.get(field));
+        let user = &raw const store as Word;
+        assert_eq!([5, 7, 10].map(|field| arguments.get(field)), [user; 3]);
+        let make: MakeError = code;
+        let make = &raw const make as Word;
+        assert_eq!(call(try_get, "key", &[make, user]).0, NOT_FOUND as Word);
+        assert_eq!(call(get, "key", &[5, make, user]).0, DEADLINE_EXCEEDED as Word);
+        for (key, value) in [("key", "value"), ("nothing", "")] {
+            assert_eq!(call(put, key, &[value.as_ptr() as Word, value.len(), make, user]).0, 0);
+            // A limit that is negative is none.
+            let limit = -1_i32 as u32 as Word;
+            for (field, (error, words)) in
+                [(7, call(get, key, &[limit, make, user])), (6, call(try_get, key, &[make, user]))]
+            {
+                assert_eq!(error, 0);
+                // SAFETY: the callback has set where the value lies, and how long it is.
+                assert_eq!(unsafe { bytes(words[field], words[field + 1]) }, value.as_bytes());
+                let is_lent = || LENT.lock().unwrap().contains_key(&words[field]);
+                assert!(is_lent());
+                // SAFETY: the callback has set who deletes the value.
+                unsafe { std::mem::transmute::<Word, extern "C" fn(Word)>(words[field + 2])(words[field]) };
+                assert!(!is_lent());
+            }
+        }
+    }
+}

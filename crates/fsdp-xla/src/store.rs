@@ -1,0 +1,116 @@
+//! What a plugin lets the processes of a run tell each other: values by keys, over their control plane.
+//!
+//! A value is announced to all processes, which keep it to the end. Plugins tell each other few and small things, and most of
+//! them when their clients are made: which devices each process has, and how they find each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fsdp_comm::assembly::{Assembly, AssemblyError};
+use fsdp_comm::process::launch::Scoped;
+
+/// The keys and values of one client of a plugin, the same in all processes.
+pub(crate) struct Store {
+    topics: Scoped,
+}
+
+/// Why there is no value, in the terms of the API.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Of `PJRT_Error_Code`.
+    pub(crate) code: i32,
+    pub(crate) message: String,
+}
+
+/// Of `PJRT_Error_Code`: nobody has put the key in time.
+pub(crate) const DEADLINE_EXCEEDED: i32 = 4;
+/// Of `PJRT_Error_Code`: nobody has put the key yet.
+pub(crate) const NOT_FOUND: i32 = 5;
+/// Of `PJRT_Error_Code`: the other processes can not be reached any more.
+pub(crate) const UNAVAILABLE: i32 = 14;
+
+impl Store {
+    /// Over an assembly of all processes in which nobody else has keys.
+    pub(crate) fn new(assembly: &Arc<dyn Assembly>) -> Self {
+        Self { topics: Scoped::new(assembly, "key") }
+    }
+
+    /// Gives a key its value; a later one is ignored.
+    ///
+    /// # Errors
+    /// The world has failed.
+    pub(crate) fn put(&self, key: &[u8], value: Vec<u8>) -> Result<(), Refusal> {
+        let failed = |error| Refusal { code: UNAVAILABLE, message: format!("{error}") };
+        self.topics.announce(&topic(key), value).map_err(failed)
+    }
+
+    /// Waits for the value of a key.
+    ///
+    /// # Errors
+    /// No process has put it within the limit, or the world has failed.
+    pub(crate) fn get(&self, key: &[u8], limit: Duration) -> Result<Vec<u8>, Refusal> {
+        self.topics.hear(&topic(key), limit).map_err(|error| match error {
+            AssemblyError::Late { .. } => {
+                let (key, seconds) = (topic(key), limit.as_secs_f64());
+                let message =
+                    format!("no process has given the plugin's key \"{key}\" a value within {seconds} s");
+                Refusal { code: DEADLINE_EXCEEDED, message }
+            }
+            AssemblyError::GivenUp | AssemblyError::Failed(_) => {
+                Refusal { code: UNAVAILABLE, message: error.to_string() }
+            }
+        })
+    }
+
+    /// The value of a key that has one.
+    ///
+    /// # Errors
+    /// It has none yet, or the world has failed.
+    pub(crate) fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
+        self.get(key, Duration::ZERO).map_err(|refusal| match refusal.code {
+            DEADLINE_EXCEEDED => Refusal {
+                code: NOT_FOUND,
+                message: format!("the plugin's key \"{}\" has no value yet", topic(key)),
+            },
+            _ => refusal,
+        })
+    }
+}
+
+/// Keys are bytes, and topics are texts.
+fn topic(key: &[u8]) -> String {
+    key.escape_ascii().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::assembly::InMemoryAssembly;
+    use fsdp_core::Rank;
+    use fsdp_core::comm::CommError;
+
+    use super::*;
+
+    #[test]
+    fn a_value_is_there_once_it_is_put_and_only_under_its_key() {
+        let assembly: Arc<dyn Assembly> = Arc::new(InMemoryAssembly::new(2));
+        let store = Store::new(&assembly);
+        assert_eq!(store.try_get(b"a").unwrap_err().code, NOT_FOUND);
+        store.put(b"a", vec![0, 255]).unwrap();
+        store.put(b"\xff", Vec::new()).unwrap();
+        assert_eq!(store.get(b"a", Duration::from_secs(60)), Ok(vec![0, 255]));
+        assert_eq!(store.try_get(b"\xff"), Ok(Vec::new()));
+        let late = store.get(b"b", Duration::from_millis(10)).unwrap_err();
+        assert_eq!(late.code, DEADLINE_EXCEEDED);
+        assert_eq!(late.message, "no process has given the plugin's key \"b\" a value within 0.01 s");
+    }
+
+    #[test]
+    fn who_waits_for_a_key_is_told_that_the_world_has_failed() {
+        let world = Arc::new(InMemoryAssembly::new(2));
+        let assembly: Arc<dyn Assembly> = Arc::clone(&world) as _;
+        world.lose(Rank(0), CommError::PeerFailed { rank: Rank(0), reason: "it was killed".to_owned() });
+        let lost = Store::new(&assembly).get(b"a", Duration::from_secs(60)).unwrap_err();
+        assert_eq!(lost.code, UNAVAILABLE);
+        assert!(lost.message.contains("it was killed"), "{}", lost.message);
+    }
+}
