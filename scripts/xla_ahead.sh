@@ -2,8 +2,8 @@
 # What XLA for TPUs makes of the six GPT-2 models of the PyTorch/XLA FSDP report (PyTorch blog, 2023; all shapes but that of 2B are
 # assumed), without a TPU: compiles a step of each for its slice of TPU v4, and writes a table.
 #   scripts/xla_ahead.sh PATH_TO_LIBTPU [LAYERS..]
-# LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own, and may take an hour for the
-# larger ones. LARGEST=2B leaves out what is larger. FSDP names the binary (target/release/fsdp), built with --features xla.
+# LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own. MODELS="2B 16B" are those of
+# them to compile. FSDP names the binary (target/release/fsdp), built with --features xla.
 # libtpu.so is in the package libtpu of the Python registry, whose licence (Google Cloud's) forbids copies of it here.
 set -euo pipefail
 libtpu=$(realpath "$1")
@@ -19,6 +19,7 @@ cd "$dir"
 echo "| model | slice | layers | parameters | compiled in | XLA's peak | of it arguments | temporaries | ledger | FLOPs: XLA | products in closed form | collectives | of them XLA leaves | asynchronous |"
 echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 while read -r name layers hidden heads micro chips topology; do
+    [[ " ${MODELS:-$name} " == *" $name "* ]] || continue
     for depth in "${depths[@]}"; do
         [ "$depth" = all ] && depth=$layers
         mkdir -p model
@@ -65,7 +66,6 @@ while read -r name layers hidden heads micro chips topology; do
             echo "| $name | $topology | $depth | $(grep -m 1 . error | cut -c 1-200) |"
         fi
     done
-    [ "$name" = "${LARGEST:-}" ] && break
 done <<'EOF'
 2B 18 3072 24 32 4 v4:2x2x1
 16B 32 6400 50 16 32 v4:2x4x4
