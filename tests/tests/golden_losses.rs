@@ -59,7 +59,7 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
         let mut found = filled(&memory, &vec![0.0; targets.len()]);
         let mut ids = memory.allocate(Category::Workspace, DType::U32, targets.len()).unwrap();
         memory.write(Queue::Compute, HostSlice::U32(&targets), SliceMut::whole(&mut ids)).unwrap();
-        let op = Op::Head(Head::CrossEntropyBackward { dims, rounds: false });
+        let op = Op::Head(Head::CrossEntropyBackward { dims, is_rounded: false });
         let mut z = filled(&memory, &vec![0.0; targets.len()]);
         let written = [&mut there, &mut found].into_iter().chain((z_loss > 0.0).then_some(&mut z));
         let writes = &mut written.map(|to| Write::over(SliceMut::whole(to))).collect::<Vec<_>>();

@@ -201,8 +201,8 @@ impl CudaMemory {
                 let ([targets], [logits, losses], mut more) = operands.split();
                 let dtype = expect_float(logits.slice.buffer);
                 let logits = self.output(logits.slice)?;
-                let rounds = matches!(op, Head::CrossEntropyBackward { rounds: true, .. });
-                let (slopes, rounded) = match if rounds { more.next() } else { None } {
+                let is_rounded = matches!(op, Head::CrossEntropyBackward { is_rounded: true, .. });
+                let (slopes, rounded) = match if is_rounded { more.next() } else { None } {
                     None => (logits, dtype),
                     Some(rounded) => {
                         let dtype = expect_float(rounded.slice.buffer);

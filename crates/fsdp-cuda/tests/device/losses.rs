@@ -201,7 +201,7 @@ fn capped<M: Backend>(
     run(memory, Head::CrossEntropy { dims }, &reads, vec![SliceMut::whole(&mut only)], z_losses);
     let writes = vec![SliceMut::new(&mut there, shift, len), SliceMut::whole(&mut losses)];
     let z_losses = has_z.then(|| SliceMut::whole(&mut z));
-    let op = Head::CrossEntropyBackward { dims, rounds: false };
+    let op = Head::CrossEntropyBackward { dims, is_rounded: false };
     run(memory, op, &[Slice::whole(&ids)], writes, z_losses);
     assert_bits(&values(memory, &only), &values(memory, &losses), "losses with and without gradient");
     let z = if has_z { values(memory, &z) } else { vec![0.0; rows] };

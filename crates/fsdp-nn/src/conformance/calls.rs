@@ -380,7 +380,8 @@ pub trait Calls: Backend {
         dx: Out<'_, Self>,
         dweight: Option<Target<'_, Self>>,
     ) -> Result<(), Error> {
-        let op = Op::Head(Head::LossBackward { dims, weight: dweight.is_some(), rounds: dlogits.is_some() });
+        let op =
+            Op::Head(Head::LossBackward { dims, weight: dweight.is_some(), is_rounded: dlogits.is_some() });
         let mut writes: Vec<_> = [losses, logits, dx].map(Write::over).into();
         writes.extend(dweight.map(Write::from));
         writes.extend(dlogits.into_iter().chain(z_losses).map(Write::over));
@@ -414,7 +415,7 @@ pub trait Calls: Backend {
     ) -> Result<(), Error> {
         let op = Op::Head(Head::CrossEntropyBackward {
             dims: LogitsDims::new(targets.len, vocab),
-            rounds: gradient.is_some(),
+            is_rounded: gradient.is_some(),
         });
         let mut writes: Vec<_> = [logits, losses].map(Write::over).into();
         writes.extend(gradient.map(Write::over));

@@ -52,7 +52,7 @@ pub(crate) struct HeadCall {
     pub(crate) weight: usize,
     pub(crate) trained: bool,
     /// Whether the gradient of logits has room of its own.
-    pub(crate) rounds: bool,
+    pub(crate) is_rounded: bool,
     /// The balancing loss that is added in training, if one is.
     pub(crate) balance: Option<Balance>,
 }
@@ -226,7 +226,7 @@ impl BlockPlan {
         route: Route,
         derived: Option<Derived>,
     ) -> Self {
-        let HeadCall { dims, weight, trained, rounds, balance } = head;
+        let HeadCall { dims, weight, trained, is_rounded, balance } = head;
         let x = places[output].expect("forward has an output");
         let rows = draft.places[x];
         let (losses, workspace) = ((Operand::Losses, false), Category::Workspace);
@@ -247,12 +247,12 @@ impl BlockPlan {
                 let logits = draft.place(scratch(rows.dtype.master()));
                 let mut writes = vec![losses, (draft.whole(logits), false), (draft.whole(dx), false)];
                 writes.extend(trained.then_some((Operand::ParamGradient(weight), false)));
-                if rounds {
+                if is_rounded {
                     let dlogits = draft.place(scratch(rows.dtype));
                     writes.push((draft.whole(dlogits), false));
                 }
                 writes.extend((dims.terms.z_loss > 0.0).then_some((Operand::ZLosses, false)));
-                let op = Op::Head(Head::LossBackward { dims, weight: trained, rounds });
+                let op = Op::Head(Head::LossBackward { dims, weight: trained, is_rounded });
                 draft.call(op, reads, writes);
                 if let Some(balance) = balance.and_then(Balance::loss) {
                     let op = Op::Experts(Experts::BalanceLoss { balance });

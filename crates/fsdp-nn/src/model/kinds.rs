@@ -143,6 +143,6 @@ fn head<A: Architecture>(
     let chunk_rows = shape.head_chunks.rows(rows, vocab);
     let dims =
         HeadDims { rows, hidden: head.hidden, vocab, chunk_rows, softcap: head.softcap, terms: shape.terms };
-    let (trained, rounds) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
-    Ok(HeadCall { dims, weight, trained, rounds, balance: builder.balance() })
+    let (trained, is_rounded) = (spec.param(head.weight).trainable, shape.head_chunks.round(shape.dtype));
+    Ok(HeadCall { dims, weight, trained, is_rounded, balance: builder.balance() })
 }

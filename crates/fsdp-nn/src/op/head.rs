@@ -107,16 +107,16 @@ pub enum Head {
     Loss { dims: HeadDims },
     /// [`Head::Loss`] with the gradients of the **sum** of losses, to the weight too if `weight`. The gradient of the
     /// logits may be rounded to the tensors' dtype before the products: devices multiply operands of one dtype. It has
-    /// room of its own if `rounds`.
-    LossBackward { dims: HeadDims, weight: bool, rounds: bool },
+    /// room of its own if `is_rounded`.
+    LossBackward { dims: HeadDims, weight: bool, is_rounded: bool },
     /// `logits = x W^T` for all rows, capped where there is a cap.
     Logits { dims: HeadDims },
     /// The losses of rows of logits of any float dtype. Where devices do not look at targets on the host, one that is no
     /// class makes its loss not a number.
     CrossEntropy { dims: LogitsDims },
-    /// [`Head::CrossEntropy`] with the gradient of the sum of losses: where the logits were, or, if `rounds`, rounded to
+    /// [`Head::CrossEntropy`] with the gradient of the sum of losses: where the logits were, or, if `is_rounded`, rounded to
     /// `dlogits`.
-    CrossEntropyBackward { dims: LogitsDims, rounds: bool },
+    CrossEntropyBackward { dims: LogitsDims, is_rounded: bool },
 }
 
 impl Head {
@@ -127,7 +127,7 @@ impl Head {
                 .write([Role::losses(dims.rows), chunk(Role::statistic("logits", dims.chunk_len()), dims)])
                 .write(dims.terms.z_losses(dims.rows))
                 .flops(dims.logits(dims.rows).flops(4, 3, 1)),
-            Head::LossBackward { dims, weight, rounds } => {
+            Head::LossBackward { dims, weight, is_rounded } => {
                 let dlogits = chunk(Role::value("dlogits", dims.chunk_len()), dims);
                 of_head("head_loss_backward", dims, 2 + u64::from(weight))
                     .read([Role::ids("targets", dims.rows)])
@@ -137,7 +137,7 @@ impl Head {
                         Role::value("dx", dims.rows * dims.hidden),
                     ])
                     .write(weight.then(|| Role::gradient("dweight", dims.vocab * dims.hidden).adds()))
-                    .write(rounds.then_some(dlogits))
+                    .write(is_rounded.then_some(dlogits))
                     .write(dims.terms.z_losses(dims.rows))
                     .flops(dims.logits(dims.rows).flops(6, 6, 2))
             }
@@ -156,13 +156,13 @@ impl Head {
                 .constant(dims.terms.z_loss)
                 .constant(dims.terms.loss_scale)
                 .flops(dims.flops(4, 3, 1)),
-            Head::CrossEntropyBackward { dims, rounds } => {
+            Head::CrossEntropyBackward { dims, is_rounded } => {
                 let (rows, len) = (dims.rows, dims.rows * dims.vocab);
-                let logits = if rounds { Role::statistic } else { Role::gradient };
+                let logits = if is_rounded { Role::statistic } else { Role::gradient };
                 Description::new("cross_entropy_backward")
                     .read([Role::ids("targets", rows)])
                     .write([logits("logits", len).updated(), Role::losses(rows)])
-                    .write(rounds.then(|| Role::value("dlogits", len)))
+                    .write(is_rounded.then(|| Role::value("dlogits", len)))
                     .write(dims.terms.z_losses(rows))
                     .constant(dims.softcap.unwrap_or(0.0))
                     .constant(dims.terms.label_smoothing)
@@ -202,7 +202,7 @@ mod tests {
             ..plain
         };
         let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32).other_flops;
-        let backward = |dims| cost(Head::LossBackward { dims, weight: true, rounds: false });
+        let backward = |dims| cost(Head::LossBackward { dims, weight: true, is_rounded: false });
         let forward = |dims| cost(Head::Loss { dims });
         assert_eq!(backward(terms(0.1, 1e-4)) - backward(plain), 2 * 5 * 7);
         assert_eq!(forward(terms(0.1, 1e-4)) - forward(plain), 5 * 7);
@@ -217,10 +217,10 @@ mod tests {
         let logits = 5 * 7;
         for (op, more) in [
             (&(|dims: HeadDims| Head::Loss { dims }) as &dyn Fn(HeadDims) -> Head, 3),
-            (&|dims| Head::LossBackward { dims, weight: true, rounds: false }, 6),
+            (&|dims| Head::LossBackward { dims, weight: true, is_rounded: false }, 6),
             (&|dims| Head::Logits { dims }, 3),
             (&|dims| Head::CrossEntropy { dims: dims.logits(5) }, 3),
-            (&|dims| Head::CrossEntropyBackward { dims: dims.logits(5), rounds: true }, 6),
+            (&|dims| Head::CrossEntropyBackward { dims: dims.logits(5), is_rounded: true }, 6),
         ] {
             let (without, with) = (cost(op(plain)), cost(op(capped)));
             assert_eq!(with.other_flops, without.other_flops + more * logits);

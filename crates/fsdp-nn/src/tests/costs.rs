@@ -62,11 +62,11 @@ fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
         let dims = HeadDims::new([rows, inputs, outputs], 2);
         assert_eq!(products(&Op::Head(Head::Loss { dims })), counted);
         assert_eq!(
-            products(&Op::Head(Head::LossBackward { dims, weight: true, rounds: false })),
+            products(&Op::Head(Head::LossBackward { dims, weight: true, is_rounded: false })),
             3 * counted
         );
         assert_eq!(
-            products(&Op::Head(Head::LossBackward { dims, weight: false, rounds: false })),
+            products(&Op::Head(Head::LossBackward { dims, weight: false, is_rounded: false })),
             2 * counted
         );
     }

@@ -34,12 +34,12 @@ impl Trace {
                 let results = Results { losses, dx: None, dweight: None, z_losses: more.next() };
                 self.loss(dims, [&x, &weight, &targets], &results);
             }
-            Head::LossBackward { dims, weight: trains, rounds } => {
+            Head::LossBackward { dims, weight: trains, is_rounded } => {
                 let ([x, weight, targets], [losses, _, dx], mut more) = operands.split();
                 let (x, weight) = (self.read_rows(x, dims.hidden), self.read_rows(weight, dims.hidden));
                 let targets = self.read(targets);
                 let dweight = if trains { more.next() } else { None };
-                let _room = if rounds { more.next() } else { None };
+                let _room = if is_rounded { more.next() } else { None };
                 let results = Results { losses, dx: Some(dx), dweight, z_losses: more.next() };
                 self.loss(dims, [&x, &weight, &targets], &results);
             }
@@ -59,13 +59,13 @@ impl Trace {
                 self.write(&losses, &made.losses);
                 self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
             }
-            Head::CrossEntropyBackward { dims, rounds } => {
+            Head::CrossEntropyBackward { dims, is_rounded } => {
                 let ([targets], [logits, losses], mut more) = operands.split();
                 let targets = self.read(targets);
                 let x = self.read_rows_master(logits.slice.as_slice(), dims.vocab);
                 let made = self.cross_entropy(dims, &x, &targets);
                 self.write(&losses, &made.losses);
-                let rounded = if rounds { more.next() } else { None };
+                let rounded = if is_rounded { more.next() } else { None };
                 self.write(rounded.as_ref().unwrap_or(&logits), &made.slopes);
                 self.write_if_there(more.next().as_ref(), made.z_losses.as_ref());
             }

@@ -54,11 +54,11 @@ impl<D: TorchStorage> Torch<D> {
                 let z_losses = more.next().map(|write| write.slice);
                 self.chunked_head(HeadCall { dims, x, weight, targets, losses, z_losses, logits }, None)?;
             }
-            Head::LossBackward { dims, weight: trains, rounds } => {
+            Head::LossBackward { dims, weight: trains, is_rounded } => {
                 let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
                 let (losses, logits, dx) = (losses.slice, logits.slice, dx.slice);
                 let dweight = if trains { more.next() } else { None };
-                let dlogits = if rounds { more.next().map(|write| write.slice) } else { None };
+                let dlogits = if is_rounded { more.next().map(|write| write.slice) } else { None };
                 let z_losses = more.next().map(|write| write.slice);
                 let gradients = HeadGradients { dlogits, dx, dweight };
                 let call = HeadCall { dims, x, weight, targets, losses, z_losses, logits };
@@ -166,8 +166,8 @@ impl<D: TorchStorage> Torch<D> {
         (losses, z_losses): (Out<'_, D>, Option<Out<'_, D>>),
         dlogits: Option<Out<'_, D>>,
     ) -> Result<(), Failure> {
-        let rounds = dlogits.is_some();
-        let op = Op::Head(Head::CrossEntropyBackward { dims, rounds });
+        let is_rounded = dlogits.is_some();
+        let op = Op::Head(Head::CrossEntropyBackward { dims, is_rounded });
         let writes = [logits, losses].into_iter().chain(dlogits).chain(z_losses);
         let mut writes: Vec<_> = writes.map(Write::over).collect();
         let operands = Operands { reads: &[targets], writes: &mut writes, batch: BatchFacts::default() };
@@ -177,7 +177,7 @@ impl<D: TorchStorage> Torch<D> {
         let mut writes = writes.into_iter().map(|write| write.slice);
         let (Some(logits), Some(losses)) = (writes.next(), writes.next()) else { return Ok(()) };
         // Only our kernel rounds.
-        let z_losses = writes.nth(usize::from(rounds));
+        let z_losses = writes.nth(usize::from(is_rounded));
         self.aten_cross_entropy(dims, logits, targets, (losses, z_losses), true)
     }
 

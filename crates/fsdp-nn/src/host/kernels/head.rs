@@ -36,7 +36,7 @@ impl HostMemory {
                 let losses = self.losses(dims.terms, losses, more)?;
                 loss(workers, dims, x, weight, targets, losses, logits, None);
             }
-            Head::LossBackward { dims, weight: trains, rounds } => {
+            Head::LossBackward { dims, weight: trains, is_rounded } => {
                 let ([x, weight, targets], [losses, logits, dx], mut more) = operands.split();
                 let targets = self.elements(targets)?;
                 check_targets(targets, dims.vocab)?;
@@ -44,7 +44,7 @@ impl HostMemory {
                 let logits = self.elements_mut(logits.slice)?;
                 let dweight = if trains { more.next() } else { None };
                 let dweight = dweight.map(|dweight| self.target(dweight)).transpose()?;
-                let losses = self.losses(dims.terms, losses, more.skip(usize::from(rounds)))?;
+                let losses = self.losses(dims.terms, losses, more.skip(usize::from(is_rounded)))?;
                 let gradients = HeadGradients { dx: self.elements_mut(dx.slice)?, dweight };
                 loss(workers, dims, x, weight, targets, losses, logits, Some(gradients));
             }
@@ -88,9 +88,9 @@ impl HostMemory {
             losses_of::<A>(self.workers(), dims, self.elements(logits)?, targets, losses);
             return Ok(());
         }
-        let (rounds, ([], [mut logits, losses], mut more)) =
-            (matches!(op, Head::CrossEntropyBackward { rounds: true, .. }), operands.split());
-        let rounded = if rounds { more.next() } else { None };
+        let (is_rounded, ([], [mut logits, losses], mut more)) =
+            (matches!(op, Head::CrossEntropyBackward { is_rounded: true, .. }), operands.split());
+        let rounded = if is_rounded { more.next() } else { None };
         let losses = self.losses(dims.terms, losses, more)?;
         let slopes = self.elements_mut(logits.slice.reborrow())?;
         cross_entropy::<A>(self.workers(), dims, slopes, targets, losses, true);
