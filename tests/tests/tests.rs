@@ -38,8 +38,8 @@ mod traffic;
 
 // Steps that XLA compiles; which collectives of a schedule it leaves.
 mod xla;
-mod xla_adafactor;
 mod xla_collectives;
+mod xla_updates;
 
 // Families of models, sharded and not.
 mod experts;

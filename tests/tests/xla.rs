@@ -55,7 +55,7 @@ fn a_llama_is_trained_at_every_world_size() {
 
 #[test]
 fn a_gpt2_with_dropout_is_trained() {
-    check((GPT2, 53), &[1, 2], &["fsdp.wrap=[\"GPT2Block\"]"], ProgramOptions::default());
+    check((GPT2, 53), &[1, 2, 4, 8], &["fsdp.wrap=[\"GPT2Block\"]"], ProgramOptions::default());
 }
 
 #[test]

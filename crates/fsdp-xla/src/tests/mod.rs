@@ -1,7 +1,7 @@
 //! What programs compute, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
 
-mod adafactor;
 mod scalars;
+mod updates;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Adafactor in programs, beside that of the host with the same gradients.
+//! Update rules in programs, beside those of the host with the same gradients.
 
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
@@ -8,10 +8,11 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, StepScalars, UpdateRule}
 use fsdp_core::wrap::Unit;
 use fsdp_core::{DType, Queue, Tallies};
 use fsdp_nn::random::normal;
-use fsdp_nn::update::{Adafactor, AdafactorOptions, GroupSettings, Groups};
+use fsdp_nn::update::{Adafactor, AdafactorOptions, AdamW, GroupSettings, Groups, Lion, Sgd};
 use fsdp_nn::{HostMemory, HostOptions};
 
 use super::with_memory;
+use crate::memory::XlaMemory;
 
 const QUEUE: Queue = Queue::Compute;
 const STEPS: u64 = 4;
@@ -37,10 +38,9 @@ fn spec() -> ModelSpec {
     }
 }
 
-/// What is trained, and how.
-#[derive(Clone)]
+/// What is trained.
+#[derive(Clone, Copy)]
 struct Case {
-    options: AdafactorOptions,
     /// Of parameters and of gradients.
     dtypes: [DType; 2],
     shards: usize,
@@ -78,7 +78,7 @@ fn read<M: Memory>(memory: &M, buffer: &M::Buffer) -> Vec<f64> {
 impl<'a, B: Buffer> Held<'a, B> {
     fn new<M: Memory<Buffer = B>>(
         memory: &M,
-        rule: &Adafactor,
+        rule: &impl RuleState,
         case: &Case,
         segment: &'a Segment,
         shard: usize,
@@ -147,18 +147,14 @@ impl<'a, B: Buffer> Held<'a, B> {
 }
 
 /// What some steps leave: of each shard the parameters and the state; and whether anything is noted.
-fn train<M: Memory>(memory: &M, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool)
-where
-    Adafactor: UpdateRule<M>,
-{
+fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool) {
     let spec = spec();
-    let mut rule = Adafactor::new(case.options.clone(), &spec);
     let unit = Unit { name: "all".into(), is_root: true, params: (0..SHAPES.len()).map(ParamId).collect() };
     let layout = Layout::new(&spec, &[unit], case.shards, case.dtypes[0]);
     let segments = &layout.units[0].segments;
     let places = (0..case.shards).flat_map(|shard| segments.iter().map(move |segment| (segment, shard)));
     let mut held: Vec<_> =
-        places.map(|(segment, shard)| Held::new(memory, &rule, case, segment, shard)).collect();
+        places.map(|(segment, shard)| Held::new(memory, rule, case, segment, shard)).collect();
     for step in 1..=STEPS {
         let planted = case.planted.filter(|_| step == STEPS);
         held.iter_mut().for_each(|held| held.set_gradient(memory, step, planted));
@@ -168,7 +164,7 @@ where
         let scalars = StepScalars { step, lr: 0.03 / step as f64, factors: Slice::whole(&factors) };
         memory.begin_schedule();
         let mut statistics = Vec::new();
-        for len in RuleState::phases(&rule) {
+        for len in RuleState::phases(rule) {
             let mut sums = memory.allocate(Category::CommStaging, DType::F64, len).unwrap();
             memory.zero(QUEUE, SliceMut::whole(&mut sums)).unwrap();
             for held in &mut held {
@@ -206,11 +202,11 @@ const ROUNDINGS: f64 = 32.0;
 /// Terms of the longest sum in double precision: two orders of them differ by twice as many roundings.
 const TERMS: f64 = 31.0 * 12.0;
 
-fn check(case: &Case) {
+fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R + Sync, case: Case) {
     with_memory("this test", |memory| {
         let host = HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap();
-        let (expected, _) = train(&host, case);
-        let (found, is_noted) = train(&**memory, case);
+        let (expected, _) = train(&host, &mut rule(), &case);
+        let (found, is_noted) = train(&**memory, &mut rule(), &case);
         assert!(!is_noted, "all of it is finite");
         let unit = if case.dtypes[0] == DType::F64 { 2f64.powi(-53) } else { 2f64.powi(-24) };
         let mut most = 0f64;
@@ -230,18 +226,40 @@ fn check(case: &Case) {
     });
 }
 
-fn case(options: AdafactorOptions, shards: usize) -> Case {
-    Case { options, dtypes: [DType::F32, DType::F32], shards, planted: None }
+/// So many shards of parameters and gradients in f32.
+fn shards(shards: usize) -> Case {
+    Case { dtypes: [DType::F32, DType::F32], shards, planted: None }
+}
+
+fn groups() -> Groups {
+    let own = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
+    Groups::uniform(0.1).with([ParamId(1), ParamId(4)], own)
 }
 
 fn options() -> AdafactorOptions {
-    let own = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
-    AdafactorOptions { groups: Groups::uniform(0.1).with([ParamId(1)], own), ..AdafactorOptions::default() }
+    AdafactorOptions { groups: groups(), ..AdafactorOptions::default() }
+}
+
+fn adafactor(options: &AdafactorOptions) -> Adafactor {
+    Adafactor::new(options.clone(), &spec())
+}
+
+#[test]
+fn rules_of_elements_are_those_of_the_host() {
+    let adamw = || AdamW { groups: groups(), ..AdamW::default() };
+    check(adamw, shards(3));
+    check(|| AdamW { betas: (0.4, 0.95), eps: 1e-3, groups: Groups::uniform(0.0) }, shards(1));
+    check(adamw, Case { dtypes: [DType::F64, DType::F64], ..shards(2) });
+    check(adamw, Case { dtypes: [DType::F32, DType::Bf16], ..shards(8) });
+    check(|| Sgd { groups: groups(), ..Sgd::default() }, shards(3));
+    check(|| Sgd { momentum: 0.9, dampening: 0.1, groups: groups(), ..Sgd::default() }, shards(2));
+    check(|| Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, shards(1));
+    check(|| Lion { groups: groups(), ..Lion::default() }, shards(3));
 }
 
 #[test]
 fn adafactor_is_that_of_the_host_for_every_cut() {
-    [1, 2, 3, 8].into_iter().for_each(|shards| check(&case(options(), shards)));
+    [1, 2, 3, 8].into_iter().for_each(|count| check(|| adafactor(&options()), shards(count)));
 }
 
 #[test]
@@ -253,10 +271,10 @@ fn adafactor_has_all_options_of_the_host() {
         clip_threshold: 0.3,
         ..AdafactorOptions::default()
     };
-    check(&case(averaged.clone(), 3));
-    check(&case(plain.clone(), 2));
-    check(&Case { dtypes: [DType::F64, DType::F64], ..case(averaged, 4) });
-    check(&Case { dtypes: [DType::F32, DType::Bf16], ..case(plain, 1) });
+    check(|| adafactor(&averaged), shards(3));
+    check(|| adafactor(&plain), shards(2));
+    check(|| adafactor(&averaged), Case { dtypes: [DType::F64, DType::F64], ..shards(4) });
+    check(|| adafactor(&plain), Case { dtypes: [DType::F32, DType::Bf16], ..shards(1) });
 }
 
 #[test]
@@ -265,8 +283,12 @@ fn adafactor_notes_what_is_not_finite() {
         let host = HostMemory::new(HostOptions::default()).unwrap();
         // A square that is infinite, one that is not, and what is no number.
         for (planted, is_noted) in [(1e25, true), (1e15, false), (f64::NAN, true)] {
-            let case = Case { planted: Some(planted), ..case(options(), 3) };
-            assert_eq!([train(&host, &case).1, train(&**memory, &case).1], [is_noted; 2], "{planted}");
+            let case = Case { planted: Some(planted), ..shards(3) };
+            let noted = [
+                train(&host, &mut adafactor(&options()), &case).1,
+                train(&**memory, &mut adafactor(&options()), &case).1,
+            ];
+            assert_eq!(noted, [is_noted; 2], "{planted}");
         }
     });
 }
