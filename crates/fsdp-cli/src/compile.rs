@@ -82,7 +82,7 @@ fn target(args: &CompileArgs) -> Result<Target, CliError> {
         CliError::Option { option, what: error.to_string() }
     };
     let plugin = match &args.plugin {
-        Some(plugin) => plugin.clone(),
+        Some(plugin) => fsdp_xla::plugin_named(plugin).map_err(refused)?,
         None => xla::plugin(&RunSetup::read(&args.run, &|_| 1)?.0.config.run).map_err(refused)?,
     };
     let options = args.topology_options.iter().map(|option| setting(option)).collect::<Result<_, _>>()?;

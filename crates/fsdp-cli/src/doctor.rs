@@ -152,15 +152,31 @@ fn xla(is_alone: bool) -> Usable {
     }
     let found = crate::xla::named_plugin().and_then(|path| Ok((fsdp_xla::inspect(&path)?, path)));
     match found {
-        Ok((fsdp_xla::PluginReport { api, platform: [platform, version], devices }, path)) => {
+        Ok((fsdp_xla::PluginReport { api, stablehlo, platform: [platform, version], devices }, path)) => {
             let (major, minor) = api;
+            let stablehlo = stablehlo.map_or_else(String::new, |[major, minor, patch]| {
+                format!(", StableHLO {major}.{minor}.{patch}")
+            });
             let with = format!(
-                "{devices} devices of {platform} ({version}) by {}, PJRT {major}.{minor}",
+                "{devices} devices of {platform} ({version}) by {}, PJRT {major}.{minor}{stablehlo}",
                 path.display()
             );
             Usable { device, usable: true, with }
         }
+        Err(fsdp_xla::XlaError::NoPlugin) => Usable { device, usable: false, with: not_named() },
         Err(error) => Usable { device, usable: false, with: error.to_string() },
+    }
+}
+
+/// That no plugin is named, and which could be.
+#[cfg(feature = "xla")]
+fn not_named() -> String {
+    let installed = fsdp_xla::installed_plugins();
+    let named: Vec<String> =
+        installed.iter().map(|(word, path)| format!("\"{word}\" ({})", path.display())).collect();
+    match named.is_empty() {
+        true => fsdp_xla::XlaError::NoPlugin.to_string(),
+        false => format!("no plugin is named; run.xla.plugin may be {}", named.join(", ")),
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use fsdp_comm::process::cluster::Cluster;
 use fsdp_comm::process::launch::Processes;
 use fsdp_core::Rank;
-use fsdp_cuda::device::gpu_count;
+use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{RunConfig, XlaReduction};
-use fsdp_xla::{Devices, ProgramOptions, Reduction, Told, Tracer, XlaError};
+use fsdp_xla::{Devices, ProgramOptions, Reduction, Told, Tracer, XlaError, plugin_named};
 
 use crate::error::CliError;
 use crate::verify::Together;
@@ -23,9 +23,9 @@ const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
 /// The plugin that a run file names, or the environment.
 ///
 /// # Errors
-/// [`XlaError::NoPlugin`].
+/// [`XlaError::NoPlugin`], [`XlaError::NoWheel`].
 pub(crate) fn plugin(run: &RunConfig) -> Result<PathBuf, XlaError> {
-    run.xla.plugin.as_ref().map(|path| Ok(PathBuf::from(path))).unwrap_or_else(named_plugin)
+    run.xla.plugin.as_deref().map_or_else(named_plugin, plugin_named)
 }
 
 /// The plugin that the environment names.
@@ -74,7 +74,7 @@ pub(crate) fn processes(
         host::memory(HostOptions { pool, threads: 1, poison: false, resident: false })
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
-    let devices = Devices::among(&plugin(run)?, host, gpus_of_place(cluster), programs(run), limit)?;
+    let devices = Devices::among(&plugin(run)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
     Ok(devices.heard_by(Arc::new(hear)))
 }
 
@@ -90,13 +90,15 @@ pub(crate) fn verification_processes(
     Ok(Together::new(oracle, processes(run, cluster)?))
 }
 
-/// The GPUs of this process where it shares its node with others, and sees enough for all of them: those of its place.
-fn gpus_of_place(cluster: &Cluster) -> Option<Range<usize>> {
+/// The GPUs of this process, where the plugin is for GPUs and NVIDIA's driver shows some.
+fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Option<Range<usize>>, CliError> {
     let (place, ranks) = (cluster.place(), cluster.assembly().local().len());
-    // Without a driver nobody has a GPU of NVIDIA's.
-    let gpus = gpu_count().unwrap_or(0);
-    let is_shared = place.local_processes > 1 && gpus >= ranks * place.local_processes;
-    is_shared.then(|| place.local_process * ranks..(place.local_process + 1) * ranks)
+    let gpus = if is_for_gpus(run) { gpu_count().unwrap_or(0) } else { 0 };
+    if gpus == 0 {
+        return Ok(None);
+    }
+    let is_chosen = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+    Ok(Some(gpus_of_process(gpus, ranks, (place.local_process, place.local_processes), is_chosen)?))
 }
 
 fn programs(run: &RunConfig) -> ProgramOptions {

@@ -20,6 +20,9 @@ use crate::store::Store;
 /// Where ranks say which devices they have.
 const TOPIC: &str = "devices";
 
+/// Where ranks say which plugin they have.
+const PLUGIN_TOPIC: &str = "plugin";
+
 /// The devices of ranks.
 #[derive(Clone)]
 pub(crate) struct Assignment {
@@ -66,7 +69,8 @@ impl Assignment {
     /// that a process sees it takes the `visible` ones, if that is said.
     ///
     /// # Errors
-    /// What the plugin says; [`XlaError::Unconnected`], [`XlaError::OwnDevices`], [`XlaError::SameDevice`];
+    /// What the plugin says; [`XlaError::Unconnected`], [`XlaError::OwnDevices`], [`XlaError::OtherPlugin`],
+    /// [`XlaError::SameDevice`];
     /// [`XlaError::NotHeard`]: others have not said within the limit what they have.
     pub(crate) fn among(
         path: &Path,
@@ -78,7 +82,7 @@ impl Assignment {
         let (process, processes) = (local.start / local.len(), assembly.world() / local.len());
         let options = if plugin.is_for_gpus() { of_node(process, processes, visible) } else { Vec::new() };
         let client = Client::among(plugin, options, Store::new(assembly))?;
-        let [platform, _] = client.platform()?;
+        let [platform, version] = client.platform()?;
         let (path, ranks, devices) = (path.to_owned(), local.len(), client.devices());
         // Of processors each process has its own, whatever it is told of others.
         if platform == "cpu" {
@@ -86,6 +90,12 @@ impl Assignment {
         }
         if devices != ranks {
             return Err(XlaError::OwnDevices { path, platform, process, processes, devices, ranks });
+        }
+        // Each process compiles the program, and others would compile another one.
+        let (major, minor) = client.api_version();
+        let own = format!("{platform} ({}), PJRT {major}.{minor}", version.replace('\n', " "));
+        if let Some((rank, [expected, got])) = other_plugin(&**assembly, &own, limit)? {
+            return Err(XlaError::OtherPlugin { rank, expected, got });
         }
         let ids = tell(&**assembly, &client.ids()?, limit)?;
         if let Some(ranks) = same(&ids) {
@@ -138,6 +148,29 @@ fn tell(assembly: &dyn Assembly, own: &[u64], limit: Duration) -> Result<Vec<u64
     Ok(ids.iter().map(|id| u64::from_le_bytes(*id)).collect())
 }
 
+/// The first rank whose plugin is another one than that of rank 0, with what the two are; this process has its `own`.
+fn other_plugin(
+    assembly: &dyn Assembly,
+    own: &str,
+    limit: Duration,
+) -> Result<Option<(Rank, [String; 2])>, AssemblyError> {
+    for rank in assembly.local() {
+        assembly.give(PLUGIN_TOPIC, Rank(rank), own.as_bytes().to_vec())?;
+    }
+    if assembly.is_leader() {
+        let all = assembly.collect(PLUGIN_TOPIC, assembly.world(), limit)?;
+        let other = all.iter().position(|plugin| *plugin != all[0]);
+        let said = other
+            .map_or_else(Vec::new, |rank| [rank.to_string().as_bytes(), &all[0], &all[rank]].join(&b'\n'));
+        assembly.announce(PLUGIN_TOPIC, said)?;
+    }
+    let said = assembly.hear(PLUGIN_TOPIC, limit)?;
+    let said = String::from_utf8_lossy(&said);
+    let mut lines = said.lines().map(str::to_owned);
+    let mut line = || lines.next().unwrap_or_default();
+    Ok(line().parse().ok().map(|rank| (Rank(rank), [line(), line()])))
+}
+
 /// Two ranks that have the same device.
 fn same(ids: &[u64]) -> Option<[Rank; 2]> {
     let mut owners = BTreeMap::new();
@@ -160,6 +193,19 @@ mod tests {
     fn all_hear_the_devices_in_the_order_of_ranks() {
         let assembly = InMemoryAssembly::new(3);
         assert_eq!(tell(&assembly, &[7, 1 << 40, 0], Duration::from_secs(60)), Ok(vec![7, 1 << 40, 0]));
+    }
+
+    #[test]
+    fn a_rank_with_another_plugin_is_named_by_all() {
+        let limit = Duration::from_secs(60);
+        let alike = InMemoryAssembly::new(2);
+        assert_eq!(other_plugin(&alike, "tpu (1), PJRT 0.1", limit), Ok(None));
+        // Nobody else gives to a topic that this rank gives to: what rank 1 says comes first.
+        let other = InMemoryAssembly::new(2);
+        other.give(PLUGIN_TOPIC, Rank(1), b"tpu (2), PJRT 0.1".to_vec()).unwrap();
+        let found = other_plugin(&other, "tpu (1), PJRT 0.1", limit);
+        let versions = ["tpu (1), PJRT 0.1", "tpu (2), PJRT 0.1"].map(str::to_owned);
+        assert_eq!(found, Ok(Some((Rank(1), versions))));
     }
 
     #[test]

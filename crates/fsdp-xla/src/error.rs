@@ -13,9 +13,24 @@ use crate::store::{DEADLINE_EXCEEDED, UNAVAILABLE};
 pub enum XlaError {
     /// No plugin was named.
     #[error(
-        "no PJRT plugin is named: set `run.xla.plugin` to a plugin's shared library, or PJRT_PLUGIN_LIBRARY_PATH"
+        "no PJRT plugin is named: set `run.xla.plugin` to a plugin's shared library, or to \"cpu\", \"tpu\" or \"cuda\" for \
+         that of a Python package, or set PJRT_PLUGIN_LIBRARY_PATH"
     )]
     NoPlugin,
+    /// No Python package has a plugin of the kind that was named.
+    #[error(
+        "no Python package has a PJRT plugin for \"{word}\", below {}: `pip install {package}`, or name the plugin's shared \
+         library",
+        list(prefixes)
+    )]
+    NoWheel {
+        /// The kind.
+        word: &'static str,
+        /// A package that would have one.
+        package: &'static str,
+        /// Where packages were looked for.
+        prefixes: Vec<PathBuf>,
+    },
     /// The library can not be opened.
     #[error("the PJRT plugin {} can not be opened: {reason}", path.display())]
     Open {
@@ -134,6 +149,19 @@ pub enum XlaError {
         /// Its platform.
         platform: String,
     },
+    /// Processes have other plugins.
+    #[error(
+        "{rank} has the plugin {got}, and {} has {expected}: their programs would not be the same; give all processes one version",
+        Rank(0)
+    )]
+    OtherPlugin {
+        /// The first rank with another plugin.
+        rank: Rank,
+        /// That of rank 0.
+        expected: String,
+        /// That of the rank.
+        got: String,
+    },
     /// The plugin has left each process by itself.
     #[error(
         "{} and {} would both have device {id} of the plugin {} ({platform}), which has not joined their processes: TPUs of \
@@ -209,14 +237,22 @@ fn of_version(stablehlo: Option<[u64; 3]>) -> String {
     })
 }
 
+fn list(folders: &[PathBuf]) -> String {
+    let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    folders.join(", ")
+}
+
 impl XlaError {
-    /// What this failure calls for, where ranks have not begun: what a plugin lacks it lacks the next time too, and others may
-    /// only have been late.
+    /// What this failure calls for, where ranks have not begun: what a plugin lacks it lacks the next time too; others may
+    /// only have been late, and a device may still be held by a process that is ending.
     pub fn kind(&self) -> FailureKind {
+        /// `RESOURCE_EXHAUSTED` and `ABORTED` of `PJRT_Error_Code`.
+        const EXHAUSTED: i32 = 8;
+        const ABORTED: i32 = 10;
         match self {
-            XlaError::Call { code: DEADLINE_EXCEEDED | UNAVAILABLE, .. } | XlaError::NotHeard(_) => {
-                FailureKind::Temporary
-            }
+            XlaError::Call { code: EXHAUSTED | ABORTED | DEADLINE_EXCEEDED | UNAVAILABLE, .. }
+            | XlaError::NotHeard(_) => FailureKind::Temporary,
+            XlaError::Dump { source, .. } | XlaError::Cache { source, .. } => FailureKind::of_io(source),
             _ => FailureKind::Input,
         }
     }

@@ -58,6 +58,8 @@ pub struct Devices<L = Threads<HostMemory>> {
 pub struct PluginReport {
     /// Major and minor version of its API.
     pub api: (i32, i32),
+    /// The version of StableHLO that it reads, if it says so.
+    pub stablehlo: Option<[u64; 3]>,
     /// Name and version of the platform.
     pub platform: [String; 2],
     /// Devices that this process can use.
@@ -86,7 +88,8 @@ pub fn is_for_gpus(path: &Path) -> Result<bool, XlaError> {
 /// [`XlaError`].
 pub fn inspect(plugin: &Path) -> Result<PluginReport, XlaError> {
     let client = client(plugin, 1)?;
-    Ok(PluginReport { api: client.api_version(), platform: client.platform()?, devices: client.devices() })
+    let (api, stablehlo) = (client.api_version(), client.stablehlo());
+    Ok(PluginReport { api, stablehlo, platform: client.platform()?, devices: client.devices() })
 }
 
 impl Devices {
@@ -126,6 +129,10 @@ impl Devices<Processes<HostMemory>> {
 impl<L> Devices<L> {
     fn on(devices: Assignment, host: L, options: ProgramOptions) -> Result<Self, XlaError> {
         let ProgramOptions { reduction, dump, compile_cache } = options;
+        if let Some(path) = &dump {
+            let failed = |source| XlaError::Dump { path: path.clone(), source };
+            std::fs::create_dir_all(path).map_err(failed)?;
+        }
         let cache =
             compile_cache.map(|folder| Cache::new(&folder, &devices.client)).transpose()?.map(Arc::new);
         let programs = Programs { dump, cache, listener: Arc::new(|_: &Told| {}) };

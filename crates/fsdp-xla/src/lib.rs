@@ -28,6 +28,7 @@ mod store;
 mod told;
 mod trace;
 mod update;
+mod wheel;
 mod world;
 
 #[cfg(test)]
@@ -42,3 +43,4 @@ pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, expect_plugin
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;
 pub use told::{Listener, Told};
+pub use wheel::{installed_plugins, plugin_named};

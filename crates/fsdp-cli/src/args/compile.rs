@@ -31,9 +31,9 @@ pub(crate) struct CompileArgs {
     /// An option of the topology; @FILE is the text of a file (may be repeated)
     #[arg(long = "topology-option", value_name = "KEY=VALUE")]
     pub(crate) topology_options: Vec<String>,
-    /// The PJRT plugin's shared library [default: `run.xla.plugin`, or what `PJRT_PLUGIN_LIBRARY_PATH` names]
+    /// The PJRT plugin's shared library, or cpu, tpu or cuda for that of a Python package [default: `run.xla.plugin`, or what `PJRT_PLUGIN_LIBRARY_PATH` names]
     #[arg(long, value_name = "PATH")]
-    pub(crate) plugin: Option<PathBuf>,
+    pub(crate) plugin: Option<String>,
     /// Ranks, on the first devices [default: all devices]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ranks: Option<usize>,

@@ -40,7 +40,7 @@ pub(super) fn install(cluster: &Cluster, record: &Record) {
         let verdict = Verdict::clone(verdict);
         let watch = move || {
             thread::sleep(GRACE);
-            tracing::warn!("still here {GRACE:?} after the world has failed ({verdict}): exiting");
+            output::error(&Hung { verdict });
             std::process::exit(code.into());
         };
         // Without a thread the process has to end by itself.
@@ -76,6 +76,13 @@ pub(crate) fn watch_launcher() -> Result<(), CliError> {
     // Without a thread the launcher's end is not noticed.
     let _ = thread::Builder::new().name("launcher watch".to_owned()).spawn(watch);
     Ok(())
+}
+
+/// This process hangs in something that it can not be woken from.
+#[derive(Debug, thiserror::Error)]
+#[error("this process has not ended {GRACE:?} after the run has failed: exiting ({verdict})")]
+struct Hung {
+    verdict: Verdict,
 }
 
 /// The launcher is gone.

@@ -74,7 +74,8 @@ table! {
 table! {
     /// The plugin of `device = "xla"`, and how its programs are made.
     pub struct XlaConfig {
-        /// The shared library of a PJRT plugin; without it the one that `PJRT_PLUGIN_LIBRARY_PATH` names.
+        /// The shared library of a PJRT plugin, or `"cpu"`, `"tpu"` or `"cuda"` for that of a Python package; without it the one
+        /// that `PJRT_PLUGIN_LIBRARY_PATH` names.
         plugin: Option<String> = or_none(TEXT),
         /// How gradients are added over ranks.
         reduction: XlaReduction = named(XlaReduction::Tree),

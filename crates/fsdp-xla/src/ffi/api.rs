@@ -8,7 +8,7 @@ use libloading::{Library, Symbol};
 use super::options::Settings;
 use super::{elf, key_value};
 use crate::error::XlaError;
-use crate::store::Store;
+use crate::store::{DEADLINE_EXCEEDED, Store, UNAVAILABLE};
 
 /// Eight bytes of a struct: an integer, or a pointer.
 pub(super) type Word = usize;
@@ -181,7 +181,7 @@ impl Plugin {
     }
 
     /// The newest version of StableHLO that the plugin reads; none where it does not say.
-    fn stablehlo(&self) -> Option<[u64; 3]> {
+    pub(super) fn stablehlo(&self) -> Option<[u64; 3]> {
         let found = self.call(PLUGIN_ATTRIBUTES, Arguments::new()).ok()?;
         // SAFETY: there are so many of them, which live as long as the process.
         let attributes = unsafe { attributes(found.get(2), found.get(3)) };
@@ -190,12 +190,13 @@ impl Plugin {
         (list != 0).then(|| unsafe { *(list as *const [u64; 3]) })
     }
 
-    /// What a failure to compile is: of memory, or of the program.
+    /// What a failure to compile is: of memory, of the program, or of the other processes, which a plugin may ask.
     pub(super) fn not_compiled(&self, error: XlaError) -> XlaError {
         /// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
         const EXHAUSTED: i32 = 8;
         match error {
             XlaError::Call { code: EXHAUSTED, message, .. } => XlaError::Memory { message },
+            error @ XlaError::Call { code: DEADLINE_EXCEEDED | UNAVAILABLE, .. } => error,
             XlaError::Call { message, .. } => {
                 XlaError::Compile { path: self.path.clone(), stablehlo: self.stablehlo(), message }
             }

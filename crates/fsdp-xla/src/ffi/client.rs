@@ -66,6 +66,11 @@ impl Client {
         self.plugin.version()
     }
 
+    /// The newest version of StableHLO that the plugin reads; none where it does not say.
+    pub(crate) fn stablehlo(&self) -> Option<[u64; 3]> {
+        self.plugin.stablehlo()
+    }
+
     /// How many devices there are.
     pub(crate) fn devices(&self) -> usize {
         self.devices.len()

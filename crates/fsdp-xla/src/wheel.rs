@@ -1,0 +1,94 @@
+//! Plugins that Python packages bring, by a word for each kind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::XlaError;
+
+/// A word, the package to install, and the libraries that packages of that kind bring, the preferred one first.
+const KNOWN: [(&str, &str, &[&str]); 3] = [
+    ("cpu", "lammps-jax-pjrt-cpu", &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"]),
+    ("tpu", "libtpu", &["libtpu/libtpu.so"]),
+    (
+        "cuda",
+        "jax-cuda12-pjrt",
+        &["jax_plugins/xla_cuda13/xla_cuda_plugin.so", "jax_plugins/xla_cuda12/xla_cuda_plugin.so"],
+    ),
+];
+
+/// The library that is meant by a path, or by `"cpu"`, `"tpu"` or `"cuda"`: then one that a Python package has installed for a
+/// Python on `PATH`, or for this user.
+///
+/// # Errors
+/// [`XlaError::NoWheel`]: no package has installed one.
+pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
+    let Some(&(word, package, libraries)) = KNOWN.iter().find(|(word, ..)| *word == name) else {
+        return Ok(name.into());
+    };
+    let prefixes = prefixes();
+    let found = libraries.iter().find_map(|library| installed(&prefixes, library));
+    found.ok_or(XlaError::NoWheel { word, package, prefixes })
+}
+
+/// The plugins that packages have installed, with their words.
+pub fn installed_plugins() -> Vec<(&'static str, PathBuf)> {
+    let words = KNOWN.iter().map(|(word, ..)| *word);
+    words.filter_map(|word| Some((word, plugin_named(word).ok()?))).collect()
+}
+
+/// Where Pythons may be installed, each once.
+fn prefixes() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let of_path = std::env::split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned()));
+    let of_user = std::env::home_dir().map(|home| home.join(".local"));
+    let mut prefixes: Vec<PathBuf> = Vec::new();
+    for prefix in of_path.chain(of_user).filter(|prefix| prefix.is_absolute()) {
+        if !prefixes.contains(&prefix) {
+            prefixes.push(prefix);
+        }
+    }
+    prefixes
+}
+
+/// A library that packages of one of these Pythons have.
+fn installed(prefixes: &[PathBuf], library: &str) -> Option<PathBuf> {
+    prefixes
+        .iter()
+        .flat_map(|prefix| packages(prefix))
+        .map(|folder| folder.join(library))
+        .find(|file| file.is_file())
+}
+
+/// The folders of packages below a prefix, as `lib/python3.11/site-packages`.
+fn packages(prefix: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
+    let is_of_python = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("python3");
+    let mut folders: Vec<PathBuf> = entries
+        .filter(is_of_python)
+        .flat_map(|entry| ["site-packages", "dist-packages"].map(|kind| entry.path().join(kind)))
+        .collect();
+    folders.sort();
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_found_among_the_packages_of_any_python() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+        let folder = second.join("lib/python3.12/site-packages/libtpu");
+        fs::create_dir_all(&folder).unwrap();
+        fs::create_dir_all(first.join("lib/python3.11/site-packages")).unwrap();
+        assert_eq!(installed(&[first.clone(), second.clone()], "libtpu/libtpu.so"), None);
+        fs::write(folder.join("libtpu.so"), "").unwrap();
+        assert_eq!(installed(&[first, second], "libtpu/libtpu.so"), Some(folder.join("libtpu.so")));
+    }
+
+    #[test]
+    fn a_path_is_itself() {
+        assert_eq!(plugin_named("./tpu").unwrap(), PathBuf::from("./tpu"));
+    }
+}
