@@ -63,7 +63,8 @@ while read -r name layers hidden heads micro chips topology; do
 			]), "|", flush=True)
 			EOF
         else
-            echo "| $name | $topology | $depth | $(grep -m 1 . error | cut -c 1-200) |"
+            # What libtpu says of this machine comes first.
+            echo "| $name | $topology | $depth | $( (grep -m 1 "^error" error || tail -n 1 error) | cut -c 1-200) |"
         fi
     done
 done <<'EOF'
