@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use fsdp_core::comm::{
-    CollectiveKind, Comm, CommError, Communicator, Completed, Fingerprint, InFlight, Purpose, ReduceOp,
+    CollectiveKind, Comm, CommError, Communicator, Completed, Fingerprint, InFlight, Pending, Purpose,
+    ReduceOp,
 };
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
@@ -21,6 +22,7 @@ pub(crate) struct XlaComm {
     host: Comm<HostMemory>,
     /// This group and those beside it, each rank of the world in one.
     groups: Groups,
+    is_world: bool,
     reduction: Reduction,
 }
 
@@ -28,7 +30,7 @@ impl XlaComm {
     /// The whole world.
     pub(crate) fn world(host: Comm<HostMemory>, reduction: Reduction) -> Self {
         let groups = Groups::new(vec![(0..host.size()).collect()]);
-        Self { host, groups, reduction }
+        Self { host, groups, is_world: true, reduction }
     }
 
     /// The colours of all ranks, in their order.
@@ -80,7 +82,8 @@ impl XlaComm {
             None => x.clone(),
         };
         match kind {
-            _ if size == 1 => x.clone(),
+            // StableHLO has no gathers of nothing.
+            _ if size == 1 || x.len() == 0 => x.clone(),
             CollectiveKind::AllGather => hlo.all_gather(x, groups),
             CollectiveKind::ReduceScatter(op) => {
                 let x = scaled(op);
@@ -109,14 +112,14 @@ impl XlaComm {
         }
     }
 
-    /// Makes a call on the host.
+    /// Starts a call on the host.
     fn on_host(
         &mut self,
         memory: &XlaMemory,
         call: Fingerprint,
         inputs: Vec<XlaBuffer>,
         outputs: Vec<XlaBuffer>,
-    ) -> Result<Completed<XlaBuffer>, Error> {
+    ) -> Result<OnHost, Error> {
         let (host, Fingerprint { purpose, unit, .. }) = (memory.host(), call);
         let reads: Vec<HostBuffer> =
             inputs.iter().map(|input| memory.on_host(input)).collect::<Result<_, _>>()?;
@@ -130,9 +133,7 @@ impl XlaComm {
             }
             kind => unreachable!("{} is made by schedules only", kind.name()),
         };
-        let made = pending.wait_on(host, call.kind.queue())?.outputs;
-        outputs.iter().zip(made).for_each(|(output, made)| output.storage.put(Content::Host(made)));
-        Ok(Completed { outputs, inputs: Vec::new() })
+        Ok(OnHost { pending, outputs })
     }
 }
 
@@ -159,10 +160,9 @@ impl Communicator<XlaMemory> for XlaComm {
         if let Some(trace) = &mut *memory.lock() {
             let made = self.trace(trace, call.kind, &inputs, &mut outputs);
             let inputs = if call.kind == CollectiveKind::AllGather { Vec::new() } else { inputs };
-            return Ok(Box::new(Made { completed: Completed { outputs, inputs }, made }));
+            return Ok(Box::new(Traced { completed: Completed { outputs, inputs }, made }));
         }
-        let completed = self.on_host(memory, call, inputs, outputs)?;
-        Ok(Box::new(Made { completed, made: Vec::new() }))
+        Ok(Box::new(self.on_host(memory, call, inputs, outputs)?))
     }
 
     fn split(
@@ -171,13 +171,14 @@ impl Communicator<XlaMemory> for XlaComm {
         _call: Fingerprint,
         color: usize,
     ) -> Result<Box<dyn Communicator<XlaMemory>>, Error> {
+        assert!(self.is_world, "a mesh is made of the world: how other groups are divided is not known here");
         let mut groups: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
         for (rank, color) in self.colors(memory.host(), color)?.into_iter().enumerate() {
             groups.entry(color).or_default().push(rank);
         }
         let host = self.host.split(memory.host(), color)?;
         let groups = Groups::new(groups.into_values().collect());
-        Ok(Box::new(Self { host, groups, reduction: self.reduction }))
+        Ok(Box::new(Self { host, groups, is_world: false, reduction: self.reduction }))
     }
 
     fn check(&self) -> Result<(), CommError> {
@@ -193,14 +194,14 @@ impl Communicator<XlaMemory> for XlaComm {
     }
 }
 
-/// A collective that was made, or written down.
-struct Made {
+/// A collective that was written down.
+struct Traced {
     completed: Completed<XlaBuffer>,
     /// What the queue that waits for it comes after.
     made: Vec<Value>,
 }
 
-impl InFlight<XlaMemory> for Made {
+impl InFlight<XlaMemory> for Traced {
     fn is_ready(&mut self) -> bool {
         true
     }
@@ -212,5 +213,28 @@ impl InFlight<XlaMemory> for Made {
         Ok(self.completed)
     }
 
+    fn abandon(self: Box<Self>, _reason: String) {}
+}
+
+/// A collective under way on the host.
+struct OnHost {
+    pending: Pending<HostMemory>,
+    /// What gets its results.
+    outputs: Vec<XlaBuffer>,
+}
+
+impl InFlight<XlaMemory> for OnHost {
+    fn is_ready(&mut self) -> bool {
+        self.pending.is_ready()
+    }
+
+    fn wait_on(self: Box<Self>, memory: &XlaMemory, queue: Queue) -> Result<Completed<XlaBuffer>, Error> {
+        let Self { pending, outputs } = *self;
+        let made = pending.wait_on(memory.host(), queue)?.outputs;
+        outputs.iter().zip(made).for_each(|(output, made)| output.storage.put(Content::Host(made)));
+        Ok(Completed { outputs, inputs: Vec::new() })
+    }
+
+    /// The host's own collective, which is dropped here, tells the other ranks.
     fn abandon(self: Box<Self>, _reason: String) {}
 }

@@ -196,7 +196,7 @@ impl Memory for XlaMemory {
             let whole = trace.load(queue, Slice::whole(src));
             let start = i64::try_from(part * len).expect("buffers have fewer than 2^63 elements");
             let start = trace.input(Shape::new(&[], DType::I64.into()), start.to_le_bytes().to_vec());
-            let value = trace.hlo.dynamic_slice(&whole, &start, len);
+            let value = trace.hlo.dynamic_slice(&whole, &[(0, &start)], &[len]);
             trace.store(queue, &SliceMut::whole(dst), &value);
             return Ok(());
         }

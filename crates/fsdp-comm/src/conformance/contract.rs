@@ -5,7 +5,7 @@ use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
 use fsdp_core::{DType, Error, FailureKind, Memory, Queue, Rank};
 
 use super::values::{empty, filled};
-use super::{Body, outcomes, run_well};
+use super::{Body, in_schedule, outcomes, run_well};
 use crate::launch::{Launcher, Seat};
 
 fn comm_error<T>(result: Result<T, Error>) -> CommError {
@@ -86,11 +86,12 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let parts = filled(memory, Queue::Gather, DType::Bf16, comm.rank(), &lens, 1)?;
         let whole = empty(memory, DType::Bf16, &full)?;
-        comm.all_gather(memory, Purpose::Forward, None, parts, whole)?.wait_on(memory, Queue::Compute)?;
+        in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, whole))?;
         let inputs = filled(memory, Queue::Reduce, DType::F32, comm.rank(), &lens, ranks)?;
         let outputs = empty(memory, DType::F32, &lens)?;
-        let pending = comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)?;
-        pending.wait_on(memory, Queue::Compute)?;
+        in_schedule(memory, || {
+            comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)
+        })?;
         reduce(memory, comm, Purpose::Gradient, 7 * ranks)?;
         let buffers = filled(memory, Queue::Reduce, DType::Bf16, comm.rank(), &[5 * ranks, 0, ranks], 1)?;
         let pending = comm.broadcast(memory, Purpose::Setup, None, ranks - 1, buffers)?;
@@ -116,14 +117,15 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
         let rank = comm.rank();
         let inputs = filled(memory, Queue::Reduce, DType::F64, rank, &[2, 3], ranks)?;
         let outputs = empty(memory, DType::F64, &[2, 3])?;
-        let pending = comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)?;
-        let reduced = pending.wait_on(memory, Queue::Gather)?;
+        let reduced = in_schedule(memory, || {
+            comm.reduce_scatter(memory, ReduceOp::Sum, Purpose::Gradient, None, inputs, outputs)
+        })?;
         assert_eq!(live(), 8 * (5 * ranks + 5), "a reduce-scatter keeps the buffers of this rank");
         drop(reduced.inputs);
         assert_eq!(live(), 8 * 5, "its inputs are this rank's");
         let whole = empty(memory, DType::F64, &[2 * ranks, 3 * ranks])?;
-        let pending = comm.all_gather(memory, Purpose::Forward, None, reduced.outputs, whole)?;
-        let gathered = pending.wait_on(memory, Queue::Compute)?;
+        let parts = reduced.outputs;
+        let gathered = in_schedule(memory, || comm.all_gather(memory, Purpose::Forward, None, parts, whole))?;
         assert_eq!(live(), 8 * 5 * ranks, "an all-gather lets go of its inputs");
         drop(gathered);
         assert_eq!(live(), 0, "its outputs are this rank's");

@@ -3,8 +3,8 @@
 use fsdp_core::comm::{Comm, Completed, Pending, Purpose, ReduceOp};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
 
-use super::run_well;
 use super::values::{assert_contents, empty, filled, reduced, values};
+use super::{in_schedule, run_well};
 use crate::launch::Launcher;
 
 const LEN: usize = 5;
@@ -22,19 +22,21 @@ fn work_in_group<M: Memory>(
     assert_eq!(comm.world_rank().0, world_rank, "a rank keeps its name");
     let inputs = filled(memory, Queue::Reduce, DType::F32, world_rank, &[LEN], comm.size())?;
     let outputs = empty(memory, DType::F32, &[LEN])?;
-    let pending = comm.reduce_scatter(memory, ReduceOp::Average, Purpose::Gradient, None, inputs, outputs)?;
-    let mut completed = pending.wait_on(memory, Queue::Compute)?;
+    let mut completed = in_schedule(memory, || {
+        comm.reduce_scatter(memory, ReduceOp::Average, Purpose::Gradient, None, inputs, outputs)
+    })?;
     let expected = reduced(DType::F32, ReduceOp::Average, members, 0, LEN * members.len());
     let start = comm.rank() * LEN;
     let part = completed.outputs.remove(0);
     assert_contents(memory, &part, &expected[start..start + LEN], "reduce-scatter in a group")?;
 
     let buffers = filled(memory, Queue::Reduce, DType::I64, world_rank, &[LEN], 1)?;
-    let pending = comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers)?;
-    let summed = pending.wait_on(memory, Queue::Compute)?.outputs.remove(0);
+    let completed =
+        in_schedule(memory, || comm.all_reduce(memory, ReduceOp::Sum, Purpose::Scalars, None, buffers))?;
+    let summed = &completed.outputs[0];
     assert_contents(
         memory,
-        &summed,
+        summed,
         &reduced(DType::I64, ReduceOp::Sum, members, 0, LEN),
         "all-reduce in a group",
     )?;
@@ -145,11 +147,16 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
 pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
-        let started: Result<Vec<_>, _> = (0..6).map(|_| start_gather(memory, &mut seat.gathers)).collect();
-        for (later, mut pending) in started?.into_iter().rev().enumerate() {
+        memory.begin_schedule();
+        let started: Vec<_> =
+            (0..6).map(|_| start_gather(memory, &mut seat.gathers)).collect::<Result<_, _>>()?;
+        let mut gathered = Vec::new();
+        for (later, mut pending) in started.into_iter().rev().enumerate() {
             assert!(later == 0 || pending.is_ready(), "collectives of one communicator end in order");
-            check_gather(memory, ranks, &pending.wait_on(memory, Queue::Compute)?)?;
+            gathered.push(pending.wait_on(memory, Queue::Compute)?);
         }
+        memory.end_schedule()?;
+        gathered.iter().try_for_each(|completed| check_gather(memory, ranks, completed))?;
         Ok(())
     });
 }

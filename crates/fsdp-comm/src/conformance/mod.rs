@@ -13,7 +13,8 @@ mod values;
 
 use std::sync::Mutex;
 
-use fsdp_core::{DType, Error};
+use fsdp_core::comm::{Completed, Pending};
+use fsdp_core::{DType, Error, Memory, Queue};
 
 use crate::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 
@@ -97,6 +98,17 @@ pub fn outcomes<L: Launcher>(
         assert_eq!(outcomes.len(), results.len(), "every rank has returned");
     }
     outcomes
+}
+
+/// Makes a collective as the engine does: within a schedule, which a memory may run as a whole when it ends.
+fn in_schedule<M: Memory>(
+    memory: &M,
+    start: impl FnOnce() -> Result<Pending<M>, Error>,
+) -> Result<Completed<M::Buffer>, Error> {
+    memory.begin_schedule();
+    let completed = start()?.wait_on(memory, Queue::Compute)?;
+    memory.end_schedule()?;
+    Ok(completed)
 }
 
 /// Runs a body that is expected to succeed on every rank.

@@ -5,8 +5,8 @@ use fsdp_core::memory::Buffer;
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Queue};
 
-use super::run_well;
 use super::values::{assert_contents, empty, filled, reduced, values};
+use super::{in_schedule, run_well};
 use crate::launch::Launcher;
 
 /// Every rank receives all inputs, in rank order; inputs are only read. `lens` are the elements per rank of
@@ -20,9 +20,10 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         let inputs = filled(memory, Queue::Gather, dtype, seat.gathers.rank(), lens, 1)?;
         let full: Vec<usize> = lens.iter().map(|len| len * ranks).collect();
         let outputs = empty(memory, dtype, &full)?;
-        let pending =
-            seat.gathers.all_gather(memory, Purpose::Forward, Some(UnitId(1)), inputs.clone(), outputs)?;
-        let completed = pending.wait_on(memory, Queue::Compute)?;
+        let completed = in_schedule(memory, || {
+            let (unit, inputs) = (Some(UnitId(1)), inputs.clone());
+            seat.gathers.all_gather(memory, Purpose::Forward, unit, inputs, outputs)
+        })?;
         assert!(completed.inputs.is_empty(), "an all-gather gives no inputs back");
         assert!(inputs.iter().all(Buffer::is_exclusive), "an all-gather lets go of its inputs");
         assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
@@ -53,15 +54,10 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
         for &op in operations(dtype) {
             let inputs = filled(memory, Queue::Reduce, dtype, rank, lens, ranks)?;
             let outputs = empty(memory, dtype, lens)?;
-            let pending = seat.gathers.reduce_scatter(
-                memory,
-                op,
-                Purpose::Gradient,
-                Some(UnitId(2)),
-                inputs,
-                outputs,
-            )?;
-            let completed = pending.wait_on(memory, Queue::Compute)?;
+            let completed = in_schedule(memory, || {
+                let (purpose, unit) = (Purpose::Gradient, Some(UnitId(2)));
+                seat.gathers.reduce_scatter(memory, op, purpose, unit, inputs, outputs)
+            })?;
             assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
             assert_eq!(completed.inputs.len(), lens.len(), "all inputs come back");
             for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
@@ -86,8 +82,8 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
         let memory = &*seat.memory;
         for &op in operations(dtype) {
             let buffers = filled(memory, Queue::Reduce, dtype, seat.gathers.rank(), lens, 1)?;
-            let pending = seat.gathers.all_reduce(memory, op, Purpose::Scalars, None, buffers)?;
-            let completed = pending.wait_on(memory, Queue::Compute)?;
+            let completed =
+                in_schedule(memory, || seat.gathers.all_reduce(memory, op, Purpose::Scalars, None, buffers))?;
             assert_eq!(completed.outputs.len(), lens.len(), "one output per segment");
             for (segment, (output, &len)) in completed.outputs.iter().zip(lens).enumerate() {
                 assert_contents(memory, output, &reduced(dtype, op, &all, segment, len), "all-reduce")?;

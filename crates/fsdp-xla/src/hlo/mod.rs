@@ -1,11 +1,11 @@
 //! A writer of StableHLO: values with shapes, and one method for each operation, which checks its operands and leaves a
 //! line of text.
 //!
-//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.13 to 1.24) takes it, and people can read
-//! it. What is used of it is listed in docs/xla.md.
+//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.13 to 1.24) takes it, and people can read it.
 
 mod arithmetic;
 mod collectives;
+mod loops;
 mod shapes;
 mod types;
 

@@ -78,14 +78,39 @@ impl Builder {
         self.slice(x, &[0..rows, columns])
     }
 
-    /// `len` elements of a vector from an index on that is known when the program runs.
-    pub(crate) fn dynamic_slice(&mut self, x: &Value, start: &Value, len: usize) -> Value {
-        let shape = Shape::new(&[len], x.element());
+    /// As many elements of each dimension as `sizes` says, of some from an index on that is known when the program runs, else
+    /// from the first. An index behind the last possible one is that one.
+    pub(crate) fn dynamic_slice(&mut self, x: &Value, starts: &[(usize, &Value)], sizes: &[usize]) -> Value {
+        let shape = Shape::new(sizes, x.element());
+        let (names, shapes) = self.starts(x, starts);
         let text = format_args!(
-            "stablehlo.dynamic_slice {}, {}, sizes = [{len}] : ({}, {}) -> {shape}",
-            x.name, start.name, x.shape, start.shape
+            "stablehlo.dynamic_slice {}, {names}, sizes = [{}] : ({}, {shapes}) -> {shape}",
+            x.name,
+            list(sizes),
+            x.shape
         );
         self.push(shape.clone(), text)
+    }
+
+    /// `x` with `part` where [`Builder::dynamic_slice`] finds it.
+    pub(crate) fn dynamic_update(&mut self, x: &Value, part: &Value, starts: &[(usize, &Value)]) -> Value {
+        let (names, shapes) = self.starts(x, starts);
+        let text = format_args!(
+            "stablehlo.dynamic_update_slice {}, {}, {names} : ({}, {}, {shapes}) -> {}",
+            x.name, part.name, x.shape, part.shape, x.shape
+        );
+        self.push(x.shape.clone(), text)
+    }
+
+    /// Names and shapes of an index for each dimension, which is 0 where none is given.
+    fn starts(&mut self, x: &Value, given: &[(usize, &Value)]) -> (String, String) {
+        let element = given.first().map_or(Element::I32, |(_, start)| start.element());
+        let mut all = Vec::new();
+        for dim in 0..x.dims().len() {
+            let start = given.iter().find(|(own, _)| *own == dim).map(|&(_, start)| start.clone());
+            all.push(start.unwrap_or_else(|| self.int(0, &[], element)));
+        }
+        (list(all.iter().map(|start| start.name)), list(all.iter().map(|start| &start.shape)))
     }
 
     /// One after the other along a dimension.
@@ -104,13 +129,8 @@ impl Builder {
     /// `x` with `part` from these indices on.
     pub(crate) fn update(&mut self, x: &Value, part: &Value, at: &[usize]) -> Value {
         let starts: Vec<Value> = at.iter().map(|&start| self.int(start as i64, &[], Element::I32)).collect();
-        let names = list(starts.iter().map(|start| start.name));
-        let shapes = list(starts.iter().map(|start| &start.shape));
-        let text = format_args!(
-            "stablehlo.dynamic_update_slice {}, {}, {names} : ({}, {}, {shapes}) -> {}",
-            x.name, part.name, x.shape, part.shape, x.shape
-        );
-        self.push(x.shape.clone(), text)
+        let starts: Vec<(usize, &Value)> = starts.iter().enumerate().collect();
+        self.dynamic_update(x, part, &starts)
     }
 
     /// Element `ids[i]` of a vector, for each `i`.

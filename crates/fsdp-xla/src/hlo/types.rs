@@ -45,6 +45,16 @@ impl Element {
         matches!(self, Element::Bf16 | Element::F16)
     }
 
+    /// Bytes of one.
+    pub(crate) fn byte_len(self) -> usize {
+        match self {
+            Element::Bool | Element::U8 => 1,
+            Element::Bf16 | Element::F16 => 2,
+            Element::F32 | Element::U32 | Element::I32 => 4,
+            Element::F64 | Element::U64 | Element::I64 => 8,
+        }
+    }
+
     /// The type of arithmetic on it.
     pub(crate) fn master(self) -> Element {
         if self.is_narrow() { Element::F32 } else { self }
@@ -84,13 +94,7 @@ impl Shape {
 
     /// Bytes of all elements.
     pub(crate) fn byte_len(&self) -> usize {
-        let each = match self.element {
-            Element::Bool | Element::U8 => 1,
-            Element::Bf16 | Element::F16 => 2,
-            Element::F32 | Element::U32 | Element::I32 => 4,
-            Element::F64 | Element::U64 | Element::I64 => 8,
-        };
-        self.len() * each
+        self.len() * self.element.byte_len()
     }
 }
 
@@ -111,6 +115,8 @@ pub(crate) enum Name {
     Result(usize),
     /// One of several results of an operation.
     Part(usize, usize),
+    /// What a loop has in its body: its number, and which of the values that it carries.
+    Carried(usize, usize),
 }
 
 impl fmt::Display for Name {
@@ -119,6 +125,7 @@ impl fmt::Display for Name {
             Name::Argument(number) => write!(f, "%arg{number}"),
             Name::Result(number) => write!(f, "%{number}"),
             Name::Part(number, part) => write!(f, "%{number}#{part}"),
+            Name::Carried(number, part) => write!(f, "%in{number}_{part}"),
         }
     }
 }

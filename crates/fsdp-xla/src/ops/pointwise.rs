@@ -47,8 +47,8 @@ impl Trace {
                 let dropout = Dropout { p, keys: operands.batch.keys };
                 let ([], [x], _) = operands.split();
                 let value = self.read_master(x.slice.as_slice());
-                let factors =
-                    self.dropout_factors(dropout, value.len() / dropout.keys.len(), value.element());
+                let (keys, count) = (self.dropout_keys(dropout), value.len() / dropout.keys.len());
+                let factors = self.dropout_factors(dropout, keys, count, value.element());
                 let factors = self.hlo.reshape(&factors, value.dims());
                 let kept = self.hlo.multiply(&value, &factors);
                 self.write(&x, &kept);

@@ -11,29 +11,58 @@ const WEYL: [i64; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
 impl Trace {
-    /// What so many elements of each sample are multiplied with: 0, or what makes up for those that are dropped. The keys are
-    /// an argument.
-    pub(super) fn dropout_factors(&mut self, dropout: Dropout<'_>, count: usize, element: Element) -> Value {
-        let samples = dropout.keys.len();
-        let low = self.input_ints(dropout.keys.iter().map(|&key| key as u32));
-        let high = self.input_ints(dropout.keys.iter().map(|&key| (key >> 32) as u32));
-        let (hlo, blocks) = (&mut self.hlo, count.div_ceil(4));
-        let keys = [low, high].map(|key| hlo.broadcast(&key, &[0], &[samples, blocks]));
-        let words = words(hlo, keys, [samples, blocks]);
-        let words = hlo.slice(&words, &[0..samples, 0..count]);
+    /// The two halves of each sample's key, which are arguments.
+    pub(super) fn dropout_keys(&mut self, dropout: Dropout<'_>) -> [Value; 2] {
+        [0, 32].map(|shift| self.input_ints(dropout.keys.iter().map(|&key| (key >> shift) as u32)))
+    }
+
+    /// What the first elements of each sample, so many, are multiplied with: 0, or what makes up for those that are dropped.
+    pub(super) fn dropout_factors(
+        &mut self,
+        dropout: Dropout<'_>,
+        keys: [Value; 2],
+        count: usize,
+        element: Element,
+    ) -> Value {
+        let (hlo, sizes) = (&mut self.hlo, [keys[0].len(), count.div_ceil(4)]);
+        let counters = [hlo.iota(&sizes, 1, Element::U32), hlo.int(0, &sizes, Element::U32)];
+        let words = words(hlo, keys, counters);
+        let words = hlo.slice(&words, &[0..sizes[0], 0..count]);
+        self.kept_or_zero(dropout, &words, element)
+    }
+
+    /// What the elements of the generator's blocks with these numbers, of each sample, are multiplied with.
+    pub(super) fn dropout_factors_at(
+        &mut self,
+        dropout: Dropout<'_>,
+        keys: [Value; 2],
+        blocks: &Value,
+        element: Element,
+    ) -> Value {
+        let hlo = &mut self.hlo;
+        let high = hlo.with_int("shift_right_logical", blocks, 32);
+        let counters = [blocks, &high].map(|half| hlo.convert(half, Element::U32));
+        let words = words(hlo, keys, counters);
+        self.kept_or_zero(dropout, &words, element)
+    }
+
+    fn kept_or_zero(&mut self, dropout: Dropout<'_>, words: &Value, element: Element) -> Value {
+        let hlo = &mut self.hlo;
         let threshold = hlo.int(i64::from(dropout.threshold()), words.dims(), Element::U32);
-        let is_dropped = hlo.compare("LT", &words, &threshold);
+        let is_dropped = hlo.compare("LT", words, &threshold);
         let zero = hlo.zeros(words.dims(), element);
         let kept = hlo.float(dropout.kept(), words.dims(), element);
         hlo.select(&is_dropped, &zero, &kept)
     }
 }
 
-/// Four words of each block `0 ..`, for each key.
-fn words(hlo: &mut Builder, mut keys: [Value; 2], dims: [usize; 2]) -> Value {
-    let counter = hlo.iota(&dims, 1, Element::U32);
+/// Four words of each block, for each key; blocks are numbered by two halves.
+fn words(hlo: &mut Builder, keys: [Value; 2], counters: [Value; 2]) -> Value {
+    let dims = [counters[0].dims()[0], counters[0].dims()[1]];
+    let mut keys = keys.map(|key| hlo.broadcast(&key, &[0], &dims));
     let zero = hlo.int(0, &dims, Element::U32);
-    let mut x = [counter, zero.clone(), zero.clone(), zero];
+    let [low, high] = counters;
+    let mut x = [low, high, zero.clone(), zero];
     for _ in 0..ROUNDS {
         let first = product(hlo, &x[0], MULTIPLIERS[0]);
         let second = product(hlo, &x[2], MULTIPLIERS[1]);

@@ -9,6 +9,8 @@
 //! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
 //! second gather of a unit, and the memory that this was to save is not.
 
+mod program;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -19,7 +21,10 @@ use fsdp_nn::HostBuffer;
 
 use crate::buffer::{Content, Storage, XlaBuffer};
 use crate::ffi::DeviceBuffer;
-use crate::hlo::{Builder, Collective, Element, Name, Shape, Value, list};
+use crate::hlo::{Builder, Element, Name, Shape, Value};
+use crate::ops::SCORES_MAX_BYTES;
+
+pub(crate) use program::Traced;
 
 /// Where the elements of an argument come from.
 pub(crate) enum Source {
@@ -42,9 +47,10 @@ pub(crate) struct Argument {
 }
 
 /// What is traced.
-#[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) hlo: Builder,
+    /// What scores of attention may take at a time.
+    pub(crate) scores_max_bytes: usize,
     arguments: Vec<Argument>,
     /// Storage that was touched, in the order of first use.
     touched: Vec<Weak<Storage>>,
@@ -62,20 +68,17 @@ struct Awaited {
     is_past: bool,
 }
 
-/// A program with everything that it takes to run it on one rank.
-pub(crate) struct Traced {
-    /// The StableHLO text, the same on all ranks.
-    pub(crate) text: String,
-    /// How many operations it has.
-    pub(crate) operations: usize,
-    /// Its collectives, in order.
-    pub(crate) collectives: Vec<Collective>,
-    /// The arguments, in order.
-    pub(crate) arguments: Vec<Argument>,
-    /// Where the results go, in order.
-    pub(crate) results: Vec<Arc<Storage>>,
-    /// Storage of arguments that the program does not change, with the numbers of these.
-    pub(crate) unchanged: Vec<(usize, Arc<Storage>)>,
+impl Default for Trace {
+    fn default() -> Self {
+        Self {
+            hlo: Builder::default(),
+            scores_max_bytes: SCORES_MAX_BYTES,
+            arguments: Vec::new(),
+            touched: Vec::new(),
+            last: Default::default(),
+            awaited: Default::default(),
+        }
+    }
 }
 
 impl Trace {
@@ -245,54 +248,18 @@ impl Trace {
         }
     }
 
-    /// The program of what was traced, for so many replicas.
-    pub(crate) fn finish(mut self, replicas: usize) -> Traced {
-        let (mut results, mut values, mut unchanged) = (Vec::new(), Vec::new(), Vec::new());
-        let mut aliases = vec![None; self.arguments.len()];
-        for storage in std::mem::take(&mut self.touched) {
-            let Some(storage) = storage.upgrade() else { continue };
-            let held = match storage.take() {
-                Content::Traced(held) if !held.is_empty() => held,
-                _ => continue,
-            };
-            let is_own = |argument: &Argument| {
-                argument.storage.as_ref().is_some_and(|own| own.as_ptr() == Arc::as_ptr(&storage))
-            };
-            let argument = self.arguments.iter().position(is_own);
-            let value = self.whole(&storage, &held);
-            match argument {
-                Some(number) if value.name == Name::Argument(number) => unchanged.push((number, storage)),
-                _ => {
-                    if let Some(number) = argument {
-                        aliases[number] = Some(results.len());
-                    }
-                    values.push(value);
-                    results.push(storage);
-                }
-            }
-        }
-        let text = self.module(replicas, &aliases, &values);
-        let (operations, arguments) = (self.hlo.operations(), self.arguments);
-        let collectives = self.hlo.into_collectives();
-        Traced { text, operations, collectives, arguments, results, unchanged }
-    }
-
-    fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {
-        let arguments = self.arguments.iter().zip(aliases).enumerate().map(|(number, (argument, alias))| {
-            let alias =
-                alias.map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
-            format!("{}: {}{alias}", Name::Argument(number), argument.shape)
-        });
-        let shapes = list(results.iter().map(|value| &value.shape));
-        let returned = match results {
-            [] => String::new(),
-            _ => format!(" {} : {shapes}", list(results.iter().map(|value| value.name))),
-        };
-        format!(
-            "module @step attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {replicas} : i32}} {{\n  \
-             func.func public @main({}) -> ({shapes}) {{\n{}    return{returned}\n  }}\n}}\n",
-            list(arguments),
-            self.hlo.body()
-        )
+    /// So many rounds, the first of which begins with these values and each other one with what the one before has made. Buffers
+    /// are not touched in a round, since what they held would be values of the loop.
+    pub(crate) fn repeat<const N: usize>(
+        &mut self,
+        rounds: usize,
+        first: [Value; N],
+        round: impl FnOnce(&mut Self, &Value, [Value; N]) -> [Value; N],
+    ) -> [Value; N] {
+        let open = self.hlo.begin_loop(rounds, &first);
+        let own = std::array::from_fn(|part| open.values()[part].clone());
+        let ends = round(self, open.index(), own);
+        let results = self.hlo.end_loop(&open, &ends);
+        std::array::from_fn(|part| results[part].clone())
     }
 }

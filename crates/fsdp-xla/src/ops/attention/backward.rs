@@ -1,0 +1,117 @@
+//! The gradient of attention, whose scores are made again.
+
+use fsdp_nn::op::{AttentionDims, Scores};
+
+use super::Heads;
+use super::block::{Block, Division};
+use super::scores::Rules;
+use crate::hlo::{Product, Value};
+use crate::ops::Call;
+use crate::trace::Trace;
+
+/// What the gradient is made of beside queries, keys and values: the output and its gradient (as queries), and logarithms of the
+/// sums of exponentials (sample, key/value head, query head, query).
+struct Outputs {
+    y: Value,
+    dy: Value,
+    lse: Value,
+}
+
+impl Trace {
+    pub(super) fn attend_backward(&mut self, dims: AttentionDims, scores: Scores, operands: Call<'_, '_>) {
+        let AttentionDims { batch, seq, heads: count, kv_heads, head_dim } = dims;
+        let rules = Rules { dims, scores, batch: operands.batch };
+        let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
+        let [qkv, y, dy] = [qkv, y, dy].map(|slice| self.read(slice));
+        // Scores are made again, behind a gradient that forward does not have: else those of forward are kept.
+        let qkv = self.hlo.behind(&qkv, &dy);
+        let heads = self.heads(dims, &qkv);
+        let lse = self.read_master(lse);
+        let lse = self.hlo.reshape(&lse, &[batch, kv_heads, count / kv_heads, seq]);
+        let [y, dy] = [y, dy].map(|value| self.hlo.reshape(&value, heads.queries.dims()));
+        let outputs = Outputs { y, dy, lse };
+        let (element, master) = (heads.queries.element(), heads.queries.element().master());
+        let division = Division::new(dims, scores, master, self.scores_max_bytes);
+        let gradients = if division.blocks() == 1 {
+            self.attend_backward_block(&rules, &heads, &outputs, &Division::whole(dims))
+        } else {
+            let start = [&heads.queries, &heads.keys, &heads.values];
+            let start = start.map(|value| self.hlo.zeros(value.dims(), master));
+            self.repeat(division.blocks(), start, |trace, number, [dqueries, dkeys, dvalues]| {
+                let block = division.block(trace, dims, number);
+                let own = Heads {
+                    queries: block.queries_of(trace, &heads.queries, 1),
+                    keys: block.samples_of(trace, &heads.keys),
+                    values: block.samples_of(trace, &heads.values),
+                };
+                let outputs = Outputs {
+                    y: block.queries_of(trace, &outputs.y, 1),
+                    dy: block.queries_of(trace, &outputs.dy, 1),
+                    lse: block.queries_of(trace, &outputs.lse, 3),
+                };
+                let parts = trace.attend_backward_block(&rules, &own, &outputs, &block);
+                [
+                    block.put_queries(trace, &dqueries, &parts[0], 1),
+                    block.add_samples(trace, &dkeys, &parts[1]),
+                    block.add_samples(trace, &dvalues, &parts[2]),
+                ]
+            })
+        };
+        let [dqueries, dkeys, dvalues] = gradients.map(|gradient| self.hlo.convert(&gradient, element));
+        let dqueries = self.hlo.reshape(&dqueries, &[batch, seq, count, head_dim]);
+        let all = self.hlo.concatenate(&[dqueries, dkeys, dvalues], 2);
+        self.write(&dqkv, &all);
+    }
+
+    /// Gradients of the queries of a block, and what it adds to those of the keys and values of its samples, in the type of
+    /// arithmetic.
+    fn attend_backward_block(
+        &mut self,
+        rules: &Rules<'_>,
+        heads: &Heads,
+        outputs: &Outputs,
+        block: &Block,
+    ) -> [Value; 3] {
+        let (element, master) = (heads.queries.element(), heads.queries.element().master());
+        let (x, slope) = rules.scores(self, heads, block);
+        let lse = self.hlo.transpose(&outputs.lse, &[0, 1, 3, 2]);
+        let lse = self.over_keys(&lse, &x);
+        let exponents = self.hlo.subtract(&x, &lse);
+        let weights = self.hlo.unary("exponential", &exponents);
+        let own = self.own_slopes(outputs);
+        let over_elements = Product { batch: [&[0, 2], &[0, 2]], contract: [&[4], &[3]] };
+        let mut slopes = self.hlo.dot(&outputs.dy, &heads.values, over_elements, master);
+        let mut used = weights.clone();
+        if let Some(kept) = rules.kept(self, block, &weights) {
+            slopes = self.hlo.multiply(&slopes, &kept);
+            used = self.hlo.multiply(&used, &kept);
+        }
+        let own = self.over_keys(&own, &slopes);
+        let slopes = self.hlo.subtract(&slopes, &own);
+        let mut slopes = self.hlo.multiply(&slopes, &weights);
+        if let Some(slope) = slope {
+            slopes = self.hlo.multiply(&slopes, &slope);
+        }
+        let slopes = self.hlo.with("multiply", &slopes, rules.scores.scale(rules.dims.head_dim));
+        let slopes = self.hlo.convert(&slopes, element);
+        let weighting = rules.weighting(&heads.values);
+        let (used, dy) = (self.hlo.convert(&used, weighting), self.hlo.convert(&outputs.dy, weighting));
+        let over_keys = Product { batch: [&[0, 1], &[0, 2]], contract: [&[4], &[1]] };
+        let over_queries = Product { batch: [&[0, 1], &[0, 2]], contract: [&[2, 3], &[1, 3]] };
+        let dqueries = self.hlo.dot(&slopes, &heads.keys, over_keys, master);
+        let dqueries = self.hlo.transpose(&dqueries, &[0, 2, 1, 3, 4]);
+        let [dkeys, dvalues] = [(&slopes, &heads.queries), (&used, &dy)].map(|(a, b)| {
+            let product = self.hlo.dot(a, b, over_queries, master);
+            self.hlo.transpose(&product, &[0, 2, 1, 3])
+        });
+        [dqueries, dkeys, dvalues]
+    }
+
+    /// What a probability's gradient is less: the sum of all, each times its probability.
+    fn own_slopes(&mut self, outputs: &Outputs) -> Value {
+        let (y, dy) = (self.hlo.master(&outputs.y), self.hlo.master(&outputs.dy));
+        let products = self.hlo.multiply(&y, &dy);
+        let own = self.hlo.reduce("add", &products, &[4]);
+        self.hlo.transpose(&own, &[0, 2, 1, 3])
+    }
+}

@@ -1,0 +1,148 @@
+//! Blocks of attention: how many samples and queries have their scores in memory at a time.
+
+use fsdp_nn::op::{AttentionDims, Scores};
+
+use crate::hlo::{Element, Value};
+use crate::trace::Trace;
+
+/// What scores of a block may take, in bytes: as much as keeps the units for products of a TPU busy, and is little beside
+/// its memory.
+pub(crate) const SCORES_MAX_BYTES: usize = 128 << 20;
+
+/// Samples and queries whose scores are made together.
+pub(super) struct Block {
+    pub(super) samples: usize,
+    pub(super) queries: usize,
+    /// The first sample and the first query, unless the block is all there is.
+    pub(super) at: Option<[Value; 2]>,
+}
+
+/// Into how many blocks samples and the queries of each are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Division {
+    samples: usize,
+    queries: usize,
+}
+
+impl Division {
+    /// As few blocks of equal sizes as have at most so many bytes of scores. First samples are divided; then, where one sample is
+    /// too large, queries.
+    pub(super) fn new(dims: AttentionDims, scores: Scores, element: Element, bytes_max: usize) -> Self {
+        let AttentionDims { batch, seq, heads, .. } = dims;
+        let sample = heads * seq * seq * element.byte_len();
+        let samples = parts(batch, sample * batch, bytes_max, |_| true).unwrap_or(batch);
+        if samples < batch {
+            return Self { samples, queries: 1 };
+        }
+        // The generator makes four numbers at a time, so a block of queries begins with the first of four.
+        let is_whole = |queries| scores.dropout == 0.0 || (queries * seq % 4 == 0 && seq % 2 == 0);
+        Self { samples, queries: parts(seq, sample, bytes_max, is_whole).unwrap_or(1) }
+    }
+
+    /// How many blocks there are.
+    pub(super) fn blocks(self) -> usize {
+        self.samples * self.queries
+    }
+
+    /// All there is.
+    pub(super) fn whole(dims: AttentionDims) -> Block {
+        Block { samples: dims.batch, queries: dims.seq, at: None }
+    }
+
+    /// A block by its number.
+    pub(super) fn block(self, trace: &mut Trace, dims: AttentionDims, number: &Value) -> Block {
+        let (samples, queries) = (dims.batch / self.samples, dims.seq / self.queries);
+        let hlo = &mut trace.hlo;
+        let (sample, query) = (
+            hlo.with_int("divide", number, self.queries as i64),
+            hlo.with_int("remainder", number, self.queries as i64),
+        );
+        let at = [
+            hlo.with_int("multiply", &sample, samples as i64),
+            hlo.with_int("multiply", &query, queries as i64),
+        ];
+        Block { samples, queries, at: Some(at) }
+    }
+}
+
+/// How many equal parts of `count` things are wanted so that each has at most so many bytes, or up to four times as many parts
+/// where so many are not equal. None where there are none, as with a sequence of a prime number of tokens.
+fn parts(count: usize, bytes: usize, bytes_max: usize, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
+    let least = bytes.div_ceil(bytes_max).clamp(1, count);
+    (least..=count.min(4 * least)).find(|&parts| count.is_multiple_of(parts) && is_wanted(count / parts))
+}
+
+impl Block {
+    /// The samples of a value of which they are the first dimension.
+    pub(super) fn samples_of(&self, trace: &mut Trace, x: &Value) -> Value {
+        let Some([sample, _]) = &self.at else { return x.clone() };
+        let mut sizes = x.dims().to_vec();
+        sizes[0] = self.samples;
+        trace.hlo.dynamic_slice(x, &[(0, sample)], &sizes)
+    }
+
+    /// The samples and queries of a value of which these are the first dimension and dimension `queries`.
+    pub(super) fn queries_of(&self, trace: &mut Trace, x: &Value, queries: usize) -> Value {
+        let Some([sample, query]) = &self.at else { return x.clone() };
+        let mut sizes = x.dims().to_vec();
+        (sizes[0], sizes[queries]) = (self.samples, self.queries);
+        trace.hlo.dynamic_slice(x, &[(0, sample), (queries, query)], &sizes)
+    }
+
+    /// Puts samples and queries where [`Block::queries_of`] finds them.
+    pub(super) fn put_queries(
+        &self,
+        trace: &mut Trace,
+        whole: &Value,
+        part: &Value,
+        queries: usize,
+    ) -> Value {
+        match &self.at {
+            None => part.clone(),
+            Some([sample, query]) => trace.hlo.dynamic_update(whole, part, &[(0, sample), (queries, query)]),
+        }
+    }
+
+    /// Adds to samples, where [`Block::samples_of`] finds them.
+    pub(super) fn add_samples(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
+        let Some([sample, _]) = &self.at else { return part.clone() };
+        let old = self.samples_of(trace, whole);
+        let sum = trace.hlo.add(&old, part);
+        trace.hlo.dynamic_update(whole, &sum, &[(0, sample)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples and queries of a block, of so many samples and positions, with 6 heads of `f64`.
+    fn block(batch: usize, seq: usize, bytes_max: usize, dropout: f64) -> [usize; 2] {
+        let dims = AttentionDims { batch, seq, heads: 6, kv_heads: 2, head_dim: 4 };
+        let division = Division::new(dims, Scores::dropping(dropout), Element::F64, bytes_max);
+        [batch / division.samples, seq / division.queries]
+    }
+
+    #[test]
+    fn blocks_have_at_most_as_many_bytes_of_scores_as_they_may() {
+        let sample = 6 * 150 * 150 * 8;
+        assert_eq!(block(4, 150, 4 * sample, 0.0), [4, 150]);
+        assert_eq!(block(4, 150, 4 * sample - 1, 0.0), [2, 150]);
+        assert_eq!(block(5, 150, 4 * sample, 0.0), [1, 150]);
+        assert_eq!(block(4, 150, sample, 0.0), [1, 150]);
+        assert_eq!(block(4, 150, sample - 1, 0.0), [1, 75]);
+        assert_eq!(block(4, 150, 1, 0.0), [1, 1]);
+    }
+
+    #[test]
+    fn a_block_begins_with_the_first_of_four_random_numbers() {
+        // 75 queries of 150 keys have 11,250 numbers, which is no multiple of four.
+        assert_eq!(block(1, 150, 6 * 150 * 150 * 8 - 1, 0.5), [1, 50]);
+        assert_eq!(block(1, 153, 6 * 153 * 153 * 8 - 1, 0.5), [1, 153]);
+    }
+
+    #[test]
+    fn a_sequence_that_has_no_equal_parts_is_not_divided() {
+        assert_eq!(block(2, 67, 6 * 67 * 67 * 8 - 1, 0.0), [1, 67]);
+    }
+}
