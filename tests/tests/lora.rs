@@ -17,9 +17,11 @@ use fsdp_train::config::Resolved;
 use fsdp_train::train::{RunOptions, Summary, train};
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{InitSource, Job, Oracle, TrainError, adapter};
+use fsdp_xla::ProgramOptions;
 use serde_json::Value;
 
 use crate::support::{GPT2, LLAMA, config, threads};
+use crate::xla;
 
 /// Tensors, as a fraction of their largest value.
 const TENSORS: f64 = 1e-5;
@@ -224,6 +226,23 @@ fn sharded_adapters_have_the_bits_of_unsharded_ones_and_the_predicted_memory() {
             );
         }
     }
+}
+
+#[test]
+fn adapters_are_trained_by_programs() {
+    let Some(plugin) = xla::plugin() else { return };
+    let overrides = [
+        "adapter.rank=3",
+        "adapter.dropout=0.1",
+        "adapter.target_modules=['q_proj', 'v_proj', 'up_proj', 'down_proj']",
+        "adapter.modules_to_save=['model.norm', 'layers.1.mlp.gate_proj']",
+        xla::LAYERS,
+        "fsdp.activation_checkpointing=\"full\"",
+        "run.device=\"xla\"",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let job = job(LLAMA, config(dir.path(), 61, &overrides));
+    xla::check_job(&plugin, &job, &[1, 2, 4], ProgramOptions::default());
 }
 
 #[test]
