@@ -5,12 +5,12 @@ use fsdp_nn::op::{AttentionDims, Scores};
 use super::Heads;
 use super::block::{Block, Division};
 use super::scores::Rules;
-use crate::hlo::{Product, Value};
+use crate::hlo::Value;
 use crate::ops::Call;
 use crate::trace::Trace;
 
-/// What the gradient is made of beside queries, keys and values: the output and its gradient (as queries), and logarithms of the
-/// sums of exponentials (sample, key/value head, query head, query).
+/// What the gradient is made of beside queries, keys and values: the output and its gradient, as queries, and logarithms of the
+/// sums of exponentials, one for each query.
 struct Outputs {
     y: Value,
     dy: Value,
@@ -28,7 +28,7 @@ impl Trace {
         let heads = self.heads(dims, &qkv);
         let lse = self.read_master(lse);
         let lse = self.hlo.reshape(&lse, &[batch, kv_heads, count / kv_heads, seq]);
-        let [y, dy] = [y, dy].map(|value| self.hlo.reshape(&value, heads.queries.dims()));
+        let [y, dy] = [y, dy].map(|value| self.by_head(dims, &value));
         let outputs = Outputs { y, dy, lse };
         let (element, master) = (heads.queries.element(), heads.queries.element().master());
         let division = Division::new(dims, scores, master, self.scores_max_bytes);
@@ -40,25 +40,27 @@ impl Trace {
             self.repeat(division.blocks(), start, |trace, number, [dqueries, dkeys, dvalues]| {
                 let block = division.block(trace, dims, number);
                 let own = Heads {
-                    queries: block.queries_of(trace, &heads.queries, 1),
+                    queries: block.queries_of(trace, &heads.queries),
                     keys: block.samples_of(trace, &heads.keys),
                     values: block.samples_of(trace, &heads.values),
                 };
                 let outputs = Outputs {
-                    y: block.queries_of(trace, &outputs.y, 1),
-                    dy: block.queries_of(trace, &outputs.dy, 1),
-                    lse: block.queries_of(trace, &outputs.lse, 3),
+                    y: block.queries_of(trace, &outputs.y),
+                    dy: block.queries_of(trace, &outputs.dy),
+                    lse: block.queries_of(trace, &outputs.lse),
                 };
                 let parts = trace.attend_backward_block(&rules, &own, &outputs, &block);
                 [
-                    block.put_queries(trace, &dqueries, &parts[0], 1),
+                    block.put_queries(trace, &dqueries, &parts[0]),
                     block.add_samples(trace, &dkeys, &parts[1]),
                     block.add_samples(trace, &dvalues, &parts[2]),
                 ]
             })
         };
         let [dqueries, dkeys, dvalues] = gradients.map(|gradient| self.hlo.convert(&gradient, element));
+        let dqueries = self.by_row(&dqueries);
         let dqueries = self.hlo.reshape(&dqueries, &[batch, seq, count, head_dim]);
+        let [dkeys, dvalues] = [dkeys, dvalues].map(|x| self.hlo.transpose(&x, &[0, 2, 1, 3]));
         let all = self.hlo.concatenate(&[dqueries, dkeys, dvalues], 2);
         self.write(&dqkv, &all);
     }
@@ -74,13 +76,12 @@ impl Trace {
     ) -> [Value; 3] {
         let (element, master) = (heads.queries.element(), heads.queries.element().master());
         let (x, slope) = rules.scores(self, heads, block);
-        let lse = self.hlo.transpose(&outputs.lse, &[0, 1, 3, 2]);
-        let lse = self.over_keys(&lse, &x);
+        let lse = self.over_keys(&outputs.lse, &x);
         let exponents = self.hlo.subtract(&x, &lse);
         let weights = self.hlo.unary("exponential", &exponents);
         let own = self.own_slopes(outputs);
-        let over_elements = Product { batch: [&[0, 2], &[0, 2]], contract: [&[4], &[3]] };
-        let mut slopes = self.hlo.dot(&outputs.dy, &heads.values, over_elements, master);
+        let slopes = self.product(&outputs.dy, &heads.values, [3, 3], master);
+        let mut slopes = self.hlo.reshape(&slopes, x.dims());
         let mut used = weights.clone();
         if let Some(kept) = rules.kept(self, block, &weights) {
             slopes = self.hlo.multiply(&slopes, &kept);
@@ -96,14 +97,10 @@ impl Trace {
         let slopes = self.hlo.convert(&slopes, element);
         let weighting = rules.weighting(&heads.values);
         let (used, dy) = (self.hlo.convert(&used, weighting), self.hlo.convert(&outputs.dy, weighting));
-        let over_keys = Product { batch: [&[0, 1], &[0, 2]], contract: [&[4], &[1]] };
-        let over_queries = Product { batch: [&[0, 1], &[0, 2]], contract: [&[2, 3], &[1, 3]] };
-        let dqueries = self.hlo.dot(&slopes, &heads.keys, over_keys, master);
-        let dqueries = self.hlo.transpose(&dqueries, &[0, 2, 1, 3, 4]);
-        let [dkeys, dvalues] = [(&slopes, &heads.queries), (&used, &dy)].map(|(a, b)| {
-            let product = self.hlo.dot(a, b, over_queries, master);
-            self.hlo.transpose(&product, &[0, 2, 1, 3])
-        });
+        let dqueries = self.product(&slopes, &heads.keys, [3, 2], master);
+        let dqueries = self.hlo.reshape(&dqueries, heads.queries.dims());
+        let dkeys = self.product(&slopes, &heads.queries, [2, 2], master);
+        let dvalues = self.product(&used, &dy, [2, 2], master);
         [dqueries, dkeys, dvalues]
     }
 
@@ -111,7 +108,6 @@ impl Trace {
     fn own_slopes(&mut self, outputs: &Outputs) -> Value {
         let (y, dy) = (self.hlo.master(&outputs.y), self.hlo.master(&outputs.dy));
         let products = self.hlo.multiply(&y, &dy);
-        let own = self.hlo.reduce("add", &products, &[4]);
-        self.hlo.transpose(&own, &[0, 2, 1, 3])
+        self.hlo.reduce("add", &products, &[4])
     }
 }

@@ -81,25 +81,19 @@ impl Block {
         trace.hlo.dynamic_slice(x, &[(0, sample)], &sizes)
     }
 
-    /// The samples and queries of a value of which these are the first dimension and dimension `queries`.
-    pub(super) fn queries_of(&self, trace: &mut Trace, x: &Value, queries: usize) -> Value {
+    /// The samples and queries of a value of which these are the first and the fourth dimension.
+    pub(super) fn queries_of(&self, trace: &mut Trace, x: &Value) -> Value {
         let Some([sample, query]) = &self.at else { return x.clone() };
         let mut sizes = x.dims().to_vec();
-        (sizes[0], sizes[queries]) = (self.samples, self.queries);
-        trace.hlo.dynamic_slice(x, &[(0, sample), (queries, query)], &sizes)
+        (sizes[0], sizes[3]) = (self.samples, self.queries);
+        trace.hlo.dynamic_slice(x, &[(0, sample), (3, query)], &sizes)
     }
 
     /// Puts samples and queries where [`Block::queries_of`] finds them.
-    pub(super) fn put_queries(
-        &self,
-        trace: &mut Trace,
-        whole: &Value,
-        part: &Value,
-        queries: usize,
-    ) -> Value {
+    pub(super) fn put_queries(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
         match &self.at {
             None => part.clone(),
-            Some([sample, query]) => trace.hlo.dynamic_update(whole, part, &[(0, sample), (queries, query)]),
+            Some([sample, query]) => trace.hlo.dynamic_update(whole, part, &[(0, sample), (3, query)]),
         }
     }
 

@@ -5,7 +5,7 @@ use fsdp_nn::op::{AttentionDims, Scores};
 use super::Heads;
 use super::block::{Block, Division};
 use super::scores::Rules;
-use crate::hlo::{Product, Value};
+use crate::hlo::Value;
 use crate::ops::Call;
 use crate::trace::Trace;
 
@@ -26,23 +26,23 @@ impl Trace {
             self.repeat(division.blocks(), [out, logarithms], |trace, number, [out, logarithms]| {
                 let block = division.block(trace, dims, number);
                 let own = Heads {
-                    queries: block.queries_of(trace, &heads.queries, 1),
+                    queries: block.queries_of(trace, &heads.queries),
                     keys: block.samples_of(trace, &heads.keys),
                     values: block.samples_of(trace, &heads.values),
                 };
                 let [own_out, own_logarithms] = trace.attend_block(&rules, &own, &block);
                 [
-                    block.put_queries(trace, &out, &own_out, 1),
-                    block.put_queries(trace, &logarithms, &own_logarithms, 3),
+                    block.put_queries(trace, &out, &own_out),
+                    block.put_queries(trace, &logarithms, &own_logarithms),
                 ]
             })
         };
         self.write(&lse, &logarithms);
+        let out = self.by_row(&out);
         self.write(&y, &out);
     }
 
-    /// Outputs of a block (sample, query, key/value head, query head, element), and logarithms of the sums of its
-    /// exponentials (sample, key/value head, query head, query).
+    /// Outputs of a block, as its queries, and logarithms of the sums of its exponentials, one for each query.
     fn attend_block(&mut self, rules: &Rules<'_>, heads: &Heads, block: &Block) -> [Value; 2] {
         let (x, _) = rules.scores(self, heads, block);
         let largest = self.hlo.reduce("maximum", &x, &[4]);
@@ -52,7 +52,6 @@ impl Trace {
         let sums = self.hlo.reduce("add", &exponentials, &[4]);
         let logarithms = self.hlo.unary("log", &sums);
         let logarithms = self.hlo.add(&logarithms, &largest);
-        let logarithms = self.hlo.transpose(&logarithms, &[0, 1, 3, 2]);
         let sums = self.over_keys(&sums, &x);
         let mut weights = self.hlo.divide(&exponentials, &sums);
         if let Some(kept) = rules.kept(self, block, &weights) {
@@ -61,9 +60,8 @@ impl Trace {
         let element = rules.weighting(&heads.values);
         let (weights, values) =
             (self.hlo.convert(&weights, element), self.hlo.convert(&heads.values, element));
-        let product = Product { batch: [&[0, 1], &[0, 2]], contract: [&[4], &[1]] };
-        let out = self.hlo.dot(&weights, &values, product, element.master());
+        let out = self.product(&weights, &values, [3, 2], element.master());
         let out = self.hlo.convert(&out, heads.values.element());
-        [self.hlo.transpose(&out, &[0, 2, 1, 3, 4]), logarithms]
+        [self.hlo.reshape(&out, heads.queries.dims()), logarithms]
     }
 }

@@ -12,12 +12,13 @@ mod scores;
 use fsdp_nn::op::{Attention, AttentionDims};
 
 use super::Call;
-use crate::hlo::Value;
+use crate::hlo::{Element, Product, Value};
 use crate::trace::Trace;
 
 pub(crate) use block::SCORES_MAX_BYTES;
 
-/// Queries, keys and values; dimensions are sample, position, key/value head, (query head of it,) element.
+/// Queries, keys and values; dimensions are sample, key/value head, (query head of it,) position, element. So products are of
+/// matrices that lie in memory one behind the other, and nothing as large as scores is ever transposed.
 struct Heads {
     queries: Value,
     keys: Value,
@@ -43,7 +44,34 @@ impl Trace {
         let mut of = |range| self.hlo.slice(&x, &[0..batch, 0..seq, range, 0..head_dim]);
         let queries = of(0..heads);
         let (keys, values) = (of(heads..heads + kv_heads), of(heads + kv_heads..heads + 2 * kv_heads));
-        let queries = self.hlo.reshape(&queries, &[batch, seq, kv_heads, heads / kv_heads, head_dim]);
+        let queries = self.by_head(dims, &queries);
+        let [keys, values] = [keys, values].map(|x| self.hlo.transpose(&x, &[0, 2, 1, 3]));
         Heads { queries, keys, values }
+    }
+
+    /// What there is for each element of each query, as [`Heads::queries`].
+    fn by_head(&mut self, dims: AttentionDims, x: &Value) -> Value {
+        let AttentionDims { batch, seq, heads, kv_heads, head_dim } = dims;
+        let x = self.hlo.reshape(x, &[batch, seq, kv_heads, heads / kv_heads, head_dim]);
+        self.hlo.transpose(&x, &[0, 2, 3, 1, 4])
+    }
+
+    /// The same in the order of rows: sample, position, key/value head, query head, element.
+    fn by_row(&mut self, x: &Value) -> Value {
+        self.hlo.transpose(x, &[0, 3, 1, 2, 4])
+    }
+
+    /// For each sample and key/value head the product of two matrices, summed over one dimension of each. What there is for each
+    /// query (five dimensions) has a row for each query of each query head.
+    fn product(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
+        let mut rows = |x: &Value| match *x.dims() {
+            [samples, kv_heads, heads, queries, width] => {
+                self.hlo.reshape(x, &[samples, kv_heads, heads * queries, width])
+            }
+            _ => x.clone(),
+        };
+        let (a, b) = (rows(a), rows(b));
+        let product = Product { batch: [&[0, 1], &[0, 1]], contract: [&[over[0]], &[over[1]]] };
+        self.hlo.dot(&a, &b, product, element)
     }
 }

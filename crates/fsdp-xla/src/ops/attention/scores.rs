@@ -5,7 +5,7 @@ use fsdp_nn::op::{AttentionDims, Scores};
 
 use super::Heads;
 use super::block::Block;
-use crate::hlo::{Element, Product, Value};
+use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
 /// What all scores of a call have in common.
@@ -24,12 +24,15 @@ impl Rules<'_> {
         if is_plain { values.element() } else { values.element().master() }
     }
 
-    /// Scaled, capped and masked scores of the heads of a block: sample, key/value head, query, query head, key. With them the
+    /// Scaled, capped and masked scores of the heads of a block: sample, key/value head, query head, query, key. With them the
     /// slope of the cap.
     pub(super) fn scores(&self, trace: &mut Trace, heads: &Heads, block: &Block) -> (Value, Option<Value>) {
         let Heads { queries, keys, .. } = heads;
-        let product = Product { batch: [&[0, 2], &[0, 2]], contract: [&[4], &[3]] };
-        let x = trace.hlo.dot(queries, keys, product, queries.element().master());
+        let [samples, kv_heads, heads, positions, _] = queries.dims()[..] else {
+            panic!("queries have five dimensions, not {}", queries.shape);
+        };
+        let x = trace.product(queries, keys, [3, 3], queries.element().master());
+        let x = trace.hlo.reshape(&x, &[samples, kv_heads, heads, positions, self.dims.seq]);
         let mut x = trace.hlo.with("multiply", &x, self.scores.scale(self.dims.head_dim));
         let mut slope = None;
         if let Some(cap) = self.scores.softcap {
@@ -43,7 +46,7 @@ impl Rules<'_> {
 
     /// Which key a query sees.
     fn seen(&self, trace: &mut Trace, sizes: &[usize], block: &Block) -> Value {
-        let mut query = trace.hlo.iota(sizes, 2, Element::I32);
+        let mut query = trace.hlo.iota(sizes, 3, Element::I32);
         if let Some([_, first]) = &block.at {
             let first = trace.hlo.fill(first, sizes);
             query = trace.hlo.add(&query, &first);
@@ -60,9 +63,12 @@ impl Rules<'_> {
             let of_rows = numbers.flat_map(|(number, rows)| rows.clone().map(move |_| number as u32));
             let documents = trace.input_ints(of_rows);
             let documents = trace.hlo.reshape(&documents, &[self.dims.batch, self.dims.seq]);
-            let (query, key) = (block.queries_of(trace, &documents, 1), block.samples_of(trace, &documents));
-            let query = trace.hlo.broadcast(&query, &[0, 2], sizes);
+            let key = block.samples_of(trace, &documents);
             let key = trace.hlo.broadcast(&key, &[0, 4], sizes);
+            let query = trace.hlo.reshape(&documents, &[self.dims.batch, 1, 1, self.dims.seq]);
+            let query = block.queries_of(trace, &query);
+            let query = trace.hlo.reshape(&query, &[block.samples, block.queries]);
+            let query = trace.hlo.broadcast(&query, &[0, 3], sizes);
             let is_same = trace.hlo.compare("EQ", &query, &key);
             is_seen = trace.hlo.binary("and", &is_seen, &is_same);
         }
@@ -72,7 +78,7 @@ impl Rules<'_> {
     /// What probabilities of a block are multiplied with, if any are dropped.
     pub(super) fn kept(&self, trace: &mut Trace, block: &Block, like: &Value) -> Option<Value> {
         let dropout = self.scores.dropout(self.batch.keys)?;
-        let AttentionDims { seq, heads, kv_heads, .. } = self.dims;
+        let AttentionDims { seq, heads, .. } = self.dims;
         let keys = trace.dropout_keys(dropout).map(|keys| block.samples_of(trace, &keys));
         let factors = match &block.at {
             Some([_, first]) if block.queries < seq => {
@@ -94,9 +100,7 @@ impl Rules<'_> {
             }
             _ => trace.dropout_factors(dropout, keys, heads * seq * seq, like.element()),
         };
-        let sizes = [block.samples, kv_heads, heads / kv_heads, block.queries, seq];
-        let factors = trace.hlo.reshape(&factors, &sizes);
-        Some(trace.hlo.transpose(&factors, &[0, 1, 3, 2, 4]))
+        Some(trace.hlo.reshape(&factors, like.dims()))
     }
 }
 
