@@ -1,5 +1,8 @@
 //! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop, a second SIGINT or SIGTERM exits at once. Before there is anything to save or
 //! to put back, the first one exits at once too.
+//!
+//! SIGUSR1 counts for neither: `fsdp launch` sends it beside the SIGTERM that a scheduler sends to all processes, and nothing
+//! says in which order two signals arrive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,8 +46,8 @@ impl StopSignal {
     }
 
     fn register(is_idle: bool) -> Result<Self, CliError> {
-        let [stop, terminate, is_idle] =
-            [false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
+        let [stop, is_told, terminate, is_idle] =
+            [false, false, false, is_idle].map(|is_raised| Arc::new(AtomicBool::new(is_raised)));
         let failed = |source| CliError::Signal { source };
         for signal in [SIGTERM, SIGUSR1] {
             flag::register(signal, Arc::clone(&terminate)).map_err(failed)?;
@@ -59,9 +62,9 @@ impl StopSignal {
                 flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
             };
             now(idle_code, &is_idle).map_err(failed)?;
-            // `fsdp launch` sends SIGUSR1 beside what a scheduler sends: it only asks.
             if signal != SIGUSR1 {
-                now(Exit::Interrupted, &stop).map_err(failed)?;
+                now(Exit::Interrupted, &is_told).map_err(failed)?;
+                flag::register(signal, Arc::clone(&is_told)).map_err(failed)?;
             }
             flag::register(signal, Arc::clone(&stop)).map_err(failed)?;
         }

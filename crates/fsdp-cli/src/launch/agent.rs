@@ -58,7 +58,9 @@ pub(super) struct Agent<'a> {
     /// When it last looked around.
     looked: Instant,
     was_stopped: bool,
-    /// Whether it was asked a second time, and does not wait for a save.
+    /// Whether it was asked by a signal that does not wait for a save when it comes again.
+    was_told: bool,
+    /// Whether such a signal came again.
     was_interrupted: bool,
 }
 
@@ -82,6 +84,7 @@ impl<'a> Agent<'a> {
             known,
             looked: Instant::now(),
             was_stopped: false,
+            was_told: false,
             was_interrupted: false,
         }
     }
@@ -219,10 +222,14 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The first signal lets the processes save; the second does not wait for it, unless it is one that only asks.
+    /// The first signal lets the processes save; a second one does not wait for it. One that only asks is neither: of signals
+    /// that are sent together, it may be heard first although it was sent last.
     fn asked_to_stop(&mut self, signal: i32, session: &Session) {
+        tracing::info!(signal, "asked to stop");
         session.say(Message::Leave);
-        self.was_interrupted |= self.was_stopped && signal != SIGUSR1;
+        if signal != SIGUSR1 {
+            self.was_interrupted |= std::mem::replace(&mut self.was_told, true);
+        }
         self.was_stopped = true;
         match &mut self.running {
             Some(attempt) if self.was_interrupted => attempt.kill(),

@@ -22,11 +22,22 @@ impl Running {
     /// Starts a run and waits for its first line on stderr.
     fn start_at(sandbox: &Sandbox, args: &str, first: &str) -> Self {
         let mut command = sandbox.command();
-        command
-            .args(args.split_whitespace())
-            .env("TMPDIR", sandbox.path(""))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(args.split_whitespace());
+        Self::of(sandbox, command, first)
+    }
+
+    /// Starts a run and waits until its first step is under way, which it stays until [`Running::end`]: every operation says a
+    /// line, and there are far more of them than a pipe holds that nobody reads.
+    fn start_in_step(sandbox: &Sandbox) -> Self {
+        sandbox.write("data.txt", "0123456789abcdef".repeat(1024));
+        let mut command = sandbox.command();
+        let many = "train run.toml --quiet --set train.steps=1000 --set train.global_batch_size=1024";
+        command.args(many.split_whitespace()).env("RUST_LOG", "fsdp::op=trace");
+        Self::of(sandbox, command, "")
+    }
+
+    fn of(sandbox: &Sandbox, mut command: Command, first: &str) -> Self {
+        command.env("TMPDIR", sandbox.path("")).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
@@ -84,16 +95,27 @@ fn sigterm_stops_after_the_step_saves_exports_and_asks_to_be_run_again() {
 #[test]
 fn a_second_signal_exits_at_once_without_a_model() {
     let sandbox = Sandbox::new();
-    // Steps that take far longer than it takes to send two signals.
-    sandbox.write("data.txt", "0123456789abcdef".repeat(4200));
-    let large = "--set train.micro_batch_size=16 --set train.global_batch_size=1024 --set data.seq_len=64";
-    let run = Running::start(&sandbox, &format!("train run.toml --set train.steps=1000 {large}"));
+    let run = Running::start_in_step(&sandbox);
     run.signal("INT");
     run.signal("TERM");
     let ran = run.end();
     assert_eq!(ran.code, Some(130), "{}", ran.stderr);
     assert!(!sandbox.path("out/model/model.safetensors").exists());
     assert!(!sandbox.path("out/model/config.json").exists());
+}
+
+/// `fsdp launch` sends SIGUSR1 beside the SIGTERM that a scheduler sends to all, and either may arrive first.
+#[test]
+fn a_signal_that_only_asks_makes_none_the_second_one() {
+    for signals in [["USR1", "TERM"], ["TERM", "USR1"]] {
+        let sandbox = Sandbox::new();
+        let run = Running::start_in_step(&sandbox);
+        signals.iter().for_each(|signal| run.signal(signal));
+        let ran = run.end();
+        assert_eq!(ran.code, Some(75), "{signals:?}: {}", ran.stderr);
+        let steps = sandbox.metrics("out").len() as u64;
+        assert_eq!(RunDir::new(sandbox.path("out")).steps().unwrap(), [steps], "{signals:?}");
+    }
 }
 
 /// The first line on stderr is a warning on the run file; the data, which takes long to read, comes after it.
