@@ -61,8 +61,9 @@ pub(crate) fn place() -> Result<Option<Place>, CliError> {
     Ok(place)
 }
 
-/// How long a process waits for the first one of its node to say what is wrong, and that one for the others to hear it.
-const SAID_WITHIN: Duration = Duration::from_secs(1);
+/// How long a process waits for the first one of its node to say what is wrong, and that one for the others to hear it. On a
+/// node with other work they start seconds apart.
+const SAID_WITHIN: Duration = Duration::from_secs(5);
 
 /// Says what ends this process before it has met the others. The first process of a node says it, and tells the others
 /// there, which then need not say the same, word by word. Nodes may have different files and libraries, so each of them speaks
