@@ -63,9 +63,9 @@ munged --force --key-file "$dir/munge/key" --socket "$dir/munge/socket" --pid-fi
     --log-file "$dir/log/munged.log" --seed-file "$dir/munge/seed" --num-threads 1
 slurmctld
 for name in n1 n2 n3 n4; do slurmd -N $name; done
-for _ in $(seq 600); do
+for _ in $(seq 6000); do
     [ "$(sinfo --noheader --states idle --format %D 2> /dev/null)" = 4 ] && exec "$@"
     sleep 0.1
 done
-echo "the nodes of Slurm are not idle after a minute: see $dir/log" >&2
+echo "the nodes of Slurm are not idle after ten minutes: see $dir/log" >&2
 exit 1

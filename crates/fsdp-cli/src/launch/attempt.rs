@@ -231,6 +231,37 @@ fn describe(process: usize, status: ExitStatus) -> String {
 mod tests {
     use super::*;
 
+    /// An attempt whose two processes are not there.
+    fn attempt() -> Attempt {
+        let running = |pid| Running { pid: Pid::from_raw(pid).unwrap(), status: None };
+        Attempt {
+            number: 0,
+            first_process: 0,
+            processes: vec![running(i32::MAX - 1), running(i32::MAX)],
+            failed: None,
+            verdict: None,
+            deadline: None,
+            was_asked: false,
+        }
+    }
+
+    #[test]
+    fn others_have_a_moment_when_they_know_of_a_failure_and_longer_when_they_have_to_notice_it() {
+        let (killed, failed) = (ExitStatus::from_raw(9), ExitStatus::from_raw(75 << 8));
+        let told = || Some("process 1 has failed".to_owned());
+        for (status, verdict, grace) in
+            [(killed, None, GRACE_OF_TOLD), (failed, told(), GRACE_OF_TOLD), (failed, None, GRACE)]
+        {
+            let (mut attempt, before) = (attempt(), Instant::now());
+            attempt.note(1, status, verdict);
+            let deadline = attempt.deadline.expect("the others have to end");
+            assert!((before + grace..=Instant::now() + grace).contains(&deadline), "{status}");
+            // What ends later says nothing new.
+            attempt.note(0, failed, told());
+            assert!(attempt.deadline.is_some_and(|later| later <= deadline), "{status}");
+        }
+    }
+
     #[test]
     fn what_can_not_pass_counts_before_what_can() {
         let of =

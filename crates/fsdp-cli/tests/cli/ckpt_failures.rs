@@ -4,10 +4,10 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
 use crate::support::{Ran, Sandbox, folded};
+use crate::world::{send, wait_until};
 
 impl Sandbox {
     /// The message of a conversion that fails and leaves nothing behind.
@@ -213,13 +213,8 @@ fn interrupted(to: &str, signal: &str) -> (Sandbox, Ran) {
     let mut command = sandbox.command();
     command.args(args.split(' ')).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
-    let patience = Instant::now() + Duration::from_secs(60);
-    while blocks(&sandbox.path("dir")) < BLOCKS {
-        assert!(Instant::now() < patience, "the output grows");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let kill = format!("kill -{signal} {}", child.id());
-    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    wait_until("the growth of the output", || blocks(&sandbox.path("dir")) >= BLOCKS);
+    send(signal, child.id());
     let ran = Ran::of(child.wait_with_output().unwrap());
     (sandbox, ran)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::signals::Running;
 use crate::support::{Ran, Sandbox, folded};
+use crate::world::wait_until;
 
 /// Runs a command with 600 MiB of address space, most of which the binary does not need.
 fn confined(sandbox: &Sandbox, args: &str) -> Ran {
@@ -163,13 +164,14 @@ fn a_tokenizer_that_would_take_eight_gigabytes() {
 #[test]
 fn a_run_that_was_stopped_for_longer_than_its_limit_goes_on() {
     let sandbox = Sandbox::new();
-    let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000 --set run.timeout_s=0.5");
-    for _ in 0..3 {
+    let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000 --set run.timeout_s=5");
+    for _ in 0..2 {
         run.signal("STOP");
         // The time that passes while nobody runs is what is tested.
-        thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_secs(6));
+        let before = sandbox.read("out/metrics.jsonl").len();
         run.signal("CONT");
-        thread::sleep(Duration::from_millis(200));
+        wait_until("another step", || sandbox.read("out/metrics.jsonl").len() > before);
     }
     run.signal("TERM");
     let ran = run.end();

@@ -1,6 +1,6 @@
 //! A library in front of the C library, for what the machine of a test does not do by itself: a file system without
-//! locks, a process that is killed at a chosen change of a name, one whose disk is full, and one that ends when it gives a file a name whose content
-//! is not durable.
+//! locks, a process that is killed at a chosen change of a name, one that stops before it begins, one whose disk is full, and one that ends when it
+//! gives a file a name whose content is not durable.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,6 +23,10 @@ const SOURCE: &str = r#"
 static std::mutex lock;
 static std::set<ino_t> synced;
 
+__attribute__((constructor)) static void stop() {
+    const char *stopped = getenv("STOPPED"), *process = getenv("FSDP_PROCESS");
+    if (stopped && process && !strcmp(stopped, process)) raise(SIGSTOP);
+}
 static void count() {
     static int seen = 0;
     const char *at = getenv("KILL_AT");
@@ -75,7 +79,8 @@ extern "C" int mkdir(const char *path, unsigned mode) {
 
 /// The library, for `LD_PRELOAD`. With `NO_LOCKS` in the environment no file can be locked; with `KILL_AT=n` the
 /// process kills itself before it changes a name for the n-th time, from 0; with `SYNC_FIRST`, before it renames a file that it
-/// has not synced; with `FULL=text` there is no room in files whose paths contain that.
+/// has not synced; with `FULL=text` there is no room in files whose paths contain that; with `STOPPED=n` process n of a launch is
+/// stopped before it begins.
 pub(crate) fn library() -> PathBuf {
     static BUILT: OnceLock<TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {

@@ -10,7 +10,7 @@ use crate::kills::{ends_as_if_nothing_had_been, wait_for_saves};
 use crate::launching::Launch;
 use crate::processes::bits;
 use crate::support::{Ran, Sandbox};
-use crate::world::send;
+use crate::world::{free_port, send};
 
 /// A launcher and its arguments for processes on this machine.
 struct Launcher {
@@ -172,7 +172,7 @@ fn two_agents_of_torchrun_have_the_bits_of_threads() {
                 "train run.toml --set run.ranks=4 --set train.global_batch_size=16 --set run.out_dir={out}"
             )
         };
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let agent = format!(
             "--nnodes 2 --nproc_per_node 2 --rdzv_id run --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{port} \
              --local_addr 127.0.0.1 --no-python"

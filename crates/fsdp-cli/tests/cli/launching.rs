@@ -1,5 +1,6 @@
 //! `fsdp launch`: processes of this machine, watched over and started again.
 
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -19,6 +20,15 @@ impl Launch {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
         Self::of(command)
+    }
+
+    /// Starts a launch whose log, of what `filter` asks for, is in the file `log` while it goes on.
+    pub(crate) fn logged(sandbox: &Sandbox, args: &str, filter: &str) -> Self {
+        let mut command = sandbox.command();
+        command.args(args.split_whitespace()).env("TMPDIR", sandbox.path("")).env("RUST_LOG", filter);
+        let log = File::create(sandbox.path("log")).unwrap();
+        command.stdout(Stdio::null()).stderr(log).process_group(0);
+        Self { child: Some(command.spawn().unwrap()) }
     }
 
     /// Starts a launcher.
@@ -55,6 +65,12 @@ impl Launch {
                 && ["Threads:\t0\n", "Threads:\t1\n"].iter().any(|one| status.contains(one))
         };
         status.is_ok_and(|status| !is_over(&status))
+    }
+
+    /// Whether a process is stopped by a signal.
+    pub(crate) fn is_stopped(worker: &u32) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
+        status.is_ok_and(|status| status.contains("State:\tT"))
     }
 
     pub(crate) fn end(mut self) -> Ran {

@@ -1,12 +1,11 @@
 //! `fsdp launch` on several nodes, each of which is an agent with processes of its own on this machine.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Stdio};
 
 use fsdp_ckpt::native::RunDir;
 
 use crate::support::{Ran, Sandbox};
-use crate::world::{send, wait_until};
+use crate::world::{free_port, send, wait_until};
 
 const ENDLESS: &str = "train run.toml --resume --set train.steps=1000000 --set checkpoint.every=5";
 
@@ -99,7 +98,7 @@ fn two_nodes_have_the_bits_of_threads() {
 #[test]
 fn nodes_that_were_told_where_to_meet_need_no_folder() {
     let sandbox = Sandbox::new();
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port().to_string();
+    let port = free_port().to_string();
     let token = "ab".repeat(32);
     let mut variables = vec![
         ("PET_NNODES", "2"),
@@ -157,7 +156,7 @@ fn nodes_are_lost_and_return() {
 #[test]
 fn a_pod_that_is_started_again_coordinates_as_before() {
     let sandbox = Sandbox::new();
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |rank| {
         let options = format!("--nnodes 2 --endpoint 127.0.0.1:{port} --node-rank {rank} --log-dir logs");
         Agent::start(&sandbox, &format!("launch {options} -- {ENDLESS}"))

@@ -8,7 +8,7 @@ use fsdp_ckpt::native::{NativeReader, RunDir};
 
 use crate::interposer;
 use crate::support::Sandbox;
-use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, process, wait_until};
+use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, free_port, process, wait_until};
 
 const SAVES: &str = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
 
@@ -182,14 +182,13 @@ pub(crate) fn newest(sandbox: &Sandbox) -> u64 {
 }
 
 #[test]
-fn whoever_is_killed_is_named_and_all_others_end_within_five_seconds() {
+fn whoever_is_killed_is_named_and_all_others_end_before_its_silence_is_noticed() {
     let sandbox = Sandbox::new();
     for victim in 0..3 {
-        let world = endless(&sandbox, 3, "");
+        // Fifteen of these heartbeats are longer than any test.
+        let world = endless(&sandbox, 3, "--set run.heartbeat_s=60");
         world.signal(victim, "KILL");
-        let begin = Instant::now();
         let ran = world.end();
-        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         let speaker = usize::from(victim == 0);
         for process in (0..3).filter(|&process| process != victim) {
             assert_eq!(ran[process].code, Some(75), "{victim}, {process}: {}", ran[process].stderr);
@@ -214,7 +213,7 @@ fn whoever_is_killed_is_named_and_all_others_end_within_five_seconds() {
 fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
     let sandbox = Sandbox::new();
     for victim in 0..2 {
-        let world = endless(&sandbox, 2, "--set run.heartbeat_s=0.1");
+        let world = endless(&sandbox, 2, "--set run.heartbeat_s=0.4");
         world.signal(victim, "STOP");
         let begin = Instant::now();
         wait_until("the end of the other", || {
@@ -224,11 +223,15 @@ fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
                 true
             })
         });
-        let took = begin.elapsed();
-        assert!(took > Duration::from_millis(1200) && took < Duration::from_secs(12), "{took:?}");
+        // Beside other work the last sign of life may have been long before.
+        assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());
         world.signal(victim, "CONT");
         let ran = world.end();
         assert_eq!(ran[victim].code, Some(75), "it finds that the world has ended: {}", ran[victim].stderr);
+        let told = &ran[1 - victim].stderr;
+        let names_it =
+            told.contains(&format!("process {victim} (pid")) && told.contains("it was silent for 6 s");
+        assert!(names_it, "{told}");
     }
 }
 
@@ -420,7 +423,7 @@ fn a_library_of_mpi_that_is_named_and_missing_is_not_replaced_by_connections() {
 fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.ranks=4 --set run.out_dir=threads");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |number: usize| {
         let mut command = process(&sandbox, TORCHRUN, number, 4);
         // Two nodes with two processes each.
@@ -440,7 +443,7 @@ fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder()
 #[test]
 fn a_network_of_ones_own_needs_no_token() {
     let sandbox = Sandbox::new();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |number: usize| {
         let mut command = process(&sandbox, TORCHRUN, number, 2);
         // Two nodes, which reach each other by the name of this one.
@@ -466,7 +469,7 @@ fn processes_that_have_another_token_are_refused() {
     let start = |number: usize| {
         let mut command = process(&sandbox, FSDP, number, 2);
         command.env("FSDP_TOKEN_FILE", if number == 0 { "a" } else { "b" });
-        let short = ["train", "run.toml", "--set", "run.timeout_s=6", "--set", "run.heartbeat_s=0.1"];
+        let short = ["train", "run.toml", "--set", "run.timeout_s=20", "--set", "run.heartbeat_s=0.1"];
         command.args(short).spawn().unwrap()
     };
     for child in [0, 1].map(start) {

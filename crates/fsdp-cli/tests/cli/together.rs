@@ -2,7 +2,7 @@
 
 use crate::interposer;
 use crate::support::{Ran, Sandbox};
-use crate::world::{FSDP, TORCHRUN, World, process};
+use crate::world::{FSDP, TORCHRUN, World, free_port, process};
 
 fn report(sandbox: &Sandbox, name: &str) -> serde_json::Value {
     serde_json::from_str(&sandbox.read(name)).unwrap()
@@ -77,7 +77,7 @@ fn verification_can_be_launched() {
 
 /// Runs `fsdp doctor` as four processes of two nodes, as `of_process` changes them.
 fn doctor(sandbox: &Sandbox, args: &str, of_process: impl Fn(usize, &mut std::process::Command)) -> Vec<Ran> {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |number: usize| {
         let mut command = process(sandbox, TORCHRUN, number, 4);
         command.env("LOCAL_RANK", (number % 2).to_string()).env("LOCAL_WORLD_SIZE", "2");

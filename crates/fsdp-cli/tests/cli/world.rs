@@ -1,7 +1,9 @@
 //! Several processes of one run, as a launcher starts them.
 
 use std::cell::RefCell;
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Ran, Sandbox};
@@ -110,17 +112,36 @@ impl Drop for World {
     }
 }
 
+/// A port of this machine at which nobody listens, for a process that is told of one.
+///
+/// One that the system chooses may be chosen again for any connection before that process has it, so this is none of those
+/// (`net.ipv4.ip_local_port_range`), and every call gives another one.
+pub(crate) fn free_port() -> u16 {
+    const FIRST: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    // Tests that run beside this process begin elsewhere.
+    let begin = (std::process::id() % u32::from(COUNT)) as u16;
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    let mut ports = std::iter::repeat_with(|| TAKEN.fetch_add(1, Ordering::Relaxed))
+        .map(|number| FIRST + (begin + number % COUNT) % COUNT);
+    ports.find(is_free).expect("the ports do not end")
+}
+
 /// Sends a signal to a process.
 pub(crate) fn send(signal: &str, pid: u32) {
     let kill = format!("kill -{signal} {pid}");
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
 }
 
-/// Waits until something holds, for as long as a minute.
+/// Whoever needs longer hangs, on any machine and beside any other work.
+const HANGS_AFTER: Duration = Duration::from_secs(600);
+
+/// Waits until something holds that must.
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{what} does not come");
+        assert!(begin.elapsed() < HANGS_AFTER, "{what} does not come");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
