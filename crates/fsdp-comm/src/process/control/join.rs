@@ -77,7 +77,8 @@ pub(super) fn follow(
             }
             Some(patience) => hopeless.get_or_insert_with(Instant::now).elapsed() >= patience,
         };
-        if is_hopeless || Instant::now() + pause >= end {
+        // A try that is cut short would say less than this one.
+        if is_hopeless || Instant::now() + 2 * pause >= end {
             let (process, waited) = (options.process, begin.elapsed());
             return Err(JoinError::Follow { process, waited, obstacle });
         }
