@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure};
 use fsdp_core::checker::{self, Violation};
@@ -16,7 +16,7 @@ use fsdp_sim::SeededOrder;
 use fsdp_train::{Job, TrainError};
 
 use crate::runs::{RankOutcome, train};
-use crate::support::{config, job_of, threads};
+use crate::support::{SOON, config, job_of, threads};
 
 const RANKS: usize = 2;
 
@@ -152,7 +152,7 @@ fn an_untampered_schedule_has_the_same_bits_under_every_seed() {
 fn fails(jobs: &[Job<Mlp>]) -> LaunchFailure<TrainError> {
     let start = Instant::now();
     let failure = run(jobs, None).expect_err("the ranks disagree");
-    assert!(start.elapsed() < Duration::from_secs(15), "took {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "took {:?}", start.elapsed());
     failure
 }
 

@@ -1,7 +1,7 @@
 //! A rank that fails in the middle of training: whoever is to blame is named, and nobody hangs.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::CommError;
@@ -12,7 +12,7 @@ use fsdp_sim::{Action, Fault, Faults};
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
 use crate::planted::{self, Deed};
-use crate::support::{config, job_of, options, threads_with};
+use crate::support::{SOON, config, job_of, options, threads_with};
 
 /// How a world ended: the failure, and for every rank that returned its error, if any.
 struct End {
@@ -48,7 +48,7 @@ where
             result
         })
         .err();
-    assert!(start.elapsed() < Duration::from_secs(15), "took {:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "took {:?}", start.elapsed());
     let mut errors = errors.into_inner().unwrap();
     errors.sort();
     failure.map(|failure| End { failure, errors })

@@ -28,7 +28,7 @@ use fsdp_train::train::{Reporter, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainError};
 
 /// Nobody needs so long, on any machine: whoever does hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(60);
+const HANGS_AFTER: Duration = Duration::from_secs(600);
 
 /// The processes of a world.
 #[derive(Clone, Copy, Debug)]

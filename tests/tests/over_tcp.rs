@@ -16,7 +16,7 @@ use fsdp_core::comm::{Comm, CommError};
 use fsdp_nn::{HostMemory, HostOptions};
 
 /// Nobody needs so long, on any machine: whoever does hangs.
-const HANGS_AFTER: Duration = Duration::from_secs(60);
+const HANGS_AFTER: Duration = Duration::from_secs(600);
 
 /// Worlds whose processes hold so many ranks each, the last one perhaps fewer.
 #[derive(Clone, Copy, Debug)]

@@ -25,7 +25,7 @@ impl Client {
     fn mount(real: &Path, path: PathBuf) -> Option<Client> {
         fs::create_dir(&path).unwrap();
         let before = fs::metadata(&path).unwrap().dev();
-        let caches = "attr_timeout=30,entry_timeout=30,negative_timeout=30";
+        let caches = "attr_timeout=600,entry_timeout=600,negative_timeout=600";
         let mut process = Command::new("bindfs")
             .args(["-f", "-o", caches])
             .args([real, &path])
@@ -34,7 +34,7 @@ impl Client {
             .ok()?;
         let begin = Instant::now();
         while fs::metadata(&path).is_ok_and(|found| found.dev() == before) {
-            if process.try_wait().unwrap().is_some() || begin.elapsed() > Duration::from_secs(30) {
+            if process.try_wait().unwrap().is_some() || begin.elapsed() > Duration::from_secs(300) {
                 let _ = process.kill();
                 let _ = process.wait();
                 return None;

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
 struct Bell(Mutex<Option<CommError>>);

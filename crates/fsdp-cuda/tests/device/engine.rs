@@ -21,7 +21,7 @@ use crate::subject::cuda_on;
 
 /// Ranks that share a device.
 fn ranks(device: FakeDevice, share_unsharded: bool) -> Threads<Mixed> {
-    let timeout = Duration::from_secs(120);
+    let timeout = Duration::from_secs(600);
     let options = ThreadOptions { share_unsharded, timeout, ..ThreadOptions::default() };
     Threads::new(options, move |_, _| Ok(Arc::new(Mixed::new(cuda_on(device)))))
 }

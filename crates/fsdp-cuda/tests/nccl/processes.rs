@@ -27,13 +27,14 @@ const SCENARIO: &str = "FSDP_TEST_SCENARIO";
 const LOCAL_RANKS: &str = "FSDP_TEST_LOCAL_RANKS";
 const TIMEOUT_S: &str = "FSDP_TEST_TIMEOUT_S";
 
-const HEARTBEAT: Duration = Duration::from_millis(250);
+const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// In what time every fault must have ended every process: silence is told after 15 heartbeats, and the processes start.
-const BOUND: Duration = Duration::from_secs(20);
+/// In what time every fault must have ended every process, on any machine and beside any other work; before the time
+/// limit of calls, which would end them too.
+const BOUND: Duration = Duration::from_secs(NEVER / 2);
 
 /// In what time ranks must have returned when the failure is known.
-const ABORT_BOUND: Duration = Duration::from_secs(3);
+const ABORT_BOUND: Duration = Duration::from_secs(NEVER / 4);
 
 /// What a process that a test has started says of its end, in one line.
 const SAYS: &str = "the process says: ";
@@ -51,7 +52,7 @@ fn a_process_of_a_world() {
         local_ranks: number(LOCAL_RANKS) as usize,
         device: "cuda".to_owned(),
         heartbeat: HEARTBEAT,
-        timeout: Duration::from_secs(60),
+        timeout: Duration::from_secs(NEVER),
         is_insecure: false,
     });
     let cluster = cluster.unwrap();
@@ -290,7 +291,7 @@ fn assert_told(ends: &[(bool, String)], expected: &str) {
 #[test]
 fn the_suite_passes_over_processes() {
     for (processes, local_ranks) in [(2, 1), (3, 1), (2, 2), (4, 1)] {
-        let ends = Processes::start("suite", processes, local_ranks, 60).ends();
+        let ends = Processes::start("suite", processes, local_ranks, NEVER).ends();
         assert!(ends.iter().all(|(is_well, _)| *is_well), "{processes} x {local_ranks}: {ends:#?}");
     }
 }
@@ -326,9 +327,9 @@ fn a_call_that_nccl_does_not_tell_from_others_is_found_by_the_digest() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_after_the_time_limit() {
-    let expected = "(Some(2), Temporary, \"rank 0 has waited 2 s in #3 all-reduce (scalars, 2 x i64): rank 2 did not enter \
+    let expected = "(Some(2), Temporary, \"rank 0 has waited 5 s in #3 all-reduce (scalars, 2 x i64): rank 2 did not enter \
                     it";
-    told_of("late", 3, 2, expected);
+    told_of("late", 3, 5, expected);
 }
 
 #[test]
@@ -371,7 +372,7 @@ fn a_process_that_is_stopped_in_a_collective_ends_all_others() {
     let ends = processes.fail();
     stopped.kill().unwrap();
     stopped.wait().unwrap();
-    assert_told(&ends, "(None, Temporary, \"it was silent for 3.75 s");
+    assert_told(&ends, "(None, Temporary, \"it was silent for 7.5 s");
 }
 
 #[test]

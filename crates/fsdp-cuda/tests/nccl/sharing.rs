@@ -19,7 +19,7 @@ fn launch<T: Send>(
     ranks: usize,
     body: impl Fn(Seat<StreamMemory>) -> Result<T, Error> + Sync,
 ) -> Result<Vec<T>, LaunchFailure<Error>> {
-    let options = GpuOptions { timeout: Duration::from_secs(20), ..GpuOptions::new(8) };
+    let options = GpuOptions { timeout: Duration::from_secs(600), ..GpuOptions::new(8) };
     let gpus = Gpus::new(fake.nccl.clone(), options, |_, _| Ok(Arc::new(StreamMemory::default())));
     let ended = gpus.launch(ranks, &body);
     fake.assert_clean();

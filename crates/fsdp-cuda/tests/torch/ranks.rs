@@ -17,7 +17,7 @@ pub(crate) const DEVICE: &str = "run.device=\"torch-cpu\"";
 /// Ranks as threads over poisoned memory, with one thread for libtorch each.
 pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     set_intra_op(1);
-    let options = ThreadOptions { timeout: Duration::from_secs(60), ..ThreadOptions::default() };
+    let options = ThreadOptions { timeout: Duration::from_secs(600), ..ThreadOptions::default() };
     Threads::new(options, move |_, _| memory(kernels).map(Arc::new))
 }
 

@@ -12,7 +12,7 @@ use fsdp_mpi::{Family, MpiError};
 use crate::exchanges::{both, pattern, receive, send};
 use crate::fake::{LONG, Worlds};
 
-const SHORT_TIME: Duration = Duration::from_millis(50);
+const SHORT_TIME: Duration = Duration::from_millis(500);
 const LONG_MESSAGE: usize = 1 << 20;
 
 fn aborted() -> CommError {

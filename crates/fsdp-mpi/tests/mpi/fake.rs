@@ -16,7 +16,7 @@ use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
 use libloading::os::unix::Library;
 
 /// Long enough for whatever must happen.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 pub(crate) const FAMILIES: [Family; 3] = [Family::OpenMpi, Family::Mpich, Family::Standard];
 

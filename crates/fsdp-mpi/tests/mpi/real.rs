@@ -103,7 +103,7 @@ fn a_process_whose_peer_does_not_come_gets_its_memory_back() {
         return;
     }
     let alarm = Arc::new(SharedAlarm::default());
-    let timeout = Duration::from_millis(500);
+    let timeout = Duration::from_secs(2);
     let world = MpiWorld::open(MpiLibrary::find().unwrap(), timeout, alarm.clone()).unwrap();
     let link = |channel| world.link(channel, [Rank(0), Rank(1)].into());
     let peer = 1 - world.rank().0;

@@ -184,7 +184,7 @@ fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
         });
         let begin = Instant::now();
         let (source, ending) = ended(train_on(&job, &block));
-        assert!(begin.elapsed() < Duration::from_secs(60), "nobody waits for run.timeout_s");
+        assert!(begin.elapsed() < Duration::from_secs(300), "nobody waits for run.timeout_s");
         let text = source.to_string();
         assert!(
             text.starts_with("the checkpoint after step 3 could not be saved: rank 1 failed: "),
@@ -287,7 +287,7 @@ fn the_rank_that_is_slow_is_named() {
     impl Observer for Slow {
         fn begin(&mut self, _op: OpId, kind: &OpKind) {
             if self.0 && matches!(kind, OpKind::Forward { .. }) {
-                std::thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(200));
             }
         }
     }

@@ -103,7 +103,9 @@ mod tests {
         let kept = held.iter().chain(&others).chain([&fresh, &link]);
         kept.for_each(|folder| assert!(folder.join("note").exists(), "{}", folder.display()));
         drop(locks);
-        remove_abandoned(dir.path());
-        assert!(held.iter().all(|folder| !folder.exists()), "who held them is gone");
+        // A process that another test is starting has them until it is another program.
+        while held.iter().any(|folder| folder.exists()) {
+            remove_abandoned(dir.path());
+        }
     }
 }
