@@ -10,18 +10,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fsdp_comm::assembly::{Assembly, AssemblyError};
+use fsdp_comm::assembly::Assembly;
 use fsdp_core::Rank;
 
+use crate::announcement::{Announcement, exchange, expect_one_compiler};
 use crate::error::XlaError;
 use crate::ffi::{Client, Plugin, Setting};
 use crate::store::Store;
-
-/// Where ranks say which devices they have.
-const TOPIC: &str = "devices";
-
-/// Where ranks say which plugin they have.
-const PLUGIN_TOPIC: &str = "plugin";
 
 /// The devices of ranks.
 #[derive(Clone)]
@@ -69,9 +64,9 @@ impl Assignment {
     /// that a process sees it takes the `visible` ones, if that is said.
     ///
     /// # Errors
-    /// What the plugin says; [`XlaError::Unconnected`], [`XlaError::OwnDevices`], [`XlaError::OtherPlugin`],
-    /// [`XlaError::SameDevice`];
-    /// [`XlaError::NotHeard`]: others have not said within the limit what they have.
+    /// What the plugin says; [`XlaError::NotHeard`]: others have not said within the limit what they have; and what all
+    /// processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`], [`XlaError::OwnDevices`],
+    /// [`XlaError::SameDevice`].
     pub(crate) fn among(
         path: &Path,
         assembly: &Arc<dyn Assembly>,
@@ -82,22 +77,18 @@ impl Assignment {
         let (process, processes) = (local.start / local.len(), assembly.world() / local.len());
         let options = if plugin.is_for_gpus() { of_node(process, processes, visible) } else { Vec::new() };
         let client = Client::among(plugin, options, Store::new(assembly))?;
-        let [platform, version] = client.platform()?;
-        let (path, ranks, devices) = (path.to_owned(), local.len(), client.devices());
+        let all = exchange(&**assembly, process, &Announcement::of(&client)?, limit)?;
+        expect_one_compiler(&all, local.len())?;
+        let ([platform, _], path, ranks) = (client.platform()?, path.to_owned(), local.len());
         // Of processors each process has its own, whatever it is told of others.
         if platform == "cpu" {
             return Err(XlaError::Unconnected { path, platform });
         }
-        if devices != ranks {
+        if let Some(process) = all.iter().position(|said| said.ids.len() != ranks) {
+            let devices = all[process].ids.len();
             return Err(XlaError::OwnDevices { path, platform, process, processes, devices, ranks });
         }
-        // Each process compiles the program, and others would compile another one.
-        let (major, minor) = client.api_version();
-        let own = format!("{platform} ({}), PJRT {major}.{minor}", version.replace('\n', " "));
-        if let Some((rank, [expected, got])) = other_plugin(&**assembly, &own, limit)? {
-            return Err(XlaError::OtherPlugin { rank, expected, got });
-        }
-        let ids = tell(&**assembly, &client.ids()?, limit)?;
+        let ids: Vec<u64> = all.into_iter().flat_map(|said| said.ids).collect();
         if let Some(ranks) = same(&ids) {
             let id = ids[ranks[0].0];
             return Err(XlaError::SameDevice { path, platform, ranks, id });
@@ -134,43 +125,6 @@ fn of_node(process: usize, processes: usize, visible: Option<Range<usize>>) -> V
     [number("node_id", process), number("num_nodes", processes)].into_iter().chain(visible).collect()
 }
 
-/// The numbers of all ranks' devices, of which this process has its own.
-fn tell(assembly: &dyn Assembly, own: &[u64], limit: Duration) -> Result<Vec<u64>, AssemblyError> {
-    for (rank, id) in assembly.local().map(Rank).zip(own) {
-        assembly.give(TOPIC, rank, id.to_le_bytes().to_vec())?;
-    }
-    if assembly.is_leader() {
-        let all = assembly.collect(TOPIC, assembly.world(), limit)?;
-        assembly.announce(TOPIC, all.concat())?;
-    }
-    let all = assembly.hear(TOPIC, limit)?;
-    let (ids, _) = all.as_chunks();
-    Ok(ids.iter().map(|id| u64::from_le_bytes(*id)).collect())
-}
-
-/// The first rank whose plugin is another one than that of rank 0, with what the two are; this process has its `own`.
-fn other_plugin(
-    assembly: &dyn Assembly,
-    own: &str,
-    limit: Duration,
-) -> Result<Option<(Rank, [String; 2])>, AssemblyError> {
-    for rank in assembly.local() {
-        assembly.give(PLUGIN_TOPIC, Rank(rank), own.as_bytes().to_vec())?;
-    }
-    if assembly.is_leader() {
-        let all = assembly.collect(PLUGIN_TOPIC, assembly.world(), limit)?;
-        let other = all.iter().position(|plugin| *plugin != all[0]);
-        let said = other
-            .map_or_else(Vec::new, |rank| [rank.to_string().as_bytes(), &all[0], &all[rank]].join(&b'\n'));
-        assembly.announce(PLUGIN_TOPIC, said)?;
-    }
-    let said = assembly.hear(PLUGIN_TOPIC, limit)?;
-    let said = String::from_utf8_lossy(&said);
-    let mut lines = said.lines().map(str::to_owned);
-    let mut line = || lines.next().unwrap_or_default();
-    Ok(line().parse().ok().map(|rank| (Rank(rank), [line(), line()])))
-}
-
 /// Two ranks that have the same device.
 fn same(ids: &[u64]) -> Option<[Rank; 2]> {
     let mut owners = BTreeMap::new();
@@ -179,33 +133,12 @@ fn same(ids: &[u64]) -> Option<[Rank; 2]> {
 
 #[cfg(test)]
 mod tests {
-    use fsdp_comm::assembly::InMemoryAssembly;
-
     use super::*;
 
     #[test]
     fn ranks_with_the_same_device_are_found() {
         assert_eq!(same(&[0, 1, 5, 4]), None);
         assert_eq!(same(&[0, 1, 0, 1]), Some([Rank(0), Rank(2)]));
-    }
-
-    #[test]
-    fn all_hear_the_devices_in_the_order_of_ranks() {
-        let assembly = InMemoryAssembly::new(3);
-        assert_eq!(tell(&assembly, &[7, 1 << 40, 0], Duration::from_secs(60)), Ok(vec![7, 1 << 40, 0]));
-    }
-
-    #[test]
-    fn a_rank_with_another_plugin_is_named_by_all() {
-        let limit = Duration::from_secs(60);
-        let alike = InMemoryAssembly::new(2);
-        assert_eq!(other_plugin(&alike, "tpu (1), PJRT 0.1", limit), Ok(None));
-        // Nobody else gives to a topic that this rank gives to: what rank 1 says comes first.
-        let other = InMemoryAssembly::new(2);
-        other.give(PLUGIN_TOPIC, Rank(1), b"tpu (2), PJRT 0.1".to_vec()).unwrap();
-        let found = other_plugin(&other, "tpu (1), PJRT 0.1", limit);
-        let versions = ["tpu (1), PJRT 0.1", "tpu (2), PJRT 0.1"].map(str::to_owned);
-        assert_eq!(found, Ok(Some((Rank(1), versions))));
     }
 
     #[test]

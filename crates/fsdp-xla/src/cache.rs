@@ -7,7 +7,6 @@
 
 mod bound;
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -19,15 +18,13 @@ use tempfile::Builder;
 
 use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, Executable};
+use crate::flags::given;
 
 /// What every entry begins with. Behind it are its key, the checksum of the rest, and what the plugin has serialized.
 const MAGIC: &[u8] = b"fsdp xla program 1\n";
 
 /// Bytes of all entries of a folder; those that were used longest ago are deleted. It is what sccache keeps of compiled code.
 const MOST_BYTES: u64 = 10 << 30;
-
-/// Variables that change what a compiler makes of a program.
-const VARIABLES: [&str; 2] = ["XLA_FLAGS", "LIBTPU_INIT_ARGS"];
 
 type Sum = [u8; 32];
 
@@ -61,10 +58,7 @@ impl Cache {
         for part in [&platform, &version, &api, &client.device_kind()?, &instructions] {
             add(&mut compiler, part.as_bytes());
         }
-        for variable in VARIABLES {
-            let value: OsString = std::env::var_os(variable).unwrap_or_default();
-            add(&mut compiler, value.as_encoded_bytes());
-        }
+        given().iter().for_each(|value| add(&mut compiler, value.as_encoded_bytes()));
         let compiler = compiler.finalize().into();
         Ok(Self { folder: folder.into(), compiler, is_useless: AtomicBool::new(false) })
     }

@@ -149,14 +149,17 @@ pub enum XlaError {
         /// Its platform.
         platform: String,
     },
-    /// Processes have other plugins.
+    /// Processes have other compilers, or ask them for something else.
     #[error(
-        "{rank} has the plugin {got}, and {} has {expected}: their programs would not be the same; give all processes one version",
+        "{rank} has {what} {got}, and {} has {expected}: each process compiles the program, and these would not be the same; give \
+         all processes one version of the plugin and the same flags",
         Rank(0)
     )]
-    OtherPlugin {
-        /// The first rank with another plugin.
+    OtherCompiler {
+        /// The first rank with another one.
         rank: Rank,
+        /// What is another one: the plugin, or a variable with flags.
+        what: &'static str,
         /// That of rank 0.
         expected: String,
         /// That of the rank.
@@ -195,8 +198,8 @@ pub enum XlaError {
         /// Those of the program.
         got: Vec<u64>,
     },
-    /// Other processes have not said which devices they have.
-    #[error("other processes have not said which devices they have: {0}")]
+    /// Other processes have not said which plugin and devices they have.
+    #[error("other processes have not said which plugin and devices they have: {0}")]
     NotHeard(#[from] AssemblyError),
     /// A program can not be written to a file.
     #[error("a program can not be written to {}: {source}", path.display())]

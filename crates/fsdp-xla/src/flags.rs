@@ -1,7 +1,17 @@
 //! What a compiler is asked for beside the program.
 
+use std::ffi::OsString;
+
 /// The variable with flags for XLA's compiler for TPUs, which come before ours.
 const TPU_VARIABLE: &str = "LIBTPU_INIT_ARGS";
+
+/// Variables that change what a compiler makes of a program.
+pub(crate) const VARIABLES: [&str; 2] = ["XLA_FLAGS", TPU_VARIABLE];
+
+/// What the environment says in these; nothing where they are not set.
+pub(crate) fn given() -> [OsString; 2] {
+    VARIABLES.map(|variable| std::env::var_os(variable).unwrap_or_default())
+}
 
 /// Flags of XLA's compiler for TPUs that are off without being asked for.
 const TPU: [&str; 2] = ["xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"];

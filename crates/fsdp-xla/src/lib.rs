@@ -10,6 +10,7 @@
 //! [PJRT]: https://openxla.org/xla/pjrt
 
 mod ahead;
+mod announcement;
 mod assignment;
 mod buffer;
 mod cache;

@@ -6,8 +6,8 @@
 // results are then those of one process with all devices, bit for bit. A struct is an array of words, as in fsdp-xla.
 //
 // JOINING_DEVICES is how many devices each process has; with JOINING_REVERSED the last process has the first ones. JOINING_SILENT names a process that does not tell the others of its own,
-// JOINING_APART makes all of them the first one of one, with JOINING_ELSEWHERE programs are said to run on devices of another one, and
-// JOINING_WAIT_MS is how long others are waited for.
+// JOINING_APART makes all of them the first one of one, with JOINING_ELSEWHERE programs are said to run on devices of another one,
+// JOINING_WAIT_MS is how long others are waited for by those that are not silent, and JOINING_VERSION the plugin's version.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ typedef word function(word *);
 typedef word make_error(int code, const char *message, size_t length);
 
 enum {
-    ERROR_DESTROY, ERROR_MESSAGE, ERROR_CODE, EVENT_DESTROY = 5, EVENT_AWAIT = 8, CREATE = 10, PLATFORM = 12, ADDRESSABLE = 16,
+    ERROR_DESTROY, ERROR_MESSAGE, ERROR_CODE, EVENT_DESTROY = 5, EVENT_AWAIT = 8, CREATE = 10, PLATFORM = 12, VERSION = 14, ADDRESSABLE = 16,
     UPLOAD = 22, PROGRAM_DEVICES = 52, EXECUTE = 55, BUFFER_DESTROY = 58, ELEMENT = 59, DIMENSIONS = 60, DOWNLOAD = 70
 };
 enum { MOST_DEVICES = 16 };
@@ -29,7 +29,7 @@ static word table[512], real[512];
 static struct { word size, type, next; } for_gpus = {24, 0, 0};
 
 static word node, nodes = 1, own, all, client, *devices, *store;
-static int wait_ms = 60000;
+static int wait_ms = 600000;
 
 static word call(int number, word *a) { return ((function *)real[5 + number])(a); }
 
@@ -116,8 +116,9 @@ static word meet(void) {
 }
 
 static word create(word *a) {
-    own = environment("JOINING_DEVICES", 1), wait_ms = environment("JOINING_WAIT_MS", wait_ms);
+    own = environment("JOINING_DEVICES", 1);
     if (!getenv("JOINING_APART")) node = option(a, "node_id", 0), nodes = option(a, "num_nodes", 1);
+    if (environment("JOINING_SILENT", nodes) != node) wait_ms = environment("JOINING_WAIT_MS", wait_ms);
     if ((all = own * nodes) > MOST_DEVICES) return fail(3, "too many devices", 16);
     if (nodes > 1) {
         store = memcpy(malloc(88), a, 88);
@@ -138,6 +139,11 @@ static word create(word *a) {
 static word platform(word *a) {
     static const char name[] = "joining";
     return a[3] = (word)name, a[4] = sizeof(name) - 1, 0;
+}
+
+static word version(word *a) {
+    const char *said = getenv("JOINING_VERSION");
+    return said ? a[3] = (word)said, a[4] = strlen(said), 0 : call(VERSION, a);
 }
 
 // The devices of a process.
@@ -258,7 +264,7 @@ void *GetPjrtApi(void) {
     for_gpus.next = table[1], table[1] = (word)&for_gpus;
     static const struct { int number; function *own; } changed[] = {
         {ERROR_DESTROY, error_destroy}, {ERROR_MESSAGE, error_message}, {ERROR_CODE, error_code}, {CREATE, create},
-        {PLATFORM, platform}, {ADDRESSABLE, addressable}, {PROGRAM_DEVICES, program_devices}, {EXECUTE, execute},
+        {PLATFORM, platform}, {VERSION, version}, {ADDRESSABLE, addressable}, {PROGRAM_DEVICES, program_devices}, {EXECUTE, execute},
     };
     for (size_t i = 0; i < sizeof(changed) / sizeof(changed[0]); i++) table[5 + changed[i].number] = (word)changed[i].own;
     return table;

@@ -1,0 +1,125 @@
+//! What each process of a run announces to all others before they compile: what of it has to be the same, and its devices.
+
+use std::time::Duration;
+
+use fsdp_comm::assembly::{Assembly, AssemblyError};
+use fsdp_core::Rank;
+use fsdp_core::comm::CommError;
+use prost::Message;
+
+use crate::error::XlaError;
+use crate::ffi::Client;
+use crate::flags::{VARIABLES, given};
+
+/// What a process says of itself.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Announcement {
+    /// The plugin: its platform, with the version of that, and the version of its API.
+    #[prost(string, tag = "1")]
+    plugin: String,
+    /// What the environment asks compilers for, in the order of [`VARIABLES`].
+    #[prost(string, repeated, tag = "2")]
+    flags: Vec<String>,
+    /// The numbers of its devices, in the order of its ranks.
+    #[prost(uint64, repeated, tag = "3")]
+    pub(crate) ids: Vec<u64>,
+}
+
+impl Announcement {
+    /// That of this process.
+    ///
+    /// # Errors
+    /// What the plugin says.
+    pub(crate) fn of(client: &Client) -> Result<Self, XlaError> {
+        let ([platform, version], (major, minor)) = (client.platform()?, client.api_version());
+        let plugin = format!("{platform} ({}), PJRT {major}.{minor}", version.replace('\n', " "));
+        let flags = given().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+        Ok(Self { plugin, flags, ids: client.ids()? })
+    }
+}
+
+/// What all processes announce, in their order; this one, with the number `process`, announces its `own`. All of them hold
+/// equally many ranks.
+///
+/// # Errors
+/// A process has announced nothing within the limit, or the world has failed.
+pub(crate) fn exchange(
+    assembly: &dyn Assembly,
+    process: usize,
+    own: &Announcement,
+    limit: Duration,
+) -> Result<Vec<Announcement>, AssemblyError> {
+    let (each, topic) = (assembly.local().len(), |process: usize| format!("process {process}"));
+    assembly.announce(&topic(process), own.encode_to_vec())?;
+    let hear = |process: usize| {
+        let first = Rank(process * each);
+        let said = assembly.hear(&topic(process), limit).map_err(|error| match error {
+            AssemblyError::Late { limit, .. } => AssemblyError::Late { ranks: vec![first], limit },
+            other => other,
+        })?;
+        let damaged =
+            |error| CommError::Transport { rank: first, reason: format!("an announcement: {error}") };
+        Ok(Announcement::decode(&*said).map_err(damaged)?)
+    };
+    (0..assembly.world() / each).map(hear).collect()
+}
+
+/// That all processes, with so many ranks `each`, compile the same program of the same text.
+///
+/// # Errors
+/// [`XlaError::OtherCompiler`].
+pub(crate) fn expect_one_compiler(all: &[Announcement], each: usize) -> Result<(), XlaError> {
+    let differs = |part: &dyn Fn(&Announcement) -> String, what| {
+        let expected = part(&all[0]);
+        let other = all.iter().map(part).enumerate().find(|(_, got)| *got != expected);
+        other.map_or(Ok(()), |(process, got)| {
+            Err(XlaError::OtherCompiler { rank: Rank(process * each), what, expected, got })
+        })
+    };
+    differs(&|said| said.plugin.clone(), "the plugin")?;
+    VARIABLES.iter().enumerate().try_for_each(|(number, variable)| {
+        let flags = |said: &Announcement| format!("{:?}", said.flags.get(number).map_or("", |flags| flags));
+        differs(&flags, variable)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_comm::assembly::InMemoryAssembly;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(600);
+
+    fn announcement(plugin: &str, flags: [&str; 2], ids: &[u64]) -> Announcement {
+        let flags = flags.map(str::to_owned).to_vec();
+        Announcement { plugin: plugin.to_owned(), flags, ids: ids.to_vec() }
+    }
+
+    #[test]
+    fn all_hear_all_in_the_order_of_processes() {
+        let assembly = InMemoryAssembly::new(3);
+        let own = announcement("tpu (1), PJRT 0.1", ["--a", ""], &[7, 1 << 40, 0]);
+        assert_eq!(exchange(&assembly, 0, &own, LIMIT), Ok(vec![own]));
+    }
+
+    #[test]
+    fn what_differs_is_named_with_the_first_rank_that_has_it_and_the_plugin_first() {
+        let own = announcement("tpu (1), PJRT 0.1", ["--a", ""], &[0, 1]);
+        expect_one_compiler(&[own.clone(), Announcement { ids: vec![5], ..own.clone() }], 2).unwrap();
+        let others = [
+            (
+                "tpu (2), PJRT 0.1",
+                ["--b", ""],
+                "rank 4 has the plugin tpu (2), PJRT 0.1, and rank 0 has tpu (1), PJRT 0.1",
+            ),
+            ("tpu (1), PJRT 0.1", ["", "--b"], "rank 4 has XLA_FLAGS \"\", and rank 0 has \"--a\""),
+            ("tpu (1), PJRT 0.1", ["--a", "--b"], "rank 4 has LIBTPU_INIT_ARGS \"--b\", and rank 0 has \"\""),
+        ];
+        for (plugin, flags, expected) in others {
+            let other = announcement(plugin, flags, &[]);
+            let error = expect_one_compiler(&[own.clone(), own.clone(), other], 2).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{expected}: each process compiles")), "{error}");
+        }
+    }
+}
