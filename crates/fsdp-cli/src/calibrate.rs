@@ -24,10 +24,11 @@ use crate::cluster::{self, Team};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::host::total_threads;
+use crate::whole_file::folder_of;
 use crate::{device, logging, output};
 use collectives::{Collectives, most_bytes};
 use computing::{Samples, Step, Steps};
-use file::{add, earlier, expect_own, expect_replaceable, expect_same, folder_of, write};
+use file::{add, earlier, expect_own, expect_replaceable, expect_same, write};
 use models::{SHAPES, Shape, WHOLE};
 use ranks::{Ranks, device_name};
 

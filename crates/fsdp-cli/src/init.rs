@@ -7,10 +7,8 @@ mod answers;
 mod choices;
 mod text;
 
-use std::fs::Permissions;
 use std::io::{BufRead, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fsdp_ckpt::is_url;
 use fsdp_ckpt::training::ModelWeights;
@@ -22,6 +20,7 @@ use crate::check::Findings;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::run_setup::{RunSetup, read_model};
+use crate::whole_file::{self, folder_of};
 use crate::{device, logging, output};
 use answers::{Answers, OnTerminal};
 use choices::{Choices, Training};
@@ -46,7 +45,8 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
         return Ok(Exit::Input);
     }
     findings.warnings().for_each(|warning| output::warning(&warning));
-    write(args, &text).map_err(CliError::write(&args.file))?;
+    let write = if args.force { whole_file::replace } else { whole_file::create };
+    write(&args.file, &text).map_err(CliError::write(&args.file))?;
     let file = args.file.display();
     output::print(&format!("wrote {file}\n\nnext:\n  fsdp check {file}\n  fsdp train {file}\n"))?;
     Ok(Exit::Done)
@@ -59,27 +59,10 @@ fn expect_free(args: &InitArgs) -> Result<(), CliError> {
     if !args.force && args.file.symlink_metadata().is_ok() {
         return wrong(format!("{file} is there already; give another name, or replace it with --force"));
     }
-    match folder(&args.file) {
+    match folder_of(&args.file) {
         folder if folder.is_dir() => Ok(()),
         folder => wrong(format!("{file} lies in {}, which is no folder; make it first", folder.display())),
     }
-}
-
-/// Writes the file in one step. One that has come there meanwhile is not replaced without being asked.
-fn write(args: &InitArgs, text: &str) -> std::io::Result<()> {
-    let mut file = tempfile::Builder::new()
-        .prefix(".fsdp-init-")
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder(&args.file))?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
-    let named = if args.force { file.persist(&args.file) } else { file.persist_noclobber(&args.file) };
-    named.map(drop).map_err(|failed| failed.error)
-}
-
-fn folder(file: &Path) -> PathBuf {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    folder.unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Decides everything that the file says.

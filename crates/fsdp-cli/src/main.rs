@@ -47,6 +47,7 @@ mod stop_signal;
 #[cfg(feature = "torch")]
 mod torch;
 mod units;
+mod whole_file;
 #[cfg(feature = "xla")]
 mod xla;
 

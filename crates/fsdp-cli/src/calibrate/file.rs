@@ -1,6 +1,5 @@
 //! Files of points: of the same machine, and whole.
 
-use std::io::Write;
 use std::path::Path;
 
 use fsdp_plan::cluster::Cluster;
@@ -10,6 +9,7 @@ use fsdp_train::input_file::{self, MEASUREMENT_BYTES_MAX};
 
 use super::machine;
 use crate::error::CliError;
+use crate::whole_file;
 
 /// The cluster that is in a file.
 ///
@@ -93,22 +93,12 @@ pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliEr
     Ok(())
 }
 
-/// The folder of a file.
-pub(super) fn folder_of(file: &Path) -> &Path {
-    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// Writes a file, whole or not at all.
 ///
 /// # Errors
 /// [`CliError::Write`].
 pub(super) fn write(cluster: &Cluster, file: &Path) -> Result<(), CliError> {
-    let failed = || CliError::write(file);
-    let mut whole = tempfile::NamedTempFile::new_in(folder_of(file)).map_err(failed())?;
-    whole.write_all(cluster.to_toml().as_bytes()).map_err(failed())?;
-    whole.as_file().sync_all().map_err(failed())?;
-    whole.persist(file).map_err(|error| failed()(error.error))?;
-    Ok(())
+    whole_file::replace(file, &cluster.to_toml()).map_err(CliError::write(file))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! `fsdp plan --search`: all settings with each other, and those that nothing beats.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use fsdp_train::config::Resolved;
@@ -19,6 +18,7 @@ use crate::args::PlanArgs;
 use crate::error::CliError;
 use crate::output::table;
 use crate::units::{bytes, rate};
+use crate::whole_file;
 
 /// The most rows of the front that are shown.
 const SHOWN: usize = 12;
@@ -273,9 +273,7 @@ fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(),
         span(best.seconds)
     );
     let text = head + &best.settings.applied(config).to_toml();
-    let created = fs::OpenOptions::new().write(true).create_new(true).open(file);
-    let created = created.and_then(|mut file| file.write_all(text.as_bytes()));
-    created.map_err(|source| not_created(file, source))
+    whole_file::create(file, &text).map_err(|source| not_created(file, source))
 }
 
 fn not_created(file: &Path, source: io::Error) -> CliError {

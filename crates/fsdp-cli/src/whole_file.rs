@@ -1,0 +1,62 @@
+//! Small files that are there whole, or not at all: written beside their name, and renamed.
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
+
+/// Writes a file that must not be there: one that has come meanwhile is not replaced.
+///
+/// # Errors
+/// [`io::Error`]; of [`io::ErrorKind::AlreadyExists`] if it is there.
+pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
+    beside(file, text)?.persist_noclobber(file).map(drop).map_err(|failed| failed.error)
+}
+
+/// Writes a file, in the place of what has its name.
+///
+/// # Errors
+/// [`io::Error`].
+pub(crate) fn replace(file: &Path, text: &str) -> io::Result<()> {
+    beside(file, text)?.persist(file).map(drop).map_err(|failed| failed.error)
+}
+
+/// The folder of a file.
+pub(crate) fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn beside(file: &Path, text: &str) -> io::Result<NamedTempFile> {
+    let mut whole = Builder::new()
+        .prefix(".fsdp-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder_of(file))?;
+    whole.write_all(text.as_bytes())?;
+    whole.as_file().sync_all()?;
+    Ok(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_replaced_only_when_that_is_asked_for_and_nothing_else_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.toml");
+        create(&file, "first").unwrap();
+        assert_eq!(create(&file, "second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "first");
+        replace(&file, "third").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "third");
+        // As others make files, and not as temporary ones are made.
+        let made =
+            fs::write(dir.path().join("other"), "").and_then(|()| fs::metadata(dir.path().join("other")));
+        assert_eq!(fs::metadata(&file).unwrap().permissions(), made.unwrap().permissions());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}
