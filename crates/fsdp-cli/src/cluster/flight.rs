@@ -16,8 +16,8 @@ use serde_json::json;
 /// The variable by which `fsdp launch` says where a process logs.
 pub(crate) const LOG_DIR: &str = "FSDP_LOG_DIR";
 
-/// How long a process that ends waits for its record.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+/// How long a process that ends waits for its record: a disk that others write to takes seconds, and all have 5 to end.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(3);
 
 /// Where the record of this process goes.
 #[derive(Clone)]
