@@ -5,19 +5,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
 use fsdp_nn::model::{Mlp, MlpConfig};
 use fsdp_train::Job;
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::train;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::mortal::{Crew, Death, End, train_mortals};
 use crate::resume::tensors;
-use crate::support::{config, job_of, threads};
+use crate::support::{config, job_of, run_options, threads};
 
 /// Enough for a save behind a step, old checkpoints that are removed, and a last step.
 const STEPS: u64 = 3;
@@ -57,17 +56,7 @@ fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
 
 /// Begins, or goes on with what there is, in threads.
 fn go_on(job: &Job<Mlp>, what: &str) {
-    let options = RunOptions {
-        reporter: &(),
-        stop: &AtomicBool::new(false),
-        resume: Resume::Newest,
-        overwrite: false,
-        observer: &|_| Box::new(()),
-        config_json: None,
-        flops: None,
-        census: None,
-    };
-    train(job, &threads(), &options).unwrap_or_else(|error| panic!("{what}: {error}"));
+    train(job, &threads(), &run_options(Resume::Newest)).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
 /// The folders of a case.

@@ -9,18 +9,17 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::training::ModelWeights;
 use fsdp_nn::hf::HfConfig;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::train;
 use fsdp_train::{InitSource, Job};
 use serde_json::Value;
 
-use crate::support::threads;
+use crate::support::{run_options, threads};
 
 const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
 const WORLDS: [usize; 3] = [1, 2, 4];
@@ -83,17 +82,7 @@ impl Case {
         let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
         let init = InitSource::Pretrained(Arc::new(ModelWeights::open(weights).unwrap()));
         let job = Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"));
-        let options = RunOptions {
-            reporter: &(),
-            stop: &AtomicBool::new(false),
-            resume: Resume::Fresh,
-            overwrite: false,
-            observer: &|_| Box::new(()),
-            config_json: None,
-            flops: None,
-            census: None,
-        };
-        train(&job, &threads(), &options).unwrap_or_else(|error| panic!("{error}"));
+        train(&job, &threads(), &run_options(Resume::Fresh)).unwrap_or_else(|error| panic!("{error}"));
         outcome(&dir.path().join("out"))
     }
 

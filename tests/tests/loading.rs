@@ -4,7 +4,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use fsdp_ckpt::native::{NativeReader, RunDir};
@@ -15,12 +14,12 @@ use fsdp_core::comm::Traffic;
 use fsdp_nn::HostMemory;
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
 
 use crate::runs::state;
-use crate::support::{LLAMA, config, job, threads};
+use crate::support::{LLAMA, config, job, run_options, threads};
 
 /// What a rank holds before the first step, and what it communicated for it.
 type Start = (Vec<Vec<u64>>, Traffic);
@@ -147,17 +146,7 @@ fn verify_holds_on_replicas_that_start_from_weights() {
 fn checkpoints(dir: &Path, optimizer: &str) -> [PathBuf; 2] {
     let out = dir.join("out");
     let overrides = [REPLICAS[0], REPLICAS[1], optimizer, "train.steps=2", "checkpoint.every=2"];
-    let options = RunOptions {
-        reporter: &(),
-        stop: &AtomicBool::new(false),
-        resume: Resume::Fresh,
-        overwrite: false,
-        observer: &|_| Box::new(()),
-        config_json: None,
-        flops: None,
-        census: None,
-    };
-    train(&job(LLAMA, config(dir, 61, &overrides)), &threads(), &options).unwrap();
+    train(&job(LLAMA, config(dir, 61, &overrides)), &threads(), &run_options(Resume::Fresh)).unwrap();
     let (good, damaged) = (RunDir::new(out).checkpoint(2), dir.join("damaged"));
     fs::create_dir(&damaged).unwrap();
     for file in fs::read_dir(&good).unwrap() {

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_ckpt::training::ModelWeights;
@@ -20,7 +19,7 @@ use fsdp_train::{InitSource, Job, Oracle, TrainError, adapter};
 use fsdp_xla::ProgramOptions;
 use serde_json::Value;
 
-use crate::support::{GPT2, LLAMA, config, threads};
+use crate::support::{GPT2, LLAMA, config, run_options, threads};
 use crate::xla;
 
 /// Tensors, as a fraction of their largest value.
@@ -57,16 +56,7 @@ fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, 
 }
 
 fn run<A: Architecture + Clone>(job: &Job<A>, resume: Resume) -> Result<Summary, TrainError> {
-    let options = RunOptions {
-        reporter: &(),
-        stop: &AtomicBool::new(false),
-        resume,
-        overwrite: false,
-        observer: &|_| Box::new(()),
-        config_json: Some("{}".to_owned()),
-        flops: None,
-        census: None,
-    };
+    let options = RunOptions { config_json: Some("{}".to_owned()), ..run_options(resume) };
     train(job, &threads(), &options)
 }
 

@@ -27,6 +27,8 @@ use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::{Reporter, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainError};
 
+use crate::support::run_options;
+
 /// Nobody needs so long, on any machine: whoever does hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(600);
 
@@ -242,16 +244,8 @@ impl Process {
             Arc::new(FlightRecorder::new()),
             |_, _| Ok(Arc::new(HostMemory::new(HostOptions::default())?)),
         );
-        let options = RunOptions {
-            reporter: self,
-            stop: &AtomicBool::new(false),
-            resume: Resume::Newest,
-            overwrite: false,
-            observer: &|_| Box::new(self.clone()),
-            config_json: None,
-            flops: None,
-            census: None,
-        };
+        let observer = |_| -> Box<dyn Observer> { Box::new(self.clone()) };
+        let options = RunOptions { reporter: self, observer: &observer, ..run_options(Resume::Newest) };
         train(job, &launcher, &options)
     }
 }

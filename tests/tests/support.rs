@@ -3,13 +3,16 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fsdp_comm::{ThreadOptions, Threads};
 use fsdp_nn::hf::{HfConfig, HfModel};
 use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostMemory, HostOptions};
+use fsdp_train::checkpoint::Resume;
 use fsdp_train::config::Resolved;
+use fsdp_train::train::RunOptions;
 use fsdp_train::{InitSource, Job};
 
 /// A tiny Llama: grouped queries, untied head, odd widths.
@@ -87,6 +90,21 @@ pub(crate) const SOON: Duration = Duration::from_secs(300);
 /// Options for worlds that must not hang.
 pub(crate) fn options() -> ThreadOptions {
     ThreadOptions { timeout: 2 * SOON, ..ThreadOptions::default() }
+}
+
+/// Options of a run that nobody watches or stops.
+pub(crate) fn run_options(resume: Resume) -> RunOptions<'static> {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    RunOptions {
+        reporter: &(),
+        stop: &NEVER,
+        resume,
+        overwrite: false,
+        observer: &|_| Box::new(()),
+        config_json: None,
+        flops: None,
+        census: None,
+    }
 }
 
 /// As [`threads`], under other options.

@@ -84,6 +84,10 @@ mod adversarial;
 
 // Runs that are saved, end, and go on elsewhere.
 mod resume;
+mod resume_states;
+
+// A folder with checkpoints: a run goes on there, goes back, or is refused.
+mod going_on;
 
 // Starting from files, on several replicas.
 mod loading;

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use fsdp_comm::ThreadOptions;
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::Digest;
 use fsdp_core::plan::Plan;
@@ -50,9 +48,7 @@ pub(crate) fn check_job<A: Architecture + Clone>(
     worlds: &[usize],
     programs: ProgramOptions,
 ) {
-    // Ranks wait for the one that compiles.
-    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
-    let devices = Devices::new(plugin, 8, programs, threads).unwrap();
+    let devices = Devices::new(plugin, 8, programs, options()).unwrap();
     let report = verify(job, &devices, &VerifyOptions::new(worlds, 2)).unwrap();
     assert!(report.holds(), "{report:#?}");
 }
@@ -106,8 +102,7 @@ fn told_with(plugin: &Path, folder: &Path) -> Vec<Told> {
     let programs = ProgramOptions { compile_cache: Some(folder.into()), ..ProgramOptions::default() };
     let told: Arc<Mutex<Vec<Told>>> = Arc::default();
     let listener = Arc::clone(&told);
-    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
-    let devices = Devices::new(plugin, 2, programs, threads)
+    let devices = Devices::new(plugin, 2, programs, options())
         .unwrap()
         .heard_by(Arc::new(move |one: &Told| listener.lock().unwrap().push(one.clone())));
     let report = verify(&job, &devices, &VerifyOptions::new(&[2], 2)).unwrap();
@@ -148,8 +143,7 @@ fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
     let half = [LAYERS, "fsdp.param_dtype=\"f16\"", OVERFLOWING, "run.device=\"xla\""];
     let job = job(LLAMA, config(dir.path(), 61, &half));
     let programs = ProgramOptions { dump: Some(dump.path().into()), ..ProgramOptions::default() };
-    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
-    let devices = Devices::new(&plugin, 8, programs, threads).unwrap();
+    let devices = Devices::new(&plugin, 8, programs, options()).unwrap();
     let report = verify(&job, &devices, &VerifyOptions::new(&[2], 8)).unwrap();
     assert!(report.holds(), "{report:#?}");
     assert!(dump.path().join("program-0.mlir").exists());

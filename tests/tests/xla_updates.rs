@@ -2,17 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use fsdp_ckpt::native::RunDir;
-use fsdp_comm::ThreadOptions;
 use fsdp_train::checkpoint::Resume;
-use fsdp_train::train::{RunOptions, train};
+use fsdp_train::train::train;
 use fsdp_xla::{Devices, ProgramOptions, Reduction};
 
 use crate::resume::tensors;
-use crate::support::{GPT2, LLAMA, config, job, options, threads_with};
+use crate::support::{GPT2, LLAMA, config, job, options, run_options, threads};
 use crate::xla::{LAYERS, check, plugin};
 
 const RELATIVE: &str =
@@ -52,22 +49,12 @@ fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap
     let data = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(own.iter().map(String::as_str)).collect();
     let job = job(LLAMA, config(data.path(), 61, &overrides));
-    let options_of_run = RunOptions {
-        reporter: &(),
-        stop: &AtomicBool::new(false),
-        resume: Resume::Newest,
-        overwrite: false,
-        observer: &|_| Box::new(()),
-        config_json: None,
-        flops: None,
-        census: None,
-    };
-    let threads = ThreadOptions { timeout: Duration::from_secs(300), ..options() };
+    let options_of_run = run_options(Resume::Newest);
     if device == "xla" {
-        let devices = Devices::new(&plugin().unwrap(), 8, ProgramOptions::default(), threads).unwrap();
+        let devices = Devices::new(&plugin().unwrap(), 8, ProgramOptions::default(), options()).unwrap();
         train(&job, &devices, &options_of_run).unwrap();
     } else {
-        train(&job, &threads_with(threads), &options_of_run).unwrap();
+        train(&job, &threads(), &options_of_run).unwrap();
     }
     let numbers = |bytes: Vec<u8>| -> Vec<f32> {
         bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()

@@ -1,0 +1,202 @@
+//! What a folder with checkpoints lets a run do: go on, go back, or nothing, by name.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use fsdp_ckpt::native::{NativeReader, RunDir};
+use fsdp_core::FailureKind;
+use fsdp_nn::hf::HfModel;
+use fsdp_train::checkpoint::{Change, Resume};
+use fsdp_train::metrics::StepMetrics;
+use fsdp_train::train::{Reporter, RunOptions, Summary, train};
+use fsdp_train::{Job, TrainError};
+
+use crate::resume::{CONFIG_JSON, Told, run};
+use crate::support::{LLAMA, config, job, run_options, threads};
+
+/// A directory with a run of four steps that saved after each.
+fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
+    let out = dir.join("out");
+    let overrides = [&["checkpoint.every=1", "checkpoint.keep_last=0"], more].concat();
+    run(&job(LLAMA, config(dir, 61, &overrides)), Resume::Fresh, &Told::default()).unwrap();
+    out
+}
+
+#[test]
+fn going_on_extends_a_run_and_records_the_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let told = Told::default();
+    let longer = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=2", "train.steps=6"]));
+    let summary = run(&longer, Resume::Newest, &told).unwrap();
+    assert_eq!((summary.resumed_from, summary.steps), (Some(4), 6));
+    let change = Change { step: 4, key: "train.steps".into(), from: "4".into(), to: "6".into() };
+    let resumed = told.resumed.lock().unwrap();
+    assert_eq!(resumed[0].as_ref().unwrap().changes, [change]);
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [4, 6], "two are kept");
+    let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    // Six steps, and who took part in each of two starts.
+    assert_eq!(lines.lines().count(), 8);
+    let last = NativeReader::open(RunDir::new(&out).checkpoint(6)).unwrap();
+    let changes = last.manifest().run_state["changes"].as_array().unwrap().len();
+    assert_eq!(changes, 1, "the change travels with the run");
+}
+
+#[test]
+fn going_back_needs_leave_to_remove_what_came_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "checkpoint.keep_last=0"]));
+    let older = RunDir::new(&out).checkpoint(2);
+    let error =
+        run(&again, Resume::From { path: older.clone(), at_step: None }, &Told::default()).unwrap_err();
+    assert!(matches!(error, TrainError::NewerCheckpoints { step: 2, newest: 4, .. }), "{error}");
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
+}
+
+/// The checkpoint of the last step, of a run that was killed before it had exported its model.
+#[test]
+fn a_run_with_all_steps_done_still_exports_its_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let model = out.join("model/model.safetensors");
+    let expected = std::fs::read(&model).unwrap();
+    std::fs::remove_file(&model).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1"]));
+    let summary = run(&again, Resume::Newest, &Told::default()).unwrap();
+    assert_eq!((summary.steps, summary.resumed_from, summary.stopped), (4, Some(4), false));
+    assert_eq!(std::fs::read(&model).unwrap(), expected);
+}
+
+#[test]
+fn a_run_can_not_go_on_to_an_earlier_step() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_run(dir.path(), &[]);
+    let shorter = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "train.steps=3"]));
+    let error = run(&shorter, Resume::Newest, &Told::default()).unwrap_err();
+    assert!(matches!(error, TrainError::NothingLeft { done: 4, steps: 3, .. }), "{error}");
+    assert_eq!(error.kind(), FailureKind::Input);
+}
+
+/// Goes back to an older checkpoint with leave to remove later ones.
+fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
+    let resume = Resume::From { path: to.to_owned(), at_step: None };
+    let config_json = Some(CONFIG_JSON.into());
+    train(job, &threads(), &RunOptions { overwrite: true, config_json, ..run_options(resume) })
+}
+
+#[test]
+fn a_link_to_a_checkpoint_is_that_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let link = dir.path().join("latest");
+    std::os::unix::fs::symlink(RunDir::new(&out).checkpoint(2), &link).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=4", "checkpoint.keep_last=0"]));
+    go_back(&again, &link).unwrap();
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 4]);
+}
+
+#[test]
+fn a_damaged_checkpoint_costs_none_of_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &[]);
+    let file = RunDir::new(&out).checkpoint(2).join("shard-00003-model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=4", "checkpoint.keep_last=0"]));
+    let metrics = std::fs::read(out.join("metrics.jsonl")).unwrap();
+    let error = go_back(&again, &RunDir::new(&out).checkpoint(2)).unwrap_err();
+    assert!(error.to_string().contains("shard-00003"), "{error}");
+    assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
+    assert_eq!(std::fs::read(out.join("metrics.jsonl")).unwrap(), metrics);
+}
+
+#[test]
+fn going_on_without_a_checkpoint_begins_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = Told::default();
+    let fresh = job(LLAMA, config(dir.path(), 61, &[]));
+    let summary = run(&fresh, Resume::Newest, &told).unwrap();
+    assert_eq!((summary.resumed_from, summary.steps), (None, 4));
+    assert_eq!(*told.resumed.lock().unwrap(), [None]);
+}
+
+#[test]
+fn another_run_is_refused_with_all_differences() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_run(dir.path(), &["train.steps=2"]);
+    let other = job(LLAMA, config(dir.path(), 61, &["train.steps=4", "data.seq_len=6", "model.seed=3"]));
+    let error = run(&other, Resume::Newest, &Told::default()).unwrap_err();
+    let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
+    let names: Vec<&str> = differences.iter().map(|difference| difference.what.as_str()).collect();
+    assert_eq!(names, ["data.seq_len", "model.seed", "content of data.train"]);
+    assert_eq!(error.kind(), FailureKind::Input);
+}
+
+#[test]
+fn another_model_is_refused_with_its_tensors() {
+    let dir = tempfile::tempdir().unwrap();
+    saved_run(dir.path(), &["train.steps=2"]);
+    let other = LLAMA.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+    let other = job(&other, config(dir.path(), 61, &[]));
+    let error = run(&other, Resume::Newest, &Told::default()).unwrap_err();
+    assert!(error.to_string().contains("model.layers.2."), "{error}");
+    assert_eq!(error.kind(), FailureKind::Input);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_by_name_before_the_first_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = saved_run(dir.path(), &["train.steps=2"]);
+    let checkpoint = RunDir::new(&out).checkpoint(2);
+    let file = checkpoint.join("shard-00002-model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let told = Told::default();
+    let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Newest, &told).unwrap_err();
+    assert!(error.to_string().contains("shard-00002"), "{error}");
+    assert!(told.steps.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_folder_in_use_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let lock = RunDir::new(dir.path().join("out")).lock().unwrap();
+    let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &Told::default()).unwrap_err();
+    assert!(error.to_string().contains("out"), "{error}");
+    drop(lock);
+    run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &Told::default()).unwrap();
+}
+
+/// Puts something in the place of the checkpoint of step 2 when step 1 is done.
+struct Squatter {
+    out: PathBuf,
+    steps: Mutex<u64>,
+}
+
+impl Reporter for Squatter {
+    fn step(&self, metrics: &StepMetrics) {
+        if metrics.step == 1 {
+            std::fs::create_dir_all(RunDir::new(&self.out).checkpoint(2)).unwrap();
+        }
+        *self.steps.lock().unwrap() = metrics.step;
+    }
+}
+
+#[test]
+fn an_error_behind_the_steps_ends_the_run() {
+    for mode in ["checkpoint.async=true", "checkpoint.async=false"] {
+        let dir = tempfile::tempdir().unwrap();
+        let squatter = Squatter { out: dir.path().join("out"), steps: Mutex::new(0) };
+        let overrides = ["checkpoint.every=2", "train.steps=100000", mode];
+        let options = RunOptions { reporter: &squatter, ..run_options(Resume::Fresh) };
+        let job = job(LLAMA, config(dir.path(), 61, &overrides));
+        let error = train(&job, &threads(), &options).unwrap_err();
+        assert!(error.to_string().contains("step-00000002"), "{error}");
+        assert!(*squatter.steps.lock().unwrap() < 100_000, "the run ends long before its last step");
+    }
+}
