@@ -1,6 +1,6 @@
 //! Causal attention over packed projections, and their rotation.
 //!
-//! XLA has no operation of attention. Scores are made [block](block) by block, in a loop, where all at once would take too much
+//! XLA has no operation of attention. Scores are made block by block, in a loop, where all at once would take too much
 //! memory: as by Rabe and Staats (2021), but with all keys of a query at once, whose softmax therefore is the usual one.
 
 mod backward;
