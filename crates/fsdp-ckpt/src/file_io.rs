@@ -171,11 +171,8 @@ impl Files {
 
     /// What a path leads to, or nothing.
     pub(crate) fn metadata_if_there(&self, path: &Path) -> Result<Option<Metadata>, Error> {
-        match self.at(path, |files| files.metadata(path)) {
-            Ok(found) => Ok(Some(found)),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(cause) => Err(failed(FileAction::Open, path)(cause)),
-        }
+        if_there(self.at(path, |files| files.metadata(path)).map(Some))
+            .map_err(failed(FileAction::Open, path))
     }
 
     /// Whether the path leads to a directory.
@@ -217,13 +214,16 @@ impl Files {
         self.at(from, |files| files.rename(from, to)).map_err(failed(FileAction::Rename, from))
     }
 
+    /// Renames something; returns whether it was there.
+    pub(crate) fn rename_if_there(&self, from: &Path, to: &Path) -> Result<bool, Error> {
+        if_there(self.at(from, |files| files.rename(from, to)).map(|()| true))
+            .map_err(failed(FileAction::Rename, from))
+    }
+
     /// Removes a file; returns whether it was there.
     pub(crate) fn remove_if_there(&self, path: &Path) -> Result<bool, Error> {
-        match self.at(path, |files| files.remove_file(path)) {
-            Ok(()) => Ok(true),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(cause) => Err(failed(FileAction::Remove, path)(cause)),
-        }
+        if_there(self.at(path, |files| files.remove_file(path)).map(|()| true))
+            .map_err(failed(FileAction::Remove, path))
     }
 
     /// Gives up an object that is on its way.
@@ -231,20 +231,18 @@ impl Files {
         self.at(path, |files| files.remove_directory(path)).map_err(failed(FileAction::Remove, path))
     }
 
-    /// Removes a directory and everything in it.
+    /// Removes a directory and everything in it. Others may remove it at the same time: what is gone is no error.
     pub(crate) fn remove_tree(&self, dir: &Path) -> Result<(), Error> {
-        for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
-            let path = dir.join(name);
-            let found = self
-                .at(&path, |files| files.link_metadata(&path))
-                .map_err(failed(FileAction::Remove, &path))?;
-            if found.kind == FileKind::Directory {
-                self.remove_tree(&path)?;
-            } else {
-                self.remove_if_there(&path)?;
+        let names = if_there(self.at(dir, |files| files.list(dir))).map_err(failed(FileAction::List, dir))?;
+        for path in names.into_iter().map(|name| dir.join(name)) {
+            let found = if_there(self.at(&path, |files| files.link_metadata(&path)).map(Some));
+            match found.map_err(failed(FileAction::Remove, &path))? {
+                Some(Metadata { kind: FileKind::Directory, .. }) => self.remove_tree(&path)?,
+                Some(_) => drop(self.remove_if_there(&path)?),
+                None => {}
             }
         }
-        self.at(dir, |files| files.remove_directory(dir)).map_err(failed(FileAction::Remove, dir))
+        if_there(self.at(dir, |files| files.remove_directory(dir))).map_err(failed(FileAction::Remove, dir))
     }
 
     /// Bytes of all files below a directory, by their lengths.
@@ -269,6 +267,12 @@ impl Files {
         let file = self.at(path, |files| files.open(path, access)).map_err(failed(action, path))?;
         Ok(PathFile { file, files: self.clone(), path: path.to_owned() })
     }
+}
+
+/// What a call gives where nothing has the name that it asks for: nothing.
+fn if_there<T: Default>(called: io::Result<T>) -> io::Result<T> {
+    called
+        .or_else(|cause| if cause.kind() == io::ErrorKind::NotFound { Ok(T::default()) } else { Err(cause) })
 }
 
 impl PathFile {

@@ -217,10 +217,10 @@ impl RunLock {
     /// # Errors
     /// [`Error::Io`].
     pub fn remove_cleared(&self) -> Result<(), Error> {
-        match (self.is_clearing()?, self.run.renames()) {
-            (false, _) => Ok(()),
-            (true, true) => self.run.files.remove_tree(&self.run.cleared()),
-            (true, false) => self.remove_cleared_objects(),
+        match self.run.renames() {
+            true => self.run.files.remove_tree(&self.run.cleared()),
+            false if self.is_clearing()? => self.remove_cleared_objects(),
+            false => Ok(()),
         }
     }
 
@@ -246,12 +246,7 @@ impl RunLock {
     /// # Errors
     /// [`Error::Io`].
     pub fn discard(&self, step: u64) -> Result<(), Error> {
-        let unfinished = self.run.unfinished(step, self.attempt);
-        // In an object store nothing may be there yet and much under way.
-        match self.run.files.metadata_if_there(&unfinished)?.is_some() || !self.run.renames() {
-            true => self.run.files.remove_tree(&unfinished),
-            false => Ok(()),
-        }
+        self.run.files.remove_tree(&self.run.unfinished(step, self.attempt))
     }
 
     /// Sets the checkpoint of a step aside, if there is one: its name gets `.mark` appended, under which it is none of the
@@ -269,9 +264,7 @@ impl RunLock {
             return self.set_object_aside(step, mark).map(Some);
         }
         let aside = self.run.checkpoints.join(format!("{}.{mark}", RunDir::name_of(step)));
-        if files.metadata_if_there(&aside)?.is_some() {
-            files.remove_tree(&aside)?;
-        }
+        files.remove_tree(&aside)?;
         files.rename(&checkpoint, &aside)?;
         files.sync_directory(&self.run.checkpoints)?;
         Ok(Some(aside))
@@ -308,12 +301,12 @@ impl RunLock {
             files.remove_if_there(&self.run.checkpoint(step).join(MANIFEST_FILE))?;
             return files.remove_tree(&self.run.checkpoint(step));
         }
-        let doomed = checkpoints.join(format!("{}.old.tmp", RunDir::name_of(step)));
-        if files.metadata_if_there(&doomed)?.is_some() {
-            files.remove_tree(&doomed)?;
+        // A name of this attempt's own: where there are no locks, another one may be deleting the same checkpoint.
+        let doomed = checkpoints.join(format!("{}.{}.old.tmp", RunDir::name_of(step), self.attempt));
+        files.remove_tree(&doomed)?;
+        if files.rename_if_there(&self.run.checkpoint(step), &doomed)? {
+            files.sync_directory(checkpoints)?;
         }
-        files.rename(&self.run.checkpoint(step), &doomed)?;
-        files.sync_directory(checkpoints)?;
         files.remove_tree(&doomed)
     }
 }

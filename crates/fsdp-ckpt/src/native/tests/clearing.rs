@@ -1,5 +1,7 @@
 //! Every point at which clearing, going back and setting aside can be interrupted, and what a restart finds.
 
+use std::num::NonZeroUsize;
+
 use super::*;
 use crate::files::faulty::Fault;
 
@@ -120,6 +122,27 @@ fn what_was_set_aside_is_replaced_and_outlives_the_next_start() {
     lock.remove_leftovers().unwrap();
     open(&files, &aside).unwrap().verify().unwrap();
     assert_eq!(lock.run().newest().unwrap().unwrap().0, 2);
+}
+
+#[test]
+fn two_that_delete_the_same_checkpoints_do_not_meet_each_other() {
+    let plan = plan(2);
+    let start = before(&plan);
+    for _ in 0..200 {
+        let files = start.with(Fault::NoLocks);
+        let begin = std::sync::Barrier::new(2);
+        let delete = || {
+            let lock = run_dir(&files).lock().unwrap();
+            begin.wait();
+            lock.keep_last(NonZeroUsize::MIN, 3, &[])
+        };
+        let ended = std::thread::scope(|scope| {
+            [scope.spawn(delete), scope.spawn(delete)].map(|one| one.join().unwrap())
+        });
+        ended.into_iter().for_each(Result::unwrap);
+        assert_eq!(names(&files), ["reserve", "step-00000003", "step-00000004.diverged"]);
+        check(&files, &plan, 3);
+    }
 }
 
 #[test]
