@@ -12,7 +12,9 @@ use fsdp_nn::hf::HfModel;
 use fsdp_nn::model::Architecture;
 use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_train::{Job, step_ahead};
-use fsdp_xla::{Collective, Devices, Program, ProgramOptions, Reduction, Target, Told, Tracer, XlaMemory};
+use fsdp_xla::{
+    Collective, Devices, Program, ProgramForm, ProgramOptions, Reduction, Target, Told, Tracer, XlaMemory,
+};
 
 use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
@@ -24,6 +26,17 @@ pub(crate) fn plugin() -> Option<PathBuf> {
         println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
     }
     plugin
+}
+
+/// Gradients are added by the tree, and layers are written one after the other.
+pub(crate) const TREE: ProgramForm = ProgramForm { reduction: Reduction::Tree, scan_layers: false };
+
+/// Gradients are added by the plugin.
+pub(crate) const NATIVE: ProgramForm = ProgramForm { reduction: Reduction::Native, ..TREE };
+
+/// Programs of a form, which are not kept.
+pub(crate) fn written_as(form: ProgramForm) -> ProgramOptions {
+    ProgramOptions { form, ..ProgramOptions::default() }
 }
 
 /// Two steps of a model at each world size beside the oracle, if there is a plugin.
@@ -84,8 +97,7 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
         "train.optimizer.no_decay=[\"norm\"]",
         "train.ema_decay=0.9",
     ];
-    let native = ProgramOptions { reduction: Reduction::Native, ..ProgramOptions::default() };
-    check((LLAMA, 61), &[4], &mixed, native);
+    check((LLAMA, 61), &[4], &mixed, written_as(NATIVE));
     let grouped = [
         LAYERS,
         "fsdp.reshard_after_forward=2",
@@ -166,14 +178,14 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
     }
     let dir = tempfile::tempdir().unwrap();
     let job = job(LLAMA, config(dir.path(), 61, &mixed));
-    let program = traced(&job, Reduction::Tree);
+    let program = traced(&job, TREE);
     let run = std::fs::read_to_string(dump.path().join("program-0.mlir")).unwrap();
     assert!(program.text == run, "the two programs differ");
 }
 
 /// The program of a step that nobody runs.
-pub(crate) fn traced(job: &Job<HfModel>, reduction: Reduction) -> Program {
-    let tracer = Tracer::new(reduction, options());
+pub(crate) fn traced(job: &Job<HfModel>, form: ProgramForm) -> Program {
+    let tracer = Tracer::new(form, options());
     let step = |seat: Seat<XlaMemory>| step_ahead(&job.config, &job.architecture, &job.plan, seat);
     tracer.launch(job.plan.mesh.world(), &step).unwrap();
     tracer.into_program().unwrap()
@@ -185,7 +197,7 @@ fn the_compiler_leaves_all_collectives_where_the_schedule_has_them() {
     let dir = tempfile::tempdir().unwrap();
     let overrides = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "run.device=\"xla\""];
     let job = job(LLAMA, config(dir.path(), 61, &overrides));
-    let program = traced(&job, Reduction::Native);
+    let program = traced(&job, NATIVE);
     let target = Target::open(&plugin, "cpu:4", Vec::new()).unwrap();
     assert_eq!(target.devices(), 4);
     let report = target.compile(&program).unwrap();
@@ -202,16 +214,16 @@ fn the_compiler_leaves_all_collectives_where_the_schedule_has_them() {
     // Parameters and two moments in single precision.
     assert!(memory.arguments >= 12 * shards as u64, "{memory:?}");
     // Eight ranks have no place on four devices.
-    let large = traced(&job.at_world(8).unwrap(), Reduction::Native);
+    let large = traced(&job.at_world(8).unwrap(), NATIVE);
     let refused = target.compile(&large).unwrap_err().to_string();
     assert!(refused.contains("8 ranks need as many devices"), "{refused}");
 }
 
 /// The digest of a program and how often it has each operation.
-fn described(name: &str, model: (&str, u32), overrides: &[&str], reduction: Reduction) -> String {
+fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramForm) -> String {
     let dir = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
-    let text = traced(&job(model.0, config(dir.path(), model.1, &overrides)), reduction).text;
+    let text = traced(&job(model.0, config(dir.path(), model.1, &overrides)), form).text;
     let [high, low] = Digest::of(&text).words();
     let mut told = format!("{name}: {high:016x}{low:016x}\n");
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
@@ -237,9 +249,9 @@ fn programs_have_the_operations_that_they_had() {
     let layers = ["fsdp.wrap=[\"GPT2Block\"]"];
     insta::assert_snapshot!(
         [
-            described("llama, recomputed, two replicas, tree", (LLAMA, 61), &mixed, Reduction::Tree),
-            described("llama in bf16, native", (LLAMA, 61), &bf16, Reduction::Native),
-            described("gpt2 with dropout, native", (GPT2, 53), &layers, Reduction::Native),
+            described("llama, recomputed, two replicas, tree", (LLAMA, 61), &mixed, TREE),
+            described("llama in bf16, native", (LLAMA, 61), &bf16, NATIVE),
+            described("gpt2 with dropout, native", (GPT2, 53), &layers, NATIVE),
         ]
         .concat()
     );
@@ -253,11 +265,7 @@ fn count(program: &Path, operation: &str) -> usize {
 #[test]
 fn a_program_has_the_collectives_of_its_schedule() {
     let dump = tempfile::tempdir().unwrap();
-    let programs = ProgramOptions {
-        reduction: Reduction::Native,
-        dump: Some(dump.path().into()),
-        ..ProgramOptions::default()
-    };
+    let programs = ProgramOptions { dump: Some(dump.path().into()), ..written_as(NATIVE) };
     let Some(plan) = check((LLAMA, 61), &[4], &[LAYERS], programs) else { return };
     // A collective of the schedule is one for each segment.
     let calls = |name: &str| -> usize {

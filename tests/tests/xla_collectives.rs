@@ -5,16 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{BufferId, OpKind, Source};
-use fsdp_xla::{Collective, Optimized, Program, Reduction, Target};
+use fsdp_xla::{Collective, Optimized, Program, ProgramForm, Reduction, Target};
 
 use crate::support::{GPT2, LLAMA, config, job};
-use crate::xla::{LAYERS, plugin, traced};
+use crate::xla::{LAYERS, NATIVE, TREE, plugin, traced};
 
 /// A model, changes of its run file, and how gradients are added; on four ranks, with two micro-batches in a step.
-type Case<'a> = (&'a str, &'a [&'a str], Reduction);
-
-const NATIVE: Reduction = Reduction::Native;
-const TREE: Reduction = Reduction::Tree;
+type Case<'a> = (&'a str, &'a [&'a str], ProgramForm);
 
 const CASES: [Case<'_>; 16] = [
     (LLAMA, &[], NATIVE),
@@ -36,12 +33,12 @@ const CASES: [Case<'_>; 16] = [
 ];
 
 /// The plan and the program of a case.
-fn written((model, overrides, reduction): Case<'_>) -> (Plan, Program) {
+fn written((model, overrides, form): Case<'_>) -> (Plan, Program) {
     let (vocab, wrap) = if model == LLAMA { (61, LAYERS) } else { (53, "fsdp.wrap=[\"GPT2Block\"]") };
     let overrides = [&["run.device=\"xla\"", wrap], overrides].concat();
     let dir = tempfile::tempdir().unwrap();
     let job = job(model, config(dir.path(), vocab, &overrides));
-    let program = traced(&job, reduction);
+    let program = traced(&job, form);
     (Plan::clone(&job.plan), program)
 }
 
@@ -89,7 +86,7 @@ fn compiled(target: &Target, program: &Program) -> Optimized {
 fn the_program_of_a_step_has_the_collectives_of_its_schedule_in_their_order() {
     for case in CASES {
         let (plan, program) = written(case);
-        assert_eq!(program.collectives, scheduled(&plan, case.2), "{case:?}");
+        assert_eq!(program.collectives, scheduled(&plan, case.2.reduction), "{case:?}");
     }
 }
 

@@ -6,11 +6,11 @@ use std::path::Path;
 use fsdp_ckpt::native::RunDir;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::train;
-use fsdp_xla::{Devices, ProgramOptions, Reduction};
+use fsdp_xla::{Devices, ProgramOptions};
 
 use crate::resume::tensors;
 use crate::support::{GPT2, LLAMA, config, job, options, run_options, threads};
-use crate::xla::{LAYERS, check, plugin};
+use crate::xla::{LAYERS, NATIVE, check, plugin, written_as};
 
 const RELATIVE: &str =
     "train.optimizer={ name = \"adafactor\", weight_decay = 0.1, no_decay = [\"norm\"], warmup_init = true }";
@@ -32,10 +32,9 @@ fn adafactor_is_trained_at_every_world_size() {
 
 #[test]
 fn adafactor_is_trained_in_bf16_over_replicas_with_an_average() {
-    let native = ProgramOptions { reduction: Reduction::Native, ..ProgramOptions::default() };
     let mixed =
         [LAYERS, AVERAGED, "fsdp.mesh.replicate=2", "fsdp.param_dtype=\"bf16\"", "train.ema_decay=0.9"];
-    check((LLAMA, 61), &[4], &mixed, native);
+    check((LLAMA, 61), &[4], &mixed, written_as(NATIVE));
 }
 
 /// Trains to a step, from the newest checkpoint of the folder if there is one, and saves there; what the last checkpoint holds.

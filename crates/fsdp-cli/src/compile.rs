@@ -115,8 +115,7 @@ fn too_few(args: &CompileArgs, target: &Target, ranks: usize) -> CliError {
 
 /// The program of a step.
 fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>) -> Result<Program, CliError> {
-    let reduction = xla::reduction(config.run.xla.reduction);
-    let tracer = Tracer::new(reduction, host::world_options(&config.run, false));
+    let tracer = Tracer::new(xla::form(&config.run), host::world_options(&config.run, false));
     let step = |seat: Seat<XlaMemory>| step_ahead(config, model, plan, seat);
     tracer.launch(plan.mesh.world(), &step).map_err(TrainError::from)?;
     Ok(tracer.into_program().expect("the first rank writes its step down"))

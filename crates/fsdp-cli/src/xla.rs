@@ -11,7 +11,7 @@ use fsdp_core::Rank;
 use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{RunConfig, XlaReduction};
-use fsdp_xla::{Devices, ProgramOptions, Reduction, Told, Tracer, XlaError, plugin_named};
+use fsdp_xla::{Devices, ProgramForm, ProgramOptions, Reduction, Told, Tracer, XlaError, plugin_named};
 
 use crate::error::CliError;
 use crate::verify::Together;
@@ -42,12 +42,13 @@ pub(crate) fn is_for_gpus(run: &RunConfig) -> bool {
     plugin(run).and_then(|path| fsdp_xla::is_for_gpus(&path)).unwrap_or(false)
 }
 
-/// How programs add gradients over ranks.
-pub(crate) fn reduction(reduction: XlaReduction) -> Reduction {
-    match reduction {
+/// How the programs of a run are written.
+pub(crate) fn form(run: &RunConfig) -> ProgramForm {
+    let reduction = match run.xla.reduction {
         XlaReduction::Tree => Reduction::Tree,
         XlaReduction::Native => Reduction::Native,
-    }
+    };
+    ProgramForm { reduction, scan_layers: run.xla.scan_layers }
 }
 
 /// Ranks that train, are measured or verified, all in this process: each has a device of the plugin.
@@ -86,7 +87,7 @@ pub(crate) fn verification_processes(
     run: &RunConfig,
     cluster: &Cluster,
 ) -> Result<Together<Tracer, Devices<Processes<HostMemory>>>, CliError> {
-    let oracle = Tracer::new(reduction(run.xla.reduction), host::world_options(run, false));
+    let oracle = Tracer::new(form(run), host::world_options(run, false));
     Ok(Together::new(oracle, processes(run, cluster)?))
 }
 
@@ -104,7 +105,7 @@ fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Option<Range<usize>>, 
 fn programs(run: &RunConfig) -> ProgramOptions {
     let folder = |key: &Option<String>| key.as_ref().map(PathBuf::from);
     let (dump, compile_cache) = (folder(&run.xla.dump), folder(&run.xla.compile_cache));
-    ProgramOptions { reduction: reduction(run.xla.reduction), dump, compile_cache }
+    ProgramOptions { form: form(run), dump, compile_cache }
 }
 
 /// Passes on what is told of programs: to the log, and, where something is not as it should be, to the user.

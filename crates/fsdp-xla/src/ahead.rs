@@ -14,10 +14,10 @@ use crate::ffi::{Client, CompileOptions, MemoryNeed, Plugin, Setting, Topology};
 use crate::flags::flags;
 use crate::gpu;
 use crate::hlo::Collective;
-use crate::launch::{Reduction, host_threads, launch_with};
+use crate::launch::{ProgramForm, host_threads, launch_with};
 use crate::memory::XlaMemory;
 use crate::optimized::Optimized;
-use crate::trace::{Trace, Traced};
+use crate::trace::Trace;
 use crate::world::Place;
 
 /// The program of a step.
@@ -35,9 +35,9 @@ pub struct Program {
 }
 
 /// Where programs go that nobody runs.
-#[derive(Default)]
 pub(crate) struct Paper {
     replicas: usize,
+    scan_layers: bool,
     program: Mutex<Option<Program>>,
 }
 
@@ -48,10 +48,11 @@ impl Paper {
 
     /// Writes a program down. What it would have made is nowhere.
     pub(crate) fn write(&self, trace: Trace) {
-        let replicas = self.replicas;
-        let Traced { text, operations, collectives, .. } = trace.finish(replicas);
+        let traced = trace.finish(self.replicas).module;
+        let module = if self.scan_layers { traced.scanned() } else { traced };
+        let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());
         let products = text.matches("stablehlo.dot_general ").count();
-        *self.program() = Some(Program { text, operations, products, collectives, replicas });
+        *self.program() = Some(Program { text, operations, products, collectives, replicas: self.replicas });
     }
 }
 
@@ -59,23 +60,23 @@ impl Paper {
 /// one wrote down is there afterwards.
 pub struct Tracer {
     threads: Threads<HostMemory>,
-    reduction: Reduction,
-    paper: Mutex<Arc<Paper>>,
+    form: ProgramForm,
+    paper: Mutex<Option<Arc<Paper>>>,
 }
 
 impl Tracer {
-    /// Ranks that add gradients in this way.
-    pub fn new(reduction: Reduction, threads: ThreadOptions) -> Self {
-        Self { threads: host_threads(threads), reduction, paper: Mutex::default() }
+    /// Ranks whose programs have this form.
+    pub fn new(form: ProgramForm, threads: ThreadOptions) -> Self {
+        Self { threads: host_threads(threads), form, paper: Mutex::default() }
     }
 
-    fn paper(&self) -> MutexGuard<'_, Arc<Paper>> {
+    fn paper(&self) -> MutexGuard<'_, Option<Arc<Paper>>> {
         self.paper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was written down last, if anything was.
     pub fn into_program(self) -> Option<Program> {
-        self.paper().program().take()
+        self.paper().as_ref()?.program().take()
     }
 }
 
@@ -87,10 +88,11 @@ impl Launcher for Tracer {
         ranks: usize,
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        let paper = Arc::new(Paper { replicas: ranks, program: Mutex::default() });
-        *self.paper() = Arc::clone(&paper);
+        let ProgramForm { reduction, scan_layers } = self.form;
+        let paper = Arc::new(Paper { replicas: ranks, scan_layers, program: Mutex::default() });
+        *self.paper() = Some(Arc::clone(&paper));
         let place = |_| Place::Paper(Arc::clone(&paper));
-        launch_with(&self.threads, ranks, (self.reduction, &place), body)
+        launch_with(&self.threads, ranks, (reduction, &place), body)
     }
 }
 

@@ -33,11 +33,21 @@ pub enum Reduction {
     Native,
 }
 
+/// How programs are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgramForm {
+    /// How gradients are added.
+    pub reduction: Reduction,
+    /// Whether operations that are repeated layer by layer become loops, so that programs do not grow with the depth of a
+    /// model. What layers have of their own is then copied into one value for all of them.
+    pub scan_layers: bool,
+}
+
 /// How programs are made.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramOptions {
-    /// How gradients are added.
-    pub reduction: Reduction,
+    /// How they are written.
+    pub form: ProgramForm,
     /// A folder where the text of each program that is compiled is left, if anywhere: `program-0.mlir`, ..
     pub dump: Option<PathBuf>,
     /// A folder where compiled programs are kept from run to run, if anywhere.
@@ -128,14 +138,14 @@ impl Devices<Processes<HostMemory>> {
 
 impl<L> Devices<L> {
     fn on(devices: Assignment, host: L, options: ProgramOptions) -> Result<Self, XlaError> {
-        let ProgramOptions { reduction, dump, compile_cache } = options;
+        let ProgramOptions { form: ProgramForm { reduction, scan_layers }, dump, compile_cache } = options;
         if let Some(path) = &dump {
             let failed = |source| XlaError::Dump { path: path.clone(), source };
             std::fs::create_dir_all(path).map_err(failed)?;
         }
         let cache =
             compile_cache.map(|folder| Cache::new(&folder, &devices.client)).transpose()?.map(Arc::new);
-        let programs = Programs { dump, cache, listener: Arc::new(|_: &Told| {}) };
+        let programs = Programs { scan_layers, dump, cache, listener: Arc::new(|_: &Told| {}) };
         Ok(Self { devices, host, reduction, programs })
     }
 

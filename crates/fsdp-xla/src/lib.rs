@@ -40,7 +40,9 @@ pub use buffer::XlaBuffer;
 pub use error::XlaError;
 pub use ffi::{MemoryNeed, Setting};
 pub use hlo::Collective;
-pub use launch::{Devices, PluginReport, ProgramOptions, Reduction, expect_plugin, inspect, is_for_gpus};
+pub use launch::{
+    Devices, PluginReport, ProgramForm, ProgramOptions, Reduction, expect_plugin, inspect, is_for_gpus,
+};
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;
 pub use told::{Listener, Told};

@@ -20,7 +20,7 @@ use crate::error::XlaError;
 use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
 use crate::told::{Listener, Told};
-use crate::trace::{Argument, Source, Trace, Traced};
+use crate::trace::{Argument, Module, Source, Trace};
 
 /// What the ranks of a process share.
 pub(crate) struct World {
@@ -34,6 +34,8 @@ pub(crate) struct World {
 /// What becomes of programs beside running them.
 #[derive(Clone)]
 pub(crate) struct Programs {
+    /// Whether they have layers in loops.
+    pub(crate) scan_layers: bool,
     /// Where the text of each is written, if anywhere.
     pub(crate) dump: Option<PathBuf>,
     /// Where they are kept, if anywhere.
@@ -82,17 +84,19 @@ impl World {
     }
 
     /// What is compiled of a program, once.
-    fn executable(&self, digest: Digest, program: &Traced) -> Result<Arc<Executable>, XlaError> {
+    fn executable(&self, digest: Digest, traced: &Module) -> Result<Arc<Executable>, XlaError> {
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(executable) = compiled.get(&digest) {
             return Ok(Arc::clone(executable));
         }
+        let module = if self.programs.scan_layers { &traced.scanned() } else { traced };
+        let text = module.text();
         // It is the same in all processes.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
             let path = folder.join(format!("program-{}.mlir", compiled.len()));
-            std::fs::write(&path, &program.text).map_err(|source| XlaError::Dump { path, source })?;
+            std::fs::write(&path, &text).map_err(|source| XlaError::Dump { path, source })?;
         }
-        let executable = Arc::new(self.load_or_compile(program)?);
+        let executable = Arc::new(self.load_or_compile(&text, module.operations())?);
         let (expected, got) = (self.devices.own_ids(), executable.devices()?);
         if got != expected {
             let (path, expected) = (self.devices.client.path().into(), expected.to_vec());
@@ -103,8 +107,8 @@ impl World {
     }
 
     /// A program out of the folder of compiled ones, or compiled now.
-    fn load_or_compile(&self, Traced { text, operations, .. }: &Traced) -> Result<Executable, XlaError> {
-        let (begin, operations) = (Instant::now(), *operations);
+    fn load_or_compile(&self, text: &str, operations: usize) -> Result<Executable, XlaError> {
+        let begin = Instant::now();
         let (client, devices) = (&self.devices.client, self.devices.ids.clone());
         let options = &CompileOptions { devices, flags: flags(&client.device_kind()?) };
         let tell = &self.programs.listener;
@@ -128,8 +132,8 @@ impl World {
     }
 
     /// Runs the program on what all ranks of this process have brought.
-    fn execute(&self, digest: Digest, program: &Traced) -> Result<(), XlaError> {
-        let executable = self.executable(digest, program)?;
+    fn execute(&self, digest: Digest, module: &Module) -> Result<(), XlaError> {
+        let executable = self.executable(digest, module)?;
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
             self.devices.local.clone().map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
         let results = executable.execute(&arguments)?;
@@ -180,7 +184,7 @@ impl Seated {
     /// As [`Place::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let mut program = trace.finish(self.world.devices.ids.len());
-        let digest = Digest::of(&program.text);
+        let digest = Digest::of(&program.module.text());
         let world = Arc::clone(&self.world);
         let arguments: Vec<Arc<DeviceBuffer>> = std::mem::take(&mut program.arguments)
             .into_iter()
@@ -193,7 +197,7 @@ impl Seated {
         self.ranks.agree(host, digest)?;
         if world.place(self.rank) == 0 {
             // What fails here the engine tells the others, which wait for it below.
-            world.execute(digest, &program)?;
+            world.execute(digest, &program.module)?;
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);

@@ -132,8 +132,10 @@ impl Compiled<'_> {
 
     fn flops(&self) -> String {
         let said = self.report.flops.map_or("not said".to_owned(), |count| flops(count as u64));
+        let has_loops = self.program.text.contains("stablehlo.while(");
+        let count = if has_loops { "XLA's count, with one round of each loop" } else { "XLA's count" };
         let rows = [
-            ["XLA's count".to_owned(), said],
+            [count.to_owned(), said],
             ["products, in closed form".to_owned(), flops(self.cost.product_flops)],
             ["all operations, in closed form".to_owned(), flops(self.cost.flops())],
         ];

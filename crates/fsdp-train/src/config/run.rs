@@ -79,6 +79,8 @@ table! {
         plugin: Option<String> = or_none(TEXT),
         /// How gradients are added over ranks.
         reduction: XlaReduction = named(XlaReduction::Tree),
+        /// Whether layers become loops in programs, so that these do not take longer to compile the deeper a model is.
+        scan_layers: bool = or(BOOL, false),
         /// A folder for the text of each program that is compiled.
         dump: Option<String> = or_none(TEXT),
         /// A folder where compiled programs are kept from run to run.
@@ -88,7 +90,13 @@ table! {
 
 impl Default for XlaConfig {
     fn default() -> Self {
-        Self { plugin: None, reduction: XlaReduction::Tree, dump: None, compile_cache: None }
+        Self {
+            plugin: None,
+            reduction: XlaReduction::Tree,
+            scan_layers: false,
+            dump: None,
+            compile_cache: None,
+        }
     }
 }
 

@@ -74,7 +74,7 @@ threads = 2
 share_gpu = true
 deterministic = true
 kernels = "aten"
-xla = { plugin = "plugin.so", reduction = "native", dump = "programs", compile_cache = "compiled" }
+xla = { plugin = "plugin.so", reduction = "native", scan_layers = true, dump = "programs", compile_cache = "compiled" }
 out_dir = "runs/quickstart"
 export_weights = "last"
 export_dtype = "bf16"

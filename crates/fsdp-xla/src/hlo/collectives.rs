@@ -108,8 +108,8 @@ impl Builder {
 
     /// Adds a collective, and notes it.
     fn collective(&mut self, kind: &'static str, shape: Shape, text: fmt::Arguments<'_>) -> Value {
-        self.collectives.push(Collective { kind, elements: shape.len() });
-        self.push(shape, text)
+        let collective = Collective { kind, elements: shape.len() };
+        self.push_all(vec![shape], vec![collective], text.to_string()).swap_remove(0)
     }
 
     /// The sum of the rows of a matrix by the tree over so many.

@@ -6,6 +6,8 @@
 mod arithmetic;
 mod collectives;
 mod loops;
+mod operation;
+mod scan;
 mod shapes;
 mod types;
 
@@ -14,39 +16,45 @@ use std::fmt::Write;
 pub(crate) use arithmetic::Product;
 pub use collectives::Collective;
 pub(crate) use collectives::Groups;
+use operation::Operation;
 pub(crate) use types::{Element, Name, Shape, Value};
 
 /// A program in the making.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Builder {
-    body: String,
-    results: usize,
-    collectives: Vec<Collective>,
+    operations: Vec<Operation>,
+    /// Operations have numbers, by which their results are named. The next one has this.
+    next: usize,
 }
 
 impl Builder {
     /// The text of the operations so far.
-    pub(crate) fn body(&self) -> &str {
-        &self.body
+    pub(crate) fn body(&self) -> String {
+        operation::lines(&self.operations)
     }
 
-    /// How many operations there are.
+    /// How many operations there are, those within loops included.
     pub(crate) fn operations(&self) -> usize {
-        self.results
+        self.operations.iter().map(Operation::count).sum()
     }
 
     /// The collectives so far, in order.
-    pub(crate) fn into_collectives(self) -> Vec<Collective> {
-        self.collectives
+    pub(crate) fn collectives(&self) -> Vec<Collective> {
+        self.operations.iter().flat_map(Operation::collectives).cloned().collect()
     }
 
     /// Adds an operation with one result.
     fn push(&mut self, shape: Shape, text: std::fmt::Arguments<'_>) -> Value {
-        let name = Name::Result(self.results);
-        self.results += 1;
-        // Text can always be added to a string.
-        let _ = writeln!(self.body, "    {name} = {text}");
-        Value { name, shape }
+        self.push_all(vec![shape], Vec::new(), text.to_string()).swap_remove(0)
+    }
+
+    /// Adds an operation, and returns its results.
+    fn push_all(&mut self, shapes: Vec<Shape>, collectives: Vec<Collective>, text: String) -> Vec<Value> {
+        let operation = Operation::new(self.next, shapes, collectives, text);
+        self.next += 1;
+        let results = operation.results();
+        self.operations.push(operation);
+        results
     }
 
     /// A float in every element.
@@ -81,18 +89,10 @@ impl Builder {
 
     /// The values, none of which is there before all of them are.
     pub(crate) fn barrier(&mut self, values: &[Value]) -> Vec<Value> {
-        let number = self.results;
-        self.results += 1;
         let names = list(values.iter().map(|value| value.name));
         let shapes = list(values.iter().map(|value| &value.shape));
-        let (count, body) = (values.len(), &mut self.body);
-        let _ = match count {
-            1 => writeln!(body, "    %{number} = stablehlo.optimization_barrier {names} : {shapes}"),
-            _ => writeln!(body, "    %{number}:{count} = stablehlo.optimization_barrier {names} : {shapes}"),
-        };
-        let name = |part| if count == 1 { Name::Result(number) } else { Name::Part(number, part) };
-        let of = |(part, value): (usize, &Value)| Value { name: name(part), shape: value.shape.clone() };
-        values.iter().enumerate().map(of).collect()
+        let made = values.iter().map(|value| value.shape.clone()).collect();
+        self.push_all(made, Vec::new(), format!("stablehlo.optimization_barrier {names} : {shapes}"))
     }
 }
 

@@ -107,7 +107,7 @@ impl fmt::Display for Shape {
 }
 
 /// What a value is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Name {
     /// An argument of the program.
     Argument(usize),
@@ -117,6 +117,27 @@ pub(crate) enum Name {
     Part(usize, usize),
     /// What a loop has in its body: its number, and which of the values that it carries.
     Carried(usize, usize),
+}
+
+impl Name {
+    /// The number of the operation that it is a result of; none of what a program or a loop begins with.
+    pub(super) fn number(self) -> Option<usize> {
+        match self {
+            Name::Result(number) | Name::Part(number, _) => Some(number),
+            Name::Argument(_) | Name::Carried(..) => None,
+        }
+    }
+
+    /// The name that it has where the numbers of operations begin at `to` instead of `from`.
+    pub(super) fn moved(self, from: usize, to: usize) -> Self {
+        let moved = |number: usize| number - from + to;
+        match self {
+            Name::Argument(number) => Name::Argument(number),
+            Name::Result(number) => Name::Result(moved(number)),
+            Name::Part(number, part) => Name::Part(moved(number), part),
+            Name::Carried(number, part) => Name::Carried(moved(number), part),
+        }
+    }
 }
 
 impl fmt::Display for Name {

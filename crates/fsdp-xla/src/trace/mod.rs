@@ -9,7 +9,7 @@
 //! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
 //! second gather of a unit, and the memory that this was to save is not.
 
-mod program;
+mod module;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use crate::ffi::DeviceBuffer;
 use crate::hlo::{Builder, Element, Name, Shape, Value};
 use crate::ops::SCORES_MAX_BYTES;
 
-pub(crate) use program::Traced;
+pub(crate) use module::Module;
 
 /// Where the elements of an argument come from.
 pub(crate) enum Source {
@@ -259,7 +259,7 @@ impl Trace {
         let open = self.hlo.begin_loop(rounds, &first);
         let own = std::array::from_fn(|part| open.values()[part].clone());
         let ends = round(self, open.index(), own);
-        let results = self.hlo.end_loop(&open, &ends);
+        let results = self.hlo.end_loop(open, &ends);
         std::array::from_fn(|part| results[part].clone())
     }
 }

@@ -4,16 +4,23 @@ use std::sync::Arc;
 
 use super::{Argument, Trace};
 use crate::buffer::{Content, Storage};
-use crate::hlo::{Collective, Name, Value, list};
+use crate::hlo::{Builder, Collective, Name, Shape, Value, list};
+
+/// What is compiled: a program, the same on all ranks.
+#[derive(Clone)]
+pub(crate) struct Module {
+    hlo: Builder,
+    /// Shapes of the arguments.
+    arguments: Vec<Shape>,
+    results: Vec<Value>,
+    /// For each argument, the result that has its storage.
+    aliases: Vec<Option<usize>>,
+    replicas: usize,
+}
 
 /// A program with everything that it takes to run it on one rank.
 pub(crate) struct Traced {
-    /// The StableHLO text, the same on all ranks.
-    pub(crate) text: String,
-    /// How many operations it has.
-    pub(crate) operations: usize,
-    /// Its collectives, in order.
-    pub(crate) collectives: Vec<Collective>,
+    pub(crate) module: Module,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
     /// Where the results go, in order.
@@ -49,28 +56,52 @@ impl Trace {
                 }
             }
         }
-        let text = self.module(replicas, &aliases, &values);
-        let (operations, arguments) = (self.hlo.operations(), self.arguments);
-        let collectives = self.hlo.into_collectives();
-        Traced { text, operations, collectives, arguments, results, unchanged }
+        let shapes = self.arguments.iter().map(|argument| argument.shape.clone()).collect();
+        let module = Module { hlo: self.hlo, arguments: shapes, results: values, aliases, replicas };
+        Traced { module, arguments: self.arguments, results, unchanged }
+    }
+}
+
+impl Module {
+    /// How many operations it has.
+    pub(crate) fn operations(&self) -> usize {
+        self.hlo.operations()
     }
 
-    fn module(&self, replicas: usize, aliases: &[Option<usize>], results: &[Value]) -> String {
-        let arguments = self.arguments.iter().zip(aliases).enumerate().map(|(number, (argument, alias))| {
-            let alias =
-                alias.map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
-            format!("{}: {}{alias}", Name::Argument(number), argument.shape)
-        });
-        let shapes = list(results.iter().map(|value| &value.shape));
-        let returned = match results {
+    /// Its collectives, in order.
+    pub(crate) fn collectives(&self) -> Vec<Collective> {
+        self.hlo.collectives()
+    }
+
+    /// The same program with its layers in loops, see [`Builder::scan`].
+    pub(crate) fn scanned(&self) -> Self {
+        let mut own = self.clone();
+        own.hlo.scan(&own.arguments, &mut own.results);
+        own
+    }
+
+    /// Its text, in StableHLO.
+    pub(crate) fn text(&self) -> String {
+        let arguments =
+            self.arguments.iter().zip(&self.aliases).enumerate().map(|(number, (shape, alias))| {
+                let alias = alias
+                    .map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
+                format!("{}: {shape}{alias}", Name::Argument(number))
+            });
+        let shapes = list(self.results.iter().map(|value| &value.shape));
+        let returned = match &self.results[..] {
             [] => String::new(),
-            _ => format!(" {} : {shapes}", list(results.iter().map(|value| value.name))),
+            results => format!(" {} : {shapes}", list(results.iter().map(|value| value.name))),
         };
         format!(
-            "module @step attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {replicas} : i32}} {{\n  \
+            "module @step attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = {} : i32}} {{\n  \
              func.func public @main({}) -> ({shapes}) {{\n{}    return{returned}\n  }}\n}}\n",
+            self.replicas,
             list(arguments),
             self.hlo.body()
         )
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! An operation as text, in which the values that it names can be found and replaced.
+
+use std::fmt::{self, Write};
+use std::ops::Range;
+
+use super::{Collective, Name, Shape, Value};
+
+/// An operation of a program. A loop is one operation, with others within it.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    /// Its number and those of the operations within it.
+    numbers: Range<usize>,
+    /// What it makes.
+    shapes: Vec<Shape>,
+    /// The collectives that it is, or has within it, in order.
+    collectives: Vec<Collective>,
+    /// What it does, as text.
+    text: String,
+}
+
+impl Operation {
+    /// An operation with none within it.
+    pub(super) fn new(number: usize, shapes: Vec<Shape>, collectives: Vec<Collective>, text: String) -> Self {
+        Self::with_others(number..number + 1, shapes, collectives, text)
+    }
+
+    /// An operation with others within it, which have the numbers after its own.
+    pub(super) fn with_others(
+        numbers: Range<usize>,
+        shapes: Vec<Shape>,
+        collectives: Vec<Collective>,
+        text: String,
+    ) -> Self {
+        Self { numbers, shapes, collectives, text }
+    }
+
+    pub(super) fn number(&self) -> usize {
+        self.numbers.start
+    }
+
+    /// How many operations it is, with those within it.
+    pub(super) fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn collectives(&self) -> &[Collective] {
+        &self.collectives
+    }
+
+    /// The name of one of its results.
+    pub(super) fn name(&self, part: usize) -> Name {
+        if self.shapes.len() == 1 { Name::Result(self.number()) } else { Name::Part(self.number(), part) }
+    }
+
+    pub(super) fn shapes(&self) -> &[Shape] {
+        &self.shapes
+    }
+
+    pub(super) fn results(&self) -> Vec<Value> {
+        let of = |(part, shape): (usize, &Shape)| Value { name: self.name(part), shape: shape.clone() };
+        self.shapes.iter().enumerate().map(of).collect()
+    }
+
+    /// Whether it gives its only operand other sizes.
+    pub(super) fn is_reshape(&self) -> bool {
+        self.text.starts_with("stablehlo.reshape ")
+    }
+
+    /// Whether it is a product, or has one within it.
+    pub(super) fn has_product(&self) -> bool {
+        self.text.contains("stablehlo.dot_general ")
+    }
+
+    /// The values that it reads, in the order of the text.
+    pub(super) fn operands(&self) -> Vec<Name> {
+        names(&self.text).map(|(_, name)| name).filter(|name| !self.is_own(*name)).collect()
+    }
+
+    fn is_own(&self, name: Name) -> bool {
+        match name {
+            Name::Argument(_) => false,
+            Name::Result(number) | Name::Part(number, _) | Name::Carried(number, _) => {
+                self.numbers.contains(&number)
+            }
+        }
+    }
+
+    /// Its text without the names of its operands and with its own ones counted from 0: equal operations have equal kinds.
+    pub(super) fn kind(&self) -> String {
+        self.rewritten(|name, text| {
+            let _ = match name {
+                Some(name) => write!(text, "{}", name.moved(self.number(), 0)),
+                None => write!(text, "%_"),
+            };
+        })
+    }
+
+    /// The same operation with another number, where operand `i` (as of [`Operation::operands`]) is `operand(i)`.
+    pub(super) fn again(&self, number: usize, mut operand: impl FnMut(usize) -> Name) -> Self {
+        let mut index = 0..;
+        let text = self.rewritten(|name, text| {
+            let name = match name {
+                Some(own) => own.moved(self.number(), number),
+                None => operand(index.next().expect("the numbers do not end")),
+            };
+            let _ = write!(text, "{name}");
+        });
+        let (shapes, collectives) = (self.shapes.clone(), self.collectives.clone());
+        Self::with_others(number..number + self.count(), shapes, collectives, text)
+    }
+
+    /// The text with other names: `write` gets each that is one of its own, and none for an operand.
+    fn rewritten(&self, mut write: impl FnMut(Option<Name>, &mut String)) -> String {
+        let (mut text, mut at) = (String::with_capacity(self.text.len()), 0);
+        for (place, name) in names(&self.text) {
+            text.push_str(&self.text[at..place.start]);
+            write(Some(name).filter(|name| self.is_own(*name)), &mut text);
+            at = place.end;
+        }
+        text.push_str(&self.text[at..]);
+        text
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, text) = (self.number(), &self.text);
+        match self.shapes.len() {
+            1 => write!(f, "%{number} = {text}"),
+            count => write!(f, "%{number}:{count} = {text}"),
+        }
+    }
+}
+
+/// Operations, each on its own line.
+pub(super) fn lines(operations: &[Operation]) -> String {
+    let mut text = String::new();
+    for operation in operations {
+        // Text can always be added to a string.
+        let _ = writeln!(text, "    {operation}");
+    }
+    text
+}
+
+/// The names of values in a text, with their places. Those within the regions of an operation, `%a`, are letters only and none.
+fn names(text: &str) -> impl Iterator<Item = (Range<usize>, Name)> {
+    text.match_indices('%').filter_map(move |(start, _)| {
+        let rest = &text[start + 1..];
+        let (name, end) = parse(rest)?;
+        Some((start..start + 1 + rest.len() - end.len(), name))
+    })
+}
+
+/// The name at the beginning of a text, without `%`, and what follows it.
+fn parse(text: &str) -> Option<(Name, &str)> {
+    if let Some(rest) = text.strip_prefix("arg") {
+        return digits(rest).map(|(number, rest)| (Name::Argument(number), rest));
+    }
+    if let Some(rest) = text.strip_prefix("in") {
+        let (number, rest) = digits(rest)?;
+        let (part, rest) = digits(rest.strip_prefix('_')?)?;
+        return Some((Name::Carried(number, part), rest));
+    }
+    let (number, rest) = digits(text)?;
+    match rest.strip_prefix('#').and_then(digits) {
+        Some((part, rest)) => Some((Name::Part(number, part), rest)),
+        None => Some((Name::Result(number), rest)),
+    }
+}
+
+fn digits(text: &str) -> Option<(usize, &str)> {
+    let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    Some((text[..end].parse().ok()?, &text[end..]))
+}

@@ -1,0 +1,171 @@
+//! Where the operands of the rounds of a run come from, and what is read of them afterwards.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use super::runs::Run;
+use super::{Listing, Name, Value};
+
+/// A value may be read as many rounds after the one that makes it.
+const DISTANCE_MAX: usize = 4;
+
+/// A result of a round: which of its operations makes it, and which of that one's results it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Made {
+    pub(super) operation: usize,
+    pub(super) part: usize,
+}
+
+/// Where an operand comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The same round.
+    Own(Made),
+    /// Before the run, and it is the same in all rounds.
+    Outside(Name),
+    /// An earlier round: the first value of a chain.
+    Chain(usize),
+    /// Before the run, and every round has its own: an element of a stack.
+    Stack(usize),
+}
+
+/// A result that is read some rounds later: in each round there are as many values as rounds between, the oldest first.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Chain {
+    pub(super) made: Made,
+    /// What the first round has; none where nobody reads it.
+    pub(super) starts: Vec<Option<Value>>,
+    /// What a round adds.
+    pub(super) value: Value,
+}
+
+/// A result that is read after the run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Output {
+    pub(super) made: Made,
+    /// The chain that has it at the end; of others all rounds are kept.
+    pub(super) chain: Option<usize>,
+    /// The rounds whose results are read, with the names of these.
+    pub(super) read: BTreeMap<usize, Name>,
+}
+
+/// A run, and how values go through it.
+#[derive(Clone, Debug)]
+pub(super) struct Flow {
+    pub(super) run: Run,
+    /// Of each operation of a round, where its operands come from.
+    pub(super) sources: Vec<Vec<Source>>,
+    pub(super) chains: Vec<Chain>,
+    /// What each round has of each.
+    pub(super) stacks: Vec<Vec<Value>>,
+    pub(super) outputs: Vec<Output>,
+}
+
+impl Flow {
+    /// None where a value goes through the rounds in a way that no loop has.
+    pub(super) fn of(listing: &Listing<'_>, run: Run) -> Option<Self> {
+        let mut flow = Self::within(listing, run)?;
+        flow.find_outputs(listing);
+        Some(flow)
+    }
+
+    /// Without outputs.
+    fn within(listing: &Listing<'_>, run: Run) -> Option<Self> {
+        let none = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut flow = Self { run, sources: none.0, chains: none.1, stacks: none.2, outputs: none.3 };
+        let mut known: HashMap<Vec<Name>, Source> = HashMap::new();
+        for place in run.start..run.start + run.period {
+            let mut sources = Vec::new();
+            for operand in 0..listing.operands[place].len() {
+                let of_round = |round: usize| listing.operands[place + round * run.period][operand];
+                let names: Vec<Name> = (0..run.rounds).map(of_round).collect();
+                let source = match known.get(&names) {
+                    Some(source) => *source,
+                    None => flow.source(listing, &names)?,
+                };
+                known.insert(names, source);
+                sources.push(source);
+            }
+            flow.sources.push(sources);
+        }
+        Some(flow)
+    }
+
+    /// Bytes that go from each round to the next.
+    pub(super) fn carried_bytes(listing: &Listing<'_>, run: Run) -> Option<usize> {
+        let flow = Self::within(listing, run)?;
+        let bytes = |chain: &Chain| chain.starts.iter().flatten().count() * chain.value.shape.byte_len();
+        Some(flow.chains.iter().map(bytes).sum())
+    }
+
+    /// Which of the values that go from round to round are those of each chain.
+    pub(super) fn slots(&self) -> impl Iterator<Item = Range<usize>> {
+        self.chains.iter().scan(0, |end, chain| {
+            let start = *end;
+            *end += chain.starts.len();
+            Some(start..*end)
+        })
+    }
+
+    /// Where an operand comes from that has these names in the rounds.
+    fn source(&mut self, listing: &Listing<'_>, names: &[Name]) -> Option<Source> {
+        // How many rounds before it was made, if it was in the run.
+        let made = |(round, name): (usize, &Name)| {
+            let (place, part) = listing.made(*name)?;
+            let (own, operation) = self.run.round(place)?;
+            Some((round - own, Made { operation, part }))
+        };
+        let all: Vec<_> = names.iter().enumerate().map(made).collect();
+        let Some((distance, made)) = all[all.len() - 1] else {
+            return self.source_before(listing, names, all.iter().all(Option::is_none));
+        };
+        let is_regular = all.iter().enumerate().all(|(round, one)| match one {
+            Some(one) => *one == (distance, made),
+            None => round < distance,
+        });
+        match (is_regular && distance <= DISTANCE_MAX, distance) {
+            (false, _) => None,
+            (true, 0) => Some(Source::Own(made)),
+            (true, _) => {
+                let starts = names[..distance].iter().map(|&name| Some(listing.value(name))).collect();
+                let value = listing.value(names[names.len() - 1]);
+                self.chains.push(Chain { made, starts, value });
+                Some(Source::Chain(self.chains.len() - 1))
+            }
+        }
+    }
+
+    fn source_before(&mut self, listing: &Listing<'_>, names: &[Name], is_before: bool) -> Option<Source> {
+        if !is_before {
+            return None;
+        }
+        if names.iter().all(|name| *name == names[0]) {
+            return Some(Source::Outside(names[0]));
+        }
+        self.stacks.push(names.iter().map(|&name| listing.value(name)).collect());
+        Some(Source::Stack(self.stacks.len() - 1))
+    }
+
+    fn find_outputs(&mut self, listing: &Listing<'_>) {
+        let run = self.run;
+        let mut outputs: BTreeMap<Made, BTreeMap<usize, Name>> = BTreeMap::new();
+        let later = listing.operands[run.end()..].iter().flatten();
+        for &name in later.chain(listing.results.iter().map(|value| &value.name)) {
+            let Some((place, part)) = listing.made(name).filter(|(place, _)| *place < run.end()) else {
+                continue;
+            };
+            let Some((round, operation)) = run.round(place) else { continue };
+            outputs.entry(Made { operation, part }).or_default().insert(round, name);
+        }
+        for (made, read) in outputs {
+            let first = *read.keys().next().expect("an output is read");
+            let has = |chain: &Chain| chain.made == made && first + chain.starts.len() >= run.rounds;
+            let mut chain = self.chains.iter().position(has);
+            if chain.is_none() && first + 1 == run.rounds {
+                self.chains.push(Chain { made, starts: vec![None], value: listing.value(read[&first]) });
+                chain = Some(self.chains.len() - 1);
+            }
+            self.outputs.push(Output { made, chain, read });
+        }
+    }
+}

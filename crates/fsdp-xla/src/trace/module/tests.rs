@@ -1,0 +1,144 @@
+//! Programs with loops beside the same ones without, run by a plugin for processors (`FSDP_TEST_PJRT` names its library).
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::*;
+use crate::ffi::{Client, CompileOptions, Plugin};
+use crate::hlo::Element;
+
+/// Elements of every value.
+const WIDTH: usize = 6;
+
+/// Operations of a round, beside those that keep numbers small.
+const STEPS: usize = 10;
+
+/// Where an operand comes from.
+#[derive(Clone, Copy, Debug)]
+enum From {
+    /// An earlier operation of the round, or an argument if there is none.
+    Own(usize),
+    /// An operation so many rounds before, or an argument if there was none.
+    Before(usize, usize),
+    /// An argument for all rounds.
+    Outside(usize),
+    /// What this round has for itself.
+    Each(usize),
+}
+
+/// Rounds of operations, and which of their results are read afterwards.
+#[derive(Clone, Debug)]
+struct Rounds {
+    steps: Vec<(bool, From, From)>,
+    /// Of all rounds, the last one counted from behind.
+    kept: Vec<(usize, usize)>,
+}
+
+fn rounds() -> impl Strategy<Value = Rounds> {
+    let from = prop_oneof![
+        3 => (0..STEPS).prop_map(From::Own),
+        2 => (1..4_usize, 0..STEPS).prop_map(|(distance, step)| From::Before(distance, step)),
+        1 => (0..2_usize).prop_map(From::Outside),
+        2 => (0..2_usize).prop_map(From::Each),
+    ];
+    let steps = prop::collection::vec((any::<bool>(), from.clone(), from), STEPS);
+    let kept = prop::collection::vec((0..3_usize, 0..STEPS), 0..4);
+    (steps, kept).prop_map(|(steps, kept)| Rounds { steps, kept })
+}
+
+/// What the rounds make; `each` is what every round has for itself.
+fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value; 2]]) -> Vec<Vec<Value>> {
+    let mut all: Vec<Vec<Value>> = Vec::new();
+    for (round, each) in each.iter().enumerate() {
+        let mut own: Vec<Value> = Vec::new();
+        for &(adds, left, right) in &rounds.steps {
+            let operand = |from| match from {
+                From::Own(step) if own.is_empty() => outside[step % 2].clone(),
+                From::Own(step) => own[step % own.len()].clone(),
+                From::Before(distance, step) if distance <= round => all[round - distance][step].clone(),
+                From::Before(_, number) | From::Outside(number) => outside[number % 2].clone(),
+                From::Each(number) => each[number].clone(),
+            };
+            let (left, right) = (operand(left), operand(right));
+            let made = if adds { hlo.add(&left, &right) } else { hlo.subtract(&left, &right) };
+            // Wide and then flat again, as buffers are.
+            let wide = hlo.reshape(&made, &[2, WIDTH / 2]);
+            let small = hlo.with("minimum", &wide, 9.0);
+            let small = hlo.with("maximum", &small, -9.0);
+            own.push(hlo.reshape(&small, &[WIDTH]));
+        }
+        let wide = hlo.reshape(&own[STEPS - 1], &[2, WIDTH / 2]);
+        let product = hlo.matmul(&wide, &wide, [1, 1], Element::F32);
+        let sum = hlo.reduce("add", &product, &[0, 1]);
+        let all_of_it = hlo.fill(&sum, &[WIDTH]);
+        own[STEPS - 1] = hlo.with("minimum", &all_of_it, 5.0);
+        all.push(own);
+    }
+    all
+}
+
+/// Two runs, the second over what the first has made, from its last round to its first.
+fn module(count: usize, first: &Rounds, second: &Rounds) -> Module {
+    let shape = Shape::new(&[WIDTH], Element::F32);
+    let argument = |number| Value { name: Name::Argument(number), shape: shape.clone() };
+    let outside = [argument(0), argument(1)];
+    let each: Vec<[Value; 2]> =
+        (0..count).map(|round| [argument(2 + 2 * round), argument(3 + 2 * round)]).collect();
+    let mut hlo = Builder::default();
+    let made = written(&mut hlo, first, &outside, &each);
+    let back: Vec<[Value; 2]> =
+        made.iter().zip(&each).rev().map(|(own, each)| [own[0].clone(), each[1].clone()]).collect();
+    let again = written(&mut hlo, second, &outside, &back);
+    let kept = |rounds: &Rounds, all: &[Vec<Value>]| -> Vec<Value> {
+        rounds.kept.iter().map(|&(round, step)| all[all.len() - 1 - round][step].clone()).collect()
+    };
+    let mut results = vec![again[count - 1][STEPS - 1].clone()];
+    results.extend(kept(first, &made));
+    results.extend(kept(second, &again));
+    let arguments = vec![shape; 2 + 2 * count];
+    let aliases = vec![None; arguments.len()];
+    Module { hlo, arguments, results, aliases, replicas: 1 }
+}
+
+/// The bits of all results, with small numbers as arguments.
+fn run(client: &Arc<Client>, module: &Module) -> Vec<u8> {
+    let options = CompileOptions { devices: vec![0], flags: Vec::new() };
+    let executable = client.compile(&module.text(), &options).unwrap();
+    let upload = |(number, shape): (usize, &Shape)| {
+        let number = |at: usize| ((number * 7 + at * 3) % 11) as f32 - 5.0;
+        let bytes: Vec<u8> = (0..WIDTH).flat_map(|at| number(at).to_le_bytes()).collect();
+        Arc::new(client.upload(0, shape, &bytes).unwrap())
+    };
+    let arguments = module.arguments.iter().enumerate().map(upload).collect();
+    let mut bytes = vec![0; module.results.len() * 4 * WIDTH];
+    let made = executable.execute(&[arguments]).unwrap().swap_remove(0);
+    for (result, own) in made.iter().zip(bytes.chunks_mut(4 * WIDTH)) {
+        result.download(own).unwrap();
+    }
+    bytes
+}
+
+#[test]
+fn programs_with_loops_compute_the_same() {
+    let Some(path) = std::env::var_os("FSDP_TEST_PJRT") else {
+        return println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
+    };
+    let plugin = Arc::new(Plugin::open(Path::new(&path)).unwrap());
+    let client = Arc::new(Client::new(plugin, Vec::new()).unwrap());
+    let (loops, cases) = (Cell::new(0), 40);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let inputs = (4..9_usize, rounds(), rounds());
+    let outcome = TestRunner::new(config).run(&inputs, |(count, first, second)| {
+        let module = module(count, &first, &second);
+        let scanned = module.scanned();
+        loops.set(loops.get() + scanned.text().matches("stablehlo.while(").count());
+        prop_assert_eq!(run(&client, &module), run(&client, &scanned));
+        Ok(())
+    });
+    outcome.unwrap();
+    assert!(loops.get() > cases as usize, "most runs become loops: {}", loops.get());
+}

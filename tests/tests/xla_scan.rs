@@ -1,0 +1,105 @@
+//! Programs with layers in loops (`run.xla.scan_layers`): they compute what others do, and do not grow with the depth of a model.
+//! `FSDP_TEST_PJRT` names a plugin.
+
+use fsdp_xla::{Collective, Program, ProgramForm};
+
+use crate::support::{GPT2, LLAMA, config, job};
+use crate::xla::{LAYERS, NATIVE, TREE, check, traced, written_as};
+
+/// Layers in loops.
+const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
+
+/// As few layers as forward and backward passes are loops of, or nearly.
+const SCANNED_LAYERS: usize = 7;
+
+const BLOCKS: &str = "fsdp.wrap=[\"GPT2Block\"]";
+const RECOMPUTED: &str = "fsdp.activation_checkpointing=\"full\"";
+
+/// A model of more layers.
+fn deep(model: &str, layers: usize) -> String {
+    let count = |key| format!("\"{key}\": {layers},");
+    let deeper = model
+        .replace("\"num_hidden_layers\": 3,", &count("num_hidden_layers"))
+        .replace("\"n_layer\": 2,", &count("n_layer"));
+    assert_ne!(deeper, model);
+    deeper
+}
+
+fn program(model: &str, vocab: u32, overrides: &[&str], form: ProgramForm) -> Program {
+    let dir = tempfile::tempdir().unwrap();
+    let overrides = [&["run.device=\"xla\""], overrides].concat();
+    traced(&job(model, config(dir.path(), vocab, &overrides)), form)
+}
+
+fn loops(program: &Program) -> usize {
+    program.text.matches("stablehlo.while(").count()
+}
+
+/// The program of a step has loops, and at each world size two steps are those of the oracle.
+fn check_loops(model: (&str, u32), worlds: &[usize], overrides: &[&str], form: ProgramForm) {
+    assert!(loops(&program(model.0, model.1, overrides, form)) > 1, "{overrides:?}");
+    check(model, worlds, overrides, written_as(form));
+}
+
+#[test]
+fn layers_in_loops_are_those_of_the_oracle() {
+    check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[1, 4], &[LAYERS], SCANNED);
+    let double = [LAYERS, RECOMPUTED, "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
+    check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[8], &double, SCANNED);
+    check_loops((&deep(GPT2, SCANNED_LAYERS), 53), &[2], &[BLOCKS, RECOMPUTED], SCANNED);
+}
+
+#[test]
+fn loops_keep_what_schedules_have_under_way() {
+    let native = ProgramForm { scan_layers: true, ..NATIVE };
+    let ahead = ["fsdp.forward_prefetch=3", "fsdp.backward_prefetch=2", "fsdp.mesh.replicate=2"];
+    check_loops((&deep(LLAMA, 9), 61), &[4], &[&[LAYERS, RECOMPUTED], &ahead[..]].concat(), native);
+    let narrow = [
+        LAYERS,
+        "fsdp.reshard_after_forward=2",
+        "fsdp.activation_checkpointing=\"selective\"",
+        "fsdp.accumulation=\"unsharded\"",
+        "fsdp.param_dtype=\"bf16\"",
+        "fsdp.forward_prefetch=0",
+        "fsdp.backward_prefetch=0",
+    ];
+    check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &narrow, native);
+}
+
+/// A layer more is its update, and its place in stacks.
+#[test]
+fn programs_do_not_grow_with_layers() {
+    let count = |layers: usize, form| {
+        let program = program(&deep(LLAMA, layers), 61, &[LAYERS, RECOMPUTED], form);
+        let products = program.products;
+        (program.operations, products, program.collectives.len())
+    };
+    let (twelve, sixteen) = (count(12, SCANNED), count(16, SCANNED));
+    assert_eq!((twelve.1, twelve.2), (sixteen.1, sixteen.2), "products and collectives");
+    let whole = (count(16, TREE).0 - count(12, TREE).0) / 4;
+    let growth = (sixteen.0 - twelve.0) / 4;
+    assert!(4 * growth < whole, "{growth} operations of {whole}");
+}
+
+#[test]
+fn loops_are_written_where_layers_are_many() {
+    let llama = deep(LLAMA, SCANNED_LAYERS);
+    let written = |form| program(&llama, 61, &[LAYERS], form);
+    assert_eq!(loops(&written(TREE)), 0);
+    // Forward and backward of two micro-batches.
+    assert_eq!(loops(&written(SCANNED)), 4);
+    assert_eq!(loops(&program(LLAMA, 61, &[LAYERS], SCANNED)), 0, "three layers are no loop");
+}
+
+/// A loop has the collectives of one of its rounds.
+#[test]
+fn collectives_of_layers_are_written_once() {
+    let llama = deep(LLAMA, 12);
+    let kinds = |form| {
+        let program = program(&llama, 61, &[LAYERS], form);
+        Collective::KINDS.map(|kind| program.collectives.iter().filter(|one| one.kind == kind).count())
+    };
+    let (all, scanned) = (kinds(NATIVE), kinds(ProgramForm { scan_layers: true, ..NATIVE }));
+    assert!(scanned.iter().zip(&all).all(|(scanned, all)| scanned <= all), "{scanned:?} of {all:?}");
+    assert!(2 * scanned[0] < all[0] && 2 * scanned[1] < all[1], "{scanned:?} of {all:?}");
+}
