@@ -111,3 +111,16 @@ fn fewer_devices_than_ranks() {
     let refused = told(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
     assert!(refused.contains("--ranks: 8 ranks need as many devices, and fake:4 has 4 (fake)"), "{refused}");
 }
+
+#[test]
+fn layers_become_loops_where_the_run_file_says_so() {
+    let sandbox = Sandbox::new();
+    fake(&sandbox, 100, 3, "unused");
+    sandbox.edit("model/config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9");
+    let loops = |scan: bool| {
+        told(&sandbox, &format!("{COMPILE} fake:4 --dump program.mlir --set run.xla.scan_layers={scan}"));
+        sandbox.read("program.mlir").matches("stablehlo.while(").count()
+    };
+    assert_eq!(loops(false), 0);
+    assert!(loops(true) >= 2);
+}

@@ -76,7 +76,7 @@ impl Builder {
         self.sweep(results);
     }
 
-    /// The shortest rounds first: they are within longer ones, such as layers within micro-batches, which are found afterwards.
+    /// The shortest rounds first: longer ones may have them within.
     fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let is_product = |run: &Run| self.operations[run.start..run.end()].iter().any(Operation::has_product);
