@@ -33,17 +33,13 @@ impl Trace {
         let (element, master) = (heads.queries.element(), heads.queries.element().master());
         let division = Division::new(dims, scores, master, self.scores_max_bytes);
         let gradients = if division.blocks() == 1 {
-            self.attend_backward_block(&rules, &heads, &outputs, &Division::whole(dims))
+            self.attend_backward_block(&rules, &heads, &outputs, &Block::whole(dims))
         } else {
             let start = [&heads.queries, &heads.keys, &heads.values];
             let start = start.map(|value| self.hlo.zeros(value.dims(), master));
             self.repeat(division.blocks(), start, |trace, number, [dqueries, dkeys, dvalues]| {
                 let block = division.block(trace, dims, number);
-                let own = Heads {
-                    queries: block.queries_of(trace, &heads.queries),
-                    keys: block.samples_of(trace, &heads.keys),
-                    values: block.samples_of(trace, &heads.values),
-                };
+                let own = block.heads_of(trace, &heads);
                 let outputs = Outputs {
                     y: block.queries_of(trace, &outputs.y),
                     dy: block.queries_of(trace, &outputs.dy),

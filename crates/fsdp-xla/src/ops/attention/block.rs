@@ -2,6 +2,7 @@
 
 use fsdp_nn::op::{AttentionDims, Scores};
 
+use super::Heads;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
@@ -44,11 +45,6 @@ impl Division {
         self.samples * self.queries
     }
 
-    /// All there is.
-    pub(super) fn whole(dims: AttentionDims) -> Block {
-        Block { samples: dims.batch, queries: dims.seq, at: None }
-    }
-
     /// A block by its number.
     pub(super) fn block(self, trace: &mut Trace, dims: AttentionDims, number: &Value) -> Block {
         let (samples, queries) = (dims.batch / self.samples, dims.seq / self.queries);
@@ -73,6 +69,20 @@ fn parts(count: usize, bytes: usize, bytes_max: usize, is_wanted: impl Fn(usize)
 }
 
 impl Block {
+    /// All there is.
+    pub(super) fn whole(dims: AttentionDims) -> Self {
+        Self { samples: dims.batch, queries: dims.seq, at: None }
+    }
+
+    /// Queries, keys and values of the block.
+    pub(super) fn heads_of(&self, trace: &mut Trace, all: &Heads) -> Heads {
+        Heads {
+            queries: self.queries_of(trace, &all.queries),
+            keys: self.samples_of(trace, &all.keys),
+            values: self.samples_of(trace, &all.values),
+        }
+    }
+
     /// The samples of a value of which they are the first dimension.
     pub(super) fn samples_of(&self, trace: &mut Trace, x: &Value) -> Value {
         let Some([sample, _]) = &self.at else { return x.clone() };

@@ -18,18 +18,14 @@ impl Trace {
         let (element, master) = (heads.queries.element(), heads.queries.element().master());
         let division = Division::new(dims, scores, master, self.scores_max_bytes);
         let [out, logarithms] = if division.blocks() == 1 {
-            self.attend_block(&rules, &heads, &Division::whole(dims))
+            self.attend_block(&rules, &heads, &Block::whole(dims))
         } else {
             let AttentionDims { batch, seq, heads: count, kv_heads, .. } = dims;
             let out = self.hlo.zeros(heads.queries.dims(), element);
             let logarithms = self.hlo.zeros(&[batch, kv_heads, count / kv_heads, seq], master);
             self.repeat(division.blocks(), [out, logarithms], |trace, number, [out, logarithms]| {
                 let block = division.block(trace, dims, number);
-                let own = Heads {
-                    queries: block.queries_of(trace, &heads.queries),
-                    keys: block.samples_of(trace, &heads.keys),
-                    values: block.samples_of(trace, &heads.values),
-                };
+                let own = block.heads_of(trace, &heads);
                 let [own_out, own_logarithms] = trace.attend_block(&rules, &own, &block);
                 [
                     block.put_queries(trace, &out, &own_out),

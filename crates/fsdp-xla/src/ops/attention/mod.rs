@@ -18,7 +18,7 @@ use crate::trace::Trace;
 pub(crate) use block::SCORES_MAX_BYTES;
 
 /// Queries, keys and values; dimensions are sample, key/value head, (query head of it,) position, element. So products are of
-/// matrices that lie in memory one behind the other, and nothing as large as scores is ever transposed.
+/// matrices that lie in memory one behind the other, and no operation of the program transposes anything as large as scores.
 struct Heads {
     queries: Value,
     keys: Value,
