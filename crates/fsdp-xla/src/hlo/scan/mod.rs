@@ -80,7 +80,7 @@ impl Builder {
     fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let is_product = |run: &Run| self.operations[run.start..run.end()].iter().any(Operation::has_product);
-        let runs = stretches(&listing.kinds()).into_iter().filter_map(|stretch| stretch.best(&listing));
+        let runs = stretches(&listing.kinds()).into_iter().map(|stretch| stretch.run(&listing));
         runs.filter(is_product).find_map(|run| Flow::of(&listing, run))
     }
 

@@ -48,9 +48,8 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// The run of as many rounds as there are from whose rounds least goes to the next ones; none if values go in ways that no
-    /// loop has.
-    pub(super) fn best(&self, listing: &Listing<'_>) -> Option<Run> {
+    /// The run of all its rounds, begun where least goes from each round to the next.
+    pub(super) fn run(&self, listing: &Listing<'_>) -> Run {
         let (period, rounds) = (self.period, self.place.len() / self.period);
         let starts = self.place.start..=self.place.end - period * rounds;
         let starts = starts.clone().step_by(starts.count() / STARTS + 1);
@@ -59,7 +58,8 @@ impl Stretch {
             let few = Run { start: *start, period, rounds: ROUNDS_MIN };
             Flow::carried_bytes(listing, few).unwrap_or(usize::MAX)
         };
-        starts.min_by_key(carried).map(|start| Run { start, period, rounds })
+        let start = starts.min_by_key(carried).expect("rounds begin somewhere");
+        Run { start, period, rounds }
     }
 }
 
