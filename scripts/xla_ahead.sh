@@ -3,8 +3,8 @@
 # assumed), without a TPU: compiles a step of each for its slice of TPU v4, and writes a table.
 #   scripts/xla_ahead.sh PATH_TO_LIBTPU [LAYERS..]
 # LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own. MODELS="2B 16B" are those of
-# them to compile. SCAN=true puts
-# layers in loops, of which XLA counts the FLOPs of one round. FSDP names the binary (target/release/fsdp), built with --features xla.
+# them to compile. SCAN=true puts layers in loops, of which XLA counts the FLOPs of one round. FSDP names the binary
+# (target/release/fsdp), built with --features xla.
 # libtpu.so is in the package libtpu of the Python registry, whose licence (Google Cloud's) forbids copies of it here.
 set -euo pipefail
 libtpu=$(realpath "$1")

@@ -269,7 +269,7 @@ impl Files {
     }
 }
 
-/// What a call gives where nothing has the name that it asks for: nothing.
+/// What a call returns, or the default if nothing has the name that it asks for.
 fn if_there<T: Default>(called: io::Result<T>) -> io::Result<T> {
     called
         .or_else(|cause| if cause.kind() == io::ErrorKind::NotFound { Ok(T::default()) } else { Err(cause) })

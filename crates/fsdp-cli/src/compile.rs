@@ -14,7 +14,7 @@ use fsdp_nn::model::Architecture as _;
 use fsdp_nn::op::Cost;
 use fsdp_train::config::Resolved;
 use fsdp_train::{TrainError, draft, expect_positions, listed, plan, predict, step_ahead};
-use fsdp_xla::{Program, Setting, Target, Tracer, XlaError, XlaMemory};
+use fsdp_xla::{Program, Setting, Target, Told, Tracer, XlaError, XlaMemory};
 
 use crate::args::{CompileArgs, RunFileArgs};
 use crate::error::CliError;
@@ -41,6 +41,9 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     let begin = Instant::now();
     let program = trace(config, &model, &plan)?;
     let traced = begin.elapsed();
+    if config.run.xla.scan_layers && !program.is_scanned {
+        output::warning(&Told::NotScanned.to_string());
+    }
     if let Some(file) = &args.dump {
         std::fs::write(file, &program.text).map_err(CliError::write(file))?;
     }

@@ -25,12 +25,16 @@ use crate::world::Place;
 pub struct Program {
     /// Its text, in StableHLO.
     pub text: String,
-    /// How many operations it has.
+    /// How many operations it has, those of a loop counted once.
     pub operations: usize,
     /// Products among them.
     pub products: usize,
-    /// Its collectives, in the order of the schedule.
+    /// Its collectives, in the order of the schedule; a loop has those of one round.
     pub collectives: Vec<Collective>,
+    /// Its loops.
+    pub loops: usize,
+    /// Whether layers are among them.
+    pub is_scanned: bool,
     replicas: usize,
 }
 
@@ -49,10 +53,15 @@ impl Paper {
     /// Writes a program down. What it would have made is nowhere.
     pub(crate) fn write(&self, trace: Trace) {
         let traced = trace.finish(self.replicas).module;
-        let module = if self.scan_layers { traced.scanned() } else { traced };
+        let scanned = if self.scan_layers { traced.scanned() } else { None };
+        let is_scanned = scanned.is_some();
+        let module = scanned.unwrap_or(traced);
         let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());
-        let products = text.matches("stablehlo.dot_general ").count();
-        *self.program() = Some(Program { text, operations, products, collectives, replicas: self.replicas });
+        let count = |kind| text.matches(kind).count();
+        let (products, loops) = (count("stablehlo.dot_general "), count("stablehlo.while("));
+        let replicas = self.replicas;
+        *self.program() =
+            Some(Program { text, operations, products, collectives, loops, is_scanned, replicas });
     }
 }
 

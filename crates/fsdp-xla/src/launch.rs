@@ -38,8 +38,8 @@ pub enum Reduction {
 pub struct ProgramForm {
     /// How gradients are added.
     pub reduction: Reduction,
-    /// Whether operations that are repeated layer by layer become loops, so that programs do not grow with the depth of a
-    /// model. What layers have of their own is then copied into one value for all of them.
+    /// Whether operations that are repeated layer by layer become loops, so that programs of deep models are small. What layers
+    /// have of their own is then copied into one value for all of them.
     pub scan_layers: bool,
 }
 

@@ -11,6 +11,8 @@ pub type Listener = Arc<dyn Fn(&Told) + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Told {
+    /// None of its layers became loops, as was asked for.
+    NotScanned,
     /// It was compiled.
     Compiled {
         /// Operations of StableHLO.
@@ -40,6 +42,10 @@ pub enum Told {
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Told::NotScanned => f.write_str(
+                "no layers became loops (run.xla.scan_layers): there are too few of them, or they are gathered too many layers \
+                 ahead (fsdp.forward_prefetch, fsdp.backward_prefetch)",
+            ),
             Told::Compiled { operations, took } => {
                 write!(f, "compiled a program of {operations} operations in {:.1} s", took.as_secs_f64())
             }

@@ -89,7 +89,11 @@ impl World {
         if let Some(executable) = compiled.get(&digest) {
             return Ok(Arc::clone(executable));
         }
-        let module = if self.programs.scan_layers { &traced.scanned() } else { traced };
+        let scanned = self.programs.scan_layers.then(|| traced.scanned());
+        if let Some(None) = scanned {
+            (self.programs.listener)(&Told::NotScanned);
+        }
+        let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
         let text = module.text();
         // It is the same in all processes.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {

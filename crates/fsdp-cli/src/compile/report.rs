@@ -132,8 +132,8 @@ impl Compiled<'_> {
 
     fn flops(&self) -> String {
         let said = self.report.flops.map_or("not said".to_owned(), |count| flops(count as u64));
-        let has_loops = self.program.text.contains("stablehlo.while(");
-        let count = if has_loops { "XLA's count, with one round of each loop" } else { "XLA's count" };
+        let count =
+            if self.program.loops > 0 { "XLA's count, with one round of each loop" } else { "XLA's count" };
         let rows = [
             [count.to_owned(), said],
             ["products, in closed form".to_owned(), flops(self.cost.product_flops)],
@@ -182,7 +182,8 @@ impl Compiled<'_> {
             "parameters": plan.spec.elements(),
             "traced_seconds": self.traced.as_secs_f64(),
             "compiled_seconds": report.took.as_secs_f64(),
-            "program": { "operations": program.operations, "products": program.products, "collectives": kinds(&program.collectives) },
+            "program": { "operations": program.operations, "products": program.products, "loops": program.loops,
+                "collectives": kinds(&program.collectives) },
             "optimized": optimized,
             "memory": memory,
             "predicted_peak_bytes": self.predicted_bytes,

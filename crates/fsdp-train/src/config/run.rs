@@ -79,7 +79,7 @@ table! {
         plugin: Option<String> = or_none(TEXT),
         /// How gradients are added over ranks.
         reduction: XlaReduction = named(XlaReduction::Tree),
-        /// Whether layers become loops in programs, so that these do not take longer to compile the deeper a model is.
+        /// Whether layers become loops in programs, so that those of deep models compile in less time and memory.
         scan_layers: bool = or(BOOL, false),
         /// A folder for the text of each program that is compiled.
         dump: Option<String> = or_none(TEXT),

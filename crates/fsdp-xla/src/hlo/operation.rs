@@ -142,7 +142,7 @@ pub(super) fn lines(operations: &[Operation]) -> String {
     text
 }
 
-/// The names of values in a text, with their places. Those within the regions of an operation, `%a`, are letters only and none.
+/// The names of values in a text, with their places. Those within the regions of an operation, `%a`, are letters only and are skipped.
 fn names(text: &str) -> impl Iterator<Item = (Range<usize>, Name)> {
     text.match_indices('%').filter_map(move |(start, _)| {
         let rest = &text[start + 1..];

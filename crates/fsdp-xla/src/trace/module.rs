@@ -73,11 +73,10 @@ impl Module {
         self.hlo.collectives()
     }
 
-    /// The same program with its layers in loops, see [`Builder::scan`].
-    pub(crate) fn scanned(&self) -> Self {
+    /// The same program with its layers in loops, see [`Builder::scan`]; none if nothing became one.
+    pub(crate) fn scanned(&self) -> Option<Self> {
         let mut own = self.clone();
-        own.hlo.scan(&own.arguments, &mut own.results);
-        own
+        (own.hlo.scan(&own.arguments, &mut own.results) > 0).then_some(own)
     }
 
     /// Its text, in StableHLO.

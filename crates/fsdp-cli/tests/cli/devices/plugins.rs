@@ -116,6 +116,11 @@ fn fewer_devices_than_ranks() {
 fn layers_become_loops_where_the_run_file_says_so() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
+    let few = told(&sandbox, &format!("{COMPILE} fake:4 --set run.xla.scan_layers=true"));
+    assert!(
+        few.contains("warning: no layers became loops (run.xla.scan_layers): there are too few"),
+        "{few}"
+    );
     sandbox.edit("model/config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 9");
     let loops = |scan: bool| {
         told(&sandbox, &format!("{COMPILE} fake:4 --dump program.mlir --set run.xla.scan_layers={scan}"));

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::runs::Run;
 use super::{Listing, Name, Value};
 
-/// A value may be read as many rounds after the one that makes it.
+/// A value is read at most this many rounds after the one that makes it.
 const DISTANCE_MAX: usize = 4;
 
 /// A result of a round: which of its operations makes it, and which of that one's results it is.
@@ -33,7 +33,7 @@ pub(super) enum Source {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chain {
     pub(super) made: Made,
-    /// What the first round has; none where nobody reads it.
+    /// What the first rounds begin with; none if no round reads it.
     pub(super) starts: Vec<Option<Value>>,
     /// What a round adds.
     pub(super) value: Value,
@@ -43,7 +43,7 @@ pub(super) struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Output {
     pub(super) made: Made,
-    /// The chain that has it at the end; of others all rounds are kept.
+    /// The chain whose last values include it; without one, the results of all rounds are kept.
     pub(super) chain: Option<usize>,
     /// The rounds whose results are read, with the names of these.
     pub(super) read: BTreeMap<usize, Name>,
@@ -56,7 +56,7 @@ pub(super) struct Flow {
     /// Of each operation of a round, where its operands come from.
     pub(super) sources: Vec<Vec<Source>>,
     pub(super) chains: Vec<Chain>,
-    /// What each round has of each.
+    /// For each stack, the value of each round.
     pub(super) stacks: Vec<Vec<Value>>,
     pub(super) outputs: Vec<Output>,
 }
@@ -71,8 +71,8 @@ impl Flow {
 
     /// Without outputs.
     fn within(listing: &Listing<'_>, run: Run) -> Option<Self> {
-        let none = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut flow = Self { run, sources: none.0, chains: none.1, stacks: none.2, outputs: none.3 };
+        let mut flow =
+            Self { run, sources: Vec::new(), chains: Vec::new(), stacks: Vec::new(), outputs: Vec::new() };
         let mut known: HashMap<Vec<Name>, Source> = HashMap::new();
         for place in run.start..run.start + run.period {
             let mut sources = Vec::new();
@@ -94,7 +94,7 @@ impl Flow {
     /// Bytes that go from each round to the next.
     pub(super) fn carried_bytes(listing: &Listing<'_>, run: Run) -> Option<usize> {
         let flow = Self::within(listing, run)?;
-        let bytes = |chain: &Chain| chain.starts.iter().flatten().count() * chain.value.shape.byte_len();
+        let bytes = |chain: &Chain| chain.starts.len() * chain.value.shape.byte_len();
         Some(flow.chains.iter().map(bytes).sum())
     }
 

@@ -1,12 +1,12 @@
 //! Loops for what is repeated layer by layer.
 //!
-//! A traced program has the operations of every layer one after the other, and a compiler takes the longer the deeper a model
-//! is. Here stretches of a program that repeat equal operations are found ([`runs`]), each operand is followed to where it
+//! A traced program has the operations of every layer one after the other, so compiling takes longer the deeper the model is.
+//! Here stretches of a program that repeat equal operations are found ([`runs`]), each operand is followed to where it
 //! comes from ([`flow`]), and a loop is written whose body is one of the rounds ([`write`]). Nothing is known of layers: what
 //! a schedule does early or late, such as the gather of the next unit, goes from one round to the next as it did before.
-//! What each round has of its own, such as parameters, is copied into one value for all rounds, a *stack*. So only rounds with
-//! products are worth it: updates go over parameters and state once, and stacks of all these would take more memory than the
-//! step (of a GPT-2 of 2.2 billion parameters on 4 TPUs, 25.3 instead of 20.6 GiB, to compile 5 % faster).
+//! What each round has of its own, such as parameters, is copied into one value for all rounds, a *stack*. Only rounds
+//! with products become loops: updates visit parameters and state once, and stacks of these would raise the peak (of a GPT-2 of 2.2
+//! billion parameters on 4 TPUs, 25.3 GiB instead of 20.6, to compile 5 % faster).
 //!
 //! This is loop rerolling, as LLVM calls it; JAX's and PyTorch/XLA's models are written with a `scan` over layers to the same end.
 
@@ -66,14 +66,16 @@ impl<'a> Listing<'a> {
 }
 
 impl Builder {
-    /// Writes loops for what is repeated. Shapes of the program's arguments and its results are given; results get the names
-    /// that they have then.
-    pub(crate) fn scan(&mut self, arguments: &[Shape], results: &mut [Value]) {
-        let mut stacks = Stacks::default();
+    /// Writes loops for what is repeated, and returns how many. Shapes of the program's arguments and its results are given; results
+    /// get the names that they have then.
+    pub(crate) fn scan(&mut self, arguments: &[Shape], results: &mut [Value]) -> usize {
+        let (mut stacks, mut loops) = (Stacks::default(), 0);
         while let Some(flow) = self.next_run(arguments, results) {
             self.write_loop(&flow, &mut stacks, results);
+            loops += 1;
         }
         self.sweep(results);
+        loops
     }
 
     /// The shortest rounds first: longer ones may have them within.

@@ -15,7 +15,7 @@ const PERIOD_MIN: usize = 16;
 /// Operations that are looked at together to find where they were last.
 const WINDOW: usize = 16;
 
-/// So many places where the rounds of a run may begin are compared.
+/// At most about so many places where the rounds of a run may begin are compared.
 const STARTS: usize = 50;
 
 /// Rounds of equal operations, one after the other.
@@ -48,7 +48,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// The run of all its rounds, begun where least goes from each round to the next.
+    /// The run of all its rounds, begun about where least goes from each round to the next.
     pub(super) fn run(&self, listing: &Listing<'_>) -> Run {
         let (period, rounds) = (self.period, self.place.len() / self.period);
         let starts = self.place.start..=self.place.end - period * rounds;

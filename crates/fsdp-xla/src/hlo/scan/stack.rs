@@ -1,10 +1,10 @@
-//! Values of one shape as one value.
+//! Values of one shape, stored as one value.
 
 use std::collections::HashMap;
 
 use super::{Builder, Name, Operation, Shape, Value};
 
-/// So many values of one shape as one.
+/// Values of one shape, stored as one value.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
     whole: Value,
@@ -23,7 +23,7 @@ pub(super) struct Index<'a> {
 }
 
 impl Stack {
-    /// A stack that is there.
+    /// A stack over a value that is there.
     pub(super) fn new(whole: Value, element: Shape, count: usize) -> Self {
         Self { whole, element, count }
     }
@@ -36,7 +36,7 @@ impl Stack {
         Self { whole: builder.concatenate(&parts, 0), element, count }
     }
 
-    /// So many zeros, to be replaced.
+    /// The value of a stack of zeros, to be overwritten.
     pub(super) fn zeros(builder: &mut Builder, element: &Shape, count: usize) -> Value {
         builder.zeros(&sizes(element, count, count), element.element)
     }
@@ -77,7 +77,7 @@ impl Stack {
     }
 }
 
-/// Whether vectors lie one after the other, as they do where indices of 32 bits reach. Others get a dimension for the stack, in
+/// Whether elements are vectors, laid end to end, which needs offsets that fit in 32 bits. Others get a dimension for the stack, in
 /// front, so that those in which a TPU tiles memory stay as they are.
 fn is_flat(element: &Shape, count: usize) -> bool {
     element.dims.len() <= 1 && i32::try_from(element.len() * count).is_ok()

@@ -134,7 +134,7 @@ impl Builder {
     }
 }
 
-/// How an output is kept that no chain has at the end.
+/// How an output is kept if no chain holds it at the end.
 fn kept<'a>(round: &[Operation], flow: &Flow, output: &'a Output) -> Option<Kept<'a>> {
     let (made, shape) = (output.made, |made: Made| &round[made.operation].shapes()[made.part]);
     let before = match flow.sources[made.operation][..] {
