@@ -45,11 +45,8 @@ const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let device = args.device.device();
-    if device == Device::Xla {
-        let what = "xla runs steps as a whole, so there is nothing to time in them; calibrate another device";
-        return Err(CliError::Option { option: "--device", what: what.to_owned() });
-    }
     device::expect(device)?;
+    device::expect_operations(device, "--device")?;
     let Some(place) = cluster::place()? else { return alone(args, device).map(|()| Exit::Done) };
     let before = earlier(&args.out)?;
     let (before, measured) = expect_same(before, device, &args.out)?;

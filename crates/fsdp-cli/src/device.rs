@@ -66,9 +66,22 @@ pub(crate) fn expect_run(run: &RunConfig) -> Result<(), CliError> {
     expect(run.device)?;
     #[cfg(feature = "xla")]
     if run.device == Device::Xla {
-        fsdp_xla::expect_plugin(&xla::plugin(run)?)?;
+        fsdp_xla::versions(&xla::plugin(&run.xla)?)?;
     }
     Ok(())
+}
+
+/// That a device runs the operations of a step one after the other, as an option of a command needs it.
+///
+/// # Errors
+/// [`CliError::Option`].
+pub(crate) fn expect_operations(device: Device, option: &'static str) -> Result<(), CliError> {
+    if device != Device::Xla {
+        return Ok(());
+    }
+    let what = "run.device = \"xla\" runs a step as one program, whose operations can be neither timed nor reordered from \
+                outside: take another device";
+    Err(CliError::Option { option, what: what.to_owned() })
 }
 
 /// The memory that a rank needs on the device that the run names, as the ledger predicts it.

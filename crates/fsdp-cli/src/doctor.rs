@@ -6,6 +6,8 @@ mod folder;
 mod links;
 mod report;
 mod together;
+#[cfg(feature = "xla")]
+mod xla;
 
 use std::path::PathBuf;
 use std::{fmt, io};
@@ -57,8 +59,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place()?;
     if place.is_none() && !args.launch && args.file.is_none() {
-        let findings = findings();
-        let devices = devices(&findings, true);
+        let of_run = XlaConfig::default();
+        let findings = findings(&of_run);
+        let devices = devices(&findings, &of_run, true);
         let report = Report { findings, devices };
         output::print(&if args.json { json(&report) } else { text(&report) })?;
         return Ok(Exit::Done);
@@ -103,17 +106,18 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     Ok(RunConfig { ranks: processes, ..run })
 }
 
-/// What this machine has.
-fn findings() -> Vec<Finding> {
+/// What this machine has, with the plugin that a run file names.
+fn findings(of_run: &XlaConfig) -> Vec<Finding> {
     let libtorch = libtorch::examine();
     let mut findings = examine(&libtorch.folders);
     findings.extend(libtorch.findings);
+    findings.extend(xla::examine(of_run));
     findings
 }
 
 /// What of it a run may name; whether this process is the only one.
-fn devices(findings: &[Finding], is_alone: bool) -> Vec<Usable> {
-    vec![host_device(), torch_cpu(findings), cuda(findings), xla(is_alone)]
+fn devices(findings: &[Finding], of_run: &XlaConfig, is_alone: bool) -> Vec<Usable> {
+    vec![host_device(), torch_cpu(findings), cuda(findings), xla::device(of_run, is_alone)]
 }
 
 fn host_device() -> Usable {
@@ -132,51 +136,16 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
 }
 
 #[cfg(not(feature = "xla"))]
-fn xla(_is_alone: bool) -> Usable {
-    let with = "this fsdp was built without the feature `xla`".to_owned();
-    Usable { device: Device::Xla.name().to_owned(), usable: false, with }
-}
+mod xla {
+    use super::{Device, Finding, Usable, XlaConfig};
 
-/// What the plugin that the environment names says of itself. One of several processes does not ask it for devices: it might wait
-/// for the others.
-#[cfg(feature = "xla")]
-fn xla(is_alone: bool) -> Usable {
-    let device = Device::Xla.name().to_owned();
-    if !is_alone {
-        let found = crate::xla::named_plugin().and_then(|path| fsdp_xla::expect_plugin(&path).map(|()| path));
-        let with = match &found {
-            Ok(path) => format!("whatever devices {} has when all processes ask for them", path.display()),
-            Err(error) => error.to_string(),
-        };
-        return Usable { device, usable: found.is_ok(), with };
+    pub(super) fn examine(_of_run: &XlaConfig) -> Vec<Finding> {
+        Vec::new()
     }
-    let found = crate::xla::named_plugin().and_then(|path| Ok((fsdp_xla::inspect(&path)?, path)));
-    match found {
-        Ok((fsdp_xla::PluginReport { api, stablehlo, platform: [platform, version], devices }, path)) => {
-            let (major, minor) = api;
-            let stablehlo = stablehlo.map_or_else(String::new, |[major, minor, patch]| {
-                format!(", StableHLO {major}.{minor}.{patch}")
-            });
-            let with = format!(
-                "{devices} devices of {platform} ({version}) by {}, PJRT {major}.{minor}{stablehlo}",
-                path.display()
-            );
-            Usable { device, usable: true, with }
-        }
-        Err(fsdp_xla::XlaError::NoPlugin) => Usable { device, usable: false, with: not_named() },
-        Err(error) => Usable { device, usable: false, with: error.to_string() },
-    }
-}
 
-/// That no plugin is named, and which could be.
-#[cfg(feature = "xla")]
-fn not_named() -> String {
-    let installed = fsdp_xla::installed_plugins();
-    let named: Vec<String> =
-        installed.iter().map(|(word, path)| format!("\"{word}\" ({})", path.display())).collect();
-    match named.is_empty() {
-        true => fsdp_xla::XlaError::NoPlugin.to_string(),
-        false => format!("no plugin is named; run.xla.plugin may be {}", named.join(", ")),
+    pub(super) fn device(_of_run: &XlaConfig, _is_alone: bool) -> Usable {
+        let with = "this fsdp was built without the feature `xla`".to_owned();
+        Usable { device: Device::Xla.name().to_owned(), usable: false, with }
     }
 }
 

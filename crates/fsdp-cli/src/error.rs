@@ -160,7 +160,7 @@ pub(crate) enum CliError {
     /// A step does not fit into the memory of a device.
     #[cfg(feature = "xla")]
     #[error("{0}")]
-    AheadMemory(Box<crate::compile::ShortOfMemory>),
+    ShortOfMemory(Box<crate::short_of_memory::ShortOfMemory>),
     /// There is no GPU that can be used.
     #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
     Gpu(#[from] DeviceError),
@@ -276,7 +276,7 @@ impl CliError {
             #[cfg(feature = "xla")]
             CliError::Xla(error) => error.kind(),
             #[cfg(feature = "xla")]
-            CliError::Ahead { .. } | CliError::AheadMemory(_) => FailureKind::Input,
+            CliError::Ahead { .. } | CliError::ShortOfMemory(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]

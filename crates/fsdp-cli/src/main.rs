@@ -43,6 +43,8 @@ mod host;
 mod logging;
 mod output;
 mod progress;
+#[cfg(feature = "xla")]
+mod short_of_memory;
 mod stop_signal;
 #[cfg(feature = "torch")]
 mod torch;

@@ -27,6 +27,8 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::progress::Progress;
 use crate::run_setup::{Model, RunSetup};
+#[cfg(feature = "xla")]
+use crate::short_of_memory::ShortOfMemory;
 use crate::stop_signal::StopSignal;
 use crate::token_progress::TokenProgress;
 use crate::trace::{SpanObserver, TraceFile};
@@ -57,7 +59,10 @@ fn run_within(
 ) -> Result<Exit, CliError> {
     let cluster = team.map(|team| team.cluster);
     device::expect_run(&setup.config.run)?;
-    args.trace.as_deref().map_or(Ok(()), |path| trace::check(path, &setup.config))?;
+    if let Some(path) = &args.trace {
+        device::expect_operations(setup.config.run.device, "--trace")?;
+        trace::check(path, &setup.config)?;
+    }
     if cluster.is_none_or(Cluster::is_leader) {
         expect_room_for_a_new_run(args, &setup.config)?;
     }
@@ -109,10 +114,20 @@ fn run_within(
             launch::Note::Elsewhere.leave();
             return Err(ended.into());
         }
-        outcome => outcome?,
+        outcome => outcome.map_err(|error| explained(&job, error))?,
     };
     traced?;
     concluded(&job, &summary, cluster, signal)
+}
+
+/// Why a run failed; of one that XLA finds too large also by how much, and what would fit.
+#[cfg_attr(not(feature = "xla"), expect(unused_variables, reason = "only XLA knows before it begins"))]
+fn explained(job: &Job<Model>, error: TrainError) -> CliError {
+    #[cfg(feature = "xla")]
+    if let Some(short) = ShortOfMemory::of_run(&job.config, &job.architecture, &error) {
+        return CliError::ShortOfMemory(Box::new(short));
+    }
+    error.into()
 }
 
 /// Prints the summary, and says whether the run is to go on: torchrun hears why, too.

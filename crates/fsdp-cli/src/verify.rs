@@ -41,6 +41,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     let place = cluster::place()?;
     let mut setup = RunSetup::load(&args.run)?;
     device::expect_run(&setup.config.run)?;
+    args.order_seed.map_or(Ok(()), |_| device::expect_operations(setup.config.run.device, "--order-seed"))?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
     // A path that cannot be written is better known before the work than after it.

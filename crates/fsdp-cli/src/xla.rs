@@ -10,7 +10,7 @@ use fsdp_comm::process::launch::Processes;
 use fsdp_core::Rank;
 use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
-use fsdp_train::config::{RunConfig, XlaReduction};
+use fsdp_train::config::{RunConfig, XlaConfig, XlaReduction};
 use fsdp_xla::{Devices, ProgramForm, ProgramOptions, Reduction, Told, Tracer, XlaError, plugin_named};
 
 use crate::error::CliError;
@@ -24,22 +24,17 @@ const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
 ///
 /// # Errors
 /// [`XlaError::NoPlugin`], [`XlaError::NoWheel`].
-pub(crate) fn plugin(run: &RunConfig) -> Result<PathBuf, XlaError> {
-    run.xla.plugin.as_deref().map_or_else(named_plugin, plugin_named)
-}
-
-/// The plugin that the environment names.
-///
-/// # Errors
-/// [`XlaError::NoPlugin`].
-pub(crate) fn named_plugin() -> Result<PathBuf, XlaError> {
-    let given = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty());
-    given.map(PathBuf::from).ok_or(XlaError::NoPlugin)
+pub(crate) fn plugin(of_run: &XlaConfig) -> Result<PathBuf, XlaError> {
+    let of_environment = || {
+        let given = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty());
+        given.map(PathBuf::from).ok_or(XlaError::NoPlugin)
+    };
+    of_run.plugin.as_deref().map_or_else(of_environment, plugin_named)
 }
 
 /// Whether the plugin of a run is one for GPUs. What is wrong with it is told when it is needed.
 pub(crate) fn is_for_gpus(run: &RunConfig) -> bool {
-    plugin(run).and_then(|path| fsdp_xla::is_for_gpus(&path)).unwrap_or(false)
+    plugin(&run.xla).and_then(|path| fsdp_xla::is_for_gpus(&path)).unwrap_or(false)
 }
 
 /// How the programs of a run are written.
@@ -56,7 +51,8 @@ pub(crate) fn form(run: &RunConfig) -> ProgramForm {
 /// # Errors
 /// [`CliError`]: there is no plugin, or it has too few devices.
 pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
-    let devices = Devices::new(&plugin(run)?, run.ranks, programs(run), host::world_options(run, false))?;
+    let devices =
+        Devices::new(&plugin(&run.xla)?, run.ranks, programs(run), host::world_options(run, false))?;
     Ok(devices.heard_by(Arc::new(hear)))
 }
 
@@ -75,7 +71,7 @@ pub(crate) fn processes(
         host::memory(HostOptions { pool, threads: 1, poison: false, resident: false })
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
-    let devices = Devices::among(&plugin(run)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
+    let devices = Devices::among(&plugin(&run.xla)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
     Ok(devices.heard_by(Arc::new(hear)))
 }
 

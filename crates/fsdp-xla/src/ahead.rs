@@ -155,12 +155,12 @@ impl Target {
 
     /// What each of them is.
     pub fn kind(&self) -> &str {
-        &self.topology.kind
+        &self.topology.kind.name
     }
 
     /// Bytes of memory that programs may use on each, if the plugin says so.
     pub fn memory(&self) -> Option<u64> {
-        self.topology.memory
+        self.topology.kind.memory
     }
 
     /// Major and minor version of the plugin's API.
@@ -175,12 +175,12 @@ impl Target {
     /// [`XlaError::Compile`]: whatever else the compiler says.
     pub fn compile(&self, program: &Program) -> Result<CompileReport, XlaError> {
         if program.replicas > self.topology.devices {
-            let (path, platform) = (self.topology.path().into(), self.topology.kind.clone());
+            let (path, platform) = (self.topology.path().into(), self.kind().to_owned());
             let (devices, ranks) = (self.topology.devices, program.replicas);
             return Err(XlaError::Devices { path, platform, devices, ranks });
         }
         let devices = (0..program.replicas as u64).collect();
-        let options = CompileOptions { devices, flags: flags(&self.topology.kind) };
+        let options = CompileOptions { devices, flags: flags(self.kind()) };
         let begin = Instant::now();
         let compiled = self.topology.compile(&program.text, &options)?;
         let took = begin.elapsed();

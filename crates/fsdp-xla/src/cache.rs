@@ -55,7 +55,7 @@ impl Cache {
         let [platform, version] = client.platform()?;
         let api = format!("{:?}", client.api_version());
         let instructions = if platform == "cpu" { instructions() } else { String::new() };
-        for part in [&platform, &version, &api, &client.device_kind()?, &instructions] {
+        for part in [&platform, &version, &api, &client.kind().name, &instructions] {
             add(&mut compiler, part.as_bytes());
         }
         given().iter().for_each(|value| add(&mut compiler, value.as_encoded_bytes()));

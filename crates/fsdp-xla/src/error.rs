@@ -65,10 +65,14 @@ pub enum XlaError {
         /// What the plugin says, with what it takes if it says that.
         message: String,
     },
-    /// The compiler has found that a program does not fit.
-    #[error("the program does not fit into the memory of a device: {message}")]
+    /// A program does not fit, by what its compiler says, or the device when it is given the program's arguments.
+    #[error("the step does not fit into the memory of a {device}: {message}")]
     Memory {
-        /// What the compiler says.
+        /// What kind of device it is.
+        device: String,
+        /// Bytes of its memory that programs may use, if the plugin says so.
+        bytes: Option<u64>,
+        /// What the plugin says.
         message: String,
     },
     /// The compiler does not take a program.
@@ -87,14 +91,31 @@ pub enum XlaError {
         /// The library.
         path: PathBuf,
     },
+    /// The plugin's API is another one than that which is called here.
+    #[error(
+        "the plugin {} has version {}.{} of the PJRT API, and {}.{} to {}.x are known: take {} plugin",
+        path.display(),
+        version.0,
+        version.1,
+        OLDEST.0,
+        OLDEST.1,
+        OLDEST.0,
+        if *version < OLDEST { "a newer" } else { "an older" }
+    )]
+    Version {
+        /// The library.
+        path: PathBuf,
+        /// Major and minor version of its API.
+        version: (i32, i32),
+    },
     /// The plugin's API lacks what is needed.
     #[error(
-        "the plugin {} has version {}.{} of the PJRT API, without {function}: a newer one is needed",
+        "the plugin {} has version {}.{} of the PJRT API, without {function}: take another plugin, or a newer one",
         path.display(),
         version.0,
         version.1
     )]
-    TooOld {
+    Lacks {
         /// The library.
         path: PathBuf,
         /// Major and minor version of its API.
@@ -229,6 +250,13 @@ pub enum XlaError {
     },
 }
 
+/// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
+pub(crate) const EXHAUSTED: i32 = 8;
+
+/// Major and minor number of the oldest PJRT API whose structs are laid out as they are filled here, and which all later ones of
+/// the same major number keep.
+pub(crate) const OLDEST: (i32, i32) = (0, 50);
+
 /// Versions of StableHLO whose plugins have taken programs as they are written here. Text of StableHLO has no promise of
 /// compatibility, and no version in it.
 const TRIED: &str = "1.13 to 1.24";
@@ -249,8 +277,7 @@ impl XlaError {
     /// What this failure calls for, where ranks have not begun: what a plugin lacks it lacks the next time too; others may
     /// only have been late, and a device may still be held by a process that is ending.
     pub fn kind(&self) -> FailureKind {
-        /// `RESOURCE_EXHAUSTED` and `ABORTED` of `PJRT_Error_Code`.
-        const EXHAUSTED: i32 = 8;
+        /// `ABORTED` of `PJRT_Error_Code`.
         const ABORTED: i32 = 10;
         match self {
             XlaError::Call { code: EXHAUSTED | ABORTED | DEADLINE_EXCEEDED | UNAVAILABLE, .. }
@@ -264,7 +291,7 @@ impl XlaError {
     pub(crate) fn is_unimplemented(&self) -> bool {
         /// `UNIMPLEMENTED` of `PJRT_Error_Code`.
         const UNIMPLEMENTED: i32 = 12;
-        matches!(self, XlaError::TooOld { .. } | XlaError::Call { code: UNIMPLEMENTED, .. })
+        matches!(self, XlaError::Lacks { .. } | XlaError::Call { code: UNIMPLEMENTED, .. })
     }
 }
 
@@ -273,7 +300,8 @@ impl From<XlaError> for Error {
         match error {
             XlaError::Compile { .. }
             | XlaError::Memory { .. }
-            | XlaError::TooOld { .. }
+            | XlaError::Version { .. }
+            | XlaError::Lacks { .. }
             | XlaError::Placement { .. } => Error::Refused(Box::new(error)),
             other => Error::Device(Box::new(other)),
         }

@@ -63,25 +63,33 @@ pub struct Devices<L = Threads<HostMemory>> {
     programs: Programs,
 }
 
-/// What a plugin says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PluginReport {
+/// What a plugin that was opened says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PluginVersions {
     /// Major and minor version of its API.
     pub api: (i32, i32),
     /// The version of StableHLO that it reads, if it says so.
     pub stablehlo: Option<[u64; 3]>,
+}
+
+/// What a plugin that was started says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginReport {
+    /// What it says without that.
+    pub versions: PluginVersions,
     /// Name and version of the platform.
     pub platform: [String; 2],
     /// Devices that this process can use.
     pub devices: usize,
 }
 
-/// That a file is a plugin that can be opened here. No device is touched.
+/// Opens a plugin: it can be used here. No device is touched.
 ///
 /// # Errors
 /// [`XlaError`].
-pub fn expect_plugin(path: &Path) -> Result<(), XlaError> {
-    Plugin::found(path).map(drop)
+pub fn versions(path: &Path) -> Result<PluginVersions, XlaError> {
+    let plugin = Plugin::found(path)?;
+    Ok(PluginVersions { api: plugin.version(), stablehlo: plugin.stablehlo() })
 }
 
 /// Whether the devices of a plugin are GPUs. None is touched.
@@ -92,14 +100,14 @@ pub fn is_for_gpus(path: &Path) -> Result<bool, XlaError> {
     Ok(Plugin::found(path)?.is_for_gpus())
 }
 
-/// Opens a plugin to see what it is.
+/// Starts a plugin to see which devices it has.
 ///
 /// # Errors
 /// [`XlaError`].
 pub fn inspect(plugin: &Path) -> Result<PluginReport, XlaError> {
     let client = client(plugin, 1)?;
-    let (api, stablehlo) = (client.api_version(), client.stablehlo());
-    Ok(PluginReport { api, stablehlo, platform: client.platform()?, devices: client.devices() })
+    let versions = PluginVersions { api: client.api_version(), stablehlo: client.stablehlo() };
+    Ok(PluginReport { versions, platform: client.platform()?, devices: client.devices() })
 }
 
 impl Devices {

@@ -41,7 +41,8 @@ pub use error::XlaError;
 pub use ffi::{MemoryNeed, Setting};
 pub use hlo::Collective;
 pub use launch::{
-    Devices, PluginReport, ProgramForm, ProgramOptions, Reduction, expect_plugin, inspect, is_for_gpus,
+    Devices, PluginReport, PluginVersions, ProgramForm, ProgramOptions, Reduction, inspect, is_for_gpus,
+    versions,
 };
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;

@@ -83,12 +83,12 @@ impl World {
         })
     }
 
-    /// What is compiled of a program, once.
-    fn executable(&self, digest: Digest, traced: &Module) -> Result<Arc<Executable>, XlaError> {
-        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(executable) = compiled.get(&digest) {
-            return Ok(Arc::clone(executable));
-        }
+    fn compiled(&self) -> MutexGuard<'_, BTreeMap<Digest, Arc<Executable>>> {
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles a program.
+    fn compile(&self, digest: Digest, traced: &Module) -> Result<(), XlaError> {
         let scanned = self.programs.scan_layers.then(|| traced.scanned());
         if let Some(None) = scanned {
             (self.programs.listener)(&Told::NotScanned);
@@ -97,7 +97,7 @@ impl World {
         let text = module.text();
         // It is the same in all processes.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
-            let path = folder.join(format!("program-{}.mlir", compiled.len()));
+            let path = folder.join(format!("program-{}.mlir", self.compiled().len()));
             std::fs::write(&path, &text).map_err(|source| XlaError::Dump { path, source })?;
         }
         let executable = Arc::new(self.load_or_compile(&text, module.operations())?);
@@ -106,15 +106,15 @@ impl World {
             let (path, expected) = (self.devices.client.path().into(), expected.to_vec());
             return Err(XlaError::Placement { path, expected, got });
         }
-        compiled.insert(digest, Arc::clone(&executable));
-        Ok(executable)
+        self.compiled().insert(digest, executable);
+        Ok(())
     }
 
     /// A program out of the folder of compiled ones, or compiled now.
     fn load_or_compile(&self, text: &str, operations: usize) -> Result<Executable, XlaError> {
         let begin = Instant::now();
         let (client, devices) = (&self.devices.client, self.devices.ids.clone());
-        let options = &CompileOptions { devices, flags: flags(&client.device_kind()?) };
+        let options = &CompileOptions { devices, flags: flags(&client.kind().name) };
         let tell = &self.programs.listener;
         let entry = self.programs.cache.as_ref().map(|cache| (cache, cache.key(text, options)));
         if let Some((cache, key)) = &entry {
@@ -135,9 +135,9 @@ impl World {
         Ok(executable)
     }
 
-    /// Runs the program on what all ranks of this process have brought.
-    fn execute(&self, digest: Digest, module: &Module) -> Result<(), XlaError> {
-        let executable = self.executable(digest, module)?;
+    /// Runs a program that was compiled on what all ranks of this process have brought.
+    fn execute(&self, digest: Digest) -> Result<(), XlaError> {
+        let executable = Arc::clone(&self.compiled()[&digest]);
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
             self.devices.local.clone().map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
         let results = executable.execute(&arguments)?;
@@ -185,11 +185,30 @@ impl Seated {
         Self { world, rank: ranks.rank(), ranks }
     }
 
+    /// Whether it is the first rank of its process.
+    fn is_first(&self) -> bool {
+        self.world.place(self.rank) == 0
+    }
+
+    /// Compiles a program that is new to all ranks, between two meetings: those of a process have looked for it before the first,
+    /// and all processes have compiled the same ones.
+    fn compile(&mut self, host: &HostMemory, digest: Digest, module: &Module) -> Result<(), Error> {
+        self.ranks.agree(host, digest)?;
+        if self.is_first() {
+            self.world.compile(digest, module)?;
+        }
+        self.ranks.agree(host, digest)
+    }
+
     /// As [`Place::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let mut program = trace.finish(self.world.devices.ids.len());
         let digest = Digest::of(&program.module.text());
         let world = Arc::clone(&self.world);
+        // Before anything is brought to the devices: a compiler says better than they do that they are too small.
+        if !world.compiled().contains_key(&digest) {
+            self.compile(host, digest, &program.module)?;
+        }
         let arguments: Vec<Arc<DeviceBuffer>> = std::mem::take(&mut program.arguments)
             .into_iter()
             .map(|one| world.upload(self.rank, host, one))
@@ -199,9 +218,9 @@ impl Seated {
         }
         world.slot(self.rank).arguments = arguments;
         self.ranks.agree(host, digest)?;
-        if world.place(self.rank) == 0 {
+        if self.is_first() {
             // What fails here the engine tells the others, which wait for it below.
-            world.execute(digest, &program.module)?;
+            world.execute(digest)?;
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);

@@ -60,6 +60,7 @@ pub(crate) fn run(args: &BenchGpuArgs) -> Result<(), CliError> {
     let workload = args.workload();
     let job = job(args, &workload)?;
     device::expect(job.config.run.device)?;
+    device::expect_operations(job.config.run.device, "--device")?;
     let ranks = device::training(&job.config.run, None, Measure { job: &job, steps: args.steps as u64 })??;
     let report = report::Report::new(args, &workload, &job, &ranks);
     output::print(&if args.json { report.json() } else { report.text() })

@@ -8,7 +8,7 @@ use fsdp_comm::process::cluster::{cpu_model, host};
 use fsdp_comm::process::interface::interfaces;
 use fsdp_cuda::doctor::{Finding, Status};
 use fsdp_mpi::MpiLibrary;
-use fsdp_train::config::RunConfig;
+use fsdp_train::config::{RunConfig, XlaConfig};
 use serde::{Deserialize, Serialize};
 
 use super::circle::Circle;
@@ -114,7 +114,7 @@ pub(super) fn examine(
     let circle = Circle::of(team);
     let place = team.map(|team| team.cluster.place());
     let is_first_of_node = place.is_none_or(|place| place.local_process == 0);
-    let all = circle.gather("processes", &own(team, is_first_of_node))?;
+    let all = circle.gather("processes", &own(team, &config.xla, is_first_of_node))?;
     let starts = |all: &Vec<Own>| (0..all.len()).filter(|&process| all[process].node.is_some()).collect();
     let firsts: Vec<usize> = circle.share("nodes", all.as_ref().map(starts))?;
     let (clocks, links) = match team {
@@ -147,7 +147,7 @@ pub(super) fn examine(
     Ok((works, found))
 }
 
-fn own(team: Option<Team<'_>>, is_first_of_node: bool) -> Own {
+fn own(team: Option<Team<'_>>, of_run: &XlaConfig, is_first_of_node: bool) -> Own {
     let addresses: Vec<IpAddr> = team.map_or_else(Vec::new, |team| {
         let cluster = team.cluster;
         let facts = &cluster.roster().processes[cluster.place().process].facts;
@@ -159,8 +159,8 @@ fn own(team: Option<Team<'_>>, is_first_of_node: bool) -> Own {
         found.map_or(address.to_string(), |interface| format!("{} {address}", interface.name))
     };
     let node = is_first_of_node.then(|| {
-        let found = findings();
-        let devices = devices(&found, team.is_none());
+        let found = findings(of_run);
+        let devices = devices(&found, of_run, team.is_none());
         (found.into_iter().chain([mpi()]).map(Library::from).collect(), devices)
     });
     Own { host: host(), cpu: cpu_model(), interfaces: addresses.iter().map(named).collect(), node }

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 
+use super::description::DeviceKind;
 use super::options::Settings;
 use super::{elf, key_value};
-use crate::error::XlaError;
+use crate::error::{OLDEST, XlaError};
 use crate::store::{DEADLINE_EXCEEDED, Store, UNAVAILABLE};
 
 /// Eight bytes of a struct: an integer, or a pointer.
@@ -108,7 +109,7 @@ impl Plugin {
     /// Opens a plugin's shared library and initializes it.
     ///
     /// # Errors
-    /// As [`Plugin::found`]; [`XlaError::TooOld`], or what the plugin says.
+    /// As [`Plugin::found`]; [`XlaError::Lacks`], or what the plugin says.
     pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
         let plugin = Self::found(path)?;
         plugin.call(INITIALIZE, Arguments::new())?;
@@ -118,7 +119,7 @@ impl Plugin {
     /// Opens a plugin's shared library, in which nothing is called but what gives the table of its functions.
     ///
     /// # Errors
-    /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`].
+    /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`], [`XlaError::Version`].
     pub(crate) fn found(path: &Path) -> Result<Self, XlaError> {
         let opened = |reason: libloading::Error| {
             // Only its source is in the words of the loader.
@@ -139,7 +140,13 @@ impl Plugin {
         if api.is_null() {
             return Err(XlaError::NoApi { path: path.into() });
         }
-        Ok(Self { path: path.into(), api })
+        let plugin = Self { path: path.into(), api };
+        match plugin.version() {
+            version if version < OLDEST || version.0 > OLDEST.0 => {
+                Err(XlaError::Version { path: path.into(), version })
+            }
+            _ => Ok(plugin),
+        }
     }
 
     /// The library.
@@ -168,11 +175,11 @@ impl Plugin {
     /// Calls a function; its struct as the function has left it.
     ///
     /// # Errors
-    /// [`XlaError::TooOld`], [`XlaError::Call`].
+    /// [`XlaError::Lacks`], [`XlaError::Call`].
     pub(super) fn call(&self, function: Function, mut arguments: Arguments) -> Result<Arguments, XlaError> {
         let Some(code) = self.function(function) else {
             let (path, version) = (self.path.clone(), self.version());
-            return Err(XlaError::TooOld { path, version, function: function.name });
+            return Err(XlaError::Lacks { path, version, function: function.name });
         };
         arguments.0[0] = function.bytes;
         // SAFETY: whoever made the struct has filled the fields that the header asks for, and it is longer than the size says.
@@ -181,7 +188,7 @@ impl Plugin {
     }
 
     /// The newest version of StableHLO that the plugin reads; none where it does not say.
-    pub(super) fn stablehlo(&self) -> Option<[u64; 3]> {
+    pub(crate) fn stablehlo(&self) -> Option<[u64; 3]> {
         let found = self.call(PLUGIN_ATTRIBUTES, Arguments::new()).ok()?;
         // SAFETY: there are so many of them, which live as long as the process.
         let attributes = unsafe { attributes(found.get(2), found.get(3)) };
@@ -190,12 +197,10 @@ impl Plugin {
         (list != 0).then(|| unsafe { *(list as *const [u64; 3]) })
     }
 
-    /// What a failure to compile is: of memory, of the program, or of the other processes, which a plugin may ask.
-    pub(super) fn not_compiled(&self, error: XlaError) -> XlaError {
-        /// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
-        const EXHAUSTED: i32 = 8;
-        match error {
-            XlaError::Call { code: EXHAUSTED, message, .. } => XlaError::Memory { message },
+    /// What a failure to compile for a kind of devices is: of memory, of the program, or of the other processes, which a plugin may
+    /// ask.
+    pub(super) fn not_compiled(&self, kind: &DeviceKind, error: XlaError) -> XlaError {
+        match kind.full(error) {
             error @ XlaError::Call { code: DEADLINE_EXCEEDED | UNAVAILABLE, .. } => error,
             XlaError::Call { message, .. } => {
                 XlaError::Compile { path: self.path.clone(), stablehlo: self.stablehlo(), message }

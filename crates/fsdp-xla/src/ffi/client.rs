@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::api::{self, Arguments, Plugin, Word, text};
+use super::description::DeviceKind;
 use super::executable::Executable;
 use super::options::{CompileOptions, Setting, Settings};
 use crate::error::XlaError;
@@ -15,6 +16,8 @@ pub(crate) struct Client {
     pub(super) plugin: Arc<Plugin>,
     pub(super) handle: Word,
     devices: Vec<Word>,
+    /// What the first of them is.
+    kind: DeviceKind,
     /// What the plugin may call for as long as the client lives.
     _store: Option<Arc<Store>>,
 }
@@ -46,12 +49,14 @@ impl Client {
         store: Option<Arc<Store>>,
     ) -> Result<Self, XlaError> {
         let handle = plugin.create_client(&Settings::new(options), store.as_deref())?;
-        let mut client = Self { plugin, handle, devices: Vec::new(), _store: store };
+        let kind = DeviceKind::default();
+        let mut client = Self { plugin, handle, devices: Vec::new(), kind, _store: store };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
         if found.get(4) > 0 {
             // SAFETY: the client has so many devices, and the list lives as long as it does.
             let devices = unsafe { std::slice::from_raw_parts(found.get(3) as *const Word, found.get(4)) };
             client.devices = devices.to_vec();
+            client.kind = DeviceKind::of(&client.plugin, description(&client.plugin, devices[0])?)?;
         }
         Ok(client)
     }
@@ -114,7 +119,7 @@ impl Client {
             .pointer(4, options.as_ptr())
             .set(5, options.len());
         let compiled = self.plugin.call(api::COMPILE, arguments);
-        Executable::new(self, compiled.map_err(|error| self.plugin.not_compiled(error))?.get(6))
+        Executable::new(self, compiled.map_err(|error| self.plugin.not_compiled(&self.kind, error))?.get(6))
     }
 
     /// What [`Compiled::serialize`](super::executable::Compiled::serialize) has made of a program, by the same plugin.
@@ -127,22 +132,15 @@ impl Client {
         Executable::new(self, self.plugin.call(api::LOAD, arguments)?.get(5))
     }
 
-    /// What the first device is.
-    ///
-    /// # Errors
-    /// What the plugin says.
-    pub(crate) fn device_kind(&self) -> Result<String, XlaError> {
-        let Some(&device) = self.devices.first() else { return Ok(String::new()) };
-        let description = self.plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, device))?.get(3);
-        let kind = self.plugin.call(api::DESCRIPTION_KIND, Arguments::new().set(2, description))?;
-        // SAFETY: the text lives as long as the device's description, which is the client's.
-        Ok(unsafe { text(kind.get(3), kind.get(4)) })
+    /// What the devices are.
+    pub(crate) fn kind(&self) -> &DeviceKind {
+        &self.kind
     }
 
     /// Copies bytes of the host to a device, as a tensor; returns when they are copied.
     ///
     /// # Errors
-    /// What the plugin says: the device may be full.
+    /// [`XlaError::Memory`] when the device is full, or what else the plugin says.
     ///
     /// # Panics
     /// When there are more or fewer bytes than the shape has.
@@ -163,17 +161,22 @@ impl Client {
             .set(6, dims.len())
             .set(9, 1)
             .set(10, self.devices[device]);
-        let done = self.plugin.call(api::UPLOAD, arguments)?;
+        let done = self.plugin.call(api::UPLOAD, arguments).map_err(|error| self.kind.full(error))?;
         let buffer = DeviceBuffer { client: Arc::clone(self), handle: done.get(14) };
-        self.plugin.wait(done.get(13))?;
+        self.plugin.wait(done.get(13)).map_err(|error| self.kind.full(error))?;
         Ok(buffer)
     }
+}
+
+/// A device's `PJRT_DeviceDescription`, which lives as long as the client.
+fn description(plugin: &Plugin, device: Word) -> Result<Word, XlaError> {
+    Ok(plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, device))?.get(3))
 }
 
 /// The numbers of devices.
 pub(super) fn ids(plugin: &Plugin, devices: &[Word]) -> Result<Vec<u64>, XlaError> {
     let id = |device: &Word| {
-        let description = plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, *device))?.get(3);
+        let description = description(plugin, *device)?;
         Ok(plugin.call(api::DESCRIPTION_ID, Arguments::new().set(2, description))?.get(3) as u64)
     };
     devices.iter().map(id).collect()
@@ -218,13 +221,13 @@ impl DeviceBuffer {
     /// Copies the elements to the host; waits for whoever makes them.
     ///
     /// # Errors
-    /// What the plugin says, also of the program that was to make them.
+    /// [`XlaError::Memory`] when the program that was to make them had no room, or what else the plugin says of either.
     pub(crate) fn download(&self, bytes: &mut [u8]) -> Result<(), XlaError> {
-        let plugin = &self.client.plugin;
         let arguments =
             Arguments::new().set(2, self.handle).pointer(4, bytes.as_mut_ptr()).set(5, bytes.len());
-        let done = plugin.call(api::DOWNLOAD, arguments)?;
-        plugin.wait(done.get(6))
+        let done = self.client.plugin.call(api::DOWNLOAD, arguments);
+        done.and_then(|done| self.client.plugin.wait(done.get(6)))
+            .map_err(|error| self.client.kind.full(error))
     }
 }
 

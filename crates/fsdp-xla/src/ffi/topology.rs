@@ -3,14 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::api::{self, Arguments, Plugin, Word, attributes, text};
+use super::api::{self, Arguments, Plugin, Word};
 use super::client::{Client, program_of};
+use super::description::DeviceKind;
 use super::executable::Compiled;
 use super::options::{CompileOptions, Setting, Settings};
 use crate::error::XlaError;
-
-/// The attribute of devices with the bytes of memory that programs may use.
-const MEMORY: &str = "device_memory_bytes_limit";
 
 /// An arrangement of devices.
 pub(crate) struct Topology {
@@ -21,9 +19,7 @@ pub(crate) struct Topology {
     /// How many devices it has.
     pub(crate) devices: usize,
     /// What the first one is.
-    pub(crate) kind: String,
-    /// Bytes of memory that programs may use on it, if the plugin says so.
-    pub(crate) memory: Option<u64>,
+    pub(crate) kind: DeviceKind,
 }
 
 impl Topology {
@@ -43,7 +39,7 @@ impl Topology {
             .pointer(4, options.words())
             .set(5, options.count());
         let handle = plugin.call(api::TOPOLOGY_CREATE, arguments)?.get(6);
-        Self { plugin, handle, client: None, devices: 0, kind: String::new(), memory: None }.described()
+        Self::described(plugin, handle, None)
     }
 
     /// That of a client's devices.
@@ -53,27 +49,20 @@ impl Topology {
     pub(crate) fn of_client(client: Client) -> Result<Self, XlaError> {
         let plugin = Arc::clone(&client.plugin);
         let handle = plugin.call(api::CLIENT_TOPOLOGY, Arguments::new().set(2, client.handle))?.get(3);
-        let client = Some(client);
-        Self { plugin, handle, client, devices: 0, kind: String::new(), memory: None }.described()
+        Self::described(plugin, handle, Some(client))
     }
 
     /// With what the plugin says of its devices.
-    fn described(mut self) -> Result<Self, XlaError> {
-        let found = self.plugin.call(api::TOPOLOGY_DEVICES, Arguments::new().set(2, self.handle))?;
-        self.devices = found.get(4);
-        if self.devices == 0 {
-            return Ok(self);
+    fn described(plugin: Arc<Plugin>, handle: Word, client: Option<Client>) -> Result<Self, XlaError> {
+        let mut own = Self { plugin, handle, client, devices: 0, kind: DeviceKind::default() };
+        let found = own.plugin.call(api::TOPOLOGY_DEVICES, Arguments::new().set(2, handle))?;
+        own.devices = found.get(4);
+        if own.devices > 0 {
+            // SAFETY: the list has so many descriptions, which live as long as the topology.
+            let first = unsafe { *(found.get(3) as *const Word) };
+            own.kind = DeviceKind::of(&own.plugin, first)?;
         }
-        // SAFETY: the list has so many descriptions, which live as long as the topology.
-        let first = unsafe { *(found.get(3) as *const Word) };
-        let kind = self.plugin.call(api::DESCRIPTION_KIND, Arguments::new().set(2, first))?;
-        // SAFETY: as above.
-        self.kind = unsafe { text(kind.get(3), kind.get(4)) };
-        let found = self.plugin.call(api::DESCRIPTION_ATTRIBUTES, Arguments::new().set(2, first))?;
-        // SAFETY: there are so many of them, which live as long as the topology.
-        let attributes = unsafe { attributes(found.get(4), found.get(3)) };
-        self.memory = attributes.into_iter().find(|(name, _)| name == MEMORY).map(|(_, bytes)| bytes);
-        Ok(self)
+        Ok(own)
     }
 
     /// The plugin's library.
@@ -101,7 +90,7 @@ impl Topology {
             .set(5, options.len())
             .set(6, client);
         let compiled = self.plugin.call(api::COMPILE_AHEAD, arguments);
-        let handle = compiled.map_err(|error| self.plugin.not_compiled(error))?.get(7);
+        let handle = compiled.map_err(|error| self.plugin.not_compiled(&self.kind, error))?.get(7);
         Ok(Compiled { plugin: Arc::clone(&self.plugin), handle })
     }
 }

@@ -1,5 +1,6 @@
 // A PJRT plugin that has devices and compiles nothing. FUNCTIONS is how many its table has, DEVICES how many devices there are,
-// and CODE (of gRPC) and MESSAGE are what it says of every program. A struct is an array of words, as in fsdp-xla.
+// CODE (of gRPC) and MESSAGE are what it says of every program, and MAJOR and MINOR are the version of its API. With NO_ROOM nothing
+// can be brought to its devices. A struct is an array of words, as in fsdp-xla.
 #include <stdint.h>
 #include <string.h>
 
@@ -30,6 +31,13 @@ static word attributes(word *a) {
     return a[3] = 1, 0;
 }
 
+#ifndef MAJOR
+#define MAJOR 0
+#endif
+#ifndef MINOR
+#define MINOR 70
+#endif
+
 static word device = 7;
 static word devices[64];
 
@@ -48,9 +56,24 @@ static word topology(word *a) {
     return a[6] = 1, 0;
 }
 
+static word device_attributes(word *a) {
+    static const char name[] = "device_memory_bytes_limit";
+    static word memory[7] = {56, 0, 0, sizeof(name) - 1, 1, 1 << 20, 1};
+    memory[2] = (word)name;
+    a[4] = (word)memory;
+    return a[3] = 1, 0;
+}
+
 static word id(word *a) { return a[3] = 0, 0; }
 static word description(word *a) { return a[3] = (word)&device, 0; }
-static word upload(word *a) { return a[13] = 0, a[14] = 1, 0; }
+static word upload(word *a) {
+#ifdef NO_ROOM
+    static struct error full = {8, "the device is full"};
+    return (word)&full;
+#else
+    return a[13] = 0, a[14] = 1, 0;
+#endif
+}
 
 static word compile(word *a) {
     static struct error refused = {CODE, MESSAGE};
@@ -61,9 +84,9 @@ static struct {
     word size, extension, version_size, version_extension, version;
     word (*functions[100])(word *);
 } table = {
-    40 + 8 * FUNCTIONS, 0, 24, 0, 0 | (word)7 << 32,
+    40 + 8 * FUNCTIONS, 0, 24, 0, MAJOR | (word)MINOR << 32,
     {[0] = succeed, [1] = error_message, [2] = error_code, [3] = succeed, [4] = attributes, [10] = client, [11] = succeed,
-     [12] = platform, [14] = platform, [16] = list, [20] = compile, [22] = upload, [23] = id, [25] = succeed, [26] = platform,
+     [12] = platform, [14] = platform, [16] = list, [20] = compile, [22] = upload, [23] = id, [25] = device_attributes, [26] = platform,
      [29] = description, [58] = succeed, [82] = topology, [83] = succeed, [86] = list, [89] = compile},
 };
 

@@ -21,6 +21,10 @@ pub(super) fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&
 
 /// A plugin that has four devices and compiles nothing.
 fn fake(sandbox: &Sandbox, functions: usize, code: usize, message: &str) {
+    fake_with(sandbox, functions, code, message, &[]);
+}
+
+fn fake_with(sandbox: &Sandbox, functions: usize, code: usize, message: &str, more: &[&str]) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/devices/fake_plugin.c");
     let defines = [
         format!("-DFUNCTIONS={functions}"),
@@ -28,7 +32,8 @@ fn fake(sandbox: &Sandbox, functions: usize, code: usize, message: &str) {
         format!("-DMESSAGE=\"{message}\""),
         "-DDEVICES=4".to_owned(),
     ];
-    library(sandbox, "fake.so", &source, &defines.each_ref().map(String::as_str));
+    let defines: Vec<&str> = defines.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    library(sandbox, "fake.so", &source, &defines);
 }
 
 /// What a command says that ends with exit code 2.
@@ -53,16 +58,32 @@ fn a_library_that_is_no_plugin() {
 }
 
 #[test]
-fn a_plugin_whose_api_is_too_old() {
+fn a_plugin_of_another_api() {
+    let sandbox = Sandbox::new();
+    for (version, way_out) in [([0, 49], "a newer"), ([1, 0], "an older")] {
+        let [major, minor] = version;
+        fake_with(&sandbox, 100, 3, "unused", &[&format!("-DMAJOR={major}"), &format!("-DMINOR={minor}")]);
+        let said = format!(
+            "the plugin ./fake.so has version {major}.{minor} of the PJRT API, and 0.50 to 0.x are known: take {way_out} plugin"
+        );
+        for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
+            let refused = told(&sandbox, &command);
+            assert!(refused.contains(&said), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn a_plugin_that_lacks_a_function() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 80, 3, "unused");
     let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
-    let said = "--plugin: the plugin ./fake.so has version 0.7 of the PJRT API, without PJRT_TopologyDescription_Create: a newer \
-                one is needed";
+    let said = "--plugin: the plugin ./fake.so has version 0.70 of the PJRT API, without PJRT_TopologyDescription_Create: take \
+                another plugin, or a newer one";
     assert!(refused.contains(said), "{refused}");
     fake(&sandbox, 5, 3, "unused");
     let refused = told(&sandbox, &format!("{TRAIN}=2"));
-    assert!(refused.contains("has version 0.7 of the PJRT API, without PJRT_Client_Create"), "{refused}");
+    assert!(refused.contains("has version 0.70 of the PJRT API, without PJRT_Client_Create"), "{refused}");
 }
 
 #[test]
@@ -89,15 +110,36 @@ fn a_compiler_that_does_not_take_the_program() {
 #[test]
 fn a_step_that_does_not_fit() {
     let sandbox = Sandbox::new();
-    fake(&sandbox, 100, 8, "26.01G of 15.75G");
-    let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
-    assert!(refused.contains("the step does not fit into the memory of a fake"), "{refused}");
-    assert!(refused.contains("XLA says: 26.01G of 15.75G"), "{refused}");
-    let refused = told(&sandbox, &format!("{TRAIN}=2"));
-    assert!(
-        refused.contains("the program does not fit into the memory of a device: 26.01G of 15.75G"),
-        "{refused}"
-    );
+    // Nothing was brought to the device before: that it has no room is what the compiler says.
+    for more in [&[][..], &["-DNO_ROOM"]] {
+        fake_with(&sandbox, 100, 8, "26.01G of 15.75G", more);
+        for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2 --overwrite")] {
+            let refused = told(&sandbox, &command);
+            let said = "the step does not fit into the memory of a fake, 1.0 MiB; the ledger predicts ";
+            assert!(refused.contains(said), "{refused}");
+            assert!(
+                refused.contains(" with train.micro_batch_size = 1: try that. XLA says: 26.01G of 15.75G"),
+                "{refused}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_a_compiled_step_can_not_do() {
+    let sandbox = Sandbox::new();
+    let xla = "--set run.device=xla --set run.xla.plugin=./fake.so";
+    fake(&sandbox, 100, 3, "unused");
+    for (command, option) in [
+        (format!("verify run.toml {xla} --order-seed 1"), "--order-seed"),
+        (format!("train run.toml {xla} --trace trace.json"), "--trace"),
+        ("bench gpu --model llama-tiny --device xla".to_owned(), "--device"),
+        ("calibrate --device xla --out costs.json".to_owned(), "--device"),
+    ] {
+        let refused = told(&sandbox, &command);
+        let said = format!("error: {option}: run.device = \"xla\" runs a step as one program");
+        assert!(refused.contains(&said), "{refused}");
+    }
 }
 
 #[test]
@@ -128,4 +170,55 @@ fn layers_become_loops_where_the_run_file_says_so() {
     };
     assert_eq!(loops(false), 0);
     assert!(loops(true) >= 2);
+}
+
+#[test]
+fn the_doctor_finds_plugins() {
+    let sandbox = Sandbox::new();
+    fake(&sandbox, 100, 3, "unused");
+    let is_found = |report: &serde_json::Value, part: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        let found = findings.iter().find(|found| found["part"] == part);
+        found.is_some_and(|found| found["version"] == "PJRT 0.70, StableHLO 1.9.2")
+    };
+    let doctor = |variable: (&str, std::ffi::OsString), args: &str| {
+        let mut command = sandbox.command();
+        command.env_remove("PJRT_PLUGIN_LIBRARY_PATH").env(variable.0, variable.1).args(args.split(' '));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let device = |report: &serde_json::Value| {
+        let devices =
+            report["devices"].as_array().unwrap_or_else(|| report["nodes"][0]["devices"].as_array().unwrap());
+        let xla = devices.iter().find(|device| device["device"] == "xla").unwrap();
+        (xla["usable"] == true, xla["with"].as_str().unwrap().to_owned())
+    };
+    // The environment names it.
+    let named = doctor(("PJRT_PLUGIN_LIBRARY_PATH", "./fake.so".into()), "doctor --json");
+    assert!(is_found(&named, "PJRT plugin"), "{named}");
+    let with = "4 devices of fake (fake) by ./fake.so, PJRT 0.70, StableHLO 1.9.2";
+    assert_eq!(device(&named), (true, with.to_owned()));
+    // A run file does.
+    sandbox.edit("run.toml", "[run]\n", "[run]\nxla = { plugin = \"./fake.so\" }\n");
+    let of_run = doctor(("UNUSED", "".into()), "doctor run.toml --json");
+    assert_eq!(device(&of_run), (true, with.to_owned()));
+    // A Python package has installed it, and another one is broken.
+    for (package, library) in [("libtpu", "libtpu.so"), ("lammps_jax_pjrt_cpu", "pjrt_c_api_cpu_plugin.so")] {
+        let folder = sandbox.path("python/lib/python3.11/site-packages").join(package);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(sandbox.path("fake.so"), folder.join(library)).unwrap();
+    }
+    sandbox.write("python/lib/python3.11/site-packages/libtpu/libtpu.so", "");
+    let paths = [sandbox.path("python/bin"), "/usr/bin".into()];
+    let installed = doctor(("PATH", std::env::join_paths(paths).unwrap()), "doctor --json");
+    assert!(is_found(&installed, "PJRT plugin \"cpu\""), "{installed}");
+    let broken =
+        installed["findings"].as_array().unwrap().iter().find(|found| found["part"] == "PJRT plugin \"tpu\"");
+    assert_eq!(broken.unwrap()["status"], "unusable", "{installed}");
+    let (is_usable, with) = device(&installed);
+    assert!(
+        !is_usable && with.starts_with("no plugin is named; run.xla.plugin may be \"cpu\", \"tpu\""),
+        "{with}"
+    );
 }

@@ -1,0 +1,64 @@
+//! PJRT plugins: those that Python packages have installed, and the one that a run would use.
+
+use std::path::{Path, PathBuf};
+
+use fsdp_cuda::doctor::{Finding, Status};
+use fsdp_train::config::{Device, XlaConfig};
+use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, installed_plugins, versions};
+
+use super::Usable;
+use crate::xla::plugin;
+
+/// All plugins that are found, with the versions that they have. None is started: one for GPUs would take their memory, and one for
+/// TPUs wait for them.
+pub(super) fn examine(of_run: &XlaConfig) -> Vec<Finding> {
+    let installed = installed_plugins();
+    let named = plugin(of_run).ok().filter(|named| installed.iter().all(|(_, path)| path != named));
+    let words = installed.iter().map(|(word, path)| (format!("PJRT plugin \"{word}\""), path));
+    let named = named.iter().map(|path| ("PJRT plugin".to_owned(), path));
+    words.chain(named).map(|(part, path)| finding(part, path)).collect()
+}
+
+fn finding(part: String, path: &Path) -> Finding {
+    match versions(path) {
+        Ok(found) => Finding::found(part, Some(written(found)), Some(path.to_owned())),
+        Err(error) => Finding::bad(part, Status::Unusable, error.to_string()),
+    }
+}
+
+fn written(PluginVersions { api: (major, minor), stablehlo }: PluginVersions) -> String {
+    let stablehlo = stablehlo.map(|[major, minor, patch]| format!(", StableHLO {major}.{minor}.{patch}"));
+    format!("PJRT {major}.{minor}{}", stablehlo.unwrap_or_default())
+}
+
+/// Whether a run may name XLA, with the devices of the plugin that it would use. One of several processes does not ask it for them:
+/// it might wait for the others.
+pub(super) fn device(of_run: &XlaConfig, is_alone: bool) -> Usable {
+    let found = plugin(of_run).and_then(|path| if is_alone { started(&path) } else { opened(path) });
+    let (usable, with) = match found {
+        Ok(with) => (true, with),
+        Err(XlaError::NoPlugin) => (false, not_named()),
+        Err(error) => (false, error.to_string()),
+    };
+    Usable { device: Device::Xla.name().to_owned(), usable, with }
+}
+
+fn started(path: &Path) -> Result<String, XlaError> {
+    let PluginReport { versions, platform: [platform, version], devices } = inspect(path)?;
+    let (plugin, versions) = (path.display(), written(versions));
+    Ok(format!("{devices} devices of {platform} ({version}) by {plugin}, {versions}"))
+}
+
+fn opened(path: PathBuf) -> Result<String, XlaError> {
+    versions(&path)?;
+    Ok(format!("whatever devices {} has when all processes ask for them", path.display()))
+}
+
+/// That no plugin is named, and which could be.
+fn not_named() -> String {
+    let words: Vec<String> = installed_plugins().iter().map(|(word, _)| format!("\"{word}\"")).collect();
+    match words.is_empty() {
+        true => XlaError::NoPlugin.to_string(),
+        false => format!("no plugin is named; run.xla.plugin may be {}", words.join(", ")),
+    }
+}

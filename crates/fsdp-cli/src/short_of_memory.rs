@@ -1,0 +1,150 @@
+//! A step that does not fit into the memory of a device of a PJRT plugin, with the ledger's figure and a way out.
+
+use fsdp_core::plan::Plan;
+use fsdp_core::{Error, Rank};
+use fsdp_nn::HostMemory;
+use fsdp_nn::model::Architecture as _;
+use fsdp_train::config::Resolved;
+use fsdp_train::{TrainError, draft, predict};
+use fsdp_xla::XlaError;
+
+use crate::run_setup::Model;
+use crate::units::bytes;
+
+/// A step that does not fit.
+#[derive(Debug)]
+pub(crate) struct ShortOfMemory {
+    device: String,
+    device_bytes: Option<u64>,
+    message: String,
+    predicted_bytes: u64,
+    /// Samples of a micro-batch that would fit by the ledger, with what they take.
+    fitting: Option<(usize, u64)>,
+}
+
+impl std::fmt::Display for ShortOfMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the step does not fit into the memory of a {}", self.device)?;
+        if let Some(has) = self.device_bytes {
+            write!(f, ", {}", bytes(has))?;
+        }
+        write!(f, "; the ledger predicts {}", bytes(self.predicted_bytes))?;
+        if let Some((samples, needed)) = self.fitting {
+            let needed = bytes(needed);
+            write!(f, ", and {needed} with train.micro_batch_size = {samples}: try that")?;
+        }
+        write!(f, ". XLA says: {}", self.message)
+    }
+}
+
+/// Lines of what XLA says that are shown.
+const LINES: usize = 4;
+
+impl ShortOfMemory {
+    /// What is wrong with a step that a plugin does not take; none if it is not the memory.
+    pub(crate) fn of(config: &Resolved, model: &Model, error: &XlaError) -> Option<Self> {
+        let XlaError::Memory { device, bytes: device_bytes, message } = error else { return None };
+        let plan = draft(config, &model.description().spec).ok()?;
+        let predicted_bytes = predicted(config, model, &plan).ok()?;
+        let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+        let message = lines.take(LINES).collect::<Vec<_>>().join(" ");
+        // XLA has just needed more than the device has: what the ledger takes for as much is no way out.
+        let most = device_bytes.map(|most| most.min(predicted_bytes.saturating_sub(1)));
+        let fitting = most.and_then(|most| fitting(config, model, most));
+        let (device, device_bytes) = (device.clone(), *device_bytes);
+        Some(Self { device, device_bytes, message, predicted_bytes, fitting })
+    }
+
+    /// As [`ShortOfMemory::of`], of a run that has failed.
+    pub(crate) fn of_run(config: &Resolved, model: &Model, error: &TrainError) -> Option<Self> {
+        match error {
+            TrainError::RankFailed { source, .. } => Self::of_run(config, model, source),
+            TrainError::Core(Error::Refused(source)) => Self::of(config, model, source.downcast_ref()?),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of a rank's device, as the ledger predicts them.
+///
+/// # Errors
+/// Those of the model: operations that do not fit each other.
+pub(crate) fn predicted(config: &Resolved, model: &Model, plan: &Plan) -> Result<u64, TrainError> {
+    Ok(predict::<HostMemory, _>(config, model, plan, Rank(0))?.device.total_peak_bytes as u64)
+}
+
+/// The largest half, quarter, .. of a micro-batch whose step takes at most so many bytes by the ledger, with what it takes.
+fn fitting(config: &Resolved, model: &Model, most_bytes: u64) -> Option<(usize, u64)> {
+    let mut config = config.clone();
+    while config.train.micro_batch_size > 1 {
+        config.train.micro_batch_size /= 2;
+        let plan = draft(&config, &model.description().spec).ok()?;
+        let needed = predicted(&config, model, &plan).ok()?;
+        if needed <= most_bytes {
+            return Some((config.train.micro_batch_size, needed));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use fsdp_nn::hf::HfConfig;
+    use fsdp_train::adapter;
+
+    use super::*;
+
+    const RUN: &str = r#"
+        [model]
+        path = "unused"
+        [data]
+        train = ["unused"]
+        format = "text"
+        seq_len = 64
+        [train]
+        steps = 1
+        micro_batch_size = 16
+        global_batch_size = 64
+        optimizer = { name = "adamw", lr = 1e-3 }
+        lr_schedule = { name = "constant" }
+        [run]
+        ranks = 4
+        out_dir = "unused"
+    "#;
+    const MODEL: &str = r#"{
+        "model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64,
+        "initializer_range": 0.02
+    }"#;
+
+    #[test]
+    fn a_smaller_micro_batch_that_fits_is_named() {
+        let config = Resolved::parse(RUN, "test", &[]).unwrap().config;
+        let model = adapter::adapt(&config, HfConfig::parse(MODEL).unwrap().build().unwrap()).unwrap();
+        let of = |samples: usize| {
+            let mut config = config.clone();
+            config.train.micro_batch_size = samples;
+            predicted(&config, &model, &draft(&config, &model.description().spec).unwrap()).unwrap()
+        };
+        assert_eq!(fitting(&config, &model, of(8)), Some((8, of(8))));
+        assert_eq!(fitting(&config, &model, of(8) - 1), Some((4, of(4))));
+        assert_eq!(fitting(&config, &model, of(1) - 1), None);
+        let mut short = ShortOfMemory {
+            message: "Used 26.01G of 15.75G hbm".to_owned(),
+            device: "TPU v5 lite".to_owned(),
+            predicted_bytes: 20 << 30,
+            device_bytes: Some(16 << 30),
+            fitting: Some((8, 10 << 30)),
+        };
+        assert_eq!(
+            short.to_string(),
+            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
+             with train.micro_batch_size = 8: try that. XLA says: Used 26.01G of 15.75G hbm"
+        );
+        (short.device_bytes, short.fitting) = (None, None);
+        assert_eq!(
+            short.to_string(),
+            "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 20.0 GiB. XLA says: Used 26.01G of \
+             15.75G hbm"
+        );
+    }
+}
