@@ -105,6 +105,8 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
         "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9}",
     ];
     check((LLAMA, 61), &[4], &grouped, ProgramOptions::default());
+    let averaged = [LAYERS, "fsdp.reduce_op=\"average\"", "fsdp.accumulation_order=\"running\""];
+    check((LLAMA, 61), &[2, 4], &averaged, ProgramOptions::default());
 }
 
 /// Two steps with a folder of compiled programs: what was told of them.
@@ -213,6 +215,8 @@ fn the_compiler_leaves_all_collectives_where_the_schedule_has_them() {
         job.plan.layout.units.iter().flat_map(|unit| &unit.segments).map(|one| one.shard_len()).sum();
     // Parameters and two moments in single precision.
     assert!(memory.arguments >= 12 * shards as u64, "{memory:?}");
+    // What a step leaves of them lies where they lay.
+    assert!(memory.aliased >= 12 * shards as u64, "{memory:?}");
     // Eight ranks have no place on four devices.
     let large = traced(&job.at_world(8).unwrap(), NATIVE);
     let refused = target.compile(&large).unwrap_err().to_string();

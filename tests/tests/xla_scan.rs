@@ -2,10 +2,10 @@
 //! much less with the depth of a model.
 //! `FSDP_TEST_PJRT` names a plugin.
 
-use fsdp_xla::{Collective, Program, ProgramForm};
+use fsdp_xla::{Collective, Program, ProgramForm, Target};
 
 use crate::support::{GPT2, LLAMA, config, job};
-use crate::xla::{LAYERS, NATIVE, TREE, check, traced, written_as};
+use crate::xla::{LAYERS, NATIVE, TREE, check, plugin, traced, written_as};
 
 /// Layers in loops.
 const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
@@ -104,4 +104,29 @@ fn collectives_of_layers_are_written_once() {
     let (all, scanned) = (kinds(NATIVE), kinds(ProgramForm { scan_layers: true, ..NATIVE }));
     assert!(scanned.iter().zip(&all).all(|(scanned, all)| scanned <= all), "{scanned:?} of {all:?}");
     assert!(2 * scanned[0] < all[0] && 2 * scanned[1] < all[1], "{scanned:?} of {all:?}");
+}
+
+/// XLA leaves what loops gather and reduce, and what they compute once more.
+#[test]
+fn xla_leaves_what_is_in_loops() {
+    let Some(plugin) = plugin() else { return };
+    let target = Target::open(&plugin, "cpu:4", Vec::new()).unwrap();
+    for (model, vocab, wrap, form) in [
+        (deep(LLAMA, 12), 61, LAYERS, ProgramForm { scan_layers: true, ..NATIVE }),
+        (deep(GPT2, SCANNED_LAYERS), 53, BLOCKS, SCANNED),
+    ] {
+        let program = program(&model, vocab, &[wrap, RECOMPUTED], form);
+        assert!(program.is_scanned);
+        let found = target.compile(&program).unwrap().optimized.unwrap();
+        assert_eq!(found.products, program.products);
+        let elements = |all: &[Collective], kind| -> Vec<usize> {
+            let mut of_kind: Vec<usize> =
+                all.iter().filter(|one| one.kind == kind).map(|one| one.elements).collect();
+            of_kind.sort_unstable();
+            of_kind
+        };
+        for kind in ["all-gather", "reduce-scatter", "all-to-all"] {
+            assert_eq!(elements(&found.collectives, kind), elements(&program.collectives, kind), "{kind}");
+        }
+    }
 }

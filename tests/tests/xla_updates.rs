@@ -37,8 +37,15 @@ fn adafactor_is_trained_in_bf16_over_replicas_with_an_average() {
     check((LLAMA, 61), &[4], &mixed, written_as(NATIVE));
 }
 
-/// Trains to a step, from the newest checkpoint of the folder if there is one, and saves there; what the last checkpoint holds.
-fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap<String, Vec<f32>> {
+/// Trains a model to a step, from the newest checkpoint of the folder if there is one, and saves there; what the last checkpoint
+/// holds.
+fn trained_of(
+    model: (&str, u32),
+    out: &Path,
+    steps: u64,
+    device: &str,
+    overrides: &[&str],
+) -> BTreeMap<String, Vec<f32>> {
     let own = [
         format!("run.out_dir={}", out.display()),
         format!("train.steps={steps}"),
@@ -47,7 +54,7 @@ fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap
     ];
     let data = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(own.iter().map(String::as_str)).collect();
-    let job = job(LLAMA, config(data.path(), 61, &overrides));
+    let job = job(model.0, config(data.path(), model.1, &overrides));
     let options_of_run = run_options(Resume::Newest);
     if device == "xla" {
         let devices = Devices::new(&plugin().unwrap(), 8, ProgramOptions::default(), options()).unwrap();
@@ -60,6 +67,11 @@ fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap
     };
     let saved = tensors(&RunDir::new(out).checkpoint(steps));
     saved.into_iter().map(|(name, bytes)| (name, numbers(bytes))).collect()
+}
+
+/// As [`trained_of`], of a Llama.
+fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> BTreeMap<String, Vec<f32>> {
+    trained_of((LLAMA, 61), out, steps, device, overrides)
 }
 
 /// How far elements may be apart, beside the largest of their tensor: chosen, not derived. Gradients are apart by some
@@ -87,7 +99,7 @@ fn runs_end_where_those_of_the_host_do() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&str, &[&str]); 7] = [
+    let cases: [(&str, &[&str]); 8] = [
         ("one", &[LAYERS, RELATIVE, "run.ranks=1"]),
         ("two", &[AVERAGED, "run.ranks=2"]),
         ("four", &[LAYERS, AVERAGED, "run.ranks=4"]),
@@ -95,12 +107,29 @@ fn runs_end_where_those_of_the_host_do() {
         ("adamw", &[LAYERS, ADAMW, "run.ranks=4", "train.ema_decay=0.9", "train.grad_clip=0.1"]),
         ("sgd", &[LAYERS, SGD, "run.ranks=2", SELECTIVE, "fsdp.reshard_after_forward=false"]),
         ("frozen", &[LAYERS, SGD, "run.ranks=2", "fsdp.frozen=[\"embed_tokens\", \"layers.0\"]"]),
+        ("eight", &[LAYERS, ADAMW, "run.ranks=8", "fsdp.activation_checkpointing=\"full\""]),
     ];
     for (name, overrides) in cases {
         let [found, expected] = ["xla", "cpu"]
             .map(|device| trained(&dir.path().join(format!("{name}-{device}")), 4, device, overrides));
         assert_near(&found, &expected);
     }
+    // With dropout, whose masks have to be the same.
+    let gpt2 = ["fsdp.wrap=[\"GPT2Block\"]", "train.optimizer={ name = \"sgd\", lr = 0.1 }", "run.ranks=4"];
+    let [found, expected] = ["xla", "cpu"]
+        .map(|device| trained_of((GPT2, 53), &dir.path().join(format!("gpt2-{device}")), 4, device, &gpt2));
+    assert_near(&found, &expected);
+}
+
+/// With one plugin and as many devices two starts, which both compile, have the same bits.
+#[test]
+fn what_is_compiled_again_has_the_same_bits() {
+    if plugin().is_none() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str| trained(&dir.path().join(name), 3, "xla", &[LAYERS, ADAMW, "run.ranks=4"]);
+    assert!(run("first") == run("second"));
 }
 
 /// State that has other lengths in programs than in checkpoints is what it was, on other ranks too.

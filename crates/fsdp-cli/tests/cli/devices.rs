@@ -217,5 +217,13 @@ mod xla {
         sandbox.succeed(&format!("{train} {xla} --set train.steps=2"));
         sandbox.succeed(&format!("{train} --set train.steps=3 --resume"));
         sandbox.succeed(&format!("{train} {xla} --set train.steps=4 --resume"));
+        // What it has exported is the same model on both, by its loss: of single precision, with 64 roundings of it to spare.
+        let eval = "eval run.toml --model out/model --set data.eval=[\"data.txt\"] --set run.ranks=2 --json";
+        let [expected, found] = [eval.to_owned(), format!("{eval} {xla}")].map(|command| {
+            let report: serde_json::Value = serde_json::from_str(&sandbox.succeed(&command).stdout).unwrap();
+            report["evaluations"][0]["loss"].as_f64().unwrap()
+        });
+        let apart = (found - expected).abs() / expected;
+        assert!(apart <= 64.0 * f64::from(f32::EPSILON), "{found} for {expected}");
     }
 }

@@ -4,33 +4,45 @@ use fsdp_comm::conformance;
 use fsdp_core::DType;
 
 use super::devices;
+use crate::{Devices, Reduction};
 
 /// The suite of communicators, but for two of its checks. Groups of groups are not made: a program has to say what all ranks do, and a
 /// group does not know how others are divided. Calls that differ between ranks are a program within a schedule, and ranks compare
 /// programs rather than calls.
 #[test]
 fn communicators_are_those_of_all_backends() {
-    let Some(devices) = devices("this test", 4) else { return };
-    for ranks in 1..=4 {
+    let Some(devices) = devices("this test", 4, Reduction::Tree) else { return };
+    check(&devices, 4);
+}
+
+/// Of two ranks the sums of plugins are those of the tree too.
+#[test]
+fn communicators_whose_sums_are_those_of_the_plugin() {
+    let Some(devices) = devices("this test", 2, Reduction::Native) else { return };
+    check(&devices, 2);
+}
+
+fn check(devices: &Devices, most: usize) {
+    for ranks in 1..=most {
         for lens in [&[][..], &[1], &[3, 0, 5, 1], &[64, 129]] {
             for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
-                conformance::all_gather(&devices, ranks, dtype, lens);
-                conformance::reduce_scatter(&devices, ranks, dtype, lens);
-                conformance::all_reduce(&devices, ranks, dtype, lens);
-                conformance::broadcast(&devices, ranks, dtype, lens);
+                conformance::all_gather(devices, ranks, dtype, lens);
+                conformance::reduce_scatter(devices, ranks, dtype, lens);
+                conformance::all_reduce(devices, ranks, dtype, lens);
+                conformance::broadcast(devices, ranks, dtype, lens);
             }
-            conformance::all_gather(&devices, ranks, DType::U8, lens);
+            conformance::all_gather(devices, ranks, DType::U8, lens);
         }
-        conformance::traffic_matches_formulas(&devices, ranks);
-        conformance::buffers_come_back_to_their_rank(&devices, ranks);
-        conformance::arguments_are_checked(&devices, ranks);
-        conformance::abort_reaches_every_rank(&devices, ranks);
-        conformance::dropping_a_pending_aborts(&devices, ranks);
-        conformance::divergent_roots_are_reported(&devices, ranks);
-        conformance::many_in_flight(&devices, ranks);
-        conformance::communicators_are_independent(&devices, ranks);
+        conformance::traffic_matches_formulas(devices, ranks);
+        conformance::buffers_come_back_to_their_rank(devices, ranks);
+        conformance::arguments_are_checked(devices, ranks);
+        conformance::abort_reaches_every_rank(devices, ranks);
+        conformance::dropping_a_pending_aborts(devices, ranks);
+        conformance::divergent_roots_are_reported(devices, ranks);
+        conformance::many_in_flight(devices, ranks);
+        conformance::communicators_are_independent(devices, ranks);
         for replicas in (1..=ranks).filter(|&replicas| ranks.is_multiple_of(replicas)) {
-            conformance::rows_and_columns_of_a_mesh(&devices, replicas, ranks / replicas);
+            conformance::rows_and_columns_of_a_mesh(devices, replicas, ranks / replicas);
         }
     }
 }

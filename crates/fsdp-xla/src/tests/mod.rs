@@ -18,21 +18,23 @@ use fsdp_nn::op::Op;
 
 use crate::buffer::XlaBuffer;
 use crate::memory::{In, Moment, Out, XlaMemory};
-use crate::{Devices, ProgramOptions};
+use crate::{Devices, ProgramForm, ProgramOptions, Reduction};
 
 /// Ranks on the plugin's devices, if there is a plugin to test with.
-fn devices(test: &str, ranks: usize) -> Option<Devices> {
+fn devices(test: &str, ranks: usize, reduction: Reduction) -> Option<Devices> {
     let Some(plugin) = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from) else {
         println!("skipped: {test} needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
         return None;
     };
     let threads = ThreadOptions { timeout: Duration::from_secs(300), ..ThreadOptions::default() };
-    Some(Devices::new(&plugin, ranks, ProgramOptions::default(), threads).unwrap())
+    let form = ProgramForm { reduction, ..ProgramForm::default() };
+    let programs = ProgramOptions { form, ..ProgramOptions::default() };
+    Some(Devices::new(&plugin, ranks, programs, threads).unwrap())
 }
 
 /// Runs `body` with the memory of one rank, if there is a plugin to test with.
 pub(super) fn with_memory(test: &str, body: impl Fn(&Arc<XlaMemory>) + Sync) {
-    let Some(devices) = devices(test, 1) else { return };
+    let Some(devices) = devices(test, 1, Reduction::Tree) else { return };
     let run = |seat: fsdp_comm::launch::Seat<XlaMemory>| -> Result<(), Error> {
         body(&seat.memory);
         Ok(())
