@@ -266,7 +266,7 @@ impl Memory for XlaMemory {
     fn exact_sum(&self, queue: Queue, src: In<'_>, sum: Out<'_>) -> Result<(), Error> {
         if let Some(trace) = &mut *self.lock() {
             let numbers = trace.load(queue, src);
-            let total = trace.hlo.reduce("add", &numbers, &[0]);
+            let total = trace.hlo.sum(&numbers, &[0]);
             let words = trace.load(queue, sum.as_slice());
             let total = scalars::add_exactly(&mut trace.hlo, &words, &total);
             trace.store(queue, &sum, &total);

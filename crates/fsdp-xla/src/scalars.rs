@@ -21,12 +21,12 @@ pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
     let rows = match x.len() % ROW {
         0 => {
             let rows = hlo.reshape(&squares, &[x.len() / ROW, ROW]);
-            hlo.reduce("add", &rows, &[1])
+            hlo.sum(&rows, &[1])
         }
         _ => squares,
     };
     let rows = hlo.convert(&rows, Element::F64);
-    hlo.reduce("add", &rows, &[0])
+    hlo.sum(&rows, &[0])
 }
 
 /// The words of an exact sum with one number of double precision more.
@@ -93,7 +93,7 @@ fn value_of(hlo: &mut Builder, words: &Value) -> Value {
     let digits = hlo.range(words, 0..DIGITS);
     let digits = hlo.convert(&digits, Element::F64);
     let terms = hlo.multiply(&digits, &weights);
-    let sum = hlo.reduce("add", &terms, &[0]);
+    let sum = hlo.sum(&terms, &[0]);
     let not_finite = word(hlo, words, DIGITS);
     let none = hlo.int(0, &[], Element::I64);
     let is_finite = hlo.compare("EQ", &not_finite, &none);

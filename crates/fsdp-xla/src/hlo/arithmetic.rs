@@ -88,6 +88,8 @@ impl Builder {
     /// `a` where the condition holds, else `b`. The condition has their sizes, or none.
     pub(crate) fn select(&mut self, condition: &Value, a: &Value, b: &Value) -> Value {
         assert_eq!(a.shape, b.shape, "one of two operands of one shape is selected");
+        let is_single = condition.dims().is_empty();
+        assert!(is_single || condition.dims() == a.dims(), "{} is selected by {}", a.shape, condition.shape);
         let text = format_args!(
             "stablehlo.select {}, {}, {} : {}, {}",
             condition.name, a.name, b.name, condition.shape, a.shape
@@ -95,12 +97,20 @@ impl Builder {
         self.push(a.shape.clone(), text)
     }
 
-    /// Sums (`add`) or maxima (`maximum`) over dimensions, which go.
-    pub(crate) fn reduce(&mut self, op: &str, x: &Value, over: &[usize]) -> Value {
-        let start = match op {
-            "add" => self.zeros(&[], x.element()),
-            _ => self.float(f64::NEG_INFINITY, &[], x.element()),
-        };
+    /// Sums over dimensions, which go.
+    pub(crate) fn sum(&mut self, x: &Value, over: &[usize]) -> Value {
+        let start = self.zeros(&[], x.element());
+        self.reduce("add", &start, x, over)
+    }
+
+    /// The largest of the floats over dimensions, which go.
+    pub(crate) fn largest(&mut self, x: &Value, over: &[usize]) -> Value {
+        let start = self.float(f64::NEG_INFINITY, &[], x.element());
+        self.reduce("maximum", &start, x, over)
+    }
+
+    fn reduce(&mut self, op: &str, start: &Value, x: &Value, over: &[usize]) -> Value {
+        assert!(over.iter().all(|&dim| dim < x.dims().len()), "over {over:?} of {}", x.shape);
         let kept = (0..x.dims().len()).filter(|dim| !over.contains(dim)).map(|dim| x.dims()[dim]);
         let shape = Shape { dims: kept.collect(), element: x.element() };
         let text = format_args!(
@@ -116,7 +126,7 @@ impl Builder {
 
     /// The sum of all rows of a matrix, in columns.
     pub(crate) fn sum_rows(&mut self, x: &Value) -> Value {
-        self.reduce("add", x, &[0])
+        self.sum(x, &[0])
     }
 
     /// Products summed over dimensions: those in common come first, then those of `a` that are left, then those of `b`.
@@ -126,6 +136,12 @@ impl Builder {
             let is_left = |dim: &usize| !batch[side].contains(dim) && !contract[side].contains(dim);
             (0..value.dims().len()).filter(is_left).map(|dim| value.dims()[dim]).collect()
         };
+        let sizes = |value: &Value, dims: &[usize]| -> Vec<usize> {
+            dims.iter().map(|&dim| value.dims()[dim]).collect()
+        };
+        for [of_a, of_b] in [batch, contract] {
+            assert_eq!(sizes(a, of_a), sizes(b, of_b), "{product:?} of {} and {}", a.shape, b.shape);
+        }
         let mut dims: Vec<usize> = batch[0].iter().map(|&dim| a.dims()[dim]).collect();
         dims.extend(left(a, 0));
         dims.extend(left(b, 1));

@@ -71,6 +71,7 @@ impl Builder {
     /// This rank's part of the sum over the group, added in an order of the plugin's.
     pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups) -> Value {
         let mut shape = x.shape.clone();
+        assert!(shape.dims[0].is_multiple_of(groups.size()), "{shape} among {}", groups.size());
         shape.dims[0] /= groups.size();
         let text = format_args!(
             "\"stablehlo.reduce_scatter\"({}) <{{scatter_dimension = 0 : i64, {groups}}}> {} : ({}) -> {shape}",
@@ -95,6 +96,7 @@ impl Builder {
 
     /// Part `i` goes to rank `i` of the group; part `i` of the result is what came from there.
     pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups) -> Value {
+        assert!(x.dims()[0].is_multiple_of(groups.size()), "{} among {}", x.shape, groups.size());
         let text = format_args!(
             "\"stablehlo.all_to_all\"({}) <{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {} : i64, \
              {groups}}}> : ({}) -> {}",

@@ -27,6 +27,12 @@ impl Builder {
             return x.clone();
         }
         let shape = Shape::new(dims, x.element());
+        let fits = |(&dim, &to): (&usize, &usize)| dims.get(to).is_some_and(|&size| dim == size || dim == 1);
+        assert!(
+            to.len() == x.dims().len() && x.dims().iter().zip(to).all(fits),
+            "{} becomes {shape}",
+            x.shape
+        );
         let text = format_args!(
             "stablehlo.broadcast_in_dim {}, dims = [{}] : ({}) -> {shape}",
             x.name,
@@ -44,6 +50,9 @@ impl Builder {
 
     /// Dimension `i` of the result is dimension `order[i]` of `x`.
     pub(crate) fn transpose(&mut self, x: &Value, order: &[usize]) -> Value {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        assert!(sorted.iter().copied().eq(0..x.dims().len()), "{} in the order {order:?}", x.shape);
         let shape = Shape { dims: order.iter().map(|&dim| x.dims()[dim]).collect(), element: x.element() };
         let text = format_args!(
             "stablehlo.transpose {}, dims = [{}] : ({}) -> {shape}",
@@ -56,6 +65,12 @@ impl Builder {
 
     /// A range of each dimension.
     pub(crate) fn slice(&mut self, x: &Value, ranges: &[Range<usize>]) -> Value {
+        let is_within = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
+        assert!(
+            ranges.len() == x.dims().len() && ranges.iter().zip(x.dims()).all(is_within),
+            "{ranges:?} of {}",
+            x.shape
+        );
         if ranges.iter().zip(x.dims()).all(|(range, &dim)| *range == (0..dim)) {
             return x.clone();
         }
@@ -82,6 +97,7 @@ impl Builder {
     /// from the first. An index behind the last possible one is that one.
     pub(crate) fn dynamic_slice(&mut self, x: &Value, starts: &[(usize, &Value)], sizes: &[usize]) -> Value {
         let shape = Shape::new(sizes, x.element());
+        assert!(shape.is_within(&x.shape), "{shape} of {}", x.shape);
         let (names, shapes) = self.starts(x, starts);
         let text = format_args!(
             "stablehlo.dynamic_slice {}, {names}, sizes = [{}] : ({}, {shapes}) -> {shape}",
@@ -94,6 +110,7 @@ impl Builder {
 
     /// `x` with `part` where [`Builder::dynamic_slice`] finds it.
     pub(crate) fn dynamic_update(&mut self, x: &Value, part: &Value, starts: &[(usize, &Value)]) -> Value {
+        assert!(part.shape.is_within(&x.shape), "{} of {}", part.shape, x.shape);
         let (names, shapes) = self.starts(x, starts);
         let text = format_args!(
             "stablehlo.dynamic_update_slice {}, {}, {names} : ({}, {}, {shapes}) -> {}",
@@ -120,6 +137,12 @@ impl Builder {
         }
         let mut shape = parts[0].shape.clone();
         shape.dims[dim] = parts.iter().map(|part| part.dims()[dim]).sum();
+        let fits = |part: &Value| {
+            let mut own = part.shape.clone();
+            own.dims[dim] = shape.dims[dim];
+            own == shape
+        };
+        assert!(parts.iter().all(fits), "parts of {shape}");
         let names = list(parts.iter().map(|part| part.name));
         let shapes = list(parts.iter().map(|part| &part.shape));
         let text = format_args!("stablehlo.concatenate {names}, dim = {dim} : ({shapes}) -> {shape}");
@@ -156,6 +179,11 @@ impl Builder {
 
     /// Adds row `i` of `rows` to row `ids[i]` of a table, and to none for an index behind the last row.
     pub(crate) fn add_to_rows(&mut self, table: &Value, ids: &Value, rows: &Value) -> Value {
+        assert_eq!(
+            rows.shape,
+            Shape::new(&[ids.len(), table.dims()[1]], table.element()),
+            "a row for each index"
+        );
         let ids = self.reshape(ids, &[ids.len(), 1]);
         let number = Shape::new(&[], table.element());
         let text = format_args!(

@@ -87,6 +87,12 @@ impl Shape {
         Self { dims: dims.to_vec(), element }
     }
 
+    /// Whether it has as many dimensions as another shape and the same type, and is nowhere larger.
+    pub(crate) fn is_within(&self, other: &Shape) -> bool {
+        let fits = self.dims.iter().zip(&other.dims).all(|(own, most)| own <= most);
+        self.element == other.element && self.dims.len() == other.dims.len() && fits
+    }
+
     /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.dims.iter().product()

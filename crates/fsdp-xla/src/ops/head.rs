@@ -132,12 +132,12 @@ impl Trace {
         let is_target = hlo.compare("EQ", &classes, &wanted);
         let zeros = hlo.zeros(sizes, element);
         let own = hlo.select(&is_target, &x, &zeros);
-        let own = hlo.reduce("add", &own, &[1]);
-        let largest = hlo.reduce("maximum", &x, &[1]);
+        let own = hlo.sum(&own, &[1]);
+        let largest = hlo.largest(&x, &[1]);
         let most = wide(hlo, &largest);
         let exponentials = hlo.subtract(&x, &most);
         let exponentials = hlo.unary("exponential", &exponentials);
-        let sums = hlo.reduce("add", &exponentials, &[1]);
+        let sums = hlo.sum(&exponentials, &[1]);
         let [wide_sums, wide_largest, wide_own] =
             [&sums, &largest, &own].map(|value| hlo.convert(value, Element::F64));
         let logarithms = hlo.unary("log", &wide_sums);
@@ -145,7 +145,7 @@ impl Trace {
         let mut loss = hlo.add(&logarithms, &gap);
         let normalizers = hlo.add(&logarithms, &wide_largest);
         if terms.label_smoothing > 0.0 {
-            let total = hlo.reduce("add", &x, &[1]);
+            let total = hlo.sum(&x, &[1]);
             let total = hlo.convert(&total, Element::F64);
             let mean = hlo.with("divide", &total, dims.vocab as f64);
             let more = hlo.subtract(&wide_own, &mean);

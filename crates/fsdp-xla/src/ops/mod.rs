@@ -188,7 +188,7 @@ impl Trace {
 
     /// The mean of each row.
     fn row_means(&mut self, x: &Value) -> Value {
-        let sums = self.hlo.reduce("add", x, &[1]);
+        let sums = self.hlo.sum(x, &[1]);
         self.hlo.with("multiply", &sums, 1.0 / x.dims()[1] as f64)
     }
 

@@ -66,7 +66,7 @@ impl Pass<'_, '_> {
         let hlo = &mut self.trace.hlo;
         let x = hlo.convert(x, Element::F64);
         let squares = hlo.multiply(&x, &x);
-        let sums = hlo.reduce("add", &squares, &[1]);
+        let sums = hlo.sum(&squares, &[1]);
         hlo.reshape(&sums, &[sums.len(), 1])
     }
 

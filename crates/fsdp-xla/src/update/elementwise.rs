@@ -152,7 +152,7 @@ impl Trace {
         let fits = hlo.compare("LE", &magnitudes, &most);
         let (no, yes) = (hlo.int(0, x.dims(), Element::I32), hlo.int(1, x.dims(), Element::I32));
         let exceeds = hlo.select(&fits, &no, &yes);
-        hlo.reduce("add", &exceeds, &[0])
+        hlo.sum(&exceeds, &[0])
     }
 
     /// Sets the note of a shard if anything is counted that the step has kept.

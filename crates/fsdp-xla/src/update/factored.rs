@@ -184,7 +184,7 @@ impl<'a, 's> Pass<'a, 's> {
 
     /// Makes new means of rows; what they add to the sum of each parameter.
     fn advance_rows(&mut self, squared: &Value) -> Value {
-        let sums = self.trace.hlo.reduce("add", squared, &[1]);
+        let sums = self.trace.hlo.sum(squared, &[1]);
         let means = self.trace.hlo.with("divide", &sums, self.segment.row_len as f64);
         let means = self.trace.hlo.convert(&means, self.gradient.element());
         let old = self.means_of_rows();

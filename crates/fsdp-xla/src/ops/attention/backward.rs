@@ -104,6 +104,6 @@ impl Trace {
     fn own_slopes(&mut self, outputs: &Outputs) -> Value {
         let (y, dy) = (self.hlo.master(&outputs.y), self.hlo.master(&outputs.dy));
         let products = self.hlo.multiply(&y, &dy);
-        self.hlo.reduce("add", &products, &[4])
+        self.hlo.sum(&products, &[4])
     }
 }

@@ -41,11 +41,11 @@ impl Trace {
     /// Outputs of a block, as its queries, and logarithms of the sums of its exponentials, one for each query.
     fn attend_block(&mut self, rules: &Rules<'_>, heads: &Heads, block: &Block) -> [Value; 2] {
         let (x, _) = rules.scores(self, heads, block);
-        let largest = self.hlo.reduce("maximum", &x, &[4]);
+        let largest = self.hlo.largest(&x, &[4]);
         let wide = self.over_keys(&largest, &x);
         let exponents = self.hlo.subtract(&x, &wide);
         let exponentials = self.hlo.unary("exponential", &exponents);
-        let sums = self.hlo.reduce("add", &exponentials, &[4]);
+        let sums = self.hlo.sum(&exponentials, &[4]);
         let logarithms = self.hlo.unary("log", &sums);
         let logarithms = self.hlo.add(&logarithms, &largest);
         let sums = self.over_keys(&sums, &x);

@@ -73,7 +73,7 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
         }
         let wide = hlo.reshape(&own[STEPS - 1], &[2, WIDTH / 2]);
         let product = hlo.matmul(&wide, &wide, [1, 1], Element::F32);
-        let sum = hlo.reduce("add", &product, &[0, 1]);
+        let sum = hlo.sum(&product, &[0, 1]);
         let all_of_it = hlo.fill(&sum, &[WIDTH]);
         own[STEPS - 1] = hlo.with("minimum", &all_of_it, 5.0);
         // Operations with several results, and with others within them.
