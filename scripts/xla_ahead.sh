@@ -3,8 +3,9 @@
 # assumed), without a TPU: compiles a step of each for its slice of TPU v4, and writes a table.
 #   scripts/xla_ahead.sh PATH_TO_LIBTPU [LAYERS..]
 # LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own. MODELS="2B 16B" are those of
-# them to compile. SCAN=true puts layers in loops, of which XLA counts the FLOPs of one round. FSDP names the binary
-# (target/release/fsdp), built with --features xla.
+# them to compile. SCAN=true puts layers in loops, of which XLA counts the FLOPs of one round, so that they are left out. SET=
+# "train.micro_batch_size=4 fsdp.reduce_dtype=bf16" changes keys of the run file. FSDP names the binary (target/release/fsdp), built
+# with --features xla. Memory is GiB of a device.
 # libtpu.so is in the package libtpu of the Python registry, whose licence (Google Cloud's) forbids copies of it here.
 set -euo pipefail
 libtpu=$(realpath "$1")
@@ -17,8 +18,13 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cd "$dir"
 
-echo "| model | slice | layers | parameters | compiled in | XLA's peak | of it arguments | temporaries | ledger | FLOPs: XLA | products in closed form | collectives | of them XLA leaves | asynchronous |"
-echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+scan=${SCAN:-false}
+changes=()
+for change in ${SET:-}; do changes+=(--set "$change"); done
+flops=" XLA's FLOPs | products in closed form |"
+[ "$scan" = true ] && flops=""
+echo "| model | slice (chips) | layers | parameters | XLA's peak | arguments | temporaries | ledger's peak |$flops all-gathers: ours, left, asynchronous | all-to-alls: ours, left | seconds |"
+echo "|---|---|---|---|---|---|---|---|${flops:+---|---|}---|---|---|"
 while read -r name layers hidden heads micro chips topology; do
     [[ " ${MODELS:-$name} " == *" $name "* ]] || continue
     for depth in "${depths[@]}"; do
@@ -48,20 +54,21 @@ while read -r name layers hidden heads micro chips topology; do
 		activation_checkpointing = "full"
 		[run]
 		out_dir = "out"
-		xla = { scan_layers = ${SCAN:-false} }
+		xla = { scan_layers = $scan }
 		EOF
-        if "$fsdp" compile run.toml --topology "$topology" --plugin "$libtpu" --json > report.json 2> error; then
-            python3 - "$name" "$topology" "$depth" <<-'EOF'
+        if "$fsdp" compile run.toml --topology "$topology" --plugin "$libtpu" "${changes[@]}" --json > report.json 2> error; then
+            python3 - "$name" "$topology" "$depth" "$scan" <<-'EOF'
 			import json, sys
-			name, topology, depth = sys.argv[1:]
+			name, topology, depth, scan = sys.argv[1:]
 			r = json.load(open("report.json"))
-			m, o = r["memory"], r["optimized"]
-			gib = lambda count: f"{count / 2**30:.1f} GiB"
-			kinds = lambda part: ", ".join(f"{count} {kind}" for kind, count in part["collectives"].items())
+			m, ours, left = r["memory"], r["program"]["collectives"], r["optimized"]["collectives"]
+			gib = lambda count: f"{count / 2**30:.1f}"
+			flops = [f"{r[key]:.3g}" for key in ("flops", "closed_form_product_flops")] if scan == "false" else []
 			print("|", " | ".join([
-			    name, topology, depth, f"{r['parameters'] / 1e9:.2f} B", f"{r['compiled_seconds']:.0f} s", gib(m["peak_bytes"]),
-			    gib(m["arguments_bytes"]), gib(m["temporaries_bytes"]), gib(r["predicted_peak_bytes"]), f"{r['flops']:.3g}",
-			    f"{r['closed_form_product_flops']:.3g}", kinds(r["program"]), kinds(o), str(o["asynchronous_collectives"]),
+			    name, f"{topology.split(':')[1]} ({r['devices']})", depth, f"{r['parameters'] / 1e9:.2f} B", gib(m["peak_bytes"]),
+			    gib(m["arguments_bytes"]), gib(m["temporaries_bytes"]), gib(r["predicted_peak_bytes"]), *flops,
+			    f"{ours['all-gather']}, {left['all-gather']}, {r['optimized']['asynchronous_collectives']}",
+			    f"{ours['all-to-all']}, {left['all-to-all']}", f"{r['compiled_seconds']:.0f}",
 			]), "|", flush=True)
 			EOF
         else

@@ -33,6 +33,9 @@ impl std::fmt::Display for ShortOfMemory {
             let needed = bytes(needed);
             write!(f, ", and {needed} with train.micro_batch_size = {samples}: try that")?;
         }
+        if self.may_be_scheduled_otherwise() {
+            write!(f, "; or let XLA overlap less, with {LESS_OVERLAP}")?;
+        }
         write!(f, ". XLA says: {}", self.message)
     }
 }
@@ -40,7 +43,15 @@ impl std::fmt::Display for ShortOfMemory {
 /// Lines of what XLA says that are shown.
 const LINES: usize = 4;
 
+/// What makes XLA for TPUs schedule operations for less memory: the percentage of it up to which it begins transfers early.
+const LESS_OVERLAP: &str = "LIBTPU_INIT_ARGS=--xla_tpu_scheduler_percent_shared_memory_limit=50";
+
 impl ShortOfMemory {
+    /// Whether the step would fit by the ledger, on a device where overlap is bought with memory.
+    fn may_be_scheduled_otherwise(&self) -> bool {
+        self.device.starts_with("TPU") && self.device_bytes.is_some_and(|has| self.predicted_bytes <= has)
+    }
+
     /// What is wrong with a step that a plugin does not take; none if it is not the memory.
     pub(crate) fn of(config: &Resolved, model: &Model, error: &XlaError) -> Option<Self> {
         let XlaError::Memory { device, bytes: device_bytes, message } = error else { return None };
@@ -140,10 +151,17 @@ mod tests {
             "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
              with train.micro_batch_size = 8: try that. XLA says: Used 26.01G of 15.75G hbm"
         );
+        short.predicted_bytes = 15 << 30;
+        assert_eq!(
+            short.to_string(),
+            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 15.0 GiB, and 10.0 GiB \
+             with train.micro_batch_size = 8: try that; or let XLA overlap less, with \
+             LIBTPU_INIT_ARGS=--xla_tpu_scheduler_percent_shared_memory_limit=50. XLA says: Used 26.01G of 15.75G hbm"
+        );
         (short.device_bytes, short.fitting) = (None, None);
         assert_eq!(
             short.to_string(),
-            "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 20.0 GiB. XLA says: Used 26.01G of \
+            "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 15.0 GiB. XLA says: Used 26.01G of \
              15.75G hbm"
         );
     }
