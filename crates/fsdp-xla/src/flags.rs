@@ -14,7 +14,11 @@ pub(crate) fn given() -> [OsString; 2] {
 }
 
 /// Flags of XLA's compiler for TPUs that are off without being asked for.
-const TPU: [&str; 2] = ["xla_enable_async_all_gather", "xla_tpu_prefer_async_allgather_to_allreduce"];
+const TPU: [&str; 3] = [
+    "xla_enable_async_all_gather",
+    "xla_tpu_prefer_async_allgather_to_allreduce",
+    "xla_tpu_enable_async_all_to_all",
+];
 
 /// Flags to turn on for a kind of devices; what the environment says stays as it says.
 pub(crate) fn flags(kind: &str) -> Vec<&'static str> {
@@ -37,10 +41,10 @@ mod tests {
 
     #[test]
     fn what_the_environment_says_stays() {
-        let [first, second] = TPU;
-        assert_eq!(without(&TPU, "--xla_other=true"), [first, second]);
-        assert_eq!(without(&TPU, &format!("--xla_other=true --{first}=false")), [second]);
-        assert_eq!(without(&TPU, &format!("--{first}x=true --{second}")), [first]);
+        let [first, second, third] = TPU;
+        assert_eq!(without(&TPU, "--xla_other=true"), TPU);
+        assert_eq!(without(&TPU, &format!("--xla_other=true --{first}=false")), [second, third]);
+        assert_eq!(without(&TPU, &format!("--{first}x=true --{second} --{third}=true")), [first]);
         assert_eq!(flags("cpu"), [""; 0]);
     }
 }

@@ -114,7 +114,7 @@ impl Optimized {
                 continue;
             }
             for &called in &instruction.called {
-                self.walk(module, called, start.is_some());
+                self.walk(module, called, is_asynchronous || start.is_some());
             }
         }
     }
