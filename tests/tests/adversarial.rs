@@ -279,7 +279,7 @@ fn an_early_free_is_rejected_and_never_computes_on_freed_storage() {
             let (use_of, free) = (pair[0], pair[1]);
             let uses = matches!(
                 schedule.ops[use_of].kind,
-                OpKind::Forward { .. } | OpKind::Backward(_) | OpKind::Finish { .. }
+                OpKind::Forward { .. } | OpKind::Backward(_) | OpKind::LastBlock { .. }
             );
             if !uses || !matches!(schedule.ops[free].kind, OpKind::Reshard(_)) {
                 continue;

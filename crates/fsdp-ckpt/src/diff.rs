@@ -143,7 +143,7 @@ pub fn diff(
     let found = compare(&pairs, &sides, tolerance, options)?;
     for side in &sides {
         side.complete_checks(options)?;
-        side.checks.finish()?;
+        side.checks.verify()?;
     }
     for (pair, found) in pairs.iter().zip(found) {
         result.tensors.insert(pair[0].name.to_owned(), found.outcome(pair));

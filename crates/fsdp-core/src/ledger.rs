@@ -106,7 +106,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             OpKind::OpenGradient(_) => open_bytes += bytes(&op.writes),
             OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
             OpKind::ReduceScalars => note(held, ranks * reduced_bytes),
-            OpKind::Forward { .. } | OpKind::Finish { .. } | OpKind::Backward(_) => {
+            OpKind::Forward { .. } | OpKind::LastBlock { .. } | OpKind::Backward(_) => {
                 // The calls of the first micro-batch say what those of all others do.
                 let Some(call) = calls.next() else { break };
                 let rank = there(OpId(index)) + held + call.total_peak;

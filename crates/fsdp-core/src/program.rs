@@ -176,7 +176,7 @@ impl CallFootprint {
 /// A model on one rank.
 ///
 /// For every micro-batch, [`Program::begin`] is followed by the blocks in order: `forward` of all but the
-/// last, `finish` of the last, `backward` of the others in reverse (down to the first trainable
+/// last, `last_block` of the last, `backward` of the others in reverse (down to the first trainable
 /// one). Gradients are of the **sum** of losses over counted targets.
 pub trait Program<M: Memory>: Send {
     /// The model's description.
@@ -204,7 +204,7 @@ pub trait Program<M: Memory>: Send {
     ///
     /// # Errors
     /// [`Error::Program`], or those of the memory.
-    fn finish(
+    fn last_block(
         &mut self,
         memory: &M,
         block: BlockId,

@@ -139,7 +139,7 @@ pub enum CallKind {
     /// Forward, again for backward.
     Recompute,
     /// Loss, with or without its gradient.
-    Finish,
+    LastBlock,
     /// Backward.
     Backward,
 }
@@ -150,7 +150,7 @@ impl CallKind {
         match call {
             BlockCall::Forward(_, ForwardMode::Recompute) => CallKind::Recompute,
             BlockCall::Forward(..) => CallKind::Forward,
-            BlockCall::Finish(_) | BlockCall::Evaluate(_) => CallKind::Finish,
+            BlockCall::ForwardBackward(_) | BlockCall::Evaluate(_) => CallKind::LastBlock,
             BlockCall::Backward(_) => CallKind::Backward,
         }
     }

@@ -195,7 +195,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
             self.program.forward(memory, block, ForwardMode::Record, &params)?;
         }
         params.enter(BlockId(last));
-        self.program.finish(memory, BlockId(last), &params, Some(&mut gradients))?;
+        self.program.last_block(memory, BlockId(last), &params, Some(&mut gradients))?;
         for block in (first..last).rev().map(BlockId) {
             params.enter(block);
             self.program.backward(memory, block, &params, &mut gradients)?;

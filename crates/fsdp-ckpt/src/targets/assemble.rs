@@ -25,10 +25,10 @@ pub(crate) fn assemble(plan: OutputPlan, data: &BTreeMap<String, Vec<u8>>) -> BT
         }
         digests.push(of_file);
     }
-    let finish = (plan.finish)(&digests).unwrap();
-    finish.patches.iter().for_each(|(file, at, bytes)| files[*file].put(*at, bytes));
+    let tail = (plan.tail)(&digests).unwrap();
+    tail.patches.iter().for_each(|(file, at, bytes)| files[*file].put(*at, bytes));
     let names = plan.files.into_iter().map(|file| file.name);
-    names.zip(files.into_iter().map(|file| file.bytes)).chain(finish.files).collect()
+    names.zip(files.into_iter().map(|file| file.bytes)).chain(tail.files).collect()
 }
 
 struct Written {

@@ -14,7 +14,7 @@ use crate::{
         manifest, manifest_file, value_to_run_state,
     },
     safetensors::TensorSpec,
-    transfer::{Finish, OutputPlan, Place, PlannedFile},
+    transfer::{OutputPlan, Place, PlannedFile, Tail},
 };
 
 /// Plans the files of a checkpoint of `world_size` ranks.
@@ -39,13 +39,13 @@ pub fn plan(selection: &Selection, world_size: usize) -> Result<OutputPlan, Erro
     // A value that does not fit is to be found before any data is moved.
     to_bytes(&whole)?;
     let files = layouts.iter().map(|layout| planned_file(selection, layout)).collect();
-    let finish = move |digests: &[Vec<Option<Digest>>]| {
+    let tail = move |digests: &[Vec<Option<Digest>>]| {
         let files = layouts.iter().zip(digests).map(|(layout, digests)| listed(&plan, layout, digests));
         whole.files = files.collect();
         let files = vec![(MANIFEST_FILE.to_owned(), to_bytes(&whole)?)];
-        Ok(Finish { patches: Vec::new(), files })
+        Ok(Tail { patches: Vec::new(), files })
     };
-    Ok(OutputPlan { files, finish: Box::new(finish) })
+    Ok(OutputPlan { files, tail: Box::new(tail) })
 }
 
 fn add_value(manifest: &mut Manifest, object: &Object) {

@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     export::{self, ExportPlan},
     safetensors::{Metadata, TensorEntry, TensorSpec},
-    transfer::{Finish, OutputPlan, Place, PlannedFile},
+    transfer::{OutputPlan, Place, PlannedFile, Tail},
 };
 
 /// What the format cannot hold.
@@ -62,7 +62,7 @@ pub fn plan(
         literals: vec![(0, index.text.clone())],
         places: Vec::new(),
     }));
-    Ok(OutputPlan { files, finish: Box::new(|_| Ok(Finish::default())) })
+    Ok(OutputPlan { files, tail: Box::new(|_| Ok(Tail::default())) })
 }
 
 fn spec(tensor: &OutputTensor) -> TensorSpec {

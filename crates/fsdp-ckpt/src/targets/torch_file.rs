@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Fault},
     pickle::writer::PickleWriter,
     safetensors::TensorType,
-    transfer::{Finish, OutputPlan, Place, PlannedFile},
+    transfer::{OutputPlan, Place, PlannedFile, Tail},
     zip::writer::Archive,
 };
 
@@ -59,12 +59,12 @@ fn one_file(name: &str, mut archive: Archive, places: Vec<Place>) -> OutputPlan 
     let (len, literals) = (archive.len(), archive.take_literals());
     OutputPlan {
         files: vec![PlannedFile { name: name.to_owned(), len, literals, places }],
-        finish: Box::new(move |digests| {
+        tail: Box::new(move |digests| {
             let digests =
                 digests[0].iter().map(|digest| digest.expect("a CRC-32 of each place was asked for"));
             let patches = archive.finish(digests);
             let patches = patches.into_iter().map(|(offset, bytes)| (0, offset, bytes)).collect();
-            Ok(Finish { patches, files: Vec::new() })
+            Ok(Tail { patches, files: Vec::new() })
         }),
     }
 }

@@ -107,7 +107,7 @@ impl<'a> StateRows<'a> {
     /// [`Error::Malformed`] for bytes that do not match, [`Error::Io`], [`Error::Canceled`].
     pub fn finish(self) -> Result<(), Error> {
         self.sources.complete_checks(&self.options)?;
-        self.sources.checks.finish()
+        self.sources.checks.verify()
     }
 
     /// Reads elements of a tensor into the buffer.

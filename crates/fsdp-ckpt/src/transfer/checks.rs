@@ -90,7 +90,7 @@ impl<'a> Checks<'a> {
     }
 
     /// Compares every protected range that was read completely.
-    pub(crate) fn finish(&self) -> Result<(), Error> {
+    pub(crate) fn verify(&self) -> Result<(), Error> {
         self.problems().next().map_or(Ok(()), Err)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::{
     open_files::OpenFiles,
     options::Options,
-    plan::{Finish, Place, PlannedFile},
+    plan::{Place, PlannedFile, Tail},
     runs::Runs,
     staged::{OutputKind, Staged},
     threads::each_in_threads,
@@ -80,10 +80,10 @@ impl<'a> Output<'a> {
     pub(super) fn finish(
         &self,
         files: &[PlannedFile],
-        finish: Finish,
+        tail: Tail,
         options: &Options,
     ) -> Result<usize, Error> {
-        for (file, offset, bytes) in &finish.patches {
+        for (file, offset, bytes) in &tail.patches {
             self.write(*file, bytes, *offset)?;
         }
         // An object is not there before.
@@ -92,7 +92,7 @@ impl<'a> Output<'a> {
             (0..files.len()).filter(|_| sync).partition(|&file| !files[file].places.is_empty());
         each_in_threads(options, &with_tensors, |&file| self.open.get(file)?.sync())?;
         others.iter().try_for_each(|&file| self.open.get(file)?.sync())?;
-        for (name, bytes) in &finish.files {
+        for (name, bytes) in &tail.files {
             assert_eq!(self.staged.kind(), OutputKind::Directory, "one file has no files beside it");
             let file = self.staged.files.create_new(&self.staged.path_of(name))?;
             file.write_all_at(bytes, 0)?;
@@ -100,6 +100,6 @@ impl<'a> Output<'a> {
                 file.sync()?;
             }
         }
-        Ok(files.len() + finish.files.len())
+        Ok(files.len() + tail.files.len())
     }
 }

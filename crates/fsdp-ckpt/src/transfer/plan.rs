@@ -9,14 +9,14 @@ use crate::{
 };
 
 /// Makes the last bytes out of the digests of all places, in the order of the files and of their places.
-pub type FinishFn = Box<dyn FnOnce(&[Vec<Option<Digest>>]) -> Result<Finish, Error> + Send>;
+pub type TailFn = Box<dyn FnOnce(&[Vec<Option<Digest>>]) -> Result<Tail, Error> + Send>;
 
 /// The files of a new checkpoint.
 pub struct OutputPlan {
     /// The files, with names relative to the output directory.
     pub files: Vec<PlannedFile>,
     /// Makes the last bytes.
-    pub finish: FinishFn,
+    pub tail: TailFn,
 }
 
 /// A file of known length.
@@ -49,7 +49,7 @@ pub struct Place {
 
 /// What is written last.
 #[derive(Clone, Debug, Default)]
-pub struct Finish {
+pub struct Tail {
     /// Bytes at offsets of planned files: (index of the file, offset, bytes).
     pub patches: Vec<(usize, u64, Vec<u8>)>,
     /// Whole small files, by name.

@@ -46,7 +46,7 @@ pub fn run(
     staged: Staged,
     options: &Options,
 ) -> Result<Moved, Error> {
-    let OutputPlan { files, finish } = plan;
+    let OutputPlan { files, tail } = plan;
     assert!(
         staged.kind() == OutputKind::Directory || files.len() == 1,
         "an output of several files is a directory"
@@ -70,9 +70,9 @@ pub fn run(
         Ok(true)
     })?;
     sources.complete_checks(options)?;
-    sources.checks.finish()?;
-    let finish = finish(&output.digests(&files))?;
-    let count = output.finish(&files, finish, options)?;
+    sources.checks.verify()?;
+    let tail = tail(&output.digests(&files))?;
+    let count = output.finish(&files, tail, options)?;
     let moved = Moved { data_bytes, files: count, checked: sources.checks.complete() };
     drop(output);
     staged.commit(options.sync)?;

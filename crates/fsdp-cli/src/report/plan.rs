@@ -156,7 +156,7 @@ pub(crate) const COLOURED: [&str; 8] =
 /// What is computed has several colours, each other queue has one.
 pub(crate) fn colour(kind: &OpKind, queue: usize) -> usize {
     match kind {
-        OpKind::Backward(_) | OpKind::Finish { backward: true, .. } => 1,
+        OpKind::Backward(_) | OpKind::LastBlock { backward: true, .. } => 1,
         OpKind::Forward { mode: ForwardMode::Recompute, .. } => 6,
         OpKind::Direct(_) | OpKind::Update(_) => 7,
         _ if queue == 0 => 0,

@@ -178,7 +178,7 @@ fn what(call: BlockCall) -> &'static str {
         BlockCall::Forward(_, ForwardMode::CheckpointProducts) => "forward keeping products",
         BlockCall::Forward(_, ForwardMode::Recompute) => "second forward",
         BlockCall::Forward(_, ForwardMode::Evaluate) => "forward of evaluation",
-        BlockCall::Finish(_) => "forward, loss and backward",
+        BlockCall::ForwardBackward(_) => "forward, loss and backward",
         BlockCall::Evaluate(_) => "forward and loss",
         BlockCall::Backward(_) => "backward",
     }

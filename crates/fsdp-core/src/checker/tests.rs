@@ -287,8 +287,8 @@ fn two_units_first_read_by_one_block_are_both_handed_over() {
     let wrap = WrapPolicy::Classes(vec!["Norm".into(), "Head".into()]);
     let built = Setup { wrap, ..Setup::plain(Sketch::plain(1)) }.build();
     let schedule = built.step();
-    let finish = find(&schedule, |kind| matches!(kind, OpKind::Finish { .. }));
-    let op = &schedule.ops[finish];
+    let last_block = find(&schedule, |kind| matches!(kind, OpKind::LastBlock { .. }));
+    let op = &schedule.ops[last_block];
     assert_eq!((op.waits.len(), op.joins.len()), (1, 1));
     assert!(op.joins[0] < op.waits[0]);
 }

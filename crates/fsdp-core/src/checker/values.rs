@@ -169,7 +169,7 @@ impl<'a> Values<'a> {
             }
             OpKind::Forward { block, .. } => self.compute(at, op, block, false),
             OpKind::Backward(block) => self.compute(at, op, block, true),
-            OpKind::Finish { block, backward } => {
+            OpKind::LastBlock { block, backward } => {
                 self.compute(at, op, block, backward)?;
                 self.note(at, op.writes[op.writes.len() - 1], [self.round, self.round + 1], [])
             }
@@ -212,7 +212,7 @@ impl<'a> Values<'a> {
             }
             OpKind::Direct(unit) => self.direct(at, op, unit),
             OpKind::GatherDirections(unit) => self.gather_directions(at, op, unit),
-            OpKind::Update(unit) => self.finish_update(at, op, unit),
+            OpKind::Update(unit) => self.check_update(at, op, unit),
         }
     }
 
@@ -232,7 +232,7 @@ impl<'a> Values<'a> {
     fn compute(&mut self, at: usize, op: &Op, block: BlockId, backward: bool) -> Result<(), Violation> {
         let read = &self.spec.block(block).params;
         let trained = read.iter().filter(|&&id| backward && self.spec.param(id).trainable);
-        let scalars = usize::from(matches!(op.kind, OpKind::Finish { .. }));
+        let scalars = usize::from(matches!(op.kind, OpKind::LastBlock { .. }));
         self.count(at, op, [read.len(), trained.clone().count() + scalars])?;
         for (&id, &buffer) in read.iter().zip(&op.reads) {
             self.keep(at, buffer, params(owner_of(self.names.layout, id), Part::Whole))?;

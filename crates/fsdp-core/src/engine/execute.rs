@@ -2,7 +2,7 @@
 //!
 //! A gradient goes this way, from buffer to buffer of the table; which ones, and when, the schedule says:
 //! 1. `OpenGradient` takes the buffers of a unit out of the table and gives them to [`Gradients`](crate::program::Gradients),
-//!    through which `Backward` (and `Finish`, of the last block) writes into them. `CloseGradient` puts them back.
+//!    through which `Backward` (and `LastBlock`) writes into them. `CloseGradient` puts them back.
 //! 2. `ReduceScatter` sums them over the ranks of the shard axis. It need not be complete when the
 //!    call returns; the sum is in the table when a later operation waits for it or joins it ([`Engine::settle`]).
 //! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, `Download` moves it to the
@@ -40,10 +40,10 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                 let params = self.params(op, block)?;
                 self.program.forward(memory, block, mode, &params)
             }
-            OpKind::Finish { block, backward } => {
+            OpKind::LastBlock { block, backward } => {
                 let params = self.params(op, block)?;
                 let gradients = backward.then_some(&mut self.gradients);
-                self.program.finish(memory, block, &params, gradients)
+                self.program.last_block(memory, block, &params, gradients)
             }
             OpKind::Backward(block) => {
                 let params = self.params(op, block)?;

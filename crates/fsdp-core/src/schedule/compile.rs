@@ -240,9 +240,10 @@ impl<'a> Build<'a> {
 
     fn compute(&mut self, step: &ComputeStep) {
         let block = step.kind.block().expect("a step runs a block");
-        let backward = !matches!(step.kind, OpKind::Forward { .. } | OpKind::Finish { backward: false, .. });
+        let backward =
+            !matches!(step.kind, OpKind::Forward { .. } | OpKind::LastBlock { backward: false, .. });
         let (reads, mut writes) = self.operands(block, backward);
-        if matches!(step.kind, OpKind::Finish { .. }) {
+        if matches!(step.kind, OpKind::LastBlock { .. }) {
             writes.push(self.declared.lasting.scalars);
         }
         self.emit.push(step.kind, reads, writes);

@@ -61,7 +61,7 @@ pub(super) fn training_steps(
         let mode = checkpointed(block).unwrap_or(ForwardMode::Record);
         steps.push(step(spec, layout, OpKind::Forward { block: BlockId(block), mode }, block, false));
     }
-    steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: true }, last, true));
+    steps.push(step(spec, layout, OpKind::LastBlock { block: BlockId(last), backward: true }, last, true));
     let mut block = last;
     while block > first {
         block -= 1;
@@ -91,7 +91,7 @@ pub(super) fn evaluation_steps(spec: &ModelSpec, layout: &Layout) -> Vec<Compute
             step(spec, layout, kind, block, false)
         })
         .collect();
-    steps.push(step(spec, layout, OpKind::Finish { block: BlockId(last), backward: false }, last, false));
+    steps.push(step(spec, layout, OpKind::LastBlock { block: BlockId(last), backward: false }, last, false));
     steps
 }
 
@@ -106,9 +106,9 @@ fn step(spec: &ModelSpec, layout: &Layout, kind: OpKind, block: usize, backward:
 
 /// The live ranges of all units, in the order of their first use.
 pub(super) fn live_ranges(layout: &Layout, steps: &[ComputeStep], policy: &Policy) -> Vec<LiveRange> {
-    let finish = steps
+    let last_block = steps
         .iter()
-        .position(|step| matches!(step.kind, OpKind::Finish { .. }))
+        .position(|step| matches!(step.kind, OpKind::LastBlock { .. }))
         .expect("every micro-batch has a last block");
     let mut all: Vec<LiveRange> = Vec::new();
     let mut all_uses = vec![Vec::new(); layout.units.len()];
@@ -116,8 +116,8 @@ pub(super) fn live_ranges(layout: &Layout, steps: &[ComputeStep], policy: &Polic
         step.units.iter().for_each(|&unit| all_uses[unit.0].push(at));
     }
     for ((unit, unit_layout), uses) in layout.unit_ids().zip(&layout.units).zip(all_uses) {
-        let forward = span(uses.iter().copied().filter(|&at| at <= finish));
-        let backward = span(uses.iter().copied().filter(|&at| at >= finish));
+        let forward = span(uses.iter().copied().filter(|&at| at <= last_block));
+        let backward = span(uses.iter().copied().filter(|&at| at >= last_block));
         let keep = match policy.reshard_after_forward {
             Reshard::Never => true,
             Reshard::Auto => unit_layout.is_root,
@@ -160,10 +160,10 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
 /// Forward gathers are issued `forward_prefetch` units ahead. Backward starts with the last block: gathers
 /// are issued `backward_prefetch` units ahead, counting the last block as the first of them.
 pub(super) fn issue_points(steps: &[ComputeStep], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
-    let finish = steps.iter().position(|step| matches!(step.kind, OpKind::Finish { .. })).unwrap_or(0);
+    let last_block = steps.iter().position(|step| matches!(step.kind, OpKind::LastBlock { .. })).unwrap_or(0);
     let forward: Vec<usize> =
         ranges.iter().filter(|range| range.purpose == Purpose::Forward).map(|range| range.from).collect();
-    let backward: Vec<usize> = std::iter::once(finish)
+    let backward: Vec<usize> = std::iter::once(last_block)
         .chain(ranges.iter().filter(|range| range.purpose == Purpose::Backward).map(|range| range.from))
         .collect();
     let (mut forward_seen, mut backward_seen) = (0, 0);

@@ -89,7 +89,7 @@ impl Schedule {
 
     /// Whether it computes gradients.
     pub fn trains(&self) -> bool {
-        self.ops.iter().any(|op| matches!(op.kind, OpKind::Finish { backward: true, .. }))
+        self.ops.iter().any(|op| matches!(op.kind, OpKind::LastBlock { backward: true, .. }))
     }
 
     /// The calls of blocks in one micro-batch (they are the same in all), in program order.

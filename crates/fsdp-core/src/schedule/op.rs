@@ -56,7 +56,7 @@ pub enum OpKind {
     /// Runs the last block: forward and backward in one, or forward only in evaluation. Operands as of [`OpKind::Forward`]
     /// or [`OpKind::Backward`]; it writes the scalars too, last: the program keeps the losses until
     /// [`OpKind::ReduceScalars`] takes them.
-    Finish {
+    LastBlock {
         /// The block.
         block: BlockId,
         /// Whether gradients are wanted.
@@ -189,7 +189,7 @@ impl OpKind {
     /// The block that the operation runs.
     pub const fn block(&self) -> Option<BlockId> {
         match *self {
-            OpKind::Forward { block, .. } | OpKind::Finish { block, .. } | OpKind::Backward(block) => {
+            OpKind::Forward { block, .. } | OpKind::LastBlock { block, .. } | OpKind::Backward(block) => {
                 Some(block)
             }
             _ => None,
@@ -205,8 +205,8 @@ impl OpKind {
             OpKind::AllGather { .. } => "all-gather",
             OpKind::Forward { mode: ForwardMode::Recompute, .. } => "recompute",
             OpKind::Forward { .. } => "forward",
-            OpKind::Finish { backward: true, .. } => "forward-backward",
-            OpKind::Finish { backward: false, .. } => "forward",
+            OpKind::LastBlock { backward: true, .. } => "forward-backward",
+            OpKind::LastBlock { backward: false, .. } => "forward",
             OpKind::Backward(_) => "backward",
             OpKind::KeepSubShard(_) => "keep sub-shard",
             OpKind::Reshard(_) => "reshard",

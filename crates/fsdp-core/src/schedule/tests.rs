@@ -85,7 +85,7 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
         let mode = if recomputed { mode_of } else { ForwardMode::Record };
         kinds.push(OpKind::Forward { block: BlockId(block), mode });
     }
-    kinds.push(OpKind::Finish { block: BlockId(last), backward: true });
+    kinds.push(OpKind::LastBlock { block: BlockId(last), backward: true });
     for block in (first..last).rev() {
         let layer = blocks[block].layer;
         let ends_layer = block + 1 == last || blocks[block + 1].layer != layer;
@@ -180,7 +180,7 @@ proptest! {
             let mode = ForwardMode::Evaluate;
             let mut expected: Vec<OpKind> =
                 (0..last.0).map(|block| OpKind::Forward { block: BlockId(block), mode }).collect();
-            expected.push(OpKind::Finish { block: last, backward: false });
+            expected.push(OpKind::LastBlock { block: last, backward: false });
             let compute: Vec<OpKind> = kinds.into_iter().filter(is_compute).collect();
             prop_assert_eq!(compute, expected);
         }
@@ -290,7 +290,7 @@ fn writes(built: &Built, block: usize, unit: UnitId) -> bool {
 /// counts as the first of the backward pass), and so no more than `depth` units wait for their first use.
 fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError> {
     let before = steps_before(kinds);
-    let finish = kinds.iter().position(|kind| matches!(kind, OpKind::Finish { .. })).unwrap();
+    let last_block = kinds.iter().position(|kind| matches!(kind, OpKind::LastBlock { .. })).unwrap();
     for (pass, depth) in [
         (crate::comm::Purpose::Forward, built.policy.forward_prefetch),
         (crate::comm::Purpose::Backward, built.policy.backward_prefetch),
@@ -307,7 +307,7 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
         };
         let mut points: Vec<usize> = gathers.iter().map(first_use).collect();
         if pass == crate::comm::Purpose::Backward {
-            points.insert(0, before[finish]);
+            points.insert(0, before[last_block]);
         }
         let shift = points.len() - gathers.len();
         for (number, &(index, _)) in gathers.iter().enumerate() {

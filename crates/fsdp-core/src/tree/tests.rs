@@ -40,7 +40,7 @@ fn counted(leaves: impl IntoIterator<Item = Tree>) -> Tree {
     for leaf in leaves {
         counter.push(leaf, add).unwrap();
     }
-    counter.finish(add).unwrap().expect("there are leaves")
+    counter.total(add).unwrap().expect("there are leaves")
 }
 
 /// Lets the leaves arrive in the given order.
@@ -157,12 +157,12 @@ fn a_counter_never_holds_more_than_it_announces() {
 #[test]
 fn a_finished_counter_starts_again() {
     let mut counter = Counter::default();
-    assert_eq!(counter.finish(add).unwrap(), None);
+    assert_eq!(counter.total(add).unwrap(), None);
     for _ in 0..2 {
         for leaf in leaves(5) {
             counter.push(leaf, add).unwrap();
         }
-        assert_eq!(counter.finish(add).unwrap(), Some(defined(0, 5)));
+        assert_eq!(counter.total(add).unwrap(), Some(defined(0, 5)));
         assert_eq!(counter.held(), 0);
     }
 }
@@ -176,7 +176,7 @@ fn errors_of_an_addition_come_back() {
     for leaf in 0..3 {
         counter.push(leaf, |left: i32, right| Ok::<_, &str>(left + right)).unwrap();
     }
-    assert_eq!(counter.finish(|_, _| Err("full")), Err("full"));
+    assert_eq!(counter.total(|_, _| Err("full")), Err("full"));
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) enum Route {
         products: bool,
     },
     /// The last block: forward, head, loss and backward.
-    Finish,
+    ForwardBackward,
     /// The last block: forward, head and loss.
     Loss,
     /// The last block: forward, and the logits of all rows.
@@ -241,7 +241,7 @@ impl BlockPlan {
                 draft.call(Op::Head(Head::Logits { dims }), reads, writes);
                 Some(logits)
             }
-            Route::Finish => {
+            Route::ForwardBackward => {
                 reads.push(Operand::Targets);
                 let dx = draft.place(Decl { category: Category::Activation, ..rows });
                 let logits = draft.place(scratch(rows.dtype.master()));

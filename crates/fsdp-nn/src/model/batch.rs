@@ -260,7 +260,7 @@ impl<B: Buffer> StepData<B> {
     }
 
     /// Notes that a micro-batch's losses were computed.
-    pub(super) fn finish(&mut self, round: usize, training: bool) {
+    pub(super) fn note_losses(&mut self, round: usize, training: bool) {
         self.finished.push((round, training));
     }
 

@@ -65,8 +65,8 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
     ) -> Result<(), Error> {
         match call {
             BlockCall::Forward(block, mode) => self.forward(block, mode, shape, runner),
-            BlockCall::Finish(block) => {
-                self.between.gradient = self.last(block, Route::Finish, shape, runner)?;
+            BlockCall::ForwardBackward(block) => {
+                self.between.gradient = self.last(block, Route::ForwardBackward, shape, runner)?;
                 Ok(())
             }
             BlockCall::Evaluate(block) => self.last(block, Route::Loss, shape, runner).map(drop),

@@ -79,7 +79,7 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
     /// the master dtype instead of the loss.
     ///
     /// # Errors
-    /// As [`Program::finish`].
+    /// As [`Program::last_block`].
     pub fn logits(&mut self, memory: &M, params: &Params<M::Buffer>) -> Result<M::Buffer, Error> {
         let block = BlockId(self.blocks.spec.blocks.len() - 1);
         self.with_runner(memory, (block, false), (params, None), |blocks, shape, runner| {
@@ -147,7 +147,7 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         self.call(memory, BlockCall::Forward(block, mode), params, None)
     }
 
-    fn finish(
+    fn last_block(
         &mut self,
         memory: &M,
         block: BlockId,
@@ -155,9 +155,9 @@ impl<M: Backend, A: Architecture> Program<M> for ModelProgram<M, A> {
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error> {
         let training = gradients.is_some();
-        let call = if training { BlockCall::Finish(block) } else { BlockCall::Evaluate(block) };
+        let call = if training { BlockCall::ForwardBackward(block) } else { BlockCall::Evaluate(block) };
         self.call(memory, call, params, gradients)?;
-        self.data.finish(self.round, training);
+        self.data.note_losses(self.round, training);
         Ok(())
     }
 

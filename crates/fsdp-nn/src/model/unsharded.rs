@@ -159,9 +159,9 @@ pub enum Pass {
 pub enum BlockCall {
     /// [`Program::forward`].
     Forward(BlockId, ForwardMode),
-    /// [`Program::finish`] with gradients.
-    Finish(BlockId),
-    /// [`Program::finish`] without gradients.
+    /// [`Program::last_block`] with gradients.
+    ForwardBackward(BlockId),
+    /// [`Program::last_block`] without gradients.
     Evaluate(BlockId),
     /// [`Program::backward`].
     Backward(BlockId),
@@ -172,8 +172,8 @@ impl BlockCall {
     pub const fn of(kind: OpKind) -> Option<Self> {
         match kind {
             OpKind::Forward { block, mode } => Some(BlockCall::Forward(block, mode)),
-            OpKind::Finish { block, backward: true } => Some(BlockCall::Finish(block)),
-            OpKind::Finish { block, backward: false } => Some(BlockCall::Evaluate(block)),
+            OpKind::LastBlock { block, backward: true } => Some(BlockCall::ForwardBackward(block)),
+            OpKind::LastBlock { block, backward: false } => Some(BlockCall::Evaluate(block)),
             OpKind::Backward(block) => Some(BlockCall::Backward(block)),
             _ => None,
         }
@@ -183,7 +183,7 @@ impl BlockCall {
     pub fn block(self) -> BlockId {
         match self {
             BlockCall::Forward(block, _)
-            | BlockCall::Finish(block)
+            | BlockCall::ForwardBackward(block)
             | BlockCall::Evaluate(block)
             | BlockCall::Backward(block) => block,
         }
@@ -203,8 +203,8 @@ impl BlockCall {
         params.enter(self.block());
         match self {
             BlockCall::Forward(block, mode) => program.forward(memory, block, mode, params),
-            BlockCall::Finish(block) => program.finish(memory, block, params, Some(gradients)),
-            BlockCall::Evaluate(block) => program.finish(memory, block, params, None),
+            BlockCall::ForwardBackward(block) => program.last_block(memory, block, params, Some(gradients)),
+            BlockCall::Evaluate(block) => program.last_block(memory, block, params, None),
             BlockCall::Backward(block) => program.backward(memory, block, params, gradients),
         }
     }
@@ -236,7 +236,7 @@ pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<BlockCall> {
         calls.push(BlockCall::Evaluate(last));
         return calls;
     }
-    calls.push(BlockCall::Finish(last));
+    calls.push(BlockCall::ForwardBackward(last));
     for block in (first_trainable.0..last.0).rev().map(BlockId) {
         let layer = spec.block(block).layer;
         if recomputes(block) && spec.blocks[block.0 + 1].layer != layer {

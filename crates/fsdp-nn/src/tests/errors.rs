@@ -201,7 +201,7 @@ fn calls_out_of_order_are_errors() {
         assert!(matches!(program.forward(&memory, block, mode, &params), Err(Error::Program { .. })));
     }
     assert!(matches!(program.backward(&memory, block, &params, &mut gradients), Err(Error::Program { .. })));
-    assert!(program.finish(&memory, BlockId(3), &params, Some(&mut gradients)).is_err());
+    assert!(program.last_block(&memory, BlockId(3), &params, Some(&mut gradients)).is_err());
     let checkpoint = program.forward(&memory, BlockId(0), ForwardMode::Checkpoint, &params);
     assert!(checkpoint.unwrap_err().to_string().contains("only the blocks of a repeated layer"));
 }

@@ -61,7 +61,7 @@ fn observe<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pas
     let shape = RunShape { samples: 2, seq: 7, dtype, gradient_dtype, head_chunks, terms, packed: false };
     let mut observed = Observed::default();
     for call in calls(&spec, pass) {
-        if matches!(call, BlockCall::Finish(_)) {
+        if matches!(call, BlockCall::ForwardBackward(_)) {
             observed.kept = account.usage().live(Category::Activation);
         }
         counter.products = 0;

@@ -5,7 +5,7 @@ use crate::{
     checkpoint::Value,
     digest::{Digest, DigestKind},
     pickle::writer::PickleWriter,
-    transfer::{Finish, OutputPlan, Place, PlannedFile},
+    transfer::{OutputPlan, Place, PlannedFile, Tail},
     zip::writer::{ALIGNMENT, Archive},
 };
 
@@ -96,7 +96,7 @@ pub(super) fn output_plan(rank_files: Vec<RankFile>, last: (String, Vec<u8>)) ->
         files.push(rank_file.file);
         open.push(rank_file.open);
     }
-    let finish = move |digests: &[Vec<Option<Digest>>]| {
+    let tail = move |digests: &[Vec<Option<Digest>>]| {
         let mut patches = Vec::new();
         for (index, (archives, digests)) in open.into_iter().zip(digests).enumerate() {
             let mut digests = digests.iter().map(|digest| digest.expect("each place asked for a CRC-32"));
@@ -105,7 +105,7 @@ pub(super) fn output_plan(rank_files: Vec<RankFile>, last: (String, Vec<u8>)) ->
                 patches.extend(parts.into_iter().map(|(at, bytes)| (index, offset + at, bytes)));
             }
         }
-        Ok(Finish { patches, files: vec![last] })
+        Ok(Tail { patches, files: vec![last] })
     };
-    OutputPlan { files, finish: Box::new(finish) }
+    OutputPlan { files, tail: Box::new(tail) }
 }

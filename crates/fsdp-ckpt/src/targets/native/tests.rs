@@ -90,8 +90,8 @@ proptest! {
 fn a_run_state_that_is_none_stays_a_value() {
     let values = vec![object(RUN_STATE, Value::Int(1)).1];
     let planned = plan(&Selection { tensors: Vec::new(), values }, 1).unwrap();
-    let finish = (planned.finish)(&[Vec::new()]).unwrap();
-    let manifest = Manifest::parse(finish.files[0].1.clone()).unwrap();
+    let tail = (planned.tail)(&[Vec::new()]).unwrap();
+    let manifest = Manifest::parse(tail.files[0].1.clone()).unwrap();
     assert!(manifest.run_state.is_empty());
     assert_eq!(manifest.values[RUN_STATE].value, Value::Int(1));
 }

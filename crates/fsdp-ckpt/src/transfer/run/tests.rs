@@ -21,7 +21,7 @@ use crate::{
     files::{Access, FileSystem, Metadata, OpenFile, disk::Disk},
     random_checkpoint::{RandomCheckpoint, Seeded},
     safetensors::TensorType,
-    transfer::{Finish, NoProgress, OutputKind, Place, Progress},
+    transfer::{NoProgress, OutputKind, Place, Progress, Tail},
 };
 
 const FLOATS: [TensorType; 4] = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
@@ -96,7 +96,7 @@ fn options<'a>(
 }
 
 fn plan_of(expected: &Expected) -> OutputPlan {
-    OutputPlan { files: expected.files.clone(), finish: Box::new(|_| Ok(Finish::default())) }
+    OutputPlan { files: expected.files.clone(), tail: Box::new(|_| Ok(Tail::default())) }
 }
 
 proptest! {
@@ -112,11 +112,11 @@ proptest! {
         source.checkpoint.check_coverage().unwrap();
         let expected = random_plan(&mut random, &source);
         let digests = expected_digests(&expected);
-        let finish = move |got: &[Vec<Option<Digest>>]| {
+        let tail = move |got: &[Vec<Option<Digest>>]| {
             assert_eq!(got, digests);
-            Ok(Finish { patches: vec![(0, 0, Vec::new())], files: vec![("last".to_owned(), b"end".to_vec())] })
+            Ok(Tail { patches: vec![(0, 0, Vec::new())], files: vec![("last".to_owned(), b"end".to_vec())] })
         };
-        let plan = OutputPlan { files: expected.files.clone(), finish: Box::new(finish) };
+        let plan = OutputPlan { files: expected.files.clone(), tail: Box::new(tail) };
         let out = dir.path().join("out");
         let staged = Staged::new(&out, OutputKind::Directory).unwrap();
         let cancel = AtomicBool::new(false);

@@ -99,7 +99,7 @@ impl Values<'_> {
     }
 
     /// An update, which gives up the directions of its unit, and leaves nothing in the scratch.
-    pub(super) fn finish_update(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
+    pub(super) fn check_update(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
         let (directed, lasting) = (self.directed(unit), &self.names.schedule.lasting);
         let scratch = lasting.scratch.filter(|_| !directed.is_empty());
         let more = directed.len() + usize::from(scratch.is_some());
