@@ -3,7 +3,7 @@
 
     python scripts/count_lines.py [REVISION]
 
-Of the files in the checkout, or of those of a revision. Tests are what stands behind `#[cfg(test)]`: an item in
+Of the files in the checkout, or of those of a revision. Tests are what stands behind `#[cfg(test)]` (alone, or with features): an item in
 braces, or the module's file with all below it; and modules called `conformance` or `testing`, which tests of other
 crates call. Attributes count as code.
 """
@@ -36,7 +36,7 @@ def production(text):
         code = line.split("//")[0].strip()
         if not code:
             continue
-        if code == "#[cfg(test)]":
+        if code.startswith(("#[cfg(test)]", "#[cfg(all(test,")):
             skipped = True
         elif not skipped:
             lines.append(code)

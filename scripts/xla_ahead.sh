@@ -67,7 +67,7 @@ while read -r name layers hidden heads micro chips topology; do
 			print("|", " | ".join([
 			    name, f"{topology.split(':')[1]} ({r['devices']})", depth, f"{r['parameters'] / 1e9:.2f} B", gib(m["peak_bytes"]),
 			    gib(m["arguments_bytes"]), gib(m["temporaries_bytes"]), gib(r["predicted_peak_bytes"]), *flops,
-			    f"{ours['all-gather']}, {left['all-gather']}", f"{ours['all-to-all']}, {left['all-to-all']}",
+			    *(f"{ours.get(kind, 0)}, {left.get(kind, 0)}" for kind in ("all-gather", "all-to-all")),
 			    str(r["optimized"]["asynchronous_collectives"]), f"{r['compiled_seconds']:.0f}",
 			]), "|", flush=True)
 			EOF

@@ -20,6 +20,8 @@ pub(crate) struct ShortOfMemory {
     predicted_bytes: u64,
     /// Samples of a micro-batch that would fit by the ledger, with what they take.
     fitting: Option<(usize, u64)>,
+    /// Whether it may fit once libtpu is told to overlap less.
+    overlaps_less: bool,
 }
 
 impl std::fmt::Display for ShortOfMemory {
@@ -33,8 +35,8 @@ impl std::fmt::Display for ShortOfMemory {
             let needed = bytes(needed);
             write!(f, ", and {needed} with train.micro_batch_size = {samples}: try that")?;
         }
-        if self.may_be_scheduled_otherwise() {
-            write!(f, "; or let XLA overlap less, with {LESS_OVERLAP}")?;
+        if self.overlaps_less {
+            write!(f, "; or let XLA overlap less: add --{LESS_OVERLAP}=50 to LIBTPU_INIT_ARGS")?;
         }
         write!(f, ". XLA says: {}", self.message)
     }
@@ -43,15 +45,13 @@ impl std::fmt::Display for ShortOfMemory {
 /// Lines of what XLA says that are shown.
 const LINES: usize = 4;
 
-/// What makes XLA for TPUs schedule operations for less memory: the percentage of it up to which it begins transfers early.
-const LESS_OVERLAP: &str = "LIBTPU_INIT_ARGS=--xla_tpu_scheduler_percent_shared_memory_limit=50";
+/// The flag of libtpu with the percentage of memory up to which it begins transfers early.
+const LESS_OVERLAP: &str = "xla_tpu_scheduler_percent_shared_memory_limit";
+
+/// By how much XLA's peak may be below the ledger's, in percent of it: of six models (docs/xla.md) it was at most 17.
+const BELOW_LEDGER_PERCENT: u64 = 20;
 
 impl ShortOfMemory {
-    /// Whether the step would fit by the ledger, on a device where overlap is bought with memory.
-    fn may_be_scheduled_otherwise(&self) -> bool {
-        self.device.starts_with("TPU") && self.device_bytes.is_some_and(|has| self.predicted_bytes <= has)
-    }
-
     /// What is wrong with a step that a plugin does not take; none if it is not the memory.
     pub(crate) fn of(config: &Resolved, model: &Model, error: &XlaError) -> Option<Self> {
         let XlaError::Memory { device, bytes: device_bytes, message } = error else { return None };
@@ -60,10 +60,13 @@ impl ShortOfMemory {
         let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
         let message = lines.take(LINES).collect::<Vec<_>>().join(" ");
         // XLA has just needed more than the device has: what the ledger takes for as much is no way out.
-        let most = device_bytes.map(|most| most.min(predicted_bytes.saturating_sub(1)));
-        let fitting = most.and_then(|most| fitting(config, model, most));
+        let most = device_bytes.unwrap_or(u64::MAX).min(predicted_bytes.saturating_sub(1));
+        let fitting = fitting(config, model, most);
+        let overlaps_less = device.starts_with("TPU")
+            && device_bytes.is_some_and(|has| predicted_bytes / 100 * (100 - BELOW_LEDGER_PERCENT) <= has)
+            && !std::env::var("LIBTPU_INIT_ARGS").is_ok_and(|given| given.contains(LESS_OVERLAP));
         let (device, device_bytes) = (device.clone(), *device_bytes);
-        Some(Self { device, device_bytes, message, predicted_bytes, fitting })
+        Some(Self { device, device_bytes, message, predicted_bytes, fitting, overlaps_less })
     }
 
     /// As [`ShortOfMemory::of`], of a run that has failed.
@@ -86,16 +89,18 @@ pub(crate) fn predicted(config: &Resolved, model: &Model, plan: &Plan) -> Result
 
 /// The largest half, quarter, .. of a micro-batch whose step takes at most so many bytes by the ledger, with what it takes.
 fn fitting(config: &Resolved, model: &Model, most_bytes: u64) -> Option<(usize, u64)> {
-    let mut config = config.clone();
-    while config.train.micro_batch_size > 1 {
-        config.train.micro_batch_size /= 2;
+    let needed = |samples: usize| {
+        let mut config = config.clone();
+        config.train.micro_batch_size = samples;
         let plan = draft(&config, &model.description().spec).ok()?;
-        let needed = predicted(&config, model, &plan).ok()?;
-        if needed <= most_bytes {
-            return Some((config.train.micro_batch_size, needed));
-        }
-    }
-    None
+        predicted(&config, model, &plan).ok()
+    };
+    let halves = std::iter::successors(Some(config.train.micro_batch_size / 2), |samples| Some(samples / 2));
+    halves
+        .take_while(|&samples| samples > 0)
+        .filter(|samples| config.train.global_batch_size.is_multiple_of(samples * config.run.ranks))
+        .filter_map(|samples| Some((samples, needed(samples)?)))
+        .find(|&(_, needed)| needed <= most_bytes)
 }
 
 #[cfg(test)]
@@ -145,23 +150,24 @@ mod tests {
             predicted_bytes: 20 << 30,
             device_bytes: Some(16 << 30),
             fitting: Some((8, 10 << 30)),
+            overlaps_less: false,
         };
         assert_eq!(
             short.to_string(),
             "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
              with train.micro_batch_size = 8: try that. XLA says: Used 26.01G of 15.75G hbm"
         );
-        short.predicted_bytes = 15 << 30;
+        short.overlaps_less = true;
         assert_eq!(
             short.to_string(),
-            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 15.0 GiB, and 10.0 GiB \
-             with train.micro_batch_size = 8: try that; or let XLA overlap less, with \
-             LIBTPU_INIT_ARGS=--xla_tpu_scheduler_percent_shared_memory_limit=50. XLA says: Used 26.01G of 15.75G hbm"
+            "the step does not fit into the memory of a TPU v5 lite, 16.0 GiB; the ledger predicts 20.0 GiB, and 10.0 GiB \
+             with train.micro_batch_size = 8: try that; or let XLA overlap less: add \
+             --xla_tpu_scheduler_percent_shared_memory_limit=50 to LIBTPU_INIT_ARGS. XLA says: Used 26.01G of 15.75G hbm"
         );
-        (short.device_bytes, short.fitting) = (None, None);
+        (short.device_bytes, short.fitting, short.overlaps_less) = (None, None, false);
         assert_eq!(
             short.to_string(),
-            "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 15.0 GiB. XLA says: Used 26.01G of \
+            "the step does not fit into the memory of a TPU v5 lite; the ledger predicts 20.0 GiB. XLA says: Used 26.01G of \
              15.75G hbm"
         );
     }

@@ -75,7 +75,7 @@ impl<T> Counter<T> {
     ///
     /// # Errors
     /// Those of `add`; the partial sums handed to it are lost.
-    pub fn total<E>(&mut self, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<Option<T>, E> {
+    pub fn take_total<E>(&mut self, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<Option<T>, E> {
         let mut sum = None;
         for partial in self.levels.drain(..).flatten() {
             sum = Some(match sum {

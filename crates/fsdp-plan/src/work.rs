@@ -138,7 +138,7 @@ pub enum CallKind {
     Forward,
     /// Forward, again for backward.
     Recompute,
-    /// Loss, with or without its gradient.
+    /// The last block, with the loss: forward, with backward or without.
     LastBlock,
     /// Backward.
     Backward,

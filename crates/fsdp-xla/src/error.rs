@@ -65,23 +65,30 @@ pub enum XlaError {
         /// What the plugin says, with what it takes if it says that.
         message: String,
     },
-    /// A program does not fit, by what its compiler says, or the device when it is given the program's arguments.
+    /// The compiler has found that a program does not fit.
     #[error("the step does not fit into the memory of a {device}: {message}")]
     Memory {
         /// What kind of device it is.
         device: String,
         /// Bytes of its memory that programs may use, if the plugin says so.
         bytes: Option<u64>,
-        /// What the plugin says.
+        /// What the compiler says.
         message: String,
     },
     /// The compiler does not take a program.
-    #[error("the plugin {}{} does not take the program: {message}", path.display(), of_version(*stablehlo))]
+    #[error(
+        "the plugin {}{} does not take the program: {message}{}",
+        path.display(),
+        of_version(*stablehlo),
+        asked_for(flags)
+    )]
     Compile {
         /// The library.
         path: PathBuf,
         /// The newest version of StableHLO that it reads, if it says so.
         stablehlo: Option<[u64; 3]>,
+        /// The flags that it was asked for.
+        flags: Vec<&'static str>,
         /// What the compiler says.
         message: String,
     },
@@ -266,6 +273,14 @@ fn of_version(stablehlo: Option<[u64; 3]>) -> String {
     stablehlo.map_or_else(String::new, |[major, minor, patch]| {
         format!(", which reads StableHLO {major}.{minor}.{patch} (tried: {TRIED}),")
     })
+}
+
+/// Flags that an older compiler may not know.
+fn asked_for(flags: &[&str]) -> String {
+    match flags {
+        [] => String::new(),
+        flags => format!(" (it was asked for {}, which newer ones know)", flags.join(", ")),
+    }
 }
 
 fn list(folders: &[PathBuf]) -> String {

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn collectives_are_found_in_the_order_of_the_schedule() {
-        let wrapped = Computation { id: 1, instructions: vec![instruction(10, "reduce-scatter", &[4], &[])] };
+        let inner = Computation { id: 3, instructions: vec![instruction(30, "reduce-scatter", &[4], &[])] };
+        let wrapped = Computation { id: 1, instructions: vec![instruction(10, "call", &[4], &[3])] };
         let tuple =
             vec![Shape { dims: vec![8], parts: Vec::new() }, Shape { dims: vec![16], parts: Vec::new() }];
         let mut gather = instruction(22, "all-gather-start", &[], &[]);
@@ -165,11 +166,11 @@ mod tests {
         };
         let sequence = Sequence { instructions: vec![22, 23, 21, 24, 20] };
         let schedule = Some(Schedule { sequences: BTreeMap::from([(2, sequence)]) });
-        let module = Module { computations: vec![wrapped, main], entry: 2, schedule };
+        let module = Module { computations: vec![inner, wrapped, main], entry: 2, schedule };
         let found = Optimized::read("hlo", &module.encode_to_vec()).unwrap();
         let made = |kind, elements| Collective { kind, elements };
         let wanted = vec![made("all-gather", 16), made("reduce-scatter", 4), made("all-reduce", 15)];
-        assert_eq!(found, Optimized { operations: 6, products: 1, collectives: wanted, asynchronous: 2 });
+        assert_eq!(found, Optimized { operations: 7, products: 1, collectives: wanted, asynchronous: 2 });
         let config = WithConfig { module: Some(module) };
         assert_eq!(Optimized::read("hlo_with_config", &config.encode_to_vec()), Some(found));
         assert_eq!(Optimized::read("mlir", b""), None);

@@ -56,7 +56,8 @@ fn opened(path: PathBuf) -> Result<String, XlaError> {
 
 /// That no plugin is named, and which could be.
 fn not_named() -> String {
-    let words: Vec<String> = installed_plugins().iter().map(|(word, _)| format!("\"{word}\"")).collect();
+    let good = installed_plugins().into_iter().filter(|(_, path)| versions(path).is_ok());
+    let words: Vec<String> = good.map(|(word, _)| format!("\"{word}\"")).collect();
     match words.is_empty() {
         true => XlaError::NoPlugin.to_string(),
         false => format!("no plugin is named; run.xla.plugin may be {}", words.join(", ")),

@@ -40,7 +40,7 @@ fn counted(leaves: impl IntoIterator<Item = Tree>) -> Tree {
     for leaf in leaves {
         counter.push(leaf, add).unwrap();
     }
-    counter.total(add).unwrap().expect("there are leaves")
+    counter.take_total(add).unwrap().expect("there are leaves")
 }
 
 /// Lets the leaves arrive in the given order.
@@ -155,14 +155,14 @@ fn a_counter_never_holds_more_than_it_announces() {
 }
 
 #[test]
-fn a_finished_counter_starts_again() {
+fn a_counter_starts_again_when_its_total_was_taken() {
     let mut counter = Counter::default();
-    assert_eq!(counter.total(add).unwrap(), None);
+    assert_eq!(counter.take_total(add).unwrap(), None);
     for _ in 0..2 {
         for leaf in leaves(5) {
             counter.push(leaf, add).unwrap();
         }
-        assert_eq!(counter.total(add).unwrap(), Some(defined(0, 5)));
+        assert_eq!(counter.take_total(add).unwrap(), Some(defined(0, 5)));
         assert_eq!(counter.held(), 0);
     }
 }
@@ -176,7 +176,7 @@ fn errors_of_an_addition_come_back() {
     for leaf in 0..3 {
         counter.push(leaf, |left: i32, right| Ok::<_, &str>(left + right)).unwrap();
     }
-    assert_eq!(counter.total(|_, _| Err("full")), Err("full"));
+    assert_eq!(counter.take_total(|_, _| Err("full")), Err("full"));
 }
 
 #[test]

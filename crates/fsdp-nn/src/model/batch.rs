@@ -104,7 +104,7 @@ pub(super) struct StepData<B> {
     offsets: Vec<usize>,
     device: Option<Device<B>>,
     /// Micro-batches whose losses were computed and not yet read, and whether for training, with what that adds.
-    finished: Vec<(usize, bool)>,
+    noted: Vec<(usize, bool)>,
 }
 
 struct Device<B> {
@@ -132,7 +132,7 @@ impl<B> Default for StepData<B> {
             lengths: Vec::new(),
             offsets: Vec::new(),
             device: None,
-            finished: Vec::new(),
+            noted: Vec::new(),
         }
     }
 }
@@ -161,7 +161,7 @@ impl<B: Buffer> StepData<B> {
         self.lengths = batches.iter().map(Batch::lengths).collect();
         self.batches = batches;
         self.step = step;
-        self.finished.clear();
+        self.noted.clear();
         let loads = balance.map_or(0, |balance| balance.loads_len());
         self.reserve(memory, (rows, packed, z_loss), loads)?;
         self.upload(memory)
@@ -261,7 +261,7 @@ impl<B: Buffer> StepData<B> {
 
     /// Notes that a micro-batch's losses were computed.
     pub(super) fn note_losses(&mut self, round: usize, training: bool) {
-        self.finished.push((round, training));
+        self.noted.push((round, training));
     }
 
     /// Adds the losses that were computed since the last call to the scalars of a step, and what else is `counted` of training;
@@ -277,7 +277,7 @@ impl<B: Buffer> StepData<B> {
         expect("words of a step's scalars", words.len, tallies.scalar_words());
         let SliceMut { buffer: words, offset: first, .. } = words;
         let Some(device) = &self.device else { return Ok(count) };
-        for (round, training) in self.finished.drain(..) {
+        for (round, training) in self.noted.drain(..) {
             let batch = &self.batches[round];
             let (offset, len) = (self.offsets[round], batch.ids.len());
             memory.exact_sum(queue, Slice::new(&device.losses, offset, len), part(words, first, LOSS))?;

@@ -8,7 +8,7 @@ use libloading::{Library, Symbol};
 use super::description::DeviceKind;
 use super::options::Settings;
 use super::{elf, key_value};
-use crate::error::{OLDEST, XlaError};
+use crate::error::{EXHAUSTED, OLDEST, XlaError};
 use crate::store::{DEADLINE_EXCEEDED, Store, UNAVAILABLE};
 
 /// Eight bytes of a struct: an integer, or a pointer.
@@ -197,13 +197,22 @@ impl Plugin {
         (list != 0).then(|| unsafe { *(list as *const [u64; 3]) })
     }
 
-    /// What a failure to compile for a kind of devices is: of memory, of the program, or of the other processes, which a plugin may
-    /// ask.
-    pub(super) fn not_compiled(&self, kind: &DeviceKind, error: XlaError) -> XlaError {
-        match kind.full(error) {
+    /// What a failure to compile for a kind of devices, with flags, is: of memory, of the program, or of the other processes, which a
+    /// plugin may ask.
+    pub(super) fn not_compiled(
+        &self,
+        kind: &DeviceKind,
+        flags: &[&'static str],
+        error: XlaError,
+    ) -> XlaError {
+        match error {
+            XlaError::Call { code: EXHAUSTED, message, .. } => {
+                XlaError::Memory { device: kind.name.clone(), bytes: kind.memory, message }
+            }
             error @ XlaError::Call { code: DEADLINE_EXCEEDED | UNAVAILABLE, .. } => error,
             XlaError::Call { message, .. } => {
-                XlaError::Compile { path: self.path.clone(), stablehlo: self.stablehlo(), message }
+                let (path, stablehlo, flags) = (self.path.clone(), self.stablehlo(), flags.to_vec());
+                XlaError::Compile { path, stablehlo, flags, message }
             }
             other => other,
         }

@@ -111,7 +111,7 @@ impl Client {
         program: &str,
         options: &CompileOptions,
     ) -> Result<Executable, XlaError> {
-        let options = options.to_proto();
+        let (options, flags) = (options.to_proto(), &options.flags);
         let program = program_of(program);
         let arguments = Arguments::new()
             .set(2, self.handle)
@@ -119,7 +119,10 @@ impl Client {
             .pointer(4, options.as_ptr())
             .set(5, options.len());
         let compiled = self.plugin.call(api::COMPILE, arguments);
-        Executable::new(self, compiled.map_err(|error| self.plugin.not_compiled(&self.kind, error))?.get(6))
+        Executable::new(
+            self,
+            compiled.map_err(|error| self.plugin.not_compiled(&self.kind, flags, error))?.get(6),
+        )
     }
 
     /// What [`Compiled::serialize`](super::executable::Compiled::serialize) has made of a program, by the same plugin.
@@ -140,7 +143,7 @@ impl Client {
     /// Copies bytes of the host to a device, as a tensor; returns when they are copied.
     ///
     /// # Errors
-    /// [`XlaError::Memory`] when the device is full, or what else the plugin says.
+    /// What the plugin says: the device may be full.
     ///
     /// # Panics
     /// When there are more or fewer bytes than the shape has.
@@ -161,9 +164,9 @@ impl Client {
             .set(6, dims.len())
             .set(9, 1)
             .set(10, self.devices[device]);
-        let done = self.plugin.call(api::UPLOAD, arguments).map_err(|error| self.kind.full(error))?;
+        let done = self.plugin.call(api::UPLOAD, arguments)?;
         let buffer = DeviceBuffer { client: Arc::clone(self), handle: done.get(14) };
-        self.plugin.wait(done.get(13)).map_err(|error| self.kind.full(error))?;
+        self.plugin.wait(done.get(13))?;
         Ok(buffer)
     }
 }
@@ -221,13 +224,13 @@ impl DeviceBuffer {
     /// Copies the elements to the host; waits for whoever makes them.
     ///
     /// # Errors
-    /// [`XlaError::Memory`] when the program that was to make them had no room, or what else the plugin says of either.
+    /// What the plugin says, also of the program that was to make them.
     pub(crate) fn download(&self, bytes: &mut [u8]) -> Result<(), XlaError> {
+        let plugin = &self.client.plugin;
         let arguments =
             Arguments::new().set(2, self.handle).pointer(4, bytes.as_mut_ptr()).set(5, bytes.len());
-        let done = self.client.plugin.call(api::DOWNLOAD, arguments);
-        done.and_then(|done| self.client.plugin.wait(done.get(6)))
-            .map_err(|error| self.client.kind.full(error))
+        let done = plugin.call(api::DOWNLOAD, arguments)?;
+        plugin.wait(done.get(6))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a plugin says of a device.
 
 use super::api::{self, Arguments, Plugin, Word, attributes, text};
-use crate::error::{EXHAUSTED, XlaError};
+use crate::error::XlaError;
 
 /// The attribute of devices with the bytes of memory that programs may use.
 const MEMORY: &str = "device_memory_bytes_limit";
@@ -24,20 +24,13 @@ impl DeviceKind {
         let kind = plugin.call(api::DESCRIPTION_KIND, Arguments::new().set(2, description))?;
         // SAFETY: the text lives as long as the description.
         let name = unsafe { text(kind.get(3), kind.get(4)) };
-        let found = plugin.call(api::DESCRIPTION_ATTRIBUTES, Arguments::new().set(2, description))?;
+        let found = match plugin.call(api::DESCRIPTION_ATTRIBUTES, Arguments::new().set(2, description)) {
+            Err(error) if error.is_unimplemented() => return Ok(Self { name, memory: None }),
+            found => found?,
+        };
         // SAFETY: there are so many of them, which live as long as the description.
         let attributes = unsafe { attributes(found.get(4), found.get(3)) };
         let memory = attributes.into_iter().find(|(name, _)| name == MEMORY).map(|(_, bytes)| bytes);
         Ok(Self { name, memory })
-    }
-
-    /// What a failed call is on such a device: without room it says whose memory is full.
-    pub(super) fn full(&self, error: XlaError) -> XlaError {
-        match error {
-            XlaError::Call { code: EXHAUSTED, message, .. } => {
-                XlaError::Memory { device: self.name.clone(), bytes: self.memory, message }
-            }
-            other => other,
-        }
     }
 }

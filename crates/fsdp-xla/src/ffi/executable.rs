@@ -167,7 +167,7 @@ impl Executable {
     /// Runs the program on its devices of this process, each with arguments of its own; what it returns on each. It may still be under way.
     ///
     /// # Errors
-    /// [`XlaError::Memory`], or what else the plugin says. What goes wrong later is said when something that it makes is read.
+    /// What the plugin says. What goes wrong later is said when something that it makes is read.
     pub(crate) fn execute(
         &self,
         arguments: &[Vec<Arc<DeviceBuffer>>],
@@ -187,7 +187,7 @@ impl Executable {
             .set(5, arguments.len())
             .set(6, handles.first().map_or(0, Vec::len))
             .pointer(7, places.as_ptr());
-        self.client.plugin.call(api::EXECUTE, call).map_err(|error| self.client.kind().full(error))?;
+        self.client.plugin.call(api::EXECUTE, call)?;
         let own = |handle| DeviceBuffer { client: Arc::clone(&self.client), handle };
         Ok(results.into_iter().map(|list| list.into_iter().map(own).collect()).collect())
     }

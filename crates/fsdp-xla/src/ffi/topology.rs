@@ -80,7 +80,7 @@ impl Topology {
     /// # Errors
     /// [`XlaError::Compile`], [`XlaError::Memory`].
     pub(crate) fn compile(&self, program: &str, options: &CompileOptions) -> Result<Compiled, XlaError> {
-        let options = options.to_proto();
+        let (options, flags) = (options.to_proto(), &options.flags);
         let program = program_of(program);
         let client = self.client.as_ref().map_or(0, |client| client.handle);
         let arguments = Arguments::new()
@@ -90,7 +90,7 @@ impl Topology {
             .set(5, options.len())
             .set(6, client);
         let compiled = self.plugin.call(api::COMPILE_AHEAD, arguments);
-        let handle = compiled.map_err(|error| self.plugin.not_compiled(&self.kind, error))?.get(7);
+        let handle = compiled.map_err(|error| self.plugin.not_compiled(&self.kind, flags, error))?.get(7);
         Ok(Compiled { plugin: Arc::clone(&self.plugin), handle })
     }
 }

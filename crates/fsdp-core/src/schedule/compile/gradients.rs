@@ -52,7 +52,7 @@ impl Sums {
         };
         let Ok(()) = self.counter.push(gradient, &mut add);
         if last || self.order == AccumulationOrder::Running {
-            let Ok(sum) = self.counter.total(&mut add);
+            let Ok(sum) = self.counter.take_total(&mut add);
             let sum = sum.expect("a gradient was just pushed");
             let Ok(()) = self.counter.push(sum, &mut add);
         }
@@ -61,7 +61,7 @@ impl Sums {
 
     /// The one sum that is left.
     fn total(&mut self) -> Held {
-        let Ok(total) = self.counter.total(|into, _| -> Result<Held, Infallible> { Ok(into) });
+        let Ok(total) = self.counter.take_total(|into, _| -> Result<Held, Infallible> { Ok(into) });
         total.expect("a sum is left behind the last micro-batch")
     }
 }
