@@ -7,6 +7,7 @@ use fsdp_core::comm::{
     ReduceOp,
 };
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
+use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
 use fsdp_nn::{HostBuffer, HostMemory};
 
@@ -51,11 +52,14 @@ impl XlaComm {
     fn trace(
         &self,
         trace: &mut Trace,
-        kind: CollectiveKind,
+        call: &Fingerprint,
         inputs: &[XlaBuffer],
         outputs: &mut [XlaBuffer],
     ) -> Vec<Value> {
-        let queue = kind.queue();
+        let (kind, of) =
+            (call.kind, call.unit.map_or_else(String::new, |UnitId(unit)| format!("/unit {unit}")));
+        let (queue, of) = (kind.queue(), format!("{}{of}", call.purpose.name()));
+        trace.begin_collective(queue);
         let reads: Vec<Value> = match kind {
             CollectiveKind::AllReduce(_) => &*outputs,
             _ => inputs,
@@ -65,17 +69,18 @@ impl XlaComm {
         .collect();
         let mut made = Vec::with_capacity(reads.len());
         for (value, output) in reads.iter().zip(outputs) {
-            let value = self.collective(trace, kind, value);
+            let value = self.collective(trace, (kind, &of), value);
             trace.store(queue, &SliceMut::whole(output), &value);
             made.push(value);
         }
+        trace.end_collective(queue, &made);
         if let CollectiveKind::ReduceScatter(_) = kind {
             inputs.iter().for_each(|input| trace.release(&input.storage));
         }
         made
     }
 
-    fn collective(&self, trace: &mut Trace, kind: CollectiveKind, x: &Value) -> Value {
+    fn collective(&self, trace: &mut Trace, (kind, of): (CollectiveKind, &str), x: &Value) -> Value {
         let (hlo, groups, size) = (&mut trace.hlo, &self.groups, self.groups.size());
         let mut scaled = |op: ReduceOp| match op.factor(size) {
             Some(factor) => hlo.with("multiply", x, factor),
@@ -84,13 +89,13 @@ impl XlaComm {
         match kind {
             // StableHLO has no gathers of nothing.
             _ if size == 1 || x.len() == 0 => x.clone(),
-            CollectiveKind::AllGather => hlo.all_gather(x, groups),
+            CollectiveKind::AllGather => hlo.all_gather(x, groups, of),
             CollectiveKind::ReduceScatter(op) => {
                 let x = scaled(op);
                 match self.reduction {
-                    Reduction::Native => hlo.reduce_scatter(&x, groups),
+                    Reduction::Native => hlo.reduce_scatter(&x, groups, of),
                     Reduction::Tree => {
-                        let parts = hlo.all_to_all(&x, groups);
+                        let parts = hlo.all_to_all(&x, groups, of);
                         let parts = hlo.reshape(&parts, &[size, x.len() / size]);
                         hlo.tree(&parts)
                     }
@@ -100,9 +105,9 @@ impl XlaComm {
                 let x = scaled(op);
                 // Integers have the same sum in any order.
                 if self.reduction == Reduction::Native || !x.element().is_float() {
-                    return hlo.all_reduce(&x, groups);
+                    return hlo.all_reduce(&x, groups, of);
                 }
-                let all = hlo.all_gather(&x, groups);
+                let all = hlo.all_gather(&x, groups, of);
                 let all = hlo.reshape(&all, &[size, x.len()]);
                 hlo.tree(&all)
             }
@@ -158,7 +163,7 @@ impl Communicator<XlaMemory> for XlaComm {
         mut outputs: Vec<XlaBuffer>,
     ) -> Result<Box<dyn InFlight<XlaMemory>>, Error> {
         if let Some(trace) = &mut *memory.lock() {
-            let made = self.trace(trace, call.kind, &inputs, &mut outputs);
+            let made = self.trace(trace, &call, &inputs, &mut outputs);
             let inputs = if call.kind == CollectiveKind::AllGather { Vec::new() } else { inputs };
             return Ok(Box::new(Traced { completed: Completed { outputs, inputs }, made }));
         }

@@ -24,6 +24,7 @@ mod launch;
 mod memory;
 mod ops;
 mod optimized;
+mod order;
 mod scalars;
 mod store;
 mod told;
@@ -46,5 +47,6 @@ pub use launch::{
 };
 pub use memory::{Moment, XlaMemory};
 pub use optimized::Optimized;
+pub use order::Order;
 pub use told::{Listener, Told};
 pub use wheel::{installed_plugins, plugin_named};

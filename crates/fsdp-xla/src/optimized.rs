@@ -38,10 +38,19 @@ struct Instruction {
     opcode: String,
     #[prost(message, optional, tag = "3")]
     shape: Option<Shape>,
+    #[prost(message, optional, tag = "7")]
+    origin: Option<Origin>,
     #[prost(int64, tag = "35")]
     id: i64,
     #[prost(int64, repeated, tag = "38")]
     called: Vec<i64>,
+}
+
+/// Of what an instruction was made (`OpMetadata`).
+#[derive(PartialEq, Message)]
+struct Origin {
+    #[prost(string, tag = "2")]
+    name: String,
 }
 
 #[derive(PartialEq, Message)]
@@ -110,7 +119,8 @@ impl Optimized {
             let opcode = start.unwrap_or(&instruction.opcode);
             if let Some(kind) = Collective::KINDS.into_iter().find(|kind| *kind == opcode) {
                 self.asynchronous += usize::from(start.is_some() || is_asynchronous);
-                self.collectives.push(Collective { kind, elements: elements(instruction) });
+                let name = instruction.origin.as_ref().map_or_else(String::new, |origin| origin.name.clone());
+                self.collectives.push(Collective { kind, elements: elements(instruction), name });
                 continue;
             }
             for &called in &instruction.called {
@@ -143,7 +153,8 @@ mod tests {
 
     fn instruction(id: i64, opcode: &str, dims: &[i64], called: &[i64]) -> Instruction {
         let shape = Some(Shape { dims: dims.to_vec(), parts: Vec::new() });
-        Instruction { opcode: opcode.to_owned(), shape, id, called: called.to_vec() }
+        let origin = Some(Origin { name: format!("made of {id}") });
+        Instruction { opcode: opcode.to_owned(), shape, origin, id, called: called.to_vec() }
     }
 
     #[test]
@@ -168,8 +179,9 @@ mod tests {
         let schedule = Some(Schedule { sequences: BTreeMap::from([(2, sequence)]) });
         let module = Module { computations: vec![inner, wrapped, main], entry: 2, schedule };
         let found = Optimized::read("hlo", &module.encode_to_vec()).unwrap();
-        let made = |kind, elements| Collective { kind, elements };
-        let wanted = vec![made("all-gather", 16), made("reduce-scatter", 4), made("all-reduce", 15)];
+        let made = |kind, elements, id| Collective { kind, elements, name: format!("made of {id}") };
+        let wanted =
+            vec![made("all-gather", 16, 22), made("reduce-scatter", 4, 30), made("all-reduce", 15, 20)];
         assert_eq!(found, Optimized { operations: 7, products: 1, collectives: wanted, asynchronous: 2 });
         let config = WithConfig { module: Some(module) };
         assert_eq!(Optimized::read("hlo_with_config", &config.encode_to_vec()), Some(found));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fsdp_core::plan::Plan;
 use fsdp_nn::op::Cost;
-use fsdp_xla::{Collective, CompileReport, Optimized, Program, Target};
+use fsdp_xla::{Collective, CompileReport, Optimized, Order, Program, Target};
 use serde_json::{Map, Value, json};
 
 use crate::output::{Paint, table};
@@ -25,38 +25,6 @@ pub(super) struct Compiled<'a> {
     pub(super) predicted_bytes: u64,
     /// Of a rank's step, in closed form.
     pub(super) cost: Cost,
-}
-
-/// Where collectives of the compiled program leave the order of the schedule.
-enum Order {
-    Same,
-    /// From this one on, counted from 0: what the schedule has there, and the program.
-    Differs(usize, Option<Collective>, Option<Collective>),
-}
-
-impl Order {
-    fn of(wanted: &[Collective], found: &[Collective]) -> Self {
-        let at = (0..wanted.len().max(found.len())).find(|&at| wanted.get(at) != found.get(at));
-        at.map_or(Order::Same, |at| Order::Differs(at, wanted.get(at).cloned(), found.get(at).cloned()))
-    }
-
-    fn text(&self) -> String {
-        let said = |one: &Option<Collective>| match one {
-            Some(Collective { kind, elements }) => {
-                format!("{kind} of {} elements", grouped(*elements as u64))
-            }
-            None => "none".to_owned(),
-        };
-        match self {
-            Order::Same => "that of the schedule".to_owned(),
-            Order::Differs(at, wanted, found) => format!(
-                "differs from the schedule's at number {}: {}, where the schedule has {}",
-                at + 1,
-                said(found),
-                said(wanted)
-            ),
-        }
-    }
 }
 
 fn count(collectives: &[Collective], kind: &str) -> usize {
@@ -85,7 +53,7 @@ impl Compiled<'_> {
         );
         let _ = write!(text, "\n{}\n{}", paint.heading("operations"), self.operations());
         if let Some(Optimized { collectives, asynchronous, .. }) = &report.optimized {
-            let order = Order::of(&self.program.collectives, collectives).text();
+            let order = Order::of(&self.program.collectives, collectives);
             let _ = writeln!(text, "order of collectives: {order}; asynchronous: {asynchronous}");
         }
         let _ = write!(text, "\n{}\n{}", paint.heading("memory of a device"), self.memory());
@@ -191,21 +159,5 @@ impl Compiled<'_> {
             "closed_form_product_flops": cost.product_flops,
             "closed_form_flops": cost.flops(),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_collective_out_of_order_is_named() {
-        let made = |kind, elements| Collective { kind, elements };
-        let wanted = [made("all-gather", 8), made("reduce-scatter", 4), made("all-reduce", 2)];
-        assert_eq!(Order::of(&wanted, &wanted).text(), "that of the schedule");
-        let text = Order::of(&wanted, &[wanted[0].clone(), made("reduce-scatter", 6)]).text();
-        assert!(text.contains("at number 2: reduce-scatter of 6 elements"), "{text}");
-        let text = Order::of(&wanted, &wanted[..2]).text();
-        assert!(text.contains("at number 3: none, where the schedule has all-reduce of 2"), "{text}");
     }
 }

@@ -11,12 +11,27 @@ pub struct Collective {
     pub kind: &'static str,
     /// Elements of what it makes.
     pub elements: usize,
+    /// What it is for and its number among those of the step, in the order of the schedule: `forward/unit 3/all-gather 12`. Compilers
+    /// keep it as the name of what the operation becomes, which profiles show. Empty for one that they have made themselves.
+    pub name: String,
 }
 
 impl Collective {
     /// What XLA calls them.
     pub const KINDS: [&'static str; 5] =
         ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"];
+
+    /// What it is for, by its name: `forward/unit 3`. The segments of a unit have one.
+    pub fn of(&self) -> &str {
+        self.name.rsplit_once('/').map_or("", |(of, _)| of)
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.name.is_empty() { self.kind } else { &self.name };
+        write!(f, "{name} ({} elements)", self.elements)
+    }
 }
 
 /// The groups within which ranks communicate: all ranks of the world, each in one.
@@ -57,19 +72,19 @@ fn sum(of: &Value) -> String {
 }
 
 impl Builder {
-    /// What all ranks of the group have, one after the other.
-    pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups) -> Value {
+    /// What all ranks of the group have, one after the other; here as below, `of` says what the collective is for.
+    pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let mut shape = x.shape.clone();
         shape.dims[0] *= groups.size();
         let text = format_args!(
             "\"stablehlo.all_gather\"({}) <{{all_gather_dim = 0 : i64, {groups}}}> : ({}) -> {shape}",
             x.name, x.shape
         );
-        self.collective("all-gather", shape.clone(), text)
+        self.collective(("all-gather", of), shape.clone(), text)
     }
 
     /// This rank's part of the sum over the group, added in an order of the plugin's.
-    pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups) -> Value {
+    pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let mut shape = x.shape.clone();
         assert!(shape.dims[0].is_multiple_of(groups.size()), "{shape} among {}", groups.size());
         shape.dims[0] /= groups.size();
@@ -79,11 +94,11 @@ impl Builder {
             sum(x),
             x.shape
         );
-        self.collective("reduce-scatter", shape.clone(), text)
+        self.collective(("reduce-scatter", of), shape.clone(), text)
     }
 
     /// The sum over the group, added in an order of the plugin's.
-    pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups) -> Value {
+    pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let text = format_args!(
             "\"stablehlo.all_reduce\"({}) <{{{groups}}}> {} : ({}) -> {}",
             x.name,
@@ -91,11 +106,11 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.collective("all-reduce", x.shape.clone(), text)
+        self.collective(("all-reduce", of), x.shape.clone(), text)
     }
 
     /// Part `i` goes to rank `i` of the group; part `i` of the result is what came from there.
-    pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups) -> Value {
+    pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         assert!(x.dims()[0].is_multiple_of(groups.size()), "{} among {}", x.shape, groups.size());
         let text = format_args!(
             "\"stablehlo.all_to_all\"({}) <{{split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {} : i64, \
@@ -105,12 +120,19 @@ impl Builder {
             x.shape,
             x.shape
         );
-        self.collective("all-to-all", x.shape.clone(), text)
+        self.collective(("all-to-all", of), x.shape.clone(), text)
     }
 
     /// Adds a collective, and notes it.
-    fn collective(&mut self, kind: &'static str, shape: Shape, text: fmt::Arguments<'_>) -> Value {
-        let collective = Collective { kind, elements: shape.len() };
+    fn collective(
+        &mut self,
+        (kind, of): (&'static str, &str),
+        shape: Shape,
+        text: fmt::Arguments<'_>,
+    ) -> Value {
+        let name = format!("{of}/{kind} {}", self.collectives);
+        self.collectives += 1;
+        let collective = Collective { kind, elements: shape.len(), name };
         self.push_all(vec![shape], vec![collective], text.to_string()).swap_remove(0)
     }
 

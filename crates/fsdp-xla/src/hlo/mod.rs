@@ -25,6 +25,8 @@ pub(crate) struct Builder {
     operations: Vec<Operation>,
     /// Operations have numbers, by which their results are named. The next one has this.
     next: usize,
+    /// How many collectives were added.
+    collectives: usize,
 }
 
 impl Builder {

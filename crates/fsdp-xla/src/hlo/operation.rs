@@ -126,8 +126,13 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (number, text) = (self.number(), &self.text);
         match self.shapes.len() {
-            1 => write!(f, "%{number} = {text}"),
-            count => write!(f, "%{number}:{count} = {text}"),
+            1 => write!(f, "%{number} = {text}")?,
+            count => write!(f, "%{number}:{count} = {text}")?,
+        }
+        match &self.collectives[..] {
+            // Those within a loop have their names in its text.
+            [collective] if self.count() == 1 => write!(f, " loc(\"{}\")", collective.name),
+            _ => Ok(()),
         }
     }
 }

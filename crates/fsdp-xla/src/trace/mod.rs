@@ -7,7 +7,8 @@
 //!
 //! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands behind
 //! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
-//! second gather of a unit, and the memory that this was to save is not.
+//! second gather of a unit, and the memory that this was to save is not. Each collective is behind the one before on its queue, too,
+//! so that they keep the order of the schedule.
 
 mod module;
 
@@ -58,6 +59,8 @@ pub(crate) struct Trace {
     last: [Option<Value>; Queue::ALL.len()],
     /// What operations of each queue wait for.
     awaited: [Awaited; Queue::ALL.len()],
+    /// What the last collective of each queue has made.
+    communicated: [Vec<Value>; Queue::ALL.len()],
 }
 
 /// What a queue waits for.
@@ -77,6 +80,7 @@ impl Default for Trace {
             touched: Vec::new(),
             last: Default::default(),
             awaited: Default::default(),
+            communicated: Default::default(),
         }
     }
 }
@@ -170,9 +174,7 @@ impl Trace {
         };
         let awaited = &self.awaited[queue as usize];
         let mut behind = vec![value.clone()];
-        // Of most queues it is enough that the first operation after a wait is behind it. But a gather reads a shard: if only
-        // an earlier operation of its queue were, it could be merged with the gather of that shard before the wait.
-        if !awaited.is_past || queue == Queue::Gather {
+        if !awaited.is_past {
             behind.extend(awaited.values.iter().filter(|other| other.name != value.name).cloned());
         }
         if behind.len() > 1 {
@@ -246,6 +248,18 @@ impl Trace {
         if values.iter().all(|other| other.name != value.name) {
             values.push(value.clone());
         }
+    }
+
+    /// The next operation of a queue is a collective: it comes after the one before, as on all ranks.
+    pub(crate) fn begin_collective(&mut self, queue: Queue) {
+        for value in std::mem::take(&mut self.communicated[queue as usize]) {
+            self.wait(queue, &value);
+        }
+    }
+
+    /// What the collective of a queue has made that is written now.
+    pub(crate) fn end_collective(&mut self, queue: Queue, made: &[Value]) {
+        self.communicated[queue as usize] = made.to_vec();
     }
 
     /// So many rounds, the first of which begins with these values and each other one with what the one before has made. Buffers

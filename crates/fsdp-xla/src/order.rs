@@ -1,0 +1,121 @@
+//! Whether a compiler has left collectives in the order of the schedule.
+
+use std::fmt;
+
+use crate::hlo::Collective;
+
+/// The collectives of a compiled program beside those that were written. Each kind is looked at by itself, for only waits order those
+/// of different kinds. Those of one unit count as one, as in the schedule: its segments have no order, and compilers join them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// All are there, and in the order of the schedule.
+    Same,
+    /// The first of a kind that is not where it was written. One of them is there.
+    Differs {
+        /// What the schedule has there; none behind its last one.
+        wanted: Option<Collective>,
+        /// What the compiler has there; none behind its last one. Its name has all that it was joined of.
+        found: Option<Collective>,
+    },
+}
+
+impl Order {
+    /// Compares what was written with what a compiler has left.
+    pub fn of(written: &[Collective], left: &[Collective]) -> Self {
+        for kind in Collective::KINDS {
+            let (mut wanted, mut found) = (units(written, kind).into_iter(), units(left, kind).into_iter());
+            loop {
+                match (wanted.next(), found.next()) {
+                    (None, None) => break,
+                    (Some(wanted), Some(found)) if wanted.of() == found.of() => {}
+                    (wanted, found) => {
+                        return Order::Differs { wanted: wanted.cloned(), found: found.cloned() };
+                    }
+                }
+            }
+        }
+        Order::Same
+    }
+}
+
+/// The first collective of each unit in a row.
+fn units<'a>(all: &'a [Collective], kind: &str) -> Vec<&'a Collective> {
+    let mut units: Vec<&Collective> = all.iter().filter(|one| one.kind == kind).collect();
+    units.dedup_by(|one, before| one.of() == before.of());
+    units
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Order::Same => f.write_str("that of the schedule"),
+            Order::Differs { wanted: Some(wanted), found: Some(found) } => {
+                write!(f, "differs from the schedule's: {found} stands where it has {wanted}")
+            }
+            Order::Differs { wanted: Some(wanted), found: None } => {
+                write!(f, "differs from the schedule's: {wanted} is not there")
+            }
+            Order::Differs { found, .. } => {
+                let found = found.as_ref().map_or_else(String::new, Collective::to_string);
+                write!(f, "differs from the schedule's: {found} is one more than it has")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(kind: &'static str, of: &str, number: usize) -> Collective {
+        Collective { kind, elements: 8, name: format!("{of}/{kind} {number}") }
+    }
+
+    fn written() -> [Collective; 4] {
+        [
+            made("all-gather", "forward/unit 1", 0),
+            made("all-gather", "forward/unit 1", 1),
+            made("all-gather", "forward/unit 2", 2),
+            made("reduce-scatter", "gradient/unit 2", 3),
+        ]
+    }
+
+    /// What is said when a compiler leaves these.
+    fn said(places: &[usize]) -> String {
+        let left: Vec<Collective> = places.iter().map(|&place| written()[place].clone()).collect();
+        Order::of(&written(), &left).to_string()
+    }
+
+    #[test]
+    fn equal_collectives_that_change_places_are_told_apart() {
+        assert_eq!(said(&[0, 1, 2, 3]), "that of the schedule");
+        assert_eq!(said(&[1, 0, 2, 3]), "that of the schedule", "segments of one unit");
+        assert_eq!(said(&[3, 0, 1, 2]), "that of the schedule", "another kind");
+        assert_eq!(
+            said(&[2, 0, 1, 3]),
+            "differs from the schedule's: forward/unit 2/all-gather 2 (8 elements) stands where it has \
+             forward/unit 1/all-gather 0 (8 elements)"
+        );
+        assert!(said(&[0, 2, 1, 3]).contains("unit 1/all-gather 1 (8 elements) is one more than it has"));
+    }
+
+    #[test]
+    fn what_is_gone_or_there_twice_is_noticed() {
+        assert!(said(&[0, 1, 3]).contains("forward/unit 2/all-gather 2 (8 elements) is not there"));
+        assert!(said(&[0, 1, 2]).contains("gradient/unit 2/reduce-scatter 3 (8 elements) is not there"));
+        assert!(said(&[0, 2, 0, 3]).contains("forward/unit 1/all-gather 0 (8 elements) is one more"));
+    }
+
+    #[test]
+    fn segments_may_be_joined_and_units_not() {
+        let joined = |name: &str| Collective { kind: "all-gather", elements: 16, name: name.to_owned() };
+        let [first, second, third, reduced] = written();
+        let segments = joined("forward/unit 1/(all-gather 0:all-gather 1)");
+        assert_eq!(Order::of(&written(), &[segments, third, reduced.clone()]), Order::Same);
+        let units = joined("forward/(unit 1/all-gather 1:unit 2/all-gather 2)");
+        let found = Order::of(&written(), &[first, units.clone(), reduced]);
+        let wanted = written()[2].clone();
+        assert_eq!(found, Order::Differs { wanted: Some(wanted), found: Some(units) });
+        assert_ne!(second.of(), "");
+    }
+}
