@@ -254,6 +254,38 @@ fn programs_have_the_operations_that_they_had() {
     );
 }
 
+/// The constants of double precision in a program, as they are written.
+fn constants_in_double(text: &str) -> Vec<f64> {
+    let of_line = |line: &str| -> Vec<f64> {
+        let Some((_, constant)) = line.split_once("stablehlo.constant dense<") else { return Vec::new() };
+        let (values, shape) = constant.split_once("> : ").unwrap();
+        let bits = |value: &str| u64::from_str_radix(value.trim().strip_prefix("0x").unwrap(), 16).unwrap();
+        match shape.ends_with("f64>") {
+            true => {
+                values.trim_matches(['[', ']']).split(',').map(|value| f64::from_bits(bits(value))).collect()
+            }
+            false => Vec::new(),
+        }
+    };
+    text.lines().flat_map(of_line).collect()
+}
+
+/// XLA makes double precision of two floats of single precision for TPUs, where a constant beyond their range is infinite, or zero.
+#[test]
+fn constants_in_double_precision_have_the_range_of_single_precision() {
+    let dir = tempfile::tempdir().unwrap();
+    let layers = [LAYERS, "run.device=\"xla\"", "train.grad_clip=1.0"];
+    let adafactor = "train.optimizer={ name = \"adafactor\" }";
+    for optimizer in ["train.optimizer={ name = \"adamw\", lr = 1e-3 }", adafactor] {
+        let overrides = [&layers[..], &[optimizer]].concat();
+        let text = traced(&job(LLAMA, config(dir.path(), 61, &overrides)), TREE).text;
+        let constants = constants_in_double(&text);
+        assert!(constants.len() > 100, "{}", constants.len());
+        let fits = |one: &f64| !one.is_finite() || *one == 0.0 || (*one as f32).is_normal();
+        assert!(constants.iter().all(fits), "{:?}", constants.iter().find(|one| !fits(one)));
+    }
+}
+
 /// How often an operation is in a program.
 fn count(program: &Path, operation: &str) -> usize {
     std::fs::read_to_string(program).unwrap().matches(operation).count()

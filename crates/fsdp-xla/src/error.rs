@@ -266,7 +266,7 @@ pub(crate) const OLDEST: (i32, i32) = (0, 50);
 
 /// Versions of StableHLO whose plugins have taken programs as they are written here. Text of StableHLO has no promise of
 /// compatibility, and no version in it.
-const TRIED: &str = "1.13 to 1.24";
+const TRIED: &str = "1.7 to 1.24";
 
 /// Which StableHLO a plugin reads, beside what was tried.
 fn of_version(stablehlo: Option<[u64; 3]>) -> String {

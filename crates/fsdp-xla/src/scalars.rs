@@ -2,14 +2,30 @@
 //!
 //! Sums over ranks stay exact, as everywhere: they are integers. Within a rank a program sums floats of double precision in
 //! an order of the compiler's, and adds the one number that comes out to the words ([`ExactSum`]).
+//!
+//! TPUs have no double precision. XLA makes it there of two floats of single precision (xla/ef57.h): about 48 bits, and no more range
+//! than one of them has. A constant beyond that would be infinite, so there is none here, weights of digits included.
+
+use std::ops::Range;
 
 use fsdp_core::ExactSum;
 use fsdp_core::scalars::{CLIP_EPSILON, COUNT, LOSS, NOT_FINITE, SQUARED_NORM};
 
 use crate::hlo::{Builder, Element, Value};
 
-/// Digits of an exact sum; one word more counts what is not finite.
-const DIGITS: usize = ExactSum::WORDS - 1;
+/// The digits of an exact sum that programs know: those of numbers from 2^-114 up to [`MOST`].
+const DIGITS: Range<usize> = 30..38;
+
+/// Numbers from here on count as not finite.
+const MOST: f64 = (1u128 << 127) as f64;
+
+/// What a digit stands for.
+fn weight(digit: usize) -> f64 {
+    2f64.powi(32 * digit as i32 - 1074)
+}
+
+/// The word of an exact sum that counts what was not finite.
+const NOT_FINITE_WORD: usize = ExactSum::WORDS - 1;
 
 /// Squares that are added in single precision before they are converted to double.
 const ROW: usize = 16;
@@ -29,75 +45,62 @@ pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
     hlo.sum(&rows, &[0])
 }
 
-/// The words of an exact sum with one number of double precision more.
+/// The words of an exact sum with one number more. Of the number, what is below the last of [`DIGITS`] is left out.
 pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> Value {
-    let int = Element::I64;
-    let bits = hlo.bitcast(number, int);
-    let exponent = hlo.with_int("shift_right_logical", &bits, 52);
-    let exponent = hlo.with_int("and", &exponent, 0x7ff);
-    let fraction = hlo.with_int("and", &bits, (1 << 52) - 1);
-    let (none, one) = (hlo.int(0, &[], int), hlo.int(1, &[], int));
-    // A subnormal has no hidden bit and shares the exponent of the smallest normal number.
-    let is_subnormal = hlo.compare("EQ", &exponent, &none);
-    let hidden = hlo.with_int("or", &fraction, 1 << 52);
-    let mantissa = hlo.select(&is_subnormal, &fraction, &hidden);
-    let shift = hlo.binary("maximum", &exponent, &one);
-    let shift = hlo.subtract(&shift, &one);
-    let place = hlo.with_int("shift_right_logical", &shift, 5);
-    let within = hlo.with_int("and", &shift, 31);
-    // The mantissa, moved by less than a digit, in two parts that do not overflow.
-    let low = hlo.with_int("and", &mantissa, 0xffff_ffff);
-    let low = hlo.binary("shift_left", &low, &within);
-    let high = hlo.with_int("shift_right_logical", &mantissa, 32);
-    let high = hlo.binary("shift_left", &high, &within);
-    let carried = hlo.with_int("shift_right_logical", &low, 32);
-    let high = hlo.add(&high, &carried);
-    let digits = [
-        hlo.with_int("and", &low, 0xffff_ffff),
-        hlo.with_int("and", &high, 0xffff_ffff),
-        hlo.with_int("shift_right_logical", &high, 32),
-    ];
-    let infinite = hlo.int(0x7ff, &[], int);
-    let is_infinite = hlo.compare("EQ", &exponent, &infinite);
-    let is_negative = hlo.compare("LT", &bits, &none);
-    let mut sum = words.clone();
-    let index = hlo.iota(&[ExactSum::WORDS], 0, int);
-    let zeros = hlo.int(0, &[ExactSum::WORDS], int);
-    let mut add = |hlo: &mut Builder, digit: &Value, place: &Value| {
-        let (digit, place) = (hlo.fill(digit, &[ExactSum::WORDS]), hlo.fill(place, &[ExactSum::WORDS]));
-        let is_here = hlo.compare("EQ", &index, &place);
-        let spread = hlo.select(&is_here, &digit, &zeros);
-        sum = hlo.add(&sum, &spread);
-    };
-    for (number, digit) in digits.iter().enumerate() {
-        let negative = hlo.unary("negate", digit);
-        let digit = hlo.select(&is_negative, &negative, digit);
-        let digit = hlo.select(&is_infinite, &none, &digit);
-        let place = hlo.with_int("add", &place, number as i64);
-        add(hlo, &digit, &place);
-    }
-    let (count, last) = (hlo.convert(&is_infinite, int), hlo.int(DIGITS as i64, &[], int));
-    add(hlo, &count, &last);
-    sum
+    let (int, float) = (Element::I64, number.element());
+    let (size, most) = (hlo.unary("abs", number), hlo.float(MOST, &[], float));
+    let zero = hlo.float(0.0, &[], float);
+    // Nor is what is no number less.
+    let is_finite = hlo.compare("LT", &size, &most);
+    let size = hlo.select(&is_finite, &size, &zero);
+    let digits = digits(hlo, &size);
+    let (negative, is_negative) = (hlo.unary("negate", &digits), hlo.compare("LT", number, &zero));
+    let digits = hlo.select(&is_negative, &negative, &digits);
+    let (count, one) = (hlo.convert(&is_finite, int), hlo.int(1, &[], int));
+    let not_finite = hlo.subtract(&one, &count);
+    let not_finite = hlo.reshape(&not_finite, &[1]);
+    let (below, above) = (hlo.zeros(&[DIGITS.start], int), hlo.zeros(&[NOT_FINITE_WORD - DIGITS.end], int));
+    let more = hlo.concatenate(&[below, digits, above, not_finite], 0);
+    hlo.add(words, &more)
 }
 
-/// The number that the words of an exact sum stand for, in double precision; none if something was not finite.
-fn value_of(hlo: &mut Builder, words: &Value) -> Value {
-    // What no number reaches has a weight, too: an infinite one would make zeros of it no numbers.
-    let weight = |digit: i32| match 32 * digit - 1074 {
-        exponent if exponent > 1023 => f64::MAX,
-        exponent => 2f64.powi(exponent),
-    };
-    let weights: Vec<f64> = (0..DIGITS as i32).map(weight).collect();
-    let weights = hlo.floats(&weights, Element::F64);
-    let digits = hlo.range(words, 0..DIGITS);
-    let digits = hlo.convert(&digits, Element::F64);
+/// All of [`DIGITS`] of a number below [`MOST`] that is not negative.
+fn digits(hlo: &mut Builder, number: &Value) -> Value {
+    let float = number.element();
+    let number = hlo.fill(number, &[DIGITS.len()]);
+    // What is above a digit is a multiple of the next one's weight. Above the last one is nothing.
+    let next = |digit: usize| if digit + 1 == DIGITS.end { 0.0 } else { weight(digit + 1) };
+    let over = |weight: f64| if weight == 0.0 { 0.0 } else { weight.recip() };
+    let (weights, scales): (Vec<f64>, Vec<f64>) =
+        DIGITS.map(next).map(|weight| (weight, over(weight))).unzip();
+    let (weights, scales) = (hlo.floats(&weights, float), hlo.floats(&scales, float));
+    let above = hlo.multiply(&number, &scales);
+    let whole = hlo.unary("floor", &above);
+    let whole = hlo.multiply(&whole, &weights);
+    let rest = hlo.subtract(&number, &whole);
+    let scales: Vec<f64> = DIGITS.map(weight).map(f64::recip).collect();
+    let scales = hlo.floats(&scales, float);
+    let digits = hlo.multiply(&rest, &scales);
+    let digits = hlo.unary("floor", &digits);
+    // A number that is so large beside the next digit has no bits in this one, and may be infinite beside it.
+    let bits = hlo.float(2f64.powi(53), &[DIGITS.len()], float);
+    let (has_bits, none) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
+    let digits = hlo.select(&has_bits, &digits, &none);
+    hlo.convert(&digits, Element::I64)
+}
+
+/// The number that the words of an exact sum stand for, in a type of floats; none if something was not finite.
+fn value_of(hlo: &mut Builder, words: &Value, float: Element) -> Value {
+    let weights: Vec<f64> = DIGITS.map(weight).collect();
+    let weights = hlo.floats(&weights, float);
+    let digits = hlo.range(words, DIGITS);
+    let digits = hlo.convert(&digits, float);
     let terms = hlo.multiply(&digits, &weights);
     let sum = hlo.sum(&terms, &[0]);
-    let not_finite = word(hlo, words, DIGITS);
+    let not_finite = word(hlo, words, NOT_FINITE_WORD);
     let none = hlo.int(0, &[], Element::I64);
     let is_finite = hlo.compare("EQ", &not_finite, &none);
-    let nan = hlo.float(f64::NAN, &[], Element::F64);
+    let nan = hlo.float(f64::NAN, &[], float);
     hlo.select(&is_finite, &sum, &nan)
 }
 
@@ -115,7 +118,7 @@ pub(crate) fn gradient_factors(
     divisor: &Value,
     grad_clip: Option<f64>,
 ) -> Value {
-    let double = Element::F64;
+    let double = divisor.element();
     let (zero, one) = (hlo.float(0.0, &[], double), hlo.float(1.0, &[], double));
     let count = word(hlo, words, COUNT);
     let count = hlo.convert(&count, double);
@@ -125,7 +128,7 @@ pub(crate) fn gradient_factors(
     let scale = hlo.select(&is_counted, &scale, &zero);
     let of = |hlo: &mut Builder, range: std::ops::Range<usize>| {
         let words = hlo.slice(words, &[range]);
-        value_of(hlo, &words)
+        value_of(hlo, &words, double)
     };
     let loss = of(hlo, LOSS);
     let squares = of(hlo, SQUARED_NORM);

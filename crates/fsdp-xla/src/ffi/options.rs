@@ -63,7 +63,8 @@ impl CompileOptions {
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
         let build = Message::default().int(4, replicas).int(5, 1).bytes(9, &assignment.0);
         let flags = self.flags.iter().fold(Message::default().bytes(3, &build.0), |message, name| {
-            let on = Message::default().int(2, 1);
+            // As text, since older compilers for TPUs have flags of more values than two where newer ones have switches.
+            let on = Message::default().bytes(1, b"true");
             let entry = Message::default().bytes(1, name.as_bytes()).bytes(2, &on.0);
             message.bytes(7, &entry.0)
         });
@@ -111,8 +112,8 @@ mod tests {
         let plain = [&[26, 16][..], &build].concat();
         assert_eq!(options.to_proto(), plain);
         options.flags = vec!["a", "bc"];
-        let flags =
-            [&[58, 7, 10, 1, b'a', 18, 2, 16, 1][..], &[58, 8, 10, 2, b'b', b'c', 18, 2, 16, 1]].concat();
+        let on = [18, 6, 10, 4, b't', b'r', b'u', b'e'];
+        let flags = [&[58, 11, 10, 1, b'a'][..], &on, &[58, 12, 10, 2, b'b', b'c'], &on].concat();
         assert_eq!(options.to_proto(), [plain, flags].concat());
     }
 }

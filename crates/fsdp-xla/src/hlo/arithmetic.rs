@@ -65,15 +65,6 @@ impl Builder {
         self.convert(x, x.element().master())
     }
 
-    /// The same bits as another type.
-    pub(crate) fn bitcast(&mut self, x: &Value, element: Element) -> Value {
-        let shape = Shape::new(x.dims(), element);
-        self.push(
-            shape.clone(),
-            format_args!("stablehlo.bitcast_convert {} : ({}) -> {shape}", x.name, x.shape),
-        )
-    }
-
     /// `EQ`, `LT`, `GE`, ...
     pub(crate) fn compare(&mut self, direction: &str, a: &Value, b: &Value) -> Value {
         assert_eq!(a.shape, b.shape, "operands of one shape are compared");

@@ -1,7 +1,7 @@
 //! A writer of StableHLO: values with shapes, and one method for each operation, which checks the shapes of its operands (a wrong
 //! one is a fault of this crate: it panics) and adds an operation.
 //!
-//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.13 to 1.24) takes it, and people can read it.
+//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.7 to 1.24) takes it, and people can read it.
 
 mod arithmetic;
 mod collectives;

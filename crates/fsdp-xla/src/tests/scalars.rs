@@ -6,7 +6,9 @@ use fsdp_core::{DType, ExactSum, Queue};
 
 use super::with_memory;
 use crate::buffer::XlaBuffer;
+use crate::hlo::Element;
 use crate::memory::XlaMemory;
+use crate::scalars::gradient_factors;
 
 const QUEUE: Queue = Queue::Compute;
 
@@ -22,40 +24,94 @@ fn buffer(memory: &XlaMemory, values: HostSlice<'_>) -> XlaBuffer {
     buffer
 }
 
+/// What programs add to a sum: no bits below 2^-114, and nothing from 2^127 on.
+fn within_range(number: f64) -> f64 {
+    if number.abs() < 2f64.powi(127) {
+        (number * 2f64.powi(114)).trunc() / 2f64.powi(114)
+    } else {
+        f64::INFINITY
+    }
+}
+
+/// In single precision as well, whose range is that of double precision on TPUs.
 #[test]
 fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
+    let (small, large) = (2f64.powi(-114), 2f64.powi(127));
     let numbers = [
         0.0,
         1.0,
         -1.0,
         0.1,
         -3.75e-3,
-        1e300,
-        -1e300,
-        f64::MAX,
-        f64::MIN_POSITIVE,
-        5e-324,
-        -7e-310,
-        1e-40,
         123456.789,
+        4294967295.0,
+        -4294967296.5,
+        1e20 + 1e5,
+        -1e-20,
+        small,
+        -1.5 * small,
+        0.9 * small,
+        1e-40,
+        5e-324,
+        large,
+        -0.999999 * large,
+        1e300,
+        -f64::MAX,
         f64::INFINITY,
         f64::NAN,
     ];
     with_memory("this test", |memory| {
-        for number in numbers {
+        let check = |number: f64, values: HostSlice<'_>| {
             let mut sum = ExactSum::default();
             sum.add(2.5);
             let mut words = buffer(memory, HostSlice::I64(&sum.to_words()));
-            let values = buffer(memory, HostSlice::F64(&[number]));
+            let values = buffer(memory, values);
             memory.begin_schedule();
             memory.exact_sum(QUEUE, Slice::whole(&values), SliceMut::whole(&mut words)).unwrap();
             memory.end_schedule().unwrap();
             let mut found = [0; ExactSum::WORDS];
             memory.read(QUEUE, Slice::whole(&words), HostSliceMut::I64(&mut found)).unwrap();
-            sum.add(number);
+            sum.add(within_range(number));
             let found = ExactSum::from_words(&found);
-            assert_eq!(found.to_words(), sum.to_words(), "{number:e}");
+            assert_eq!(found.to_words(), sum.to_words(), "{number:e} in {:?}", values.storage.dtype);
+        };
+        for number in numbers {
+            check(number, HostSlice::F64(&[number]));
+            let single = number as f32;
+            check(single.into(), HostSlice::F32(&[single]));
         }
+    });
+}
+
+/// What the factors of a step are computed of has the range of single precision: in its arithmetic they come out, too.
+#[test]
+fn factors_need_no_more_range_than_single_precision_has() {
+    with_memory("this test", |memory| {
+        let mut words = vec![0; SCALAR_WORDS];
+        for (range, value) in [(LOSS, 5.5), (SQUARED_NORM, 1e30)] {
+            let mut sum = ExactSum::default();
+            sum.add(value);
+            words[range].copy_from_slice(&sum.to_words());
+        }
+        words[COUNT] = 4;
+        let scalars = buffer(memory, HostSlice::I64(&words));
+        let mut factors = buffer(memory, HostSlice::F32(&[0.25, 1.0, 1.0]));
+        memory.begin_schedule();
+        {
+            let mut trace = memory.lock();
+            let trace = trace.as_mut().unwrap();
+            let words = trace.load(QUEUE, Slice::whole(&scalars));
+            let before = trace.load(QUEUE, Slice::whole(&factors));
+            let divisor = trace.input_floats(&[1.0], Element::F32);
+            let new = gradient_factors(&mut trace.hlo, &words, &before, &divisor, Some(1.0));
+            trace.store(QUEUE, &SliceMut::whole(&mut factors), &new);
+        }
+        memory.end_schedule().unwrap();
+        let mut found = [0.0; 3];
+        memory.read(QUEUE, Slice::whole(&factors), HostSliceMut::F32(&mut found)).unwrap();
+        let norm = 1e15 / 4.0;
+        assert_eq!((found[0], found[2]), (0.25, 1.0), "{found:?}");
+        assert!((found[1] * norm - 1.0).abs() < 1e-6, "{found:?}");
     });
 }
 

@@ -100,7 +100,7 @@ fn a_topology_that_the_plugin_does_not_know() {
 fn a_compiler_that_does_not_take_the_program() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unregistered operation");
-    let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.13 to 1.24), does not take the program: unregistered operation";
+    let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), does not take the program: unregistered operation";
     for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
         let refused = told(&sandbox, &command);
         assert!(refused.contains(said), "{refused}");
