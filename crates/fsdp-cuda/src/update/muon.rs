@@ -14,12 +14,8 @@ impl UpdateRule<CudaMemory> for Muon {
         _scalars: &StepScalars<'_, CudaBuffer>,
         _statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
-        Err(Error::Policy {
-            key: "optimizer",
-            value: "muon".into(),
-            expected:
-                "GPUs have no Muon; train on the device \"cpu\" or \"torch-cpu\", or take another optimizer"
-                    .into(),
-        })
+        let said =
+            "GPUs have no Muon; train on the device \"cpu\" or \"torch-cpu\", or take another optimizer";
+        Err(Error::Refused(said.into()))
     }
 }

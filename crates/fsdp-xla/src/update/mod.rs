@@ -55,11 +55,8 @@ macro_rules! missing {
                 _scalars: &StepScalars<'_, XlaBuffer>,
                 _statistics: &[XlaBuffer],
             ) -> Result<(), Error> {
-                Err(Error::Policy {
-                    key: "optimizer",
-                    value: $name.into(),
-                    expected: "XLA devices have adamw, sgd, lion and adafactor; take one of them, or another device".into(),
-                })
+                let said = concat!("XLA devices have adamw, sgd, lion and adafactor, and no ", $name);
+                Err(Error::Refused(said.into()))
             }
         }
     )*};
