@@ -61,7 +61,8 @@ impl CompileOptions {
         self.devices.iter().for_each(|id| ids.varint(*id));
         let computation = Message::default().bytes(1, &ids.0);
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
-        let build = Message::default().int(4, replicas).int(5, 1).bytes(9, &assignment.0);
+        // The device of a compilation for a single one: -1, as the assignment says which they are.
+        let build = Message::default().int(1, u64::MAX).int(4, replicas).int(5, 1).bytes(9, &assignment.0);
         let flags = self.flags.iter().fold(Message::default().bytes(3, &build.0), |message, name| {
             // As text, since older compilers for TPUs have flags of more values than two where newer ones have switches.
             let on = Message::default().bytes(1, b"true");
@@ -108,8 +109,9 @@ mod tests {
         let mut options = CompileOptions { devices: vec![0, 1], flags: Vec::new() };
         // As `xla.CompileOptionsProto` of Python's protobuf serializes them.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];
-        let build: Vec<u8> = [&[32, 2, 40, 1, 74, 10][..], &assignment].concat();
-        let plain = [&[26, 16][..], &build].concat();
+        let nowhere = [8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1];
+        let build: Vec<u8> = [&nowhere[..], &[32, 2, 40, 1, 74, 10], &assignment].concat();
+        let plain = [&[26, 27][..], &build].concat();
         assert_eq!(options.to_proto(), plain);
         options.flags = vec!["a", "bc"];
         let on = [18, 6, 10, 4, b't', b'r', b'u', b'e'];
