@@ -4,11 +4,11 @@ use std::fmt;
 
 use crate::hlo::Collective;
 
-/// The collectives of a compiled program beside those that were written. Each kind is looked at by itself, for only waits order those
-/// of different kinds. Those of one unit count as one, as in the schedule: its segments have no order, and compilers join them.
+/// The collectives of a compiled program beside those that were written. Each kind of each queue is looked at by itself, for only
+/// waits order the others. Those of one unit count as one, as in the schedule: its segments have no order, and compilers join them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// All are there, and in the order of the schedule.
+    /// Units are in the order of the schedule, with a collective at least wherever it has one.
     Same,
     /// The first of a kind that is not where it was written. One of them is there.
     Differs {
@@ -22,8 +22,9 @@ pub enum Order {
 impl Order {
     /// Compares what was written with what a compiler has left.
     pub fn of(written: &[Collective], left: &[Collective]) -> Self {
-        for kind in Collective::KINDS {
-            let (mut wanted, mut found) = (units(written, kind).into_iter(), units(left, kind).into_iter());
+        let lists = Collective::KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]);
+        for (kind, reduces) in lists {
+            let [mut wanted, mut found] = [written, left].map(|all| units(all, kind, reduces).into_iter());
             loop {
                 match (wanted.next(), found.next()) {
                     (None, None) => break,
@@ -38,9 +39,10 @@ impl Order {
     }
 }
 
-/// The first collective of each unit in a row.
-fn units<'a>(all: &'a [Collective], kind: &str) -> Vec<&'a Collective> {
-    let mut units: Vec<&Collective> = all.iter().filter(|one| one.kind == kind).collect();
+/// The first collective of each unit in a row, among those of a kind that are for gradients, or for anything else.
+fn units<'a>(all: &'a [Collective], kind: &str, reduces: bool) -> Vec<&'a Collective> {
+    let is_one = |one: &&Collective| one.kind == kind && one.of().starts_with("gradient") == reduces;
+    let mut units: Vec<&Collective> = all.iter().filter(is_one).collect();
     units.dedup_by(|one, before| one.of() == before.of());
     units
 }
@@ -97,6 +99,16 @@ mod tests {
              forward/unit 1/all-gather 0 (8 elements)"
         );
         assert!(said(&[0, 2, 1, 3]).contains("unit 1/all-gather 1 (8 elements) is one more than it has"));
+    }
+
+    /// With replicas and the tree, gradients are gathered, too, on another queue than parameters.
+    #[test]
+    fn gathers_of_gradients_and_of_parameters_are_not_ordered() {
+        let [parameters, gradients] =
+            ["backward/unit 1", "gradient/unit 4"].map(|of| made("all-gather", of, 0));
+        let written = [parameters.clone(), gradients.clone()];
+        assert_eq!(Order::of(&written, &[gradients.clone(), parameters.clone()]), Order::Same);
+        assert_ne!(Order::of(&written, &[gradients]), Order::Same);
     }
 
     #[test]
