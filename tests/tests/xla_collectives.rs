@@ -14,7 +14,7 @@ use crate::xla::{LAYERS, NATIVE, TREE, plugin, traced};
 /// A model, changes of its run file, and how gradients are added; on four ranks, with two micro-batches in a step.
 type Case<'a> = (&'a str, &'a [&'a str], ProgramForm);
 
-const CASES: [Case<'_>; 16] = [
+const CASES: [Case<'_>; 20] = [
     (LLAMA, &[], NATIVE),
     (LLAMA, &[], TREE),
     (LLAMA, &["fsdp.reshard_after_forward=true"], NATIVE),
@@ -26,6 +26,10 @@ const CASES: [Case<'_>; 16] = [
     (LLAMA, &["fsdp.forward_prefetch=2", "fsdp.backward_prefetch=2"], NATIVE),
     (LLAMA, &["fsdp.activation_checkpointing=\"selective\""], NATIVE),
     (LLAMA, &["fsdp.activation_checkpointing=\"full\""], NATIVE),
+    (LLAMA, &["fsdp.activation_checkpointing=\"full\"", "fsdp.reshard_after_forward=false"], NATIVE),
+    (LLAMA, &["fsdp.activation_checkpointing=\"full\"", "fsdp.wrap=[]"], TREE),
+    (LLAMA, &["fsdp.activation_checkpointing=\"selective\"", "fsdp.reshard_after_forward=false"], NATIVE),
+    (LLAMA, &["fsdp.activation_checkpointing=\"full\"", "fsdp.mesh.replicate=4"], TREE),
     (LLAMA, &["fsdp.accumulation=\"unsharded\""], NATIVE),
     (LLAMA, &["fsdp.param_dtype=\"bf16\"", "fsdp.reduce_dtype=\"f32\""], NATIVE),
     (GPT2, &[], NATIVE),

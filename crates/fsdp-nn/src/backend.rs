@@ -121,6 +121,10 @@ pub trait Backend: Memory {
         HeadChunks::Small
     }
 
+    /// What is computed of `kept` from now on was computed before, and is computed again for a backward that continues from
+    /// `gradient`. Devices that run operations when they are told to have nothing to do; a compiler must not take the first results.
+    fn recompute(&self, _kept: &mut Self::Buffer, _gradient: &Self::Buffer) {}
+
     /// Checks operands, and runs an operation on them: by the memory, by this backend, or made of other operations.
     ///
     /// # Errors

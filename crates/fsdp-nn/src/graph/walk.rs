@@ -29,6 +29,9 @@ pub(crate) trait Runner {
     /// A place begins.
     fn allocate(&mut self, decl: &Decl) -> Result<Self::Handle, Error>;
 
+    /// What is made of a kept value from now on is made again, for backward, which continues from this gradient.
+    fn again(&mut self, _kept: &mut Self::Handle, _gradient: &Self::Handle) {}
+
     /// A call is made.
     fn run(&mut self, call: &Call, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
 }
@@ -104,6 +107,10 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
 
     fn allocate(&mut self, decl: &Decl) -> Result<M::Buffer, Error> {
         self.inputs.memory.allocate(decl.category, decl.dtype, decl.len())
+    }
+
+    fn again(&mut self, kept: &mut M::Buffer, gradient: &M::Buffer) {
+        self.inputs.memory.recompute(kept, gradient);
     }
 
     fn run(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {

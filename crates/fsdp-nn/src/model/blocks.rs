@@ -84,7 +84,11 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         if is_checkpointing(mode) && self.spec.block(block).layer.is_none() {
             return Err(self.error(block, ModelError::NotInLayer));
         }
-        let (input, input_held) = self.take_input(block, mode)?;
+        let (mut input, input_held) = self.take_input(block, mode)?;
+        let gradient = self.between.gradient.as_ref().filter(|_| mode == ForwardMode::Recompute).cloned();
+        if let (Some(input), Some(gradient)) = (&mut input, &gradient) {
+            runner.again(input, gradient);
+        }
         let earlier = match mode {
             ForwardMode::Recompute => {
                 Some(self.take_frame(block, true, "recomputation", "a forward to replay")?)
@@ -112,6 +116,9 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
             for (value, place) in &plan.sources {
                 let kept = earlier.plan.kept.iter().find(|(kept, _)| kept == value);
                 places[*place] = kept.and_then(|(_, place)| earlier.places[*place].take());
+                if let (Some(kept), Some(gradient)) = (&mut places[*place], &gradient) {
+                    runner.again(kept, gradient);
+                }
             }
         }
         walk(&plan.forward, &plan.places, &mut places, runner)?;

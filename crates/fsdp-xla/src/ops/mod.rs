@@ -33,6 +33,12 @@ impl Backend for XlaMemory {
         HeadChunks::Large
     }
 
+    fn recompute(&self, kept: &mut XlaBuffer, gradient: &XlaBuffer) {
+        if let Some(trace) = &mut *self.lock() {
+            trace.delay(&kept.storage, &gradient.storage);
+        }
+    }
+
     fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         operands.writes.iter().try_for_each(|write| writable(write.slice.buffer))?;
         let Some(trace) = &mut *self.lock() else { return self.execute_on_host(op, operands) };

@@ -7,7 +7,8 @@
 //!
 //! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands behind
 //! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
-//! second gather of a unit, and the memory that this was to save is not. Each collective is behind the one before on its queue, too,
+//! second gather of a unit, and the memory that this was to save is not. Where no gather stands between a layer and its
+//! recomputation, what is read again is behind the gradient that backward continues from. Each collective is behind the one before on its queue, too,
 //! so that they keep the order of the schedule.
 
 mod module;
@@ -227,6 +228,18 @@ impl Trace {
         storage.put(Content::Traced(values));
         self.awaited[queue as usize].is_past = true;
         self.last[queue as usize] = Some(value);
+    }
+
+    /// What storage holds is not there before what the other one holds.
+    pub(crate) fn delay(&mut self, storage: &Arc<Storage>, other: &Arc<Storage>) {
+        let [value, other] = [storage, other].map(|storage| {
+            let values = self.open(storage);
+            let whole = self.whole(storage, &values);
+            storage.put(Content::Traced(BTreeMap::from([(0, whole.clone())])));
+            whole
+        });
+        let value = self.hlo.behind(&value, &other);
+        storage.put(Content::Traced(BTreeMap::from([(0, value)])));
     }
 
     /// Forgets what storage holds.
