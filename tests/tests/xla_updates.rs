@@ -84,7 +84,7 @@ fn distance([found, expected]: [State; 2]) -> f64 {
     for (name, expected) in expected {
         let largest = expected.iter().fold(0f64, |largest, value| largest.max(value.abs()));
         for (found, expected) in found[&name].iter().zip(expected) {
-            assert!(found.is_finite(), "{name}: {found} for {expected}");
+            assert!(found.is_finite() && expected.is_finite(), "{name}: {found} for {expected}");
             most = most.max((found - expected).abs() / largest);
         }
     }
@@ -100,10 +100,13 @@ const DOUBLE: [&str; 2] = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\
 /// take a small factor.
 fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
     const FACTOR: f64 = 8.0;
+    /// Whatever was found in double precision: 300 units in the last place.
+    const MOST: f64 = 2e-5;
     let (single, double) = (distance(&[]), distance(&DOUBLE));
     println!("{what}: {single:e} in f32, {double:e} in f64");
     assert!(double <= 1e-13, "{what}: {double:e} in f64");
-    assert!(single <= FACTOR * 2f64.powi(29) * double, "{what}: {single:e} in f32, {double:e} in f64");
+    let bound = (FACTOR * 2f64.powi(29) * double).min(MOST);
+    assert!(single <= bound, "{what}: {single:e} in f32, {double:e} in f64");
 }
 
 #[test]

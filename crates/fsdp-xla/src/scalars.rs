@@ -45,12 +45,12 @@ pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
     hlo.sum(&rows, &[0])
 }
 
-/// The words of an exact sum with one number more. Of the number, what is below the last of [`DIGITS`] is left out.
+/// The words of an exact sum with one number more. Of the number, what is below the lowest of [`DIGITS`] is left out.
 pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> Value {
     let (int, float) = (Element::I64, number.element());
     let (size, most) = (hlo.unary("abs", number), hlo.float(MOST, &[], float));
     let zero = hlo.float(0.0, &[], float);
-    // Nor is what is no number less.
+    // What is no number is not less either.
     let is_finite = hlo.compare("LT", &size, &most);
     let size = hlo.select(&is_finite, &size, &zero);
     let digits = digits(hlo, &size);
@@ -68,7 +68,7 @@ pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> V
 fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let float = number.element();
     let number = hlo.fill(number, &[DIGITS.len()]);
-    // What is above a digit is a multiple of the next one's weight. Above the last one is nothing.
+    // What is above a digit is a multiple of the next one's weight. Above the highest one is nothing.
     let next = |digit: usize| if digit + 1 == DIGITS.end { 0.0 } else { weight(digit + 1) };
     let over = |weight: f64| if weight == 0.0 { 0.0 } else { weight.recip() };
     let (weights, scales): (Vec<f64>, Vec<f64>) =
@@ -82,7 +82,7 @@ fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let scales = hlo.floats(&scales, float);
     let digits = hlo.multiply(&rest, &scales);
     let digits = hlo.unary("floor", &digits);
-    // A number that is so large beside the next digit has no bits in this one, and may be infinite beside it.
+    // From 2^53 of the next digit on, double precision has no bits as low as this one, and `above` may have overflowed.
     let bits = hlo.float(2f64.powi(53), &[DIGITS.len()], float);
     let (has_bits, none) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
     let digits = hlo.select(&has_bits, &digits, &none);
