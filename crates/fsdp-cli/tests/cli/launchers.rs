@@ -10,7 +10,7 @@ use crate::kills::{ends_as_if_nothing_had_been, wait_for_saves};
 use crate::launching::Launch;
 use crate::processes::bits;
 use crate::support::{Ran, Sandbox};
-use crate::world::{free_port, send};
+use crate::world::{free_port, send, wait_until};
 
 /// A launcher and its arguments for processes on this machine.
 struct Launcher {
@@ -206,7 +206,10 @@ fn torchrun_starts_a_run_again_whose_process_was_killed() {
         let launch = Launch::of(command(&sandbox, &launcher.program, agent, &endless));
         for _ in 0..2 {
             wait_for_saves(&sandbox);
-            send("KILL", launch.workers()[1]);
+            let workers = launch.workers();
+            send("KILL", workers[1]);
+            // The other one may save until it has noticed.
+            wait_until("the end of both", || !workers.iter().any(Launch::is_there));
         }
         wait_for_saves(&sandbox);
         send("TERM", launch.id());
