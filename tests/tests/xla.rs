@@ -260,12 +260,10 @@ fn constants_in_double(text: &str) -> Vec<f64> {
         let Some((_, constant)) = line.split_once("stablehlo.constant dense<") else { return Vec::new() };
         let (values, shape) = constant.split_once("> : ").unwrap();
         let bits = |value: &str| u64::from_str_radix(value.trim().strip_prefix("0x").unwrap(), 16).unwrap();
-        match shape.ends_with("f64>") {
-            true => {
-                values.trim_matches(['[', ']']).split(',').map(|value| f64::from_bits(bits(value))).collect()
-            }
-            false => Vec::new(),
+        if !shape.ends_with("f64>") {
+            return Vec::new();
         }
+        values.trim_matches(['[', ']']).split(',').map(|value| f64::from_bits(bits(value))).collect()
     };
     text.lines().flat_map(of_line).collect()
 }

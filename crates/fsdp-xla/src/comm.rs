@@ -56,9 +56,8 @@ impl XlaComm {
         inputs: &[XlaBuffer],
         outputs: &mut [XlaBuffer],
     ) -> Vec<Value> {
-        let (kind, of) =
-            (call.kind, call.unit.map_or_else(String::new, |UnitId(unit)| format!("/unit {unit}")));
-        let (queue, of) = (kind.queue(), format!("{}{of}", call.purpose.name()));
+        let (kind, of) = (call.kind, purpose(call));
+        let queue = kind.queue();
         trace.begin_collective(queue);
         let reads: Vec<Value> = match kind {
             CollectiveKind::AllReduce(_) => &*outputs,
@@ -139,6 +138,14 @@ impl XlaComm {
             kind => unreachable!("{} is made by schedules only", kind.name()),
         };
         Ok(OnHost { pending, outputs })
+    }
+}
+
+/// What a collective is for: `forward/unit 3`, or `scalars`.
+fn purpose(call: &Fingerprint) -> String {
+    match call.unit {
+        Some(UnitId(unit)) => format!("{}/unit {unit}", call.purpose.name()),
+        None => call.purpose.name().to_owned(),
     }
 }
 

@@ -11,8 +11,8 @@ pub struct Collective {
     pub kind: &'static str,
     /// Elements of what it makes.
     pub elements: usize,
-    /// What it is for and its number among those of the step, in the order of the schedule: `forward/unit 3/all-gather 12`. Compilers
-    /// keep it as the name of what the operation becomes, which profiles show. Empty for one that they have made themselves.
+    /// What it is for and its number among those of the step, in the order of the schedule: `forward/unit 3/all-gather 12`. XLA
+    /// keeps it as the name of what the operation becomes. Empty for one that they have made themselves.
     pub name: String,
 }
 
