@@ -89,7 +89,9 @@ impl Compiled<'_> {
             row("temporaries", need.temporaries);
             row("code", need.code);
             row("all of these", need.total());
-            row("peak, as XLA says", need.peak);
+            if let Some(peak) = need.peak {
+                row("peak, as XLA says", peak);
+            }
         }
         row("peak, as the ledger predicts", self.predicted_bytes);
         if let Some(has) = self.target.memory() {

@@ -74,7 +74,8 @@ impl Compiled {
         };
         let bytes = |field| said.get(field) as u64;
         let [code, arguments, results, aliased, temporaries] = [3, 4, 5, 6, 7].map(bytes);
-        Ok(Some(MemoryNeed { code, arguments, results, aliased, temporaries, peak: bytes(13) }))
+        let peak = Some(bytes(13)).filter(|&peak| peak > 0);
+        Ok(Some(MemoryNeed { code, arguments, results, aliased, temporaries, peak }))
     }
 
     /// Floating-point operations of a device, as the compiler counts them; none where the plugin does not say.
@@ -107,8 +108,9 @@ pub struct MemoryNeed {
     pub aliased: u64,
     /// What it needs in between.
     pub temporaries: u64,
-    /// At most at one time, by the compiler's own account; processors' compilers count only part of it.
-    pub peak: u64,
+    /// At most at one time, by the compiler's own account; processors' compilers count only part of it, and older plugins do
+    /// not say it.
+    pub peak: Option<u64>,
 }
 
 impl MemoryNeed {

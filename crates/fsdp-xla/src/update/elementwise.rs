@@ -63,7 +63,11 @@ impl Trace {
         factors: &Factors<'_, F>,
         step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
-        let params = self.load(QUEUE, Slice::whole(shard.params));
+        let mut params = self.load(QUEUE, Slice::whole(shard.params));
+        // One update after the other: XLA for processors would else make all new parameters before it replaces the old ones.
+        if let Some(last) = self.last(QUEUE) {
+            params = self.hlo.behind(&params, &last);
+        }
         let element = params.element();
         let state: Vec<Value> =
             shard.state.iter().map(|buffer| self.load(QUEUE, Slice::whole(buffer))).collect();
