@@ -1,9 +1,9 @@
 //! Adapters: small matrices that are trained beside a frozen model (LoRA: Hu et al., 2021).
 //!
-//! [`adapt`] puts them beside the linear maps that the run file names; from there on they are parameters like all others,
-//! and what is frozen costs neither gradients nor optimizer state. What a run exports is what PEFT saves
-//! ([`peft`]), and on demand the model with its adapters added ([`merge`](mod@merge)). Checkpoints hold adapters, their state
-//! and the digest of the base, which is read where it was read at first.
+//! [`adapt`] adds them to the linear maps that the run file names. From then on they are ordinary parameters, and
+//! frozen parameters need neither gradients nor optimizer state. A run exports the adapters in PEFT's format ([`peft`])
+//! and, on request, the merged model ([`merge`](mod@merge)). Checkpoints hold the adapters, their optimizer state and a
+//! digest of the base; a resumed run reads the base from its original files.
 
 mod init;
 pub mod merge;
@@ -23,10 +23,10 @@ pub use init::AdaptedInit;
 const TARGET_MODULES: &str = "adapter.target_modules";
 const MODULES_TO_SAVE: &str = "adapter.modules_to_save";
 
-/// A model with the adapters of a run file, or as it is if that has none.
+/// Returns a model with the adapters of the run file, or unchanged if the file has no adapter.
 ///
 /// # Errors
-/// [`TrainError::Misfit`]: names that no module has or that are given twice, a rank beyond the sizes of a linear map.
+/// [`TrainError::Misfit`]: names that match no module or that are given twice; a rank larger than a linear map allows.
 pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, TrainError> {
     let Some(adapter) = &config.adapter else { return Ok(base.into()) };
     let mut description = base.description().clone();
@@ -49,7 +49,7 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
     Ok(Adapted::new(base, description))
 }
 
-/// That a model has adapters if the run file has, and files to be added to if they are to be merged.
+/// Checks that the model has adapters if and only if the run file has, and that a merge has base files to read.
 ///
 /// # Errors
 /// [`TrainError::Misfit`].
@@ -67,22 +67,22 @@ pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(),
     Err(TrainError::Misfit { key: "adapter", reason: reason.to_owned() })
 }
 
-/// Whether the model with its adapters added is exported too.
+/// Whether the merged model is exported too.
 pub(crate) fn merges(config: &Resolved) -> bool {
     config.adapter.as_ref().is_some_and(|adapter| adapter.merge)
 }
 
-/// Whether a module is meant by a name: it is its own, or what its own ends with behind a dot (as in PEFT).
+/// Whether `name` denotes the module: it equals the module's name or its last dotted parts (as in PEFT).
 fn is_called(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// The last part of a name.
+/// The last dotted part of a name.
 fn last_part(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// The linear maps that are adapted, by number.
+/// Indices of the linear maps to adapt.
 fn targets(description: &Description, targets: &Targets) -> Result<Vec<usize>, TrainError> {
     let all: Vec<&str> = description
         .linears
@@ -101,7 +101,7 @@ fn targets(description: &Description, targets: &Targets) -> Result<Vec<usize>, T
     Ok((0..all.len()).filter(|&index| is_meant(&all[index])).collect())
 }
 
-/// The parameters of modules that are trained whole. A tied parameter is in all modules that have a name for it.
+/// The parameters of modules that are trained whole. A tied parameter belongs to every module that has a name for it.
 fn trained(spec: &ModelSpec, names: &[String]) -> Result<BTreeSet<ParamId>, TrainError> {
     let mut trained = BTreeSet::new();
     for name in names {
@@ -129,7 +129,7 @@ fn trained(spec: &ModelSpec, names: &[String]) -> Result<BTreeSet<ParamId>, Trai
     Ok(trained)
 }
 
-/// The parameters that are called after a module.
+/// The parameters whose name, or an alias of it, is inside the module.
 fn params_of<'a>(spec: &'a ModelSpec, module: &'a str) -> impl Iterator<Item = ParamId> + 'a {
     let is_inside = move |name: &String| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.'));
     let params = spec.params.iter().enumerate();
@@ -162,7 +162,8 @@ fn expect_rank(module: &str, layer: Linear, rank: usize) -> Result<(), TrainErro
     Err(TrainError::Misfit { key: "adapter.rank", reason })
 }
 
-/// Under which names a parameter is exported: of an adapter what is trained, as PEFT calls it; else its own.
+/// The names under which a parameter is exported: with an adapter, PEFT's names of trained parameters only; without
+/// one, the parameter's own name.
 pub(crate) fn exported_names(adapter: Option<&AdapterConfig>, param: &ParamSpec) -> Vec<String> {
     match adapter {
         None => vec![param.fqn.clone()],

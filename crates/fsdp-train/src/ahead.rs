@@ -1,4 +1,4 @@
-//! A step without a run: for memories that write down what they are asked for.
+//! One training step without a run, for memories that record operations instead of executing them.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::job::program_options;
 use crate::loss_scale::LossScaler;
 use crate::rule::TrainBackend;
 
-/// Lets the first rank issue the first step of a run, on tokens that stand for those of its data; the other ranks connect and
-/// leave. Parameters are those that allocation leaves: nothing is drawn or read. The step's report is not asked for.
+/// Issues the first step of a run on the first rank, on placeholder tokens; the other ranks connect and return.
+/// Parameters are allocated but not initialized, and the report of the step is not read.
 ///
 /// # Errors
-/// Those of the parts: what the memory can not do, ranks that are cut off.
+/// Errors of the parts: operations that the memory does not support, ranks that lose their connection.
 pub fn step_ahead<M: TrainBackend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
@@ -45,7 +45,7 @@ pub fn step_ahead<M: TrainBackend, A: Architecture + Clone>(
     Ok(engine.step(input, &mut ProgramOrder, &mut ())?)
 }
 
-/// A micro-batch of whole samples: every target counts, and, where samples are packed, each is one document.
+/// A micro-batch of full samples: every target counts, and each packed sample is a single document.
 fn stand_in(config: &Resolved) -> Batch {
     let (samples, seq) = (config.train.micro_batch_size, config.data.seq_len);
     let positions = || (0..samples * seq).map(|row| (row % seq) as u32).collect();

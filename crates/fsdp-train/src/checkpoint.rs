@@ -1,25 +1,25 @@
-//! Checkpoints of a run: what of its state is saved by whom, when, and how a run goes on from one.
+//! Checkpoints of a run: which rank saves what, when, and how a run resumes.
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
 //! | `table` | which rows of which tensors each rank saves: a pure function of the plan |
-//! | `run_state` | what is saved beside the tensors, and how two runs are compared |
+//! | `run_state` | what is saved in addition to the tensors, and how two runs are compared |
 //! | `snapshot` | a copy of a rank's part of the state, in reused buffers |
-//! | `saver` | one rank's saves, one at a time, in the step or behind it |
-//! | `meeting` | where the ranks bring a save together, and learn how it ended |
-//! | `tidying` | what is done between two saves: old checkpoints go, disk space is set aside |
-//! | `start` | where a run begins, and what becomes of its output folder |
-//! | `source` | a checkpoint that a run can go on from, whoever saved it |
-//! | `folder` | what an output folder holds before a run begins |
-//! | `soundness` | whether checkpoints can be read whole, and which is the newest that can |
-//! | `warning` | what a user should know and a run goes on with |
-//! | `restore` | filling an engine from a checkpoint |
-//! | `saved_model` | the parameters of a checkpoint by themselves, to be evaluated |
-//! | `foreign`, `settings` | going on from what another trainer has saved; how its settings differ |
+//! | `saver` | the saves of one rank, one at a time, blocking or in the background |
+//! | `meeting` | coordinates the ranks of one save and collects their results |
+//! | `tidying` | work between two saves: deletes old checkpoints and reserves disk space |
+//! | `start` | where a run begins, and what happens to its output folder |
+//! | `source` | a checkpoint to resume from, of this or of another trainer |
+//! | `folder` | the content of an output folder before a run begins |
+//! | `soundness` | whether checkpoints can be read completely, and the newest that can |
+//! | `warning` | warnings that do not end a run |
+//! | `restore` | fills an engine from a checkpoint |
+//! | `saved_model` | the parameters of a checkpoint alone, for evaluation |
+//! | `foreign`, `settings` | resuming from checkpoints of other trainers; how their settings differ |
 //!
-//! A checkpoint knows no units and no world: parameters and optimizer state are tensors by name, each rank
-//! holds rows of them, and whoever reads asks for rows. File formats, checksums and the commit are
-//! `fsdp-ckpt`.
+//! A checkpoint does not depend on units or on the world size: parameters and optimizer state are named tensors, each
+//! rank writes its rows, and a reader asks for the rows that it needs. `fsdp-ckpt` implements file formats, checksums
+//! and the commit.
 
 mod disk_need;
 mod folder;

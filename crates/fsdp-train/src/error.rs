@@ -1,4 +1,4 @@
-//! What can go wrong in a run.
+//! Errors of a run.
 
 mod kind;
 mod remedy;
@@ -17,7 +17,7 @@ use crate::data::DataError;
 use crate::memory::Shortage;
 use crate::train::{Divergence, Ending};
 
-/// A run that can not start, or failed.
+/// The reason why a run cannot start or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -30,21 +30,21 @@ pub enum TrainError {
     /// The model directory or its description is wrong.
     #[error(transparent)]
     Model(#[from] fsdp_nn::ModelError),
-    /// A checkpoint can not be read or written.
+    /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(#[from] fsdp_ckpt::Error),
-    /// Contracts, policies or communication.
+    /// An error of the core: contracts, policies or communication.
     #[error("{}", remedy::told(.0))]
     Core(#[from] fsdp_core::Error),
-    /// A key of the run file does not fit the model, or what can be started.
+    /// A key of the run file does not fit the model, or is not supported.
     #[error("{key}: {reason}")]
     Misfit {
         /// The key, dotted.
         key: &'static str,
-        /// What does not fit, and the way out.
+        /// What does not fit, and how to fix it.
         reason: String,
     },
-    /// An adapter in PEFT's format is not one that can be trained, or not that of the run file.
+    /// An adapter in PEFT's format cannot be trained, or differs from the run file.
     #[error("{}: {what}", path.display())]
     Adapter {
         /// Its `adapter_config.json`.
@@ -52,7 +52,7 @@ pub enum TrainError {
         /// What does not fit.
         what: String,
     },
-    /// A checkpoint has two tensors for a parameter that the model ties, and they differ.
+    /// A checkpoint has two different tensors for a parameter that the model ties.
     #[error(
         "{}: `{first}` and `{second}` differ, but the model ties them (tie_word_embeddings in config.json); remove \
          one of the two, or set tie_word_embeddings to false",
@@ -69,7 +69,7 @@ pub enum TrainError {
     /// The run would not fit into memory.
     #[error("{0}")]
     NotEnoughMemory(Box<Shortage>),
-    /// What a rank has found is more than processes tell each other.
+    /// The values of a rank are too large to be sent to another process for comparison.
     #[error(
         "{rank} has {bytes} bytes to compare, and processes tell each other up to {bytes_max}: verify with --shrink, with \
          more ranks, or in one process"
@@ -77,12 +77,12 @@ pub enum TrainError {
     TooMuchToCompare {
         /// The rank.
         rank: Rank,
-        /// What it has.
+        /// Bytes to send.
         bytes: usize,
-        /// What can be told.
+        /// Most bytes that can be sent.
         bytes_max: usize,
     },
-    /// The output folder has content.
+    /// The output folder is not empty.
     #[error(
         "run.out_dir {} is not empty; give --resume to go on, --overwrite to replace it, or another run.out_dir",
         path.display()
@@ -97,7 +97,7 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
-    /// A run that goes on from an older checkpoint would write later ones again.
+    /// A run that resumes from an older checkpoint would overwrite later ones.
     #[error(
         "{} holds checkpoints after step {step}, up to step {newest}; give --overwrite to remove these, --resume to \
          go on from the newest, or another run.out_dir",
@@ -106,12 +106,12 @@ pub enum TrainError {
     NewerCheckpoints {
         /// The directory of checkpoints.
         dir: PathBuf,
-        /// Steps done by the checkpoint that was named.
+        /// Steps done by the checkpoint to resume from.
         step: u64,
-        /// Steps done by the newest one.
+        /// Steps done by the newest checkpoint.
         newest: u64,
     },
-    /// There is a model of a finished run, and no checkpoint to go on from.
+    /// The folder holds the model of a finished run, and no checkpoint to resume from.
     #[error(
         "run.out_dir {} holds {} and no checkpoint: its run has ended, and to go on would be to begin anew. Give \
          --overwrite to train from the start; to go on from these weights, --set model.init=pretrained --set \
@@ -131,10 +131,10 @@ pub enum TrainError {
         path: PathBuf,
         /// What is wrong with it.
         fault: Box<fsdp_ckpt::Error>,
-        /// The newest older one that can be read whole.
+        /// The newest older checkpoint that can be read completely; `None` if there is none.
         sound: Option<PathBuf>,
     },
-    /// No checkpoint can be read whole.
+    /// No checkpoint can be read completely.
     #[error(
         "none of the {count} checkpoints in {} can be read whole; restore one from a copy, or give --overwrite to begin \
          anew",
@@ -143,10 +143,10 @@ pub enum TrainError {
     NoSoundCheckpoint {
         /// The directory of checkpoints.
         dir: PathBuf,
-        /// How many there are.
+        /// Number of checkpoints.
         count: usize,
     },
-    /// The directory of a checkpoint has the name of another step.
+    /// The directory of a checkpoint is named after another step.
     #[error(
         "{} has the name of step {named}, and holds the state after step {step}: it was renamed. Rename it back to {}, \
          or move it away",
@@ -155,15 +155,15 @@ pub enum TrainError {
     Renamed {
         /// The checkpoint.
         path: PathBuf,
-        /// Steps done, by its name.
+        /// Steps done, according to its name.
         named: u64,
-        /// Steps done, by the state in it.
+        /// Steps done, according to its content.
         step: u64,
     },
-    /// A stop was asked for before the first step.
+    /// A stop was requested before the first step.
     #[error("stopped before the first step; what an earlier run left was not touched")]
     Stopped,
-    /// A checkpoint has done more steps than are asked for.
+    /// A checkpoint has done more steps than requested.
     #[error(
         "{} has done {done} steps, and train.steps is {steps}; extend the run with --set train.steps=N, or go on from \
          an older checkpoint with --resume-from",
@@ -174,25 +174,25 @@ pub enum TrainError {
         path: PathBuf,
         /// Steps done.
         done: u64,
-        /// Steps asked for.
+        /// Steps requested.
         steps: u64,
     },
-    /// A checkpoint that was named is none.
+    /// The path that the user named is not a checkpoint.
     #[error(
         "{} is not the checkpoint of a run: {detail}; give a directory such as runs/a/checkpoints/step-00000050 \
          (`fsdp ckpt inspect` says what a path is)",
         path.display()
     )]
     NoCheckpoint {
-        /// What was named.
+        /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         detail: String,
     },
     /// The thread that writes a checkpoint could not be started.
     #[error("can not start the thread that writes a checkpoint: {source}")]
     SaveThread {
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
     /// Ranks did not write their parts of a checkpoint in time.
@@ -202,9 +202,9 @@ pub enum TrainError {
         numbers(ranks)
     )]
     SaveLate {
-        /// The ranks that are late (the first few).
+        /// The first few of the late ranks.
         ranks: Vec<Rank>,
-        /// The limit.
+        /// The time limit.
         limit: Duration,
     },
     /// A save was given up because the run has failed elsewhere.
@@ -216,27 +216,27 @@ pub enum TrainError {
     /// The model could not be exported.
     #[error("the model could not be exported: {source}")]
     NotExported {
-        /// Why.
+        /// The underlying error.
         source: Box<TrainError>,
     },
-    /// Something beside the computation failed; all ranks have stopped after the same step and saved their state, or have
+    /// A failure outside the computation; all ranks have stopped after the same step and have saved their state or
     /// tried to.
     #[error("{source}; {ending}")]
     Ended {
-        /// What failed.
+        /// The failure.
         source: Box<TrainError>,
-        /// What became of the run.
+        /// What happened to the state.
         ending: Ending,
     },
-    /// Loss or state is not finite any more.
+    /// The loss or the state has become non-finite.
     #[error("{source}; {divergence}")]
     Diverged {
-        /// What was found.
+        /// The non-finite value, as an error.
         source: Box<TrainError>,
-        /// From where the run can go on.
+        /// Where the run can resume.
         divergence: Divergence,
     },
-    /// The state of a parameter is of another step than the rest.
+    /// The state of a parameter belongs to another step than the rest.
     #[error(
         "{}: tensor {tensor} says that {got} steps were done, the state of the run says {expected}; \
          the checkpoint is not the work of one run, go on from another one",
@@ -245,14 +245,14 @@ pub enum TrainError {
     OtherStep {
         /// The checkpoint.
         path: PathBuf,
-        /// The count of steps of a parameter.
+        /// The tensor with the parameter's step count.
         tensor: String,
-        /// Steps done by the run.
+        /// Steps done according to the state of the run.
         expected: u64,
-        /// Steps that the tensor counts.
+        /// Steps done according to the tensor.
         got: f64,
     },
-    /// A checkpoint does not say how far its run was.
+    /// A checkpoint has no state of a run.
     #[error(
         "{} has no state of a run ({detail}); its tensors can be converted, or trained on with model.init = \
          \"pretrained\" after `fsdp ckpt convert`",
@@ -264,7 +264,7 @@ pub enum TrainError {
         /// What is missing or wrong.
         detail: String,
     },
-    /// A checkpoint of another trainer has weights only.
+    /// A checkpoint of another trainer has only weights.
     #[error(
         "{} has no state of an optimizer that could be gone on from; to train from its weights, set model.init = \
          \"pretrained\" and model.path to it, or to what `fsdp ckpt convert --to safetensors` makes of it",
@@ -274,13 +274,13 @@ pub enum TrainError {
         /// The checkpoint.
         path: PathBuf,
     },
-    /// A checkpoint of another trainer does not say how many steps were done.
+    /// A checkpoint of another trainer does not record how many steps were done.
     #[error("{} does not say how many steps were done; give --at-step N", path.display())]
     NoStep {
         /// The checkpoint.
         path: PathBuf,
     },
-    /// The optimizer counts other steps than were given.
+    /// The step count of the optimizer differs from `--at-step`.
     #[error(
         "{}: --at-step {given}, but {tensor} counts {counted} steps, by which the optimizer corrects its moments; leave \
          --at-step out",
@@ -289,32 +289,32 @@ pub enum TrainError {
     AtStep {
         /// The checkpoint.
         path: PathBuf,
-        /// Steps that the checkpoint counts.
+        /// Steps according to the checkpoint.
         counted: u64,
-        /// Steps that were given.
+        /// Steps according to `--at-step`.
         given: u64,
-        /// The count.
+        /// The name of the count in the checkpoint.
         tensor: String,
     },
-    /// A file of the base model can not be read.
+    /// A file of the base model cannot be read.
     #[error("can not read {} (model.path), which is copied beside the exported model: {source}", path.display())]
     Base {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
-    /// The output folder, or a file in it, can not be written.
+    /// The output folder, or a file in it, cannot be written.
     #[error("can not {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation, as a verb.
         action: &'static str,
-        /// Where.
+        /// The path it failed on.
         path: PathBuf,
-        /// Why it failed.
+        /// The underlying error.
         source: io::Error,
     },
-    /// Loss or gradient norm is not finite.
+    /// The loss or the gradient norm is not finite.
     #[error(
         "step {step}: loss {loss}, gradient norm {grad_norm}: not finite; the step was not applied. \
          Lower the learning rate, clip gradients (train.grad_clip) or look at the data"
@@ -324,10 +324,10 @@ pub enum TrainError {
         step: u64,
         /// The loss.
         loss: f64,
-        /// The norm before clipping.
+        /// The gradient norm before clipping.
         grad_norm: f64,
     },
-    /// Gradients overflow in f16 whatever they are multiplied with.
+    /// Gradients overflow in f16 even with a loss scale of 1.
     #[error(
         "step {step}: loss {loss}, gradient norm {grad_norm}: not finite with a loss scale of 1 either, after {skipped} skipped \
          steps; the step was not applied. Lower the learning rate, look at the data, or set fsdp.param_dtype to \"bf16\" or \
@@ -338,9 +338,9 @@ pub enum TrainError {
         step: u64,
         /// The loss.
         loss: f64,
-        /// The norm before clipping.
+        /// The gradient norm before clipping.
         grad_norm: f64,
-        /// How many steps of the run were skipped, this one included.
+        /// Number of steps skipped during the run, including this one.
         skipped: u64,
     },
     /// An update wrote a value that is not finite.
@@ -351,13 +351,13 @@ pub enum TrainError {
     StateNotFinite {
         /// The step that wrote it, from 1.
         step: u64,
-        /// The tensor, as checkpoints name it.
+        /// The name of the tensor, as in checkpoints.
         tensor: String,
-        /// Where in the tensor, along each of its dimensions.
+        /// The index in the tensor, one number per dimension.
         index: Vec<usize>,
-        /// The value.
+        /// The non-finite value.
         value: f64,
-        /// The type in which it is not finite: that of the tensor, or of the parameters that compute.
+        /// The dtype in which the value is not finite: of the tensor, or of the compute copy of the parameters.
         dtype: DType,
     },
     /// The loss of a model that is only evaluated is not finite.
@@ -366,7 +366,7 @@ pub enum TrainError {
          fsdp.param_dtype; look at them with `fsdp ckpt inspect`, or evaluate in f32"
     )]
     ModelNotFinite {
-        /// The set.
+        /// The name of the evaluation set.
         set: String,
         /// The loss.
         loss: f64,
@@ -377,14 +377,14 @@ pub enum TrainError {
          Lower the learning rate, clip gradients (train.grad_clip) or look at the data of the evaluation"
     )]
     EvaluationNotFinite {
-        /// The set.
+        /// The name of the evaluation set.
         set: String,
         /// Steps done.
         step: u64,
         /// The loss.
         loss: f64,
     },
-    /// A checkpoint is of another run.
+    /// A checkpoint belongs to another run.
     #[error(
         "the run can not go on from {}: {}. Give the run what it had, or start another one (model.init = \
          \"pretrained\" starts from exported weights)",
@@ -393,7 +393,7 @@ pub enum TrainError {
     OtherRun {
         /// The checkpoint.
         path: PathBuf,
-        /// What differs.
+        /// All differences.
         differences: Vec<Difference>,
     },
     /// A rank failed.
@@ -401,15 +401,15 @@ pub enum TrainError {
     RankFailed {
         /// The first rank that failed.
         rank: Rank,
-        /// Why.
+        /// The underlying error.
         source: Box<TrainError>,
     },
-    /// What failed in another process, as it says it.
+    /// A failure in another process, as that process reported it.
     #[error("{message}")]
     Told {
-        /// What it calls for.
+        /// The kind of the failure.
         kind: FailureKind,
-        /// What it says.
+        /// The error message.
         message: String,
     },
     /// A rank could not be started.
@@ -417,15 +417,15 @@ pub enum TrainError {
     Spawn {
         /// The rank.
         rank: Rank,
-        /// Why.
+        /// The underlying error.
         source: io::Error,
     },
-    /// A rank has no device, or could not be connected with the others.
+    /// A rank has no device, or could not be connected to the others.
     #[error("{rank} could not be set up: {}", remedy::told_of_any(&**source))]
     Setup {
         /// The rank.
         rank: Rank,
-        /// Why.
+        /// The underlying error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A rank panicked: a bug.
@@ -433,13 +433,13 @@ pub enum TrainError {
     RankPanicked {
         /// The first rank that panicked.
         rank: Rank,
-        /// Its message.
+        /// The panic message.
         message: String,
     },
 }
 
 impl TrainError {
-    /// Wraps an I/O error.
+    /// Wraps an I/O error, for use with `map_err`.
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> TrainError {
         let path = path.into();
         move |source| TrainError::Io { action, path, source }
@@ -465,7 +465,7 @@ fn numbers(ranks: &[Rank]) -> String {
     ranks.iter().map(|rank| rank.0.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// What to do when the newest checkpoint is damaged.
+/// Advice for a damaged newest checkpoint.
 fn after_damage(sound: Option<&Path>) -> String {
     match sound.map(Path::display) {
         Some(sound) => format!(

@@ -16,22 +16,22 @@ use crate::memory::expect_room_to_train;
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Debug)]
 pub struct Evaluated {
-    /// Set by set.
+    /// One result per evaluation set, in the order of the configuration.
     pub evaluations: Vec<Evaluation>,
-    /// What the memory of each rank of this process counted.
+    /// Memory usage of each rank of this process.
     pub usage: Vec<Usage>,
-    /// Wall time of evaluating, reading the weights included.
+    /// Wall time, including the time to read the weights.
     pub elapsed: Duration,
 }
 
-/// Evaluates a model on the sets of a job that was made for it ([`Job::to_evaluate`]), with the bits of the evaluations that
-/// training makes of the same weights. They come from `saved`, if that is given, and else from where the job has them.
+/// Evaluates a model on the evaluation sets of a job created by [`Job::to_evaluate`]. Losses are bitwise equal to those
+/// that training computes for the same weights. Weights come from `saved`, or from the job's source if that is `None`.
 ///
 /// # Errors
-/// [`TrainError`]: there is not enough memory, the weights are of another model, or the first failure of any rank.
+/// [`TrainError`]: not enough memory, weights of another model, or the first failure of any rank.
 pub fn evaluate<L, A>(job: &Job<A>, launcher: &L, saved: Option<&SavedModel>) -> Result<Evaluated, TrainError>
 where
     L: Launcher,

@@ -1,7 +1,7 @@
-//! What a run tells the log of itself, as `tracing` events.
+//! The `tracing` events of a run.
 //!
-//! Each event has a fixed message, and its figures as fields, so that whoever collects logs finds them by name. The first rank
-//! of a process tells them; what every rank would tell is not here.
+//! Each event has a fixed message and its values as fields, so that log collectors find them by name. The first rank of
+//! each process emits them; there are no events per rank.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,14 +14,14 @@ use crate::job::Job;
 use crate::metrics::{Scaling, StepMetrics, Waiting};
 use crate::rank::Evaluation;
 
-/// The part of a step that ranks must wait for another one, before it counts as slow.
+/// The fraction of a step that other ranks must wait for a rank before it counts as slow.
 const SLOW_PART: f64 = 0.1;
 
-/// Steps in a row that a rank must be the slow one in, before it is named; then it is named each time that there are ten times
-/// as many.
+/// Number of consecutive steps in which a rank must be the slow one before it is reported; after that it is reported at
+/// each tenfold count.
 const SLOW_STEPS: u64 = 10;
 
-/// A run begins, or goes on from a checkpoint: what is trained, on what, and by whom.
+/// A run begins or resumes: what it trains, on which data and devices.
 pub(crate) fn start<A>(job: &Job<A>, done: u64) {
     let (config, plan, data) = (&job.config, &job.plan, &job.data);
     info!(
@@ -49,13 +49,13 @@ pub(crate) fn start<A>(job: &Job<A>, done: u64) {
     }
 }
 
-/// A run goes on from a checkpoint.
+/// The run resumes from a checkpoint.
 pub(crate) fn resumed(resumed: &Resumed) {
     let Resumed { step, path, changes, .. } = resumed;
     info!(step, path = %path.display(), changes = changes.len(), "going on");
 }
 
-/// What a rank will hold at most, by category, as the ledger predicts it.
+/// The predicted peak memory of a rank, by category, from the ledger.
 pub(crate) fn predicted_memory(usage: &Usage) {
     let (device_bytes, host_bytes) = (usage.device.total_peak_bytes, usage.host.total_peak_bytes);
     info!(device_bytes, host_bytes, "memory of a rank, predicted");
@@ -83,18 +83,18 @@ pub(crate) fn evaluation_begins(step: u64) {
     debug!(step, "evaluation begins");
 }
 
-/// A set was evaluated on.
+/// The result of an evaluation on one set.
 pub(crate) fn evaluation(step: u64, evaluation: &Evaluation) {
     let Evaluation { set, loss, targets } = evaluation;
     info!(step, set, loss, perplexity = evaluation.perplexity(), tokens = targets, "evaluation");
 }
 
-/// A checkpoint of this step is begun.
+/// The save of this step has begun.
 pub(crate) fn checkpoint_begins(step: u64) {
     debug!(step, "checkpoint begun");
 }
 
-/// A checkpoint is complete, or has failed.
+/// A checkpoint is complete, or its save has failed.
 pub(crate) fn checkpoint(outcome: &Outcome) {
     match outcome {
         Ok(Saved { step, path, bytes, elapsed }) => {
@@ -105,26 +105,26 @@ pub(crate) fn checkpoint(outcome: &Outcome) {
     }
 }
 
-/// Prometheus may ask.
+/// The Prometheus endpoint is open.
 pub(crate) fn listening(address: SocketAddr) {
     info!(%address, "metrics are exposed");
 }
 
-/// The model is exported.
+/// The model has been exported.
 pub(crate) fn exported(model: &Path) {
     info!(path = %model.display(), "model exported");
 }
 
-/// Watches for a rank that the others wait for, step after step.
+/// Detects a rank that the others wait for, step after step.
 #[derive(Debug, Default)]
 pub(crate) struct SlowRank {
     rank: usize,
-    /// Steps in a row.
+    /// Consecutive steps in which `rank` was slow.
     steps: u64,
 }
 
 impl SlowRank {
-    /// Notes how long the ranks of a step waited that took `step_ms`; tells the log of a rank that is slow.
+    /// Records how long ranks waited in a step of `step_ms`, and reports a slow rank.
     pub(crate) fn note(&mut self, waiting: &Waiting, step_ms: f64) {
         let lost_ms = waiting.wait_ms_max - waiting.wait_ms_min;
         if let Some(steps) = self.count(waiting.slowest_rank, lost_ms > SLOW_PART * step_ms) {
@@ -136,7 +136,7 @@ impl SlowRank {
         }
     }
 
-    /// For how many steps in a row this rank has been slow, when that is to be told.
+    /// The number of consecutive steps in which this rank has been slow; `None` if there is nothing to report.
     fn count(&mut self, rank: usize, is_slow: bool) -> Option<u64> {
         match (is_slow, rank == self.rank) {
             (false, _) => self.steps = 0,

@@ -1,5 +1,5 @@
-//! Exports a trained model as a Hugging Face directory. Every rank of the first replica writes its own rows in
-//! place; no rank holds more than one piece.
+//! Exports a trained model as a Hugging Face directory. Every rank of the first replica writes its own rows in place;
+//! no rank holds more than one piece in memory.
 
 mod companions;
 
@@ -30,15 +30,15 @@ use crate::job::Job;
 
 pub(crate) use companions::Companions;
 
-/// What the exported files say of where they come from.
+/// Metadata of exported files: the version of `fsdp` and the digest of the run.
 fn origin<A>(job: &Job<A>, config_json: Option<&str>) -> BTreeMap<String, String> {
     let run = RunState::of(job, 0, config_json, (&[], &[])).run_hash();
     BTreeMap::from([("fsdp_version".to_owned(), crate::VERSION.to_owned()), ("fsdp_run".to_owned(), run)])
 }
 
 impl<A> Job<A> {
-    /// The dtype of the exported model: that of the run file, else that of the files of the base, else that of the
-    /// parameters. A base in half precision is no model for it: what is trained may not fit its range.
+    /// The dtype of the exported model: that of the run file, else that of the base's files, else that of the master
+    /// parameters. An f16 base is not followed, since trained values may exceed its range.
     pub fn export_dtype(&self) -> DType {
         let base = || match self.init.dtype() {
             Some(TensorType::Bf16) => Some(DType::Bf16),
@@ -60,7 +60,7 @@ fn tensor_type(dtype: DType) -> TensorType {
     }
 }
 
-/// The plan of an export to `path`: every parameter once, under its first name; or all that an adapter is.
+/// Plans an export to `path`: every parameter once, under its first name; with an adapter, only the trained parameters.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
@@ -72,7 +72,7 @@ pub(crate) fn plan_export<A>(
     let adapter = job.config.adapter.as_ref();
     let dtype = match adapter {
         None => job.export_dtype(),
-        // What is trained has the type of the masters, whatever the base has.
+        // Trained parameters keep the dtype of their masters, whatever the dtype of the base.
         Some(_) => job.config.run.export_dtype.unwrap_or(job.plan.policy.param_dtype.master()),
     };
     let tensor =
@@ -84,7 +84,7 @@ pub(crate) fn plan_export<A>(
     Ok(ExportPlan::new(path, tensors, origin(job, config_json))?)
 }
 
-/// Exports the model of a checkpoint to an object store, in the place of one that is there.
+/// Exports the model of a checkpoint to an object store, replacing an existing one.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
@@ -106,7 +106,7 @@ pub(crate) fn export_checkpoint<A>(
     Ok(())
 }
 
-/// Adds the adapters that a run has exported to its base.
+/// Merges the exported adapters of a run into their base.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`].
@@ -120,8 +120,8 @@ pub(crate) fn export_merged<A: Architecture>(
     Merge { description: job.architecture.description(), base, adapter: &adapter, dtype }.write(model)
 }
 
-/// Writes this rank's rows of all that is exported, of averages where there are some that are asked for; ranks of later
-/// replicas have nothing to write.
+/// Writes this rank's rows of everything that is exported: averages, if requested and available, else parameters.
+/// Returns `None` on ranks of later replicas, which write nothing.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`], or those of the memory.
@@ -162,7 +162,7 @@ pub(crate) fn export_model<M: Memory, P: Program<M>>(
     Ok(Some(writer.finish()?))
 }
 
-/// The averages of a segment's parameters, in their order; frozen ones have none.
+/// The averages of a segment's parameters, in their order; `None` for frozen ones.
 fn average<'a, B>(shards: &UnitShards<'a, B>, segment: usize) -> Option<&'a B> {
     let tensors = shards.state_tensors.get(segment)?;
     let index = tensors.iter().position(|tensor| tensor.name == Ema::STATE)?;

@@ -1,4 +1,4 @@
-//! Whether a run can have the settings of its file with its model: asked before its data is read and its schedule made.
+//! Checks that a run's settings fit its model, before its data is read and its schedule compiled.
 
 use fsdp_nn::layer::Description;
 use fsdp_nn::model::Architecture;
@@ -8,14 +8,15 @@ use crate::config::{Device, Resolved};
 use crate::data;
 use crate::error::TrainError;
 
-/// The most ranks of a run, which are threads of one process. As many take 8 GiB of address space for their stacks, as much
-/// again for the buffers of matrix products, and a third of the memory maps that Linux gives a process.
+/// Largest number of ranks of a run, all of which may be threads of one process. This many take 8 GiB of address space
+/// for their stacks, as much again for the buffers of matrix products, and a third of the memory maps that Linux allows
+/// a process.
 const RANKS_MAX: usize = 4096;
 
-/// That a run can be trained with the settings of its file and a model.
+/// Checks that the model supports the settings of the run file.
 ///
 /// # Errors
-/// [`TrainError::Misfit`]; [`TrainError::Data`] for a source without a share of its mix.
+/// [`TrainError::Misfit`]; [`TrainError::Data`] for a source without a share in its mix.
 pub fn expect_settings(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     expect_ranks(config)?;
     data::expect_shares(&config.data)?;
@@ -23,7 +24,7 @@ pub fn expect_settings(config: &Resolved, architecture: &impl Architecture) -> R
     expect_fit(config, architecture.description())
 }
 
-/// That a model has what the settings of adapters and routers are about.
+/// Checks the settings of adapters and routers against the model.
 ///
 /// # Errors
 /// [`TrainError::Misfit`].
@@ -32,7 +33,8 @@ pub(crate) fn expect_fit(config: &Resolved, model: &Description) -> Result<(), T
     expect_routers(config, model)
 }
 
-/// That the ranks of a run can be threads of one process: the size of its schedule grows with them.
+/// Checks that there are not too many ranks: they may be threads of one process, and the schedule grows with their
+/// number.
 ///
 /// # Errors
 /// [`TrainError::Misfit`].
@@ -48,7 +50,7 @@ pub(crate) fn expect_ranks(config: &Resolved) -> Result<(), TrainError> {
     Err(TrainError::Misfit { key: "run.ranks", reason })
 }
 
-/// That sequences are no longer than the position table of a model, if it has one.
+/// Checks that sequences fit into the position table of the model, if it has one.
 ///
 /// # Errors
 /// [`TrainError::Misfit`].
@@ -61,10 +63,10 @@ pub fn expect_positions(config: &Resolved, architecture: &impl Architecture) -> 
     Err(TrainError::Misfit { key: "data.seq_len", reason })
 }
 
-/// That programs of XLA have all operations of a model, if they are to run it.
+/// Checks that the XLA backend, if selected, implements all operations of the model.
 ///
 /// # Errors
-/// [`TrainError::Misfit`]: it is a mixture of experts.
+/// [`TrainError::Misfit`] for a mixture of experts.
 pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architecture) -> Result<(), TrainError> {
     if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
         return Ok(());
@@ -73,7 +75,7 @@ pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architectur
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 
-/// Refuses a balancing loss where there is nothing to balance.
+/// Rejects a balancing loss for a model without routers.
 fn expect_routers(config: &Resolved, model: &Description) -> Result<(), TrainError> {
     match config.train.router_aux_loss_coef {
         Some(coefficient) if coefficient > 0.0 && model.mixtures.is_empty() => {

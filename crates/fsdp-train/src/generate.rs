@@ -1,4 +1,4 @@
-//! Generating: a model of Hugging Face's files, in the host's memory, that goes on with a text.
+//! Text generation with a model in Hugging Face format, in host memory.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,16 +20,16 @@ use crate::error::TrainError;
 use crate::init::InitSource;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-/// Elements of a tensor that are read at a time.
+/// Elements of a tensor to read at a time.
 const PART_ELEMS: usize = 1 << 20;
 
-/// The files of a model directory that say which tokens end a text, in the order in which transformers believes them.
+/// The files of a model directory that name end-of-text tokens, in the order in which transformers consults them.
 const CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// Reads the weights of a model directory, whole.
+/// Reads all weights of a model directory.
 ///
 /// # Errors
-/// [`TrainError::Checkpoint`] that lists everything missing, unexpected or of another shape.
+/// [`TrainError::Checkpoint`], with a list of everything that is missing, unexpected or of another shape.
 pub fn load(
     memory: &HostMemory,
     dir: &Path,
@@ -54,10 +54,11 @@ pub fn load(
     Ok(whole)
 }
 
-/// The tokens that end a text, by the first that says so: `generation_config.json`, `config.json`, the tokenizer.
+/// Returns the tokens that end a text, from the first source that names any: `generation_config.json`, `config.json`,
+/// the tokenizer.
 ///
 /// # Errors
-/// [`TrainError::Io`] for a file that is there and can not be read.
+/// [`TrainError::Io`] for a file that exists and cannot be read.
 pub fn ends(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<BTreeSet<u32>, TrainError> {
     for name in CONFIGS {
         let file = dir.join(name);
@@ -81,24 +82,25 @@ fn id(value: &Value) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// How a text goes on.
+/// How a text is continued.
 #[derive(Clone, Debug)]
 pub struct Continuing {
-    /// At most so many tokens.
+    /// Maximum number of tokens to generate.
     pub max_new_tokens: usize,
-    /// How each is drawn; none takes the likeliest one.
+    /// How tokens are drawn; `None` always takes the likeliest one.
     pub sampling: Option<Sampling>,
-    /// Tokens after which the text is over.
+    /// Tokens that end the text.
     pub ends: BTreeSet<u32>,
 }
 
-/// Goes on with a text; `tell` hears each token as it comes, one that ends the text included. All of them are returned.
+/// Continues a text and returns the new tokens, including one that ends the text. `tell` receives each token as soon as
+/// it is known.
 ///
 /// # Errors
-/// Those of the session.
+/// Errors of the session.
 ///
 /// # Panics
-/// When the prompt is empty, or the session has no room for it and what is to follow.
+/// If the prompt is empty, or the session has no room for the prompt and the new tokens.
 pub fn go_on<A: Architecture>(
     session: &mut Session<A>,
     prompt: &[u32],

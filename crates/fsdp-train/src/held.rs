@@ -1,4 +1,4 @@
-//! What a rank holds of each parameter, run by run.
+//! The values that a rank holds of each parameter, as contiguous runs.
 
 use fsdp_core::Memory;
 use fsdp_core::engine::Engine;
@@ -7,28 +7,28 @@ use fsdp_core::model::ParamId;
 use fsdp_core::program::Program;
 use fsdp_core::update::{StateAxis, StateTensor};
 
-/// What a run of values is.
+/// The kind of values in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Param,
     Gradient,
-    /// A state tensor, by its position among those of the update rule.
+    /// A state tensor, by its index among those of the update rule.
     State(usize),
 }
 
-/// A run of values of one parameter.
+/// Contiguous values of one parameter.
 pub(crate) struct Run<'e, B> {
     pub(crate) kind: Kind,
     pub(crate) param: ParamId,
-    /// Index of the first one among all values of this kind that the parameter has.
+    /// Index of the first value among all values of this kind that the parameter has.
     pub(crate) first: usize,
-    /// Where they are.
+    /// The location of the values.
     pub(crate) slice: Slice<'e, B>,
-    /// The state tensor that they are of, and what it has one value of.
+    /// For state, its tensor and the axis along which that has values.
     pub(crate) state: Option<(&'e StateTensor, StateAxis)>,
 }
 
-/// All runs that a rank holds, unit by unit.
+/// Iterates over all runs that a rank holds, unit by unit.
 pub(crate) fn runs<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
 ) -> impl Iterator<Item = Run<'_, M::Buffer>> {

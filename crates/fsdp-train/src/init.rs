@@ -1,5 +1,5 @@
-//! Where initial parameters come from: a seed, or a checkpoint. Either way a rank asks for its own rows only; files are
-//! read by the first replica, for all.
+//! Initial parameters: drawn from a seed, or read from a checkpoint. Either way a rank asks only for its own rows;
+//! files are read by the first replica and broadcast to the others.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use fsdp_nn::{Init, hf};
 use crate::adapter::AdaptedInit;
 use crate::error::TrainError;
 
-/// Elements of two tensors that are compared at a time.
+/// Elements of two tensors to compare at a time.
 const COMPARED_ELEMS: usize = 1 << 16;
 
 /// The source of initial parameters.
@@ -28,12 +28,12 @@ pub enum InitSource {
     },
     /// Read from the files of a model.
     Pretrained(Arc<ModelWeights>),
-    /// That of a base, with adapters beside it.
+    /// A base, and adapters beside it.
     Adapted(Arc<AdaptedInit>),
 }
 
 impl InitSource {
-    /// Which ranks ask for values.
+    /// Whether all ranks compute the values, or the first replica reads them.
     pub fn origin(&self) -> Origin {
         match self {
             InitSource::Random { .. } => Origin::Computed,
@@ -42,14 +42,14 @@ impl InitSource {
         }
     }
 
-    /// The type of all tensors of the files, if they are read and have one.
+    /// The dtype of the files; `None` if nothing is read from files or their tensors have different dtypes.
     pub(crate) fn dtype(&self) -> Option<TensorType> {
         let mut types = self.pretrained()?.dtypes().into_iter();
         let first = types.next()?;
         types.all(|dtype| dtype == first).then_some(first)
     }
 
-    /// The files of a model, or of the base of an adapter.
+    /// The files of the model or of the adapters' base; `None` if nothing is read from files.
     pub(crate) fn pretrained(&self) -> Option<&ModelWeights> {
         match self {
             InitSource::Random { .. } => None,
@@ -78,11 +78,12 @@ impl InitSource {
         Ok(())
     }
 
-    /// Checks that a checkpoint has every parameter in its shape and as floats, and nothing else. Copies of a
-    /// tied parameter must be equal, and so must checksums, where the files have them.
+    /// Checks that a checkpoint has exactly the model's parameters, in their shapes and as floats. Copies of a tied
+    /// parameter must be equal, and checksums, if the files have them, must match.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] that lists everything missing, extra, of another shape and of another type;
+    /// [`TrainError::Checkpoint`], with a list of everything that is missing, extra, of another shape or of another
+    /// type;
     /// [`TrainError::TiedDiffer`].
     pub fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let reader = match self {
@@ -93,14 +94,14 @@ impl InitSource {
         check_pretrained(reader, &spec.params)
     }
 
-    /// Stands for the weights of a base that is read, and that the checkpoints of a run do not hold.
+    /// The digest of a base that is read from files, and that the checkpoints of a run do not hold; `None` without one.
     pub(crate) fn base_digest(&self) -> Option<&str> {
         let InitSource::Adapted(adapted) = self else { return None };
         adapted.base_digest()
     }
 }
 
-/// Checks that a checkpoint has these parameters, and nothing else.
+/// Checks that a checkpoint has exactly these parameters.
 pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> Result<(), TrainError> {
     let copies = |param| {
         let first = stored_name(reader, param);
@@ -119,7 +120,7 @@ pub(crate) fn check_pretrained(reader: &ModelWeights, params: &[ParamSpec]) -> R
     Ok(())
 }
 
-/// Checks that two tensors hold the same bits, a block of rows at a time.
+/// Checks that two tensors are bitwise equal, a block of rows at a time.
 fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Result<(), TrainError> {
     let rows = param.shape.first().copied().unwrap_or(1);
     let row_len: usize = param.shape.iter().skip(1).product();
@@ -139,7 +140,7 @@ fn check_equal(reader: &ModelWeights, param: &ParamSpec, names: [&str; 2]) -> Re
     Ok(())
 }
 
-/// The name under which a checkpoint holds a parameter: its own, or that of a tied use.
+/// The name under which a checkpoint holds a parameter: its own or an alias.
 pub(crate) fn stored_name<'a>(reader: &ModelWeights, param: &'a ParamSpec) -> &'a str {
     names(param).find(|name| reader.has(name)).unwrap_or(&param.fqn)
 }

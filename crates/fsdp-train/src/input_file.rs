@@ -1,7 +1,7 @@
-//! Reading files that somebody else names: regular ones only, and no longer than they can sensibly be.
+//! Reads files that users name: only regular files, and only up to a sensible size.
 //!
-//! A FIFO would wait for a writer for ever, and a device such as `/dev/zero` has no end. What a path is is asked of the
-//! open file, so that it can not change in between; opening does not wait.
+//! A FIFO would block until a writer appears, and a device such as `/dev/zero` never ends. The file type is taken from
+//! the open file, so that it cannot change in between; opening does not block.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -10,35 +10,36 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// The longest run file, `config.json` or `fsdp_config.json`: what people write has some kilobytes.
+/// Size limit of a run file, `config.json` or `fsdp_config.json`: files written by hand have a few kilobytes.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// The longest file of measurements: a calibration of a machine with hundreds of threads has some megabytes.
+/// Size limit of a measurement file: a calibration of a machine with hundreds of threads has a few megabytes.
 pub const MEASUREMENT_BYTES_MAX: u64 = 64 << 20;
-/// The longest `tokenizer.json`: the largest that are published have some 30 MiB.
+/// Size limit of a `tokenizer.json`: the largest published ones have some 30 MiB.
 pub const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
-/// Why a file is not read. It comes inside an [`io::Error`], as all that keeps a file from being read.
+/// The reason why a file is refused. It is wrapped in an [`io::Error`], like all other reasons why a file cannot be
+/// read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputFault {
-    /// It is something else than a file.
+    /// It is not a regular file.
     #[error("it is {what}, not a regular file")]
     NotRegular {
-        /// What it is.
+        /// Its actual type.
         what: &'static str,
     },
-    /// It is longer than such a file can be.
+    /// It exceeds the size limit.
     #[error("it has more than {bytes_max} bytes, the most that such a file may have")]
     TooLong {
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
 }
 
-/// Opens a regular file (or one that a link leads to).
+/// Opens a regular file, following links.
 ///
 /// # Errors
-/// Those of the file system, and [`InputFault::NotRegular`].
+/// Errors of the file system, and [`InputFault::NotRegular`].
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let file =
         OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
@@ -50,10 +51,10 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The bytes of a regular file (or of one that a link leads to).
+/// Reads a regular file, following links, up to `bytes_max` bytes.
 ///
 /// # Errors
-/// Those of the file system, and [`InputFault`].
+/// Errors of the file system, and [`InputFault`].
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let metadata = file.metadata()?;
@@ -61,14 +62,14 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     if metadata.len() > bytes_max {
         return Err(too_long());
     }
-    // Some regular files (those of /proc) say that they are empty and are not.
+    // Some regular files (those of /proc) report a length of 0 and are not empty.
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(usize::try_from(metadata.len()).unwrap_or(usize::MAX))?;
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max { Err(too_long()) } else { Ok(bytes) }
 }
 
-/// The text of a regular file.
+/// Reads a regular file as text.
 ///
 /// # Errors
 /// As [`read`]; [`io::ErrorKind::InvalidData`] when it is not UTF-8.
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(fault(&link), InputFault::NotRegular { what: "a FIFO" });
         assert_eq!(fault(dir.path()), InputFault::NotRegular { what: "a directory" });
         assert_eq!(fault(Path::new("/dev/zero")), InputFault::NotRegular { what: "a device" });
-        // A socket can not even be opened.
+        // A socket cannot even be opened.
         assert!(read(&socket, 100).is_err());
     }
 
@@ -132,7 +133,7 @@ mod tests {
         }
         fs::write(&file, [b'x'; 101]).unwrap();
         assert_eq!(fault(&file), InputFault::TooLong { bytes_max: 100 });
-        // Its metadata says that it is empty.
+        // Its metadata reports a length of 0.
         assert_eq!(fault(Path::new("/proc/self/mountinfo")), InputFault::TooLong { bytes_max: 100 });
         assert!(!read(Path::new("/proc/self/status"), u64::MAX).unwrap().is_empty());
     }

@@ -1,7 +1,7 @@
-//! A job: everything about a run that is the same on all ranks, worked out before any rank starts.
+//! A job: everything about a run that is equal on all ranks, computed before any rank starts.
 //!
-//! The run file and the model meet here: wrapping, layout, schedules, data and learning rates. What can be
-//! wrong with them is found here, so that a started run fails only for reasons outside of the configuration.
+//! It combines the run file and the model: wrapping, layout, schedules, data and learning rates. Errors in them are
+//! found here, so that a started run fails only for reasons outside its configuration.
 
 use std::sync::Arc;
 use std::thread;
@@ -31,23 +31,23 @@ use crate::lr::LrSchedule;
 use crate::rule::{self, TrainBackend};
 use crate::run_data::RunData;
 
-/// The most that micro-batches of a step on a rank, times blocks of the model, may be: the schedule then has about half a
-/// million operations, whose compiling and checking takes some 150 MiB and a few seconds. A model of 126 layers may
+/// Limit on the micro-batches of a step per rank, times the blocks of the model. At this limit, a schedule has about
+/// half a million operations; compiling and checking it takes some 150 MiB and a few seconds. A model of 126 layers may
 /// accumulate over 500 micro-batches.
 const BLOCK_ROUNDS_MAX: usize = 1 << 17;
 
-/// A run, ready to be started.
+/// A run that is ready to start.
 #[derive(Clone, Debug)]
 pub struct Job<A> {
-    /// The configuration.
+    /// The resolved configuration.
     pub config: Resolved,
     /// The model.
     pub architecture: A,
     /// Layout, schedules and policies.
     pub plan: Arc<Plan>,
-    /// Stands for configuration and plan: ranks compare it before they begin.
+    /// Digest of configuration, data and plan, which ranks compare before they begin.
     pub digest: Digest,
-    /// Where initial parameters come from.
+    /// The source of initial parameters.
     pub init: InitSource,
     /// Training and evaluation data.
     pub data: Arc<RunData>,
@@ -55,19 +55,19 @@ pub struct Job<A> {
     pub schedule: LrSchedule,
 }
 
-/// The memory of a rank of a job.
+/// The memory that a rank of a job needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forecast {
-    /// By category.
+    /// Peak bytes by category.
     pub(crate) usage: Usage,
-    /// What ranks that share storage hold besides what they keep.
+    /// Additional bytes of ranks that share a storage pool, for values that come and go during a step.
     pub(crate) moving: Moving,
-    /// Elements of its shards of the parameters that it saves.
+    /// Elements in the rank's shards of the parameters that it saves.
     pub(crate) shard_elements: usize,
 }
 
-/// What is the same on all ranks: where a node keeps the files that it reads, and how many of its cores compute, is its own
-/// business. What is in the files is compared instead.
+/// The part of the configuration that is equal on all ranks. Each node may keep input files elsewhere and use another
+/// number of cores; the content of the files is compared instead.
 fn common(config: &Resolved) -> Resolved {
     let mut common = config.clone();
     common.model.path.clear();
@@ -83,16 +83,16 @@ fn common(config: &Resolved) -> Resolved {
 }
 
 impl<A: Architecture + Clone> Job<A> {
-    /// Puts a configuration and a model together.
+    /// Combines a configuration and a model.
     ///
     /// # Errors
-    /// [`TrainError`]: data that can not be read or does not fit the model, patterns or classes that match
-    /// nothing, policies that do not fit the mesh.
+    /// [`TrainError`]: data that cannot be read or does not fit the model, patterns or classes that match nothing,
+    /// policies that do not fit the mesh.
     pub fn new(config: Resolved, architecture: A, init: InitSource) -> Result<Self, TrainError> {
         Self::watched(config, architecture, init, &Watch::NOBODY)
     }
 
-    /// As [`Job::new`]; `watch` is told how far the data is.
+    /// Like [`Job::new`], reporting progress of reading the data to `watch`.
     ///
     /// # Errors
     /// As [`Job::new`].
@@ -108,7 +108,7 @@ impl<A: Architecture + Clone> Job<A> {
         Self::with_data(config, architecture, init, data)
     }
 
-    /// As [`Job::new`], with data that was read before.
+    /// Like [`Job::new`], with data that was read before.
     ///
     /// # Errors
     /// As [`Job::new`].
@@ -123,18 +123,18 @@ impl<A: Architecture + Clone> Job<A> {
         Self::planned((config, architecture, init, data), plan, |plan| plan.spec.clone())
     }
 
-    /// A job that evaluates a model and trains nothing: its training data is not read, and there is room for neither gradients
-    /// nor optimizer state. `watch` is told how far the data is.
+    /// Creates a job that only evaluates a model: its training data is not read, and it has neither gradients nor
+    /// optimizer state. Reports progress of reading the data to `watch`.
     ///
     /// # Errors
-    /// As [`Job::new`]; [`TrainError::Misfit`] without evaluation sets.
+    /// Errors of [`Job::new`]; [`TrainError::Misfit`] if there are no evaluation sets.
     pub fn to_evaluate(
         mut config: Resolved,
         architecture: A,
         init: InitSource,
         watch: &Watch<'_>,
     ) -> Result<Self, TrainError> {
-        // What is not trained has no update, and no checkpoint to make room for.
+        // Without training there are no updates and no checkpoints that would need memory.
         config.train.optimizer = OptimizerConfig::none();
         config.train.ema_decay = None;
         config.checkpoint.every = 0;
@@ -148,7 +148,8 @@ impl<A: Architecture + Clone> Job<A> {
         Self::planned((config, architecture, init, data), plan, |_| described)
     }
 
-    /// A job with its plan. Parameters begin as `described` by what it returns: of these the trained ones are those of adapters.
+    /// Creates a job from its plan. `described` returns the parameters that `init` must provide; with adapters, its
+    /// trained parameters are those in the adapter files.
     fn planned(
         (config, architecture, init, data): (Resolved, A, InitSource, Arc<RunData>),
         plan: Result<Plan, TrainError>,
@@ -166,31 +167,32 @@ impl<A: Architecture + Clone> Job<A> {
         Ok(Self { config, architecture, plan, digest, init, data, schedule })
     }
 
-    /// What the model of the job computes with.
+    /// The options of the job's model program.
     pub(crate) fn program_options(&self) -> ProgramOptions {
         program_options(&self.config, &self.architecture, &self.plan)
     }
 
-    /// The memory that a rank needs for a training step, by category, as the ledger predicts it.
+    /// Predicts the memory that a rank needs for a training step, by category, with the ledger.
     ///
     /// # Errors
-    /// Those of the model: operations that do not fit each other.
+    /// Errors of the model, for operations that do not fit together.
     pub fn predict<M: TrainBackend>(&self, rank: Rank) -> Result<Usage, TrainError> {
         predict::<M, A>(&self.config, &self.architecture, &self.plan, rank)
     }
 
-    /// What ranks surely hold at one time, as far as the ledger can tell.
+    /// Predicts a lower bound of the memory that ranks hold at one time, with the ledger.
     ///
     /// # Errors
-    /// Those of the model: operations that do not fit each other.
+    /// Errors of the model, for operations that do not fit together.
     pub(crate) fn forecast<M: TrainBackend>(&self) -> Result<Forecast, TrainError> {
         forecast::<M, A>(&self.config, &self.architecture, &self.plan)
     }
 
-    /// The same job on another number of ranks; the mesh keeps its replicas where they still divide.
+    /// Returns the same job for another number of ranks. The mesh keeps its replicas if their number divides the new
+    /// one.
     ///
     /// # Errors
-    /// As [`Job::new`]: some sizes do not fit the policies.
+    /// Errors of [`Job::new`]: some sizes do not fit the policies.
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let config = self.config.at_world(world)?;
         expect_ranks(&config)?;
@@ -198,7 +200,7 @@ impl<A: Architecture + Clone> Job<A> {
     }
 }
 
-/// What the model of a run computes with.
+/// The options of a run's model program.
 pub(crate) fn program_options(
     config: &Resolved,
     architecture: &impl Architecture,
@@ -211,10 +213,10 @@ pub(crate) fn program_options(
     }
 }
 
-/// The memory that a rank needs for a training step of a plan, by category, as the ledger predicts it.
+/// Predicts the memory that a rank needs for a training step of a plan, by category, with the ledger.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other.
+/// Errors of the model, for operations that do not fit together.
 pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
@@ -224,10 +226,10 @@ pub fn predict<M: TrainBackend, A: Architecture + Clone>(
     measured::<M, A, _>(config, architecture, plan, rank, |input| ledger::predict(&plan.step, input))
 }
 
-/// What ranks of a plan surely hold at one time, as far as the ledger can tell.
+/// Predicts a lower bound of the memory that ranks of a plan hold at one time, with the ledger.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other.
+/// Errors of the model, for operations that do not fit together.
 pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
@@ -248,7 +250,7 @@ pub(crate) fn forecast<M: TrainBackend, A: Architecture + Clone>(
     })
 }
 
-/// What is said of a rank's memory once its calls are measured.
+/// Measures the calls of a rank and passes them, as input of the ledger, to `say`.
 fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     config: &Resolved,
     architecture: &A,
@@ -271,10 +273,10 @@ fn measured<M: TrainBackend, A: Architecture + Clone, T>(
     Ok(say(&input))
 }
 
-/// What the shards of a rank of a plan hold.
+/// Describes the contents of a rank's shards under a plan.
 ///
 /// # Errors
-/// Those of the update rule: patterns that match nothing.
+/// Errors of the update rule, for patterns that match nothing.
 pub fn rank_tables<M: TrainBackend>(
     config: &Resolved,
     plan: &Plan,
@@ -284,10 +286,10 @@ pub fn rank_tables<M: TrainBackend>(
     Ok(RankTables::new(plan, &*rule, rank))
 }
 
-/// What the calls of a micro-batch of a step run, in order, and for which shape.
+/// Lists the operations of each call of a micro-batch, in order, and the shape for which they are listed.
 ///
 /// # Errors
-/// Those of the model.
+/// Errors of the model.
 pub fn listed<A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
@@ -310,16 +312,17 @@ fn run_shape(config: &Resolved, model: &Description, plan: &Plan) -> RunShape {
     }
 }
 
-/// The calls of a micro-batch.
+/// The model calls of one micro-batch, in order.
 fn calls(plan: &Plan) -> Vec<BlockCall> {
     plan.step.calls().into_iter().filter_map(BlockCall::of).collect()
 }
 
 impl Resolved {
-    /// The same configuration on another number of ranks; the mesh keeps its replicas where they still divide.
+    /// Returns the same configuration for another number of ranks. The mesh keeps its replicas if their number divides
+    /// the new one.
     ///
     /// # Errors
-    /// [`TrainError::Config`] when the number does not divide the micro-batches of a step.
+    /// [`TrainError::Config`] if the number does not divide the micro-batches of a step.
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let mut config = self.clone();
         config.run.ranks = world;
@@ -340,33 +343,33 @@ impl Resolved {
         .into())
     }
 
-    /// Whether anybody asks which losses evaluations gave.
+    /// Whether early stopping or the best checkpoints depend on evaluation losses.
     pub(crate) fn watches(&self) -> bool {
         self.train.early_stop.is_some() || self.checkpoint.keep_best > 0
     }
 
-    /// The seed of everything random in training but the order of data: dropout masks.
+    /// The seed of all randomness in training except for the order of data: of dropout masks.
     pub fn train_seed(&self) -> u64 {
         self.model.seed
     }
 }
 
-/// Layout and schedules of a configuration and a model; `evaluates` says whether there is evaluation data.
+/// Compiles layout and schedules for a configuration and a model; `evaluates` says whether there is evaluation data.
 ///
 /// # Errors
 /// [`TrainError`]: patterns or classes that match nothing, policies that do not fit the mesh.
 pub fn plan(config: &Resolved, described: &ModelSpec, evaluates: bool) -> Result<Plan, TrainError> {
     let spec = trained(config, described)?;
-    // A base is not the run's to keep: the copy that computes is enough.
+    // A run does not save the base of its adapters, so the compute copy suffices.
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
-    // Ranks make rules for their devices; all declare the same.
+    // Ranks create the rule for their own backend; its declaration is the same for all backends.
     let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
     let evaluation_rounds = if evaluates { rounds } else { 0 };
     Ok(Plan::new(spec, layout, mesh, policy, &rule, rounds, evaluation_rounds)?)
 }
 
-/// A model with the parameters frozen that the configuration names.
+/// Returns the model with the parameters frozen that the configuration names.
 fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainError> {
     let mut spec = described.clone();
     for id in rule::matching(&spec, "fsdp.frozen", &config.fsdp.frozen)? {
@@ -382,7 +385,7 @@ fn trained(config: &Resolved, described: &ModelSpec) -> Result<ModelSpec, TrainE
     Ok(spec)
 }
 
-/// The step of a configuration and a model to predict with: nobody has proven its schedule safe.
+/// Compiles the step of a configuration and a model for predictions only: its schedule is not proven safe.
 ///
 /// # Errors
 /// As [`plan`].
@@ -394,28 +397,28 @@ pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainErro
     Ok(Plan::unproven(spec, layout, mesh, policy, &rule, rounds)?)
 }
 
-/// Layout and schedule of a configuration and a model that is evaluated and not trained.
+/// Compiles layout and schedule for evaluating a model without training it.
 ///
 /// # Errors
 /// [`TrainError`]: classes that match nothing, policies that do not fit the mesh.
 fn plan_to_evaluate(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainError> {
     let mut spec = described.clone();
     spec.params.iter_mut().for_each(|param| param.trainable = false);
-    // What it adds to the loss is of training.
+    // Terms that are added to the loss belong to training only.
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, false)?;
     Ok(Plan::to_evaluate(spec, layout, mesh, policy, rounds)?)
 }
 
-/// What schedules are compiled from.
+/// The input of a schedule compiler.
 struct Parts {
     layout: Layout,
     mesh: Mesh,
     policy: Policy,
-    /// Micro-batches of a step per rank.
+    /// Micro-batches per rank and step.
     rounds: usize,
 }
 
-/// What schedules of a model are compiled from; `frozen_master` as in [`Policy`].
+/// Prepares the input for compiling a model's schedules; `frozen_master` as in [`Policy`].
 fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Parts, TrainError> {
     let mesh = Mesh::of_world(config.run.ranks, config.fsdp.mesh.replicate)?;
     let policy = Policy { frozen_master, ..config.fsdp.policy() }.resolve(mesh)?;

@@ -1,23 +1,23 @@
 //! Training runs: configuration, data, the trainer of a rank, metrics, export, the oracle and verification.
 //!
-//! Generic over the backend that computes ([`TrainBackend`]) and over whoever starts the ranks
-//! ([`Launcher`](fsdp_comm::launch::Launcher)). Start with [`Job`]: a configuration and a model, put together and
-//! checked before any rank starts.
+//! Everything is generic over the compute backend ([`TrainBackend`]) and over the
+//! [`Launcher`](fsdp_comm::launch::Launcher) that starts the ranks. Start with [`Job`], which combines a configuration
+//! and a model and checks them before any rank starts.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`adapter`] | LoRA: which linear maps are adapted, PEFT's format, models with their adapters added |
+//! | [`adapter`] | LoRA: choosing the linear maps to adapt, PEFT's format, merging adapters into their base |
 //! | [`config`] | the run file: TOML, `--set`, Hugging Face's `fsdp_config.json`, every default written out |
 //! | [`data`] | files, tokenizers, packing, the order of samples |
-//! | [`memory`] | whether a job fits into this machine |
-//! | [`input_file`] | reading files that somebody else names |
+//! | [`memory`] | whether a job fits into the memory of this machine |
+//! | [`input_file`] | bounded reads of files that users name |
 //! | [`train`](mod@train) | a whole run: output folder, steps, evaluation, metrics, export |
-//! | [`evaluate`](mod@evaluate) | loss and perplexity of a model that is not trained |
-//! | [`generate`](mod@generate) | a model that goes on with a text |
+//! | [`evaluate`](mod@evaluate) | loss and perplexity of a model without training it |
+//! | [`generate`](mod@generate) | text generation |
 //! | [`verify`](mod@verify) | sharded training against the [`Oracle`], communication against closed forms, memory against the ledger |
-//! | [`lr`], [`metrics`] | learning rates as functions of the step; what a step reports |
+//! | [`lr`], [`metrics`] | learning rates as functions of the step; the metrics of a step |
 //!
-//! What is promised of bits stands in docs/numerics.md of the repository.
+//! The guarantees about bitwise equality are in docs/numerics.md of the repository.
 
 pub mod adapter;
 mod ahead;
@@ -60,7 +60,7 @@ pub use rank::{Evaluation, RankTrainer};
 pub use rule::{ParamGroup, TrainBackend, param_groups};
 pub use run_data::RunData;
 
-/// The version of `fsdp`: all its packages have one.
+/// The version of `fsdp`, shared by all its packages.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The examples of the repository's README, compiled with the tests.

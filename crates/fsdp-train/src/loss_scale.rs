@@ -1,31 +1,30 @@
-//! The scale of the loss, in a run whose values are in f16: what gradients are multiplied with on their way, so that small
-//! ones are not lost.
+//! The loss scale of a run that computes in f16: gradients are multiplied with it, so that small ones do not underflow.
 //!
-//! A step whose gradients have overflowed is skipped, and halves the scale; so many steps in a row that did not overflow
-//! double it. These are the rules of `torch.amp.GradScaler`. Every rank finds the same in the reports of steps, so all have
-//! the same scale. It is a power of two, so that in f32 a gradient that was multiplied and divided again has the same bits.
+//! A step whose gradients overflow is skipped and halves the scale; `growth_interval` consecutive steps without
+//! overflow double it. These are the rules of `torch.amp.GradScaler`. All ranks see the same step reports and so have
+//! the same scale. It is a power of two, so that multiplying an f32 gradient and dividing it again restores its bits.
 //!
-//! What follows from a report must be known before the next step begins. Like `GradScaler.step`, the host therefore waits for
-//! the report of each step.
+//! The consequences of a report must be known before the next step begins. Like `GradScaler.step`, the host therefore
+//! waits for the report of each step.
 
 use fsdp_core::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{LossScaleConfig, Resolved};
 
-/// The scale of the loss after some steps, as checkpoints hold it.
+/// The loss scale after some steps, as saved in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
-    /// What the gradients of the next step are multiplied with.
+    /// The factor for the gradients of the next step.
     pub scale: f64,
-    /// How many steps since the scale was changed, all of them applied.
+    /// Number of steps, all of them applied, since the scale last changed.
     pub good_steps: u64,
-    /// Steps that were skipped, of the whole run.
+    /// Number of steps skipped during the whole run.
     pub skipped: u64,
 }
 
-/// Follows the scale of the loss.
+/// Updates the loss scale after every step.
 #[derive(Clone, Debug)]
 pub(crate) struct LossScaler {
     config: LossScaleConfig,
@@ -33,7 +32,7 @@ pub(crate) struct LossScaler {
 }
 
 impl LossScaler {
-    /// The scaler of a run that begins, if it has one.
+    /// Creates the scaler of a new run; `None` if it does not compute in f16.
     pub(crate) fn of(config: &Resolved) -> Option<Self> {
         (config.fsdp.param_dtype == DType::F16)
             .then(|| Self::new(config.train.loss_scale.clone().unwrap_or_default()))
@@ -44,24 +43,25 @@ impl LossScaler {
         Self { config, now }
     }
 
-    /// Goes on from what a checkpoint holds. A scale that does not change is that of the run file.
+    /// Continues from the state in a checkpoint. A fixed scale is taken from the run file.
     pub(crate) fn resume(&mut self, saved: LossScale) {
         let scale = if self.config.dynamic { saved.scale } else { self.config.init };
         self.now = LossScale { scale, ..saved };
     }
 
-    /// As it is now.
+    /// The current state.
     pub(crate) fn now(&self) -> LossScale {
         self.now
     }
 
-    /// The number, from 1, of the update that step `step` (from 0) is to make: the update rule does not count skipped steps.
+    /// The number (from 1) of the update that step `step` (from 0) makes: the update rule does not count skipped steps.
     pub(crate) fn update(&self, step: u64) -> u64 {
         step + 1 - self.now.skipped
     }
 
-    /// Notes whether a step was finite, and returns whether the run may go on. When a scale falls below 1, which makes no
-    /// gradient larger, it was not for its sake that gradients are not finite.
+    /// Records whether a step was finite, and returns whether the run may continue. After a step that was not
+    /// finite, it may not if the scale is fixed or falls below 1: a scale of 1 does not enlarge gradients, so something
+    /// else made them overflow.
     pub(crate) fn note(&mut self, finite: bool) -> bool {
         let LossScale { scale, good_steps, skipped } = &mut self.now;
         if !finite {
@@ -75,7 +75,7 @@ impl LossScaler {
         *good_steps += 1;
         if self.config.dynamic && *good_steps == self.config.growth_interval {
             *good_steps = 0;
-            // As there: a scale stays within single precision.
+            // As in PyTorch, a scale stays within single precision.
             if *scale * 2.0 <= f64::from(f32::MAX) {
                 *scale *= 2.0;
             }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A scale, and the steps behind it, after each step of a sequence; the tables of `tests/golden/loss_scale.json`.
+    /// The scale and its count of good steps after each step of a sequence, from `tests/golden/loss_scale.json`.
     #[derive(Deserialize)]
     struct Golden {
         init: f64,

@@ -1,16 +1,16 @@
-//! Learning rate schedules: those of PyTorch and transformers, in closed form.
+//! Learning rate schedules of PyTorch and transformers, in closed form.
 //!
-//! PyTorch multiplies the previous learning rate (`LinearLR`, `CosineAnnealingLR` behind `SequentialLR`),
-//! which makes a value depend on the rounding of all before it. Here the value of a step is a function of
-//! the step alone, so that a resumed run needs no state; both agree to 1e-12 of the value (of 1e-3 of the
-//! base where that is larger: the recursion cancels near 0). Steps count from 0: step 0 uses what a PyTorch
-//! optimizer holds after its schedulers are built, before the first `scheduler.step()`.
+//! PyTorch multiplies the previous learning rate (`LinearLR`, `CosineAnnealingLR` in `SequentialLR`), which makes a
+//! value depend on the rounding of all values before it. Here the value depends only on the step, so that a resumed run
+//! needs no state. Both agree to 1e-12 of the value (or of 1e-3 of the base, if that is larger: the recursion cancels
+//! near 0). Steps count from 0: step 0 uses the learning rate that a PyTorch optimizer has after its schedulers are
+//! built, before the first `scheduler.step()`.
 //!
 //! | schedule | source |
 //! |---|---|
 //! | linear, cosine | `torch.optim.lr_scheduler` |
 //! | cosine with restarts | SGDR (Loshchilov and Hutter 2017) with cycles of one length: transformers' `cosine_with_restarts` |
-//! | inverse root | transformers' `inverse_sqrt`; Zhai et al. 2022, Scaling Vision Transformers |
+//! | inverse square root | transformers' `inverse_sqrt`; Zhai et al. 2022, Scaling Vision Transformers |
 //! | warm-up, stable, decay | MiniCPM (Hu et al. 2024); one minus a root: Hägele et al. 2024; transformers' `warmup_stable_decay` |
 
 #![expect(clippy::cast_precision_loss, reason = "steps are far below 2^53")]
@@ -24,14 +24,14 @@ use crate::config::{DecayCurve, LrScheduleConfig, LrShape, Warmup};
 pub struct LrSchedule {
     config: LrScheduleConfig,
     base: f64,
-    /// The learning rate at the end, or the least, of schedules that go down.
+    /// The learning rate at the end, or the lower bound, of schedules that decay.
     min: f64,
-    /// All steps of the run.
+    /// Number of steps of the run.
     total: u64,
 }
 
 impl LrSchedule {
-    /// The schedule of a run of `steps` steps whose optimizer has the learning rate `base`.
+    /// Creates the schedule of a run of `steps` steps whose optimizer has the learning rate `base`.
     ///
     /// A run that is shorter than its warm-up ends within it.
     pub fn new(config: &LrScheduleConfig, base: f64, steps: u64) -> LrSchedule {
@@ -39,7 +39,7 @@ impl LrSchedule {
         LrSchedule { config: *config, base, min, total: steps }
     }
 
-    /// The learning rate of a step, counted from 0.
+    /// Returns the learning rate of a step, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
         let Warmup { steps, start_factor } = self.config.warmup;
         match step.checked_sub(steps) {
@@ -48,8 +48,8 @@ impl LrSchedule {
         }
     }
 
-    /// Steps past the end keep the last value: only a caller beyond `train.steps` would see PyTorch's
-    /// cosine rise again. The inverse root has no end.
+    /// Steps past the end keep the last value; PyTorch's cosine would rise again there, but only for a caller beyond
+    /// `train.steps`. The inverse square root has no end.
     fn after_warmup(&self, step: u64) -> f64 {
         let Self { base, min, .. } = *self;
         let steps = self.total.saturating_sub(self.config.warmup.steps);
@@ -61,7 +61,7 @@ impl LrSchedule {
             _ if step >= steps => min,
             LrShape::Linear { .. } => base + (min - base) * ratio(step, steps),
             LrShape::WarmupCosine { .. } => min + (base - min) * half_cosine(ratio(step, steps)),
-            // In integers, so that no cycle begins a step too late because a quotient was rounded.
+            // Integer arithmetic, so that a rounded quotient cannot delay the start of a cycle by a step.
             LrShape::CosineWithRestarts { cycles, .. } => {
                 let done = u128::from(cycles) * u128::from(step) % u128::from(steps);
                 min + (base - min) * half_cosine(done as f64 / steps as f64)
@@ -78,7 +78,7 @@ impl LrSchedule {
 }
 
 impl DecayCurve {
-    /// What is left after a part of the way, from 1 at 0 to 0 at 1.
+    /// Returns the remaining fraction after part of the decay, from 1 at 0 to 0 at 1.
     fn rest(self, part: f64) -> f64 {
         match self {
             DecayCurve::Linear => 1.0 - part,
@@ -88,7 +88,7 @@ impl DecayCurve {
     }
 }
 
-/// From 1 at 0 to 0 at 1.
+/// Falls from 1 at 0 to 0 at 1.
 fn half_cosine(part: f64) -> f64 {
     (1.0 + (PI * part).cos()) / 2.0
 }

@@ -1,11 +1,11 @@
-//! Whether a job fits into this machine, asked before anything of it is allocated.
+//! Checks that a job fits into this machine, before allocating any of it.
 //!
-//! What is compared is what will surely be held at one time, so that nothing is refused that would run: the ledger's
-//! prediction, which is exact, for as many ranks as hold it at once. Ranks of a training run hold gathered parameters once
-//! and give storage back with its contents ([`ledger::moving`](fsdp_core::ledger::moving)); ranks that are verified share
-//! nothing and keep what they have. The data is opened before: tokens in memory are in use already when it is asked what is
-//! left, and those of mapped files are in the kernel's cache, which counts as left. Where a GPU computes, its memory is asked
-//! by allocating it, and says itself when it is full.
+//! The check uses a lower bound of the memory held at one time, so that it never refuses a job that would run: the
+//! ledger's prediction, which is exact, for as many ranks as hold it at once. Ranks of a training run store gathered
+//! parameters once and free storage together with its contents ([`ledger::moving`](fsdp_core::ledger::moving)); ranks
+//! of a verification share nothing and keep their storage. Data is opened before: tokens in memory are already in use
+//! when the check asks what is left, and tokens of mapped files are in the kernel's cache, which counts as available.
+//! GPU memory is not checked: allocating it fails when it is full.
 
 mod available;
 mod shortage;
@@ -23,22 +23,23 @@ use crate::events;
 use crate::job::{Forecast, Job, forecast};
 use crate::rule::TrainBackend;
 
-/// The part of what ranks hold together that is not counted, for those that are between two waits.
+/// Reciprocal of the part of the ranks' common memory that is not counted, on behalf of ranks that are between two
+/// waits.
 const BETWEEN_WAITS: u64 = 20;
 
 /// Whether ranks share storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
-    /// One pool, gathered parameters held once.
+    /// One pool for all ranks, with gathered parameters stored once.
     Shared,
-    /// Every rank has its own, and keeps it.
+    /// Every rank has its own storage, and keeps it.
     Separate,
 }
 
-/// That those ranks of a training run that are on this machine fit into the memory that it and its limits leave.
+/// Checks that the ranks of a training run on this machine fit into the memory that the machine and its limits leave.
 ///
 /// # Errors
-/// [`TrainError::NotEnoughMemory`]; those of the model: operations that do not fit each other.
+/// [`TrainError::NotEnoughMemory`]; those of the model, for operations that do not fit together.
 pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     ranks_on_machine: usize,
@@ -46,7 +47,7 @@ pub fn expect_room_to_train<M: TrainBackend, A: Architecture + Clone>(
     expect_room_for::<M, A>(&job.config, &job.architecture, &job.plan, ranks_on_machine)
 }
 
-/// As [`expect_room_to_train`], before the data is opened.
+/// Like [`expect_room_to_train`], before the data is opened.
 ///
 /// # Errors
 /// As [`expect_room_to_train`].
@@ -60,7 +61,7 @@ pub fn expect_room_for<M: TrainBackend, A: Architecture + Clone>(
     expect(forecast, (config, plan), ranks_on_machine, Storage::Shared, Available::now())
 }
 
-/// That the ranks of a verification fit, each with storage of its own.
+/// Checks that the ranks of a verification fit, each with its own storage.
 ///
 /// # Errors
 /// As [`expect_room_to_train`].
@@ -84,7 +85,7 @@ fn expect(
     storage: Storage,
     available: Option<Available>,
 ) -> Result<(), TrainError> {
-    // Where nothing says what there is, allocating it will.
+    // Without limits to compare with, allocation itself will tell.
     let (Some(available), Device::Cpu | Device::TorchCpu) = (available, config.run.device) else {
         return Ok(());
     };
@@ -98,7 +99,7 @@ fn expect(
     Err(TrainError::NotEnoughMemory(Box::new(Shortage { parts, ranks, needed_bytes, available })))
 }
 
-/// What `ranks` ranks hold, by what it is for.
+/// The memory of `ranks` ranks, by purpose.
 fn parts(
     (config, plan): (&Resolved, &Plan),
     ranks: usize,
@@ -120,8 +121,9 @@ fn parts(
                 [Category::ParameterShard, Category::OptimizerState, Category::CommStaging].map(of_category),
             );
             let (rank, world) = (forecast.moving.rank_bytes as u64, forecast.moving.world_bytes as u64);
-            // Of ranks that wait for others elsewhere less is known. Where all are here, some are just between two waits and
-            // hold less than the schedule says of either: seen were two parts in a thousand of everything.
+            // Less is known about ranks that wait for others on other machines. If all are here, some are between two
+            // waits and hold less than the schedule predicts for either: a difference of 0.2% of everything has been
+            // observed.
             let world = if is_all && ranks > 1 { world - world / BETWEEN_WAITS } else { rank };
             let name = "gathered parameters, activations and gradients";
             parts.push(Part { name, per_rank_bytes: rank, bytes: world });

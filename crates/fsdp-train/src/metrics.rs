@@ -1,5 +1,5 @@
-//! What a step and an evaluation report, and everything that they report to. The trainer measures; the clock that is read here
-//! is the time of day that some forms of metrics ask for.
+//! The metrics of steps and evaluations, and all outputs that they are written to. Measuring is left to the trainer;
+//! this module only reads the time of day, which some formats require.
 
 mod csv;
 mod experts;
@@ -32,8 +32,8 @@ pub(crate) use tensorboard::TENSORBOARD;
 pub struct StepMetrics {
     /// The step, from 1.
     pub step: u64,
-    /// Mean loss over the counted tokens of the global batch, before the update: cross-entropy, with the terms that training
-    /// adds.
+    /// Mean loss over the counted tokens of the global batch, before the update: cross-entropy plus the terms that
+    /// training adds.
     pub loss: f64,
     /// Global L2 norm of the gradient, before clipping.
     pub grad_norm: f64,
@@ -45,40 +45,40 @@ pub struct StepMetrics {
     pub targets: u64,
     /// Tokens per second, over all ranks.
     pub tokens_per_s: f64,
-    /// Wall time of the step.
+    /// Wall time of the step, in milliseconds.
     pub step_ms: f64,
-    /// How gradients were scaled, where they were.
+    /// Scaling of the gradients; `None` if they are not scaled.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
-    /// Model FLOP/s over peak FLOP/s, where the peak is known.
+    /// Model FLOP/s over peak FLOP/s; `None` if the peak is unknown.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Utilization>,
-    /// How long ranks waited for each other, where that is known of a step that no line has told yet.
+    /// Time that ranks waited for each other; `None` if no step has new measurements.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
-    /// What the loss is made of, where training adds something to the cross-entropy.
+    /// Components of the loss; `None` if training adds nothing to the cross-entropy.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub parts: Option<LossParts>,
-    /// Where tokens went, in a model with mixtures of experts.
+    /// Distribution of tokens over experts; `None` for a model without mixtures of experts.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertLoads>,
 }
 
-/// The parts of a step's loss: means over its counted targets, with their coefficients, of which it is the sum.
+/// The components of a step's loss, which add up to it: means over the counted targets, including their coefficients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LossParts {
-    /// Cross-entropy; with smoothed labels, if training smooths them.
+    /// Cross-entropy, with smoothed labels if training smooths them.
     pub cross_entropy: f64,
-    /// The z-loss, where there is one.
+    /// The z-loss; `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub z_loss: Option<f64>,
-    /// The balancing loss of routers, where there is one.
+    /// The load-balancing loss of routers; `None` if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_loss: Option<f64>,
 }
 
 impl LossParts {
-    /// The parts of a step's loss, if it has more than one. `parts` are sums over all targets.
+    /// Returns the components of a step's loss; `None` if there is only one. `parts` are sums over all targets.
     #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
     fn of(report: &StepReport, parts: &StepParts, router_loss: bool) -> Option<Self> {
         let mean = |sum: f64| sum / report.targets.max(1) as f64;
@@ -89,7 +89,7 @@ impl LossParts {
     }
 }
 
-/// What a model tells of a step beside its loss; `router_loss` says whether training balances its routers.
+/// Returns the metrics that a model reports besides its loss; `router_loss` says whether training balances its routers.
 pub(crate) fn parts(
     report: &StepReport,
     counted: Counted,
@@ -99,32 +99,32 @@ pub(crate) fn parts(
     (LossParts::of(report, &parts, router_loss), ExpertLoads::of(parts.loads))
 }
 
-/// How the gradients of a step in f16 were scaled.
+/// Scaling of the gradients of a step in f16.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Scaling {
-    /// What they were multiplied with.
+    /// The factor by which they were multiplied.
     pub loss_scale: f64,
-    /// Whether they have overflowed, so that the step was skipped.
+    /// Whether they overflowed, so that the step was skipped.
     pub skipped: bool,
 }
 
 /// The line of an evaluation on one set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalMetrics {
-    /// How many steps were done.
+    /// Number of steps done.
     pub step: u64,
-    /// The name of the set.
+    /// Name of the set.
     pub set: String,
     /// Mean cross-entropy over the counted tokens of the set.
     pub eval_loss: f64,
-    /// e to that loss.
+    /// e to the power of `eval_loss`.
     pub eval_perplexity: f64,
-    /// How many tokens counted.
+    /// Number of tokens that counted.
     pub eval_tokens: u64,
 }
 
 impl EvalMetrics {
-    /// The line of an evaluation after `step` steps.
+    /// Creates the line of an evaluation after `step` steps.
     pub(crate) fn of(step: u64, evaluation: &Evaluation) -> Self {
         let Evaluation { set, loss, targets } = evaluation;
         let eval_perplexity = evaluation.perplexity();
@@ -132,26 +132,27 @@ impl EvalMetrics {
     }
 }
 
-/// How long the ranks of a step waited in its collectives: for ranks that came later, and for the data on its way.
+/// Time that ranks waited in the collectives of a step: for slower ranks, and for the transfer of data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Waiting {
-    /// The step, as [`StepMetrics::step`]: one before the line's, since ranks tell it when a step is over.
+    /// The measured step, as [`StepMetrics::step`]. It precedes the step of the line, because ranks report after a step
+    /// ends.
     pub wait_step: u64,
-    /// The mean over all ranks.
+    /// Mean over all ranks, in milliseconds.
     pub wait_ms: f64,
-    /// That of the rank which waited longest.
+    /// Maximum over all ranks, in milliseconds.
     pub wait_ms_max: f64,
-    /// That of the rank which waited least. What others waited beyond it, they waited for it.
+    /// Minimum over all ranks, in milliseconds. Other ranks waited for the slowest rank for the time beyond this.
     pub wait_ms_min: f64,
-    /// The rank which waited least: the one that all others wait for.
+    /// The rank that waited least, which is the one that all others wait for.
     pub slowest_rank: usize,
 }
 
 impl Waiting {
-    /// What the ranks of a step say, in their order: how long each one waited.
+    /// Summarizes how long each rank waited in a step, in the order of ranks.
     ///
     /// # Panics
-    /// Without ranks.
+    /// If there are no ranks.
     #[expect(clippy::cast_precision_loss, reason = "a number of ranks")]
     pub(crate) fn of(step: u64, waited: &[Duration]) -> Self {
         let ms = |waited: &Duration| waited.as_secs_f64() * 1e3;
@@ -167,10 +168,10 @@ impl Waiting {
     }
 }
 
-/// Who takes part in a run, and how they are connected.
+/// The processes of a run, and how they are connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Census {
-    /// What carries data between ranks.
+    /// The transport between ranks.
     pub transport: String,
     /// The processes, in the order of their ranks.
     pub processes: Vec<Participant>,
@@ -179,22 +180,22 @@ pub struct Census {
 /// A process of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Participant {
-    /// Name of its machine.
+    /// Name of the host.
     pub host: String,
-    /// Number of the process there.
+    /// Process id on that host.
     pub pid: u32,
-    /// What its ranks compute on, as run files name it.
+    /// The device of its ranks, as named in run files.
     pub device: String,
-    /// Model of its CPU: bits are promised on one model.
+    /// CPU model; bitwise reproducibility is only promised on one model.
     pub cpu: String,
-    /// The first of its ranks, which follow each other.
+    /// The first of its ranks, which are consecutive.
     pub first_rank: usize,
-    /// How many ranks it holds.
+    /// Number of its ranks.
     pub ranks: usize,
 }
 
 impl Census {
-    /// A run whose ranks are threads of this process.
+    /// Describes a run whose ranks are threads of this process.
     pub(crate) fn alone(device: &str, ranks: usize) -> Self {
         let (host, pid, cpu) = (cluster::host(), std::process::id(), cluster::cpu_model());
         let this = Participant { host, pid, device: device.to_owned(), cpu, first_rank: 0, ranks };
@@ -202,7 +203,7 @@ impl Census {
     }
 }
 
-/// Model FLOP/s utilization, by two conventions.
+/// Model FLOP/s utilization (MFU), by two conventions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Utilization {
     /// With 6N + 12·L·d·T FLOPs per token (`PaLM`, appendix B).
@@ -211,47 +212,49 @@ pub struct Utilization {
     pub mfu_6n: f64,
 }
 
-/// What the FLOPs of a token depend on.
+/// The quantities that determine the FLOPs per token.
 ///
-/// Per token, the forward multiplies and adds once with each of the N parameters (2N FLOPs) and the
-/// backward twice (4N): 6N; but only once with what is frozen, which has no gradient. Attention adds scores and weighted values, each 2·d·T FLOPs per layer and
-/// token, three times (forward, and twice in backward): 12·L·d·T, not halved for causality. Recomputation
-/// does not count.
+/// Per token, the forward pass multiplies and adds once with each of the N parameters (2N FLOPs) and the backward pass
+/// twice (4N), which gives 6N; for frozen parameters, which have no gradient, the backward pass does so only once.
+/// Attention adds scores and weighted values, each 2·d·T FLOPs per layer and token, three times (forward, and twice in
+/// backward): 12·L·d·T, not halved for causality. Recomputation does not count.
 ///
-/// This is a convention, so that runs of different trainers can be compared, and not what is executed: that is the
-/// [`Cost`](fsdp_nn::op::Cost) of each call. The convention can not be stated as a sum of these. It multiplies with every
-/// parameter, where embedding tables, norms and biases are in no product; it does not halve attention for causality, where
-/// calls skip what is masked; and calls of the backward compute what was not kept, attention's probabilities for one.
+/// This convention makes runs of different trainers comparable. It is not the work that is executed, which is the
+/// [`Cost`](fsdp_nn::op::Cost) of each call, and it cannot be expressed as a sum of these costs: it multiplies with
+/// every parameter, although embedding tables, norms and biases are in no matrix product; it does not halve attention
+/// for causality, although calls skip masked elements; and backward calls recompute values that were not kept, such as
+/// attention's probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlopModel {
-    /// N: parameters that a token meets, tied ones once: of a mixture those of the experts that it is sent to.
+    /// N: number of parameters used per token, counting tied ones once; in a mixture of experts, only those of the
+    /// experts that the token is sent to.
     pub parameter_count: u64,
-    /// How many of them are trained.
+    /// Number of these parameters that are trained.
     pub trained_count: u64,
-    /// L: layers.
+    /// L: number of layers.
     pub layer_count: u64,
-    /// d: heads times head dim.
+    /// d: number of heads times head dimension.
     pub attention_width: u64,
-    /// T: inputs per sample.
+    /// T: number of inputs per sample.
     pub seq_len: u64,
 }
 
 impl FlopModel {
-    /// 6N; 4N of what is frozen.
+    /// Returns 6N, or 4N for frozen parameters.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn flops_per_token_6n(&self) -> f64 {
         4.0 * self.parameter_count as f64 + 2.0 * self.trained_count as f64
     }
 
-    /// 6N + 12·L·d·T.
+    /// Returns 6N + 12·L·d·T.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn flops_per_token(&self) -> f64 {
         let attention = self.layer_count as f64 * self.attention_width as f64 * self.seq_len as f64;
         self.flops_per_token_6n() + 12.0 * attention
     }
 
-    /// The utilization of `ranks` ranks with `peak_tflops` TFLOP/s each that process `tokens_per_s`
-    /// together.
+    /// Returns the utilization of `ranks` ranks with a peak of `peak_tflops` TFLOP/s each that together process
+    /// `tokens_per_s`.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn utilization(&self, tokens_per_s: f64, ranks: usize, peak_tflops: f64) -> Utilization {
         let peak_flops_per_s = peak_tflops * 1e12 * ranks as f64;

@@ -1,4 +1,4 @@
-//! Looks for the value that is not finite, once it is known that there is one.
+//! Locates a non-finite value once one is known to exist.
 
 use fsdp_core::engine::Engine;
 use fsdp_core::memory::Slice;
@@ -9,14 +9,14 @@ use crate::checkpoint::{state_name, state_shape};
 use crate::error::TrainError;
 use crate::held::{Kind, runs};
 
-/// Values that are read at once.
+/// Values to read at a time.
 const READ_ELEMS: usize = 1 << 16;
 
-/// The first value among those that updates write on this rank, parameters before state, that is not finite. Parameters
-/// have to be finite in the type that computes. It comes as the error for the step that wrote it.
+/// Finds the first non-finite value that updates write on this rank, parameters before state, and returns it as the
+/// error for the step that wrote it. Parameters must be finite in the compute dtype.
 ///
 /// # Errors
-/// Those of the memory.
+/// Errors of the memory.
 pub(crate) fn first_not_finite<M: Memory, P: Program<M>>(
     engine: &Engine<M, P>,
     step: u64,
@@ -38,7 +38,7 @@ pub(crate) fn first_not_finite<M: Memory, P: Program<M>>(
     Ok(None)
 }
 
-/// The first value that is not finite in `dtype`, and how many are before it.
+/// The first value that is not finite in `dtype`, with its index.
 fn first_in<M: Memory>(
     memory: &M,
     slice: Slice<'_, M::Buffer>,
@@ -57,7 +57,7 @@ fn first_in<M: Memory>(
     Ok(None)
 }
 
-/// Where the value after `first` others is, along each dimension.
+/// Converts a flat index into one index per dimension.
 fn index_of(shape: &[usize], first: usize) -> Vec<usize> {
     let mut rest = first;
     let mut index: Vec<usize> = shape

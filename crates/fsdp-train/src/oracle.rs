@@ -1,10 +1,9 @@
 //! The oracle: a plain, unsharded trainer.
 //!
-//! It has no engine, no schedule, no layout and no communicator: full parameters in one buffer each, one
-//! micro-batch after the other, gradients added (never averaged) by the tree T(V) (or in running order), the exact norm, the
-//! update. It shares with the engine the model's operations, the update rule, how the scale of the loss goes and the data, and
-//! nothing else;
-//! so where both agree bit for bit, sharding and scheduling changed nothing.
+//! It has no engine, no schedule, no layout and no communicator: full parameters in one buffer each, one micro-batch
+//! after the other, gradients added (never averaged) in the order of the tree T(V) (or in running order), the exact
+//! norm, the update. It shares with the engine only the model's operations, the update rule, the rules of the loss
+//! scale and the data. If both agree bit for bit, sharding and scheduling have changed nothing.
 
 use std::sync::Arc;
 
@@ -28,32 +27,33 @@ use crate::rule::TrainBackend;
 /// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// One parameter, whole.
+/// One unsharded parameter.
 struct Whole<B> {
     id: ParamId,
     piece: Piece,
     master: B,
-    /// The copy that computes, when its dtype is not the master's.
+    /// The compute copy; `None` if its dtype is that of the master.
     low: Option<B>,
     state: Vec<B>,
     gradient: Option<B>,
 }
 
-/// A plain unsharded trainer of a job.
+/// A plain, unsharded trainer of a job.
 pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
     job: &'a Job<A>,
     memory: Arc<M>,
     program: ModelProgram<M, A>,
     rule: Box<dyn UpdateRule<M>>,
     params: Vec<Whole<M::Buffer>>,
-    /// Words of the sums of losses and of squares.
+    /// The exact sums of losses and of squares, as words.
     sums: [M::Buffer; 2],
     factors: M::Buffer,
-    /// Where the update rule notes what is not finite: comparisons find that anyway.
+    /// The update rule's flag for non-finite values. Not read: comparisons find such values anyway.
     not_finite: M::Buffer,
-    /// Per trained parameter the sum of the absolute values of all leaves of the last step, if asked for.
+    /// For each trained parameter, the sums of the absolute values of all leaves in the last step, if they were
+    /// requested.
     magnitudes: Option<Vec<Vec<f64>>>,
-    /// Where gradients are multiplied with a scale of the loss.
+    /// `None` if the run has no loss scale.
     scaler: Option<LossScaler>,
 }
 
@@ -61,10 +61,10 @@ pub struct Oracle<'a, M: TrainBackend, A: Architecture + Clone> {
 type Leaf<B> = Vec<B>;
 
 impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
-    /// Allocates and initialises the whole model.
+    /// Allocates and initializes the whole model.
     ///
     /// # Errors
-    /// Those of the parts.
+    /// Errors of the parts involved.
     pub fn new(job: &'a Job<A>, memory: Arc<M>) -> Result<Self, TrainError> {
         let plan = &job.plan;
         let options = job.program_options();
@@ -82,10 +82,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         Ok(Self { job, memory, program, rule, params, sums, factors, not_finite, magnitudes: None, scaler })
     }
 
-    /// Runs step `step` (from 0). With `measure`, the magnitudes of the leaves are kept.
+    /// Runs step `step` (from 0). With `measure`, keeps the magnitudes of the leaves.
     ///
     /// # Errors
-    /// Those of the program and the memory.
+    /// Errors of the program and the memory.
     pub fn step(&mut self, step: u64, measure: bool) -> Result<StepReport, TrainError> {
         let count = self.job.data.micro_batches();
         self.magnitudes = measure.then(|| self.trained().map(|param| vec![0.0; param.piece.len]).collect());
@@ -116,7 +116,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         Ok(report)
     }
 
-    /// The losses of the step, how many targets counted, and what else the model sums up.
+    /// The losses of the step, the number of counted targets, and the other tallies of the model.
     fn losses(&mut self) -> Result<StepReport, TrainError> {
         let ([sums, _], tallies) = (&mut self.sums, self.job.plan.spec.tallies);
         self.memory.zero(Queue::Compute, SliceMut::whole(sums))?;
@@ -143,7 +143,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         self.params.iter().filter(|param| param.gradient.is_some())
     }
 
-    /// Adds the leaves of all micro-batches.
+    /// Adds the leaves of all micro-batches in the order of the policy.
     fn sum_of_leaves(&mut self, count: usize) -> Result<Leaf<M::Buffer>, TrainError> {
         let memory = Arc::clone(&self.memory);
         let add = |left: Leaf<M::Buffer>, right: Leaf<M::Buffer>| -> Result<Leaf<M::Buffer>, TrainError> {
@@ -168,7 +168,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         }
     }
 
-    /// Forward and backward of one micro-batch.
+    /// Runs forward and backward of one micro-batch.
     fn leaf(&mut self, index: usize) -> Result<Leaf<M::Buffer>, TrainError> {
         let memory = Arc::clone(&self.memory);
         let memory = &*memory;
@@ -265,31 +265,32 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         Ok(())
     }
 
-    /// The master values of a parameter.
+    /// Reads the master values of a parameter.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Errors of the memory.
     pub fn param(&self, id: ParamId) -> Result<Vec<f64>, TrainError> {
         self.read(&self.params[id.0].master)
     }
 
-    /// The summed, unscaled gradient of a parameter in the last step; `None` when it is frozen.
+    /// Reads the summed, unscaled gradient of a parameter in the last step; `None` if it is frozen.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Errors of the memory.
     pub fn gradient(&self, id: ParamId) -> Result<Option<Vec<f64>>, TrainError> {
         self.params[id.0].gradient.as_ref().map(|gradient| self.read(gradient)).transpose()
     }
 
-    /// The state tensors of a parameter.
+    /// Reads the state tensors of a parameter.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Errors of the memory.
     pub fn state(&self, id: ParamId) -> Result<Vec<Vec<f64>>, TrainError> {
         self.params[id.0].state.iter().map(|buffer| self.read(buffer)).collect()
     }
 
-    /// The sums of absolute leaf values of trained parameters, in parameter order, of a measured step.
+    /// The sums of absolute leaf values of trained parameters, in parameter order; `None` if the last step was not
+    /// measured.
     pub fn magnitudes(&self) -> Option<&[Vec<f64>]> {
         self.magnitudes.as_deref()
     }
@@ -361,7 +362,7 @@ fn zeroed<M: TrainBackend>(
     Ok(buffer)
 }
 
-/// The value of an exact sum.
+/// Reads the value of an exact sum.
 fn exact<M: Memory>(memory: &M, words: &M::Buffer) -> Result<f64, TrainError> {
     let mut values = [0; ExactSum::WORDS];
     memory.read(Queue::Compute, Slice::whole(words), HostSliceMut::I64(&mut values))?;

@@ -24,9 +24,9 @@ use crate::rule::TrainBackend;
 pub struct RankTrainer<'a, M: TrainBackend, A: Architecture + Clone> {
     job: &'a Job<A>,
     engine: Engine<M, ModelProgram<M, A>>,
-    /// Steps that were issued and whose reports were not read.
+    /// Steps that were issued and whose reports have not been read.
     unread: VecDeque<u64>,
-    /// Where gradients are multiplied with a scale of the loss.
+    /// `None` if the run has no loss scale.
     scaler: Option<LossScaler>,
 }
 
@@ -37,23 +37,23 @@ pub struct Evaluation {
     pub set: String,
     /// Mean loss over the counted targets of all batches.
     pub loss: f64,
-    /// How many targets counted.
+    /// Number of counted targets.
     pub targets: u64,
 }
 
 impl Evaluation {
-    /// e to the mean loss per target. Where that is more than a double can hold, infinity.
+    /// e to the mean loss per target; infinity if that exceeds the range of `f64`.
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
 }
 
 impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
-    /// Connects the rank, allocates everything and draws this rank's rows of the parameters, or reads them, or receives
-    /// what the first replica reads.
+    /// Connects the rank, allocates everything and initializes this rank's rows of the parameters: computed, read, or
+    /// received from the first replica.
     ///
     /// # Errors
-    /// Those of the parts.
+    /// Errors of the parts involved.
     pub fn new(job: &'a Job<A>, seat: Seat<M>) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         engine
@@ -61,11 +61,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(Self::of(job, engine))
     }
 
-    /// Connects the rank, allocates everything and takes this rank's rows of parameters and optimizer state
-    /// from a checkpoint, whoever wrote it. The first replica reads it, and the others receive what it reads.
+    /// Connects the rank, allocates everything and loads this rank's rows of parameters and optimizer state from a
+    /// checkpoint, which may be of another world. The first replica reads it; the others receive what it reads.
     ///
     /// # Errors
-    /// Those of the parts, and [`TrainError::Checkpoint`].
+    /// Errors of the parts involved; [`TrainError::Checkpoint`].
     pub fn resume(job: &'a Job<A>, seat: Seat<M>, checkpoint: &NativeReader) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
         restore(&mut engine, checkpoint, &job.init)?;
@@ -76,7 +76,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(trainer)
     }
 
-    /// Connects the rank, allocates everything and takes this rank's rows from what another trainer has saved.
+    /// Connects the rank, allocates everything and loads this rank's rows from the checkpoint of another trainer.
     ///
     /// # Errors
     /// As [`RankTrainer::resume`].
@@ -91,18 +91,18 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(Self::of(job, engine))
     }
 
-    /// Connects the rank, allocates what an evaluation needs, and takes this rank's rows of the parameters from a checkpoint,
-    /// if one is given, or from where the job has them.
+    /// Connects the rank, allocates what an evaluation needs, and loads this rank's rows of the parameters from a
+    /// checkpoint if one is given, or else from the job's source.
     ///
     /// # Errors
-    /// Those of the parts, and [`TrainError::Checkpoint`].
+    /// Errors of the parts involved; [`TrainError::Checkpoint`].
     pub(crate) fn to_evaluate(
         job: &'a Job<A>,
         seat: Seat<M>,
         saved: Option<&SavedModel>,
     ) -> Result<Self, TrainError> {
         let mut engine = Self::connect(job, seat)?;
-        // In the plan nothing is trained; what is an adapter's, the description knows.
+        // The plan trains nothing; only the description knows which parameters belong to adapters.
         let spec = &job.architecture.description().spec;
         match saved {
             Some(saved) => saved.load(&mut engine, spec, &job.init)?,
@@ -133,27 +133,27 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(Engine::new(memory, plan, comms, program, rule)?)
     }
 
-    /// This rank.
+    /// The rank that this trainer runs.
     pub fn rank(&self) -> Rank {
         self.engine.rank()
     }
 
-    /// The engine, to read shards from.
+    /// The engine, for reading shards.
     pub fn engine(&self) -> &Engine<M, ModelProgram<M, A>> {
         &self.engine
     }
 
-    /// The scale of the loss after the steps whose reports were read, where there is one.
+    /// The loss scale after the steps whose reports were read; `None` if the run has none.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.scaler.as_ref().map(LossScaler::now)
     }
 
-    /// What this rank communicated so far.
+    /// The communication of this rank so far.
     pub fn traffic(&self) -> Traffic {
         self.engine.traffic()
     }
 
-    /// What this rank's memory counted so far.
+    /// The memory usage of this rank so far.
     pub fn usage(&self) -> Usage {
         self.engine.memory().usage()
     }
@@ -161,10 +161,10 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
     /// Runs step `step` (from 0).
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`], [`TrainError::StateNotFinite`] of the step before, or whatever failed.
+    /// [`TrainError::NotFinite`], [`TrainError::StateNotFinite`] of the previous step, or any other failure.
     ///
     /// # Panics
-    /// When the report of a step that was issued before was not read.
+    /// If the report of an earlier step has not been read.
     pub fn step(
         &mut self,
         step: u64,
@@ -178,14 +178,14 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(report)
     }
 
-    /// Issues step `step` (from 0): on a device with queues of its own it may still be under way on return. At
-    /// most two steps may be unread; with a scale of the loss one, since it follows from all reports before.
+    /// Issues step `step` (from 0). On a device with its own queues the step may still be running on return. At most
+    /// two steps may be unread; with a loss scale only one, since the scale follows from all earlier reports.
     ///
     /// # Errors
-    /// Whatever failed.
+    /// Any failure.
     ///
     /// # Panics
-    /// When more are.
+    /// If more steps are unread.
     pub fn issue(
         &mut self,
         step: u64,
@@ -216,22 +216,25 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         Ok(())
     }
 
-    /// How many steps were issued and not read.
+    /// Number of steps that were issued and whose reports have not been read.
     pub fn unread(&self) -> usize {
         self.unread.len()
     }
 
-    /// The oldest step (from 0) that was issued and not read, if there is one, with its report; waits until it is
-    /// there. One that is not finite is of a step that was skipped, because gradients have overflowed with its loss scale.
+    /// Waits for the report of the oldest unread step, and returns it with the step's number (from 0); `None` if no
+    /// step is unread. If the report is not finite, the step was skipped because its gradients overflowed with the loss
+    /// scale.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`], [`TrainError::LossScale`] and [`TrainError::StateNotFinite`], or those of the memory and of communication.
+    /// [`TrainError::NotFinite`], [`TrainError::LossScale`] and [`TrainError::StateNotFinite`]; those of the memory and
+    /// of communication.
     pub fn report(&mut self) -> Result<Option<(u64, StepReport)>, TrainError> {
         let Some(step) = self.unread.pop_front() else { return Ok(None) };
         let report = self.engine.report()?.expect("the engine has a report for every step that was issued");
         let StepReport { loss, grad_norm, finite, state_finite, .. } = report;
         if !state_finite {
-            // Counted from 1, it is the step before: had it been an earlier one, its report would have said so.
+            // Counted from 1, this is the previous step, which wrote the value: a value from an earlier step would have
+            // failed an earlier report.
             return self.fail_of_state(step);
         }
         let goes_on = self.scaler.as_mut().is_some_and(|scaler| scaler.note(finite));
@@ -247,18 +250,18 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         })
     }
 
-    /// Asks all ranks whether the parameters and the optimizer state that `step` steps have written are finite; all of
-    /// them call it, after they have read the reports of these steps. A state for which this fails must not be saved
-    /// or exported.
+    /// Asks all ranks whether the parameters and optimizer state written by the first `step` steps are finite. All
+    /// ranks call it, after they have read the reports of these steps. If it fails, the state must not be saved or
+    /// exported.
     ///
     /// # Errors
-    /// [`TrainError::StateNotFinite`] on a rank that has such a value; those of communication, also on all others.
+    /// [`TrainError::StateNotFinite`] on a rank that has such a value; an error of communication on all others.
     pub fn check_state(&mut self, step: u64) -> Result<(), TrainError> {
         if self.engine.state_is_finite()? { Ok(()) } else { self.fail_of_state(step) }
     }
 
-    /// Fails with the first value of this rank that is not finite. A rank that has none waits for one that fails, so
-    /// that the error which ends the run says where the value is.
+    /// Fails with the first non-finite value of this rank. A rank that has none waits for one that fails, so that the
+    /// error that ends the run names the location.
     fn fail_of_state<T>(&mut self, step: u64) -> Result<T, TrainError> {
         if let Some(found) = first_not_finite(&self.engine, step)? {
             return Err(found);
@@ -267,11 +270,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         panic!("an update has noted a value that is not finite, and no rank finds it");
     }
 
-    /// Evaluates all batches of all sets of evaluation data, in their order, after `step` steps. When `stop` is raised on
-    /// some rank it ends after the batch under way, and there is no result.
+    /// Evaluates all batches of all evaluation sets, in order, after `step` steps. If `stop` is raised on some rank, it
+    /// ends after the current batch and returns `None`.
     ///
     /// # Errors
-    /// [`TrainError::EvaluationNotFinite`], [`TrainError::StateNotFinite`], or whatever failed.
+    /// [`TrainError::EvaluationNotFinite`], [`TrainError::StateNotFinite`], or any other failure.
     pub fn evaluate(
         &mut self,
         step: u64,
@@ -283,7 +286,7 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         sets.map(|set| self.evaluate_set(set, step, stop, order, observer)).collect()
     }
 
-    /// As [`RankTrainer::evaluate`], on one set.
+    /// Like [`RankTrainer::evaluate`], on one set.
     fn evaluate_set(
         &mut self,
         set: usize,
@@ -317,18 +320,18 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> RankTrainer<'a, M, A> {
         }
     }
 
-    /// Whether any rank says yes; every rank calls it.
+    /// Returns whether `yes` is true on any rank; every rank calls it.
     ///
     /// # Errors
-    /// Those of communication.
+    /// Errors of communication.
     pub(crate) fn any(&mut self, yes: bool) -> Result<bool, TrainError> {
         Ok(self.engine.any(yes)?)
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// Those of communication.
+    /// Errors of communication.
     pub(crate) fn meet(&mut self) -> Result<(), TrainError> {
         Ok(self.engine.meet()?)
     }

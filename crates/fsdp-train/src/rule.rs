@@ -1,4 +1,4 @@
-//! From the configured optimizer to an update rule.
+//! Creates update rules from the configured optimizer.
 
 use std::collections::BTreeSet;
 
@@ -13,9 +13,9 @@ use fsdp_nn::update::{
 use crate::config::{AdamwConfig, FqnPatterns, MuonConfig, OptimizerConfig, TrainConfig};
 use crate::error::TrainError;
 
-/// A backend that has all update rules of the configuration.
+/// A backend that implements all update rules of the configuration.
 pub trait TrainBackend: Backend {
-    /// The update rule of a configuration, with the average of the parameters where one is kept.
+    /// Creates the update rule of a configuration, including the moving average of parameters if one is configured.
     ///
     /// # Errors
     /// [`TrainError::Misfit`] for a pattern of `no_decay` or of a group that matches nothing.
@@ -78,20 +78,20 @@ fn muon(config: &MuonConfig, groups: Groups) -> MuonOptions {
     }
 }
 
-/// The parameters that Muon orthogonalises: hidden matrices that no pattern gives to AdamW.
+/// The parameters that Muon orthogonalizes: hidden matrices that no pattern assigns to AdamW.
 fn matrices(config: &MuonConfig, spec: &ModelSpec) -> Result<BTreeSet<ParamId>, TrainError> {
     let spared = matching(spec, "train.optimizer.adamw_params", &config.adamw_params)?;
     Ok(&Muon::hidden_matrices(spec) - &spared)
 }
 
-/// Parameters that one rule updates, with its settings where no group says otherwise.
+/// Parameters updated by one rule, with its default settings.
 struct Ruled {
     rule: Option<&'static str>,
     params: BTreeSet<ParamId>,
     settings: GroupSettings,
 }
 
-/// All parameters of a model by the rules that update them.
+/// Divides all parameters of a model among the rules that update them.
 fn ruled(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Ruled>, TrainError> {
     let all: BTreeSet<ParamId> = (0..spec.params.len()).map(ParamId).collect();
     let settings = GroupSettings { lr_scale: 1.0, weight_decay: config.weight_decay() };
@@ -110,18 +110,18 @@ fn ruled(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Ruled>, Train
 /// Parameters that are updated with the same settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
-    /// The patterns of the run file that chose them; none for all others.
+    /// The patterns of the run file that select them; empty for the group of all others.
     pub patterns: Vec<String>,
-    /// The rule that updates them, where the optimizer has several.
+    /// The rule that updates them; `None` if the optimizer has only one.
     pub rule: Option<&'static str>,
-    /// How they are updated.
+    /// The settings of their updates.
     pub settings: GroupSettings,
     /// The parameters, in the order of the model, frozen ones included.
     pub params: Vec<ParamId>,
 }
 
-/// Every parameter of a model in the first group of the configuration that names it: the entries of `group` in their order,
-/// then `no_decay`, then all others; each once for every rule of the optimizer. A group may be empty.
+/// Assigns every parameter of a model to the first group that matches it: the entries of `group` in order, then
+/// `no_decay`, then all others. Each group appears once for every rule of the optimizer, and may be empty.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.
@@ -141,7 +141,7 @@ pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Pa
     for group in config.groups() {
         let matched = matching(spec, "train.optimizer.group", &group.patterns)?;
         add(&group.patterns, &(&left & &matched), &|base| GroupSettings {
-            // A learning rate of its own is that, whatever updates the parameter.
+            // An explicit learning rate replaces that of the rule.
             lr_scale: group.scale(config.lr()) * if group.lr.is_some() { 1.0 } else { base.lr_scale },
             weight_decay: group.weight_decay.unwrap_or(base.weight_decay),
         });
@@ -154,17 +154,17 @@ pub fn param_groups(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Vec<Pa
     Ok(groups)
 }
 
-/// The settings of every parameter.
+/// The update settings of every parameter.
 ///
 /// # Errors
-/// Those of [`param_groups`].
+/// Errors of [`param_groups`].
 pub(crate) fn settings(config: &OptimizerConfig, spec: &ModelSpec) -> Result<Groups, TrainError> {
     let groups = param_groups(config, spec)?.into_iter();
     let uniform = Groups::uniform(config.weight_decay());
     Ok(groups.fold(uniform, |all, group| all.with(group.params, group.settings)))
 }
 
-/// The parameters whose name, or the name of a tied use, matches one of the patterns of `key`.
+/// The parameters with a name or alias that matches one of the patterns of `key`.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.

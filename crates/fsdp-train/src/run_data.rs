@@ -12,13 +12,13 @@ use crate::data::{
 };
 use crate::error::TrainError;
 
-/// How many samples of a run are searched for one with tokens that do not count.
+/// Number of samples to search for one with tokens that do not count in the loss.
 const SAMPLES_LOOKED_AT: usize = 1 << 12;
 
 /// Training and evaluation data with their samplers.
 #[derive(Debug)]
 pub struct RunData {
-    /// Absent where a model is only evaluated.
+    /// `None` if a model is only evaluated.
     train: Option<Training>,
     eval: Vec<EvalData>,
 }
@@ -32,11 +32,11 @@ struct EvalData {
 }
 
 impl RunData {
-    /// Reads the data that a configuration names, for a model with this many token ids; `watch` is told how far it is.
+    /// Reads the configured data, for a model with a vocabulary of `vocab` tokens. Reports progress to `watch`.
     ///
     /// # Errors
-    /// [`TrainError::Data`]: unreadable, too short, in the output folder, or tokens outside of the vocabulary;
-    /// [`TrainError::Checkpoint`]: not in its object store.
+    /// [`TrainError::Data`]: unreadable, too short, in the output folder, or with tokens outside the vocabulary;
+    /// [`TrainError::Checkpoint`]: missing in its object store.
     pub fn load(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
         let loading = Loading { out_dir: Path::new(&config.run.out_dir), watch, keeps: true };
         let data = config.data.fetched()?;
@@ -44,10 +44,10 @@ impl RunData {
         Ok(Self { train, eval: evaluation(config, &data, &loading, vocab)? })
     }
 
-    /// Reads the evaluation data alone.
+    /// Reads only the evaluation data.
     ///
     /// # Errors
-    /// As [`RunData::load`]; [`TrainError::Misfit`] where the configuration names none.
+    /// Errors of [`RunData::load`]; [`TrainError::Misfit`] if the configuration names no evaluation data.
     pub fn to_evaluate(config: &Resolved, vocab: usize, watch: &Watch<'_>) -> Result<Self, TrainError> {
         if config.data.eval.is_empty() {
             let reason = "the run file has no evaluation sets; name one with data.eval = [\"held-out.txt\"], or with a \
@@ -63,7 +63,7 @@ impl RunData {
         self.train.as_ref().expect("who evaluates a model takes no training step")
     }
 
-    /// The digest of all tokens that are trained on; without them, of those that are evaluated on.
+    /// The digest of all training tokens or, without training data, of all evaluation tokens.
     pub(crate) fn digest(&self) -> Digest {
         let of_evaluation = || {
             let sets: Vec<String> = self.eval.iter().map(|set| set.dataset.digest().to_string()).collect();
@@ -72,7 +72,7 @@ impl RunData {
         self.train.as_ref().map_or_else(of_evaluation, Training::digest)
     }
 
-    /// What the user should know of how it was read, each with the key of the data that it is about.
+    /// Warnings from reading the data, each with the configuration key of the data in question.
     pub fn warnings(&self) -> impl Iterator<Item = (String, &DataWarning)> {
         let train = self.train.iter().flat_map(Training::named);
         let sets = self.eval.iter().map(|EvalData { name, dataset, .. }| match &**name {
@@ -83,24 +83,24 @@ impl RunData {
         all.flat_map(|(key, dataset)| dataset.warnings().iter().map(move |warning| (key.clone(), warning)))
     }
 
-    /// Keeps the tokens of text that belong into the output folder: see [`Dataset::keep`].
+    /// Writes those tokenized texts to disk that belong into the output folder: see [`Dataset::keep`].
     pub(crate) fn keep(&self) -> impl Iterator<Item = DataWarning> {
         self.datasets().filter_map(Dataset::keep)
     }
 
-    /// Lets other processes of this run find such tokens: see [`Dataset::share`]. If that is not possible, they make them
-    /// themselves.
+    /// Makes such tokens available to other processes of this run: see [`Dataset::share`]. If that fails, they tokenize
+    /// the text themselves.
     pub fn share(&self) {
         for warning in self.datasets().filter_map(Dataset::share) {
             tracing::info!("{warning}");
         }
     }
 
-    /// The first sample that is trained on of those with tokens that do not count: which ones do is what a user should see.
-    /// Where the first thousands have none, there is none.
+    /// Returns the first training sample in which some tokens do not count in the loss, to show the user which ones do.
+    /// `None` if the first few thousand samples contain none.
     ///
     /// # Errors
-    /// A tokenizer that can not be read again.
+    /// A tokenizer that cannot be read again.
     pub fn first_sample(&self, config: &DataConfig) -> Result<Option<Preview>, TrainError> {
         let train = self.train();
         if !train.datasets().any(Dataset::has_silent) {
@@ -122,7 +122,7 @@ impl RunData {
         self.train.iter().flat_map(Training::datasets).chain(self.eval.iter().map(|set| &set.dataset))
     }
 
-    /// Where in the training data step `step` (from 0) begins.
+    /// The position in the training data at which step `step` (from 0) begins.
     pub(crate) fn position(&self, step: u64) -> DataPosition {
         let (epoch, step_in_epoch) = self.train().epoch(step);
         DataPosition {
@@ -140,17 +140,17 @@ impl RunData {
         self.train().micro_batches()
     }
 
-    /// The samplers' tokens per sample.
+    /// Tokens per sample.
     pub fn seq_len(&self) -> usize {
         self.train().seq_len()
     }
 
-    /// Samples of the training data.
+    /// Number of samples in the training data.
     pub fn samples(&self) -> usize {
         self.train().len()
     }
 
-    /// What a run of `steps` steps takes from each source of its training data.
+    /// Summarizes what a run of `steps` steps takes from each source of its training data.
     pub fn sources(&self, steps: u64) -> Vec<SourceSummary> {
         self.train().summary(steps)
     }
@@ -163,21 +163,21 @@ impl RunData {
     /// Micro-batch `index` of training step `step` (both from 0).
     ///
     /// # Panics
-    /// When the step has no such micro-batch.
+    /// If the step has no such micro-batch.
     pub fn train_batch(&self, step: u64, index: usize) -> Batch {
         batch(&self.train().batch(step, index), self.train().seq_len())
     }
 
-    /// The sets of evaluation data, in the order of the configuration: their names, and their numbers of global batches.
+    /// The evaluation sets, in the order of the configuration: their names and numbers of global batches.
     pub fn eval_sets(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.eval.iter().map(|set| (&*set.name, set.sampler.batches()))
     }
 
-    /// Micro-batch `index` of a global batch of an evaluation set, which is given by its place in
+    /// Micro-batch `index` of global batch `global` of an evaluation set, given by its index in
     /// [`eval_sets`](Self::eval_sets).
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is no such micro-batch.
     pub fn eval_batch(&self, set: usize, global: usize, index: usize) -> Batch {
         let EvalData { dataset, sampler, .. } = &self.eval[set];
         let sample = |index: Option<usize>| Sample { dataset, index, number: index.unwrap_or(0) };
@@ -185,7 +185,7 @@ impl RunData {
     }
 }
 
-/// Reads the sets of evaluation data, from paths of this machine.
+/// Reads the evaluation sets from local paths.
 fn evaluation(
     config: &Resolved,
     data: &DataConfig,
@@ -208,7 +208,7 @@ fn evaluation(
     data.eval.iter().map(read).collect()
 }
 
-/// Samples one after the other.
+/// Concatenates samples into a batch.
 fn batch(samples: &[Sample<'_>], seq: usize) -> Batch {
     let mut ids = vec![0; samples.len() * seq];
     let mut targets = vec![0; samples.len() * seq];

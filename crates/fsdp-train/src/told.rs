@@ -1,4 +1,4 @@
-//! Failures as one process tells them to another: what they say and what they call for.
+//! Results sent between processes as JSON; an error is reduced to its message and kind.
 
 use fsdp_comm::process::SerdeKind;
 use fsdp_core::FailureKind;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 
-/// A failure in words.
+/// An error, as it is sent.
 #[derive(Serialize, Deserialize)]
 struct Words {
     #[serde(with = "SerdeKind")]
@@ -15,16 +15,16 @@ struct Words {
     message: String,
 }
 
-/// A result as JSON.
+/// Encodes a result.
 pub(crate) fn encode<T: Serialize>(result: Result<&T, &TrainError>) -> Vec<u8> {
     let words = |error: &TrainError| Words { kind: error.kind(), message: error.to_string() };
     serde_json::to_vec(&result.map_err(words)).expect("what ranks tell each other has a JSON form")
 }
 
-/// What [`encode`] made; an error is [`TrainError::Told`].
+/// Decodes a result of [`encode`]; an error becomes [`TrainError::Told`].
 ///
 /// # Panics
-/// When the bytes are not from [`encode`] of the same program, which ranks make sure of before they begin.
+/// If the bytes are not from [`encode`] of the same program, which ranks verify before they begin.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, TrainError> {
     let result: Result<T, Words> = serde_json::from_slice(bytes).expect("all ranks run the same program");
     result.map_err(|Words { kind, message }| TrainError::Told { kind, message })

@@ -1,4 +1,4 @@
-//! A whole training run: the output folder, the loop over steps on every rank, metrics, export.
+//! A whole training run: the output folder, the steps of every rank, metrics, export.
 
 mod ending;
 mod rank_run;
@@ -35,7 +35,7 @@ use crate::told;
 pub use ending::{Divergence, Ending, Kept};
 use run::{Log, RankResult, Run};
 
-/// What a run tells while it goes on. Called on the first rank of the world only.
+/// Receives the progress of a run. Called only on the first rank of the world.
 pub trait Reporter: Sync {
     /// A step is done.
     fn step(&self, _metrics: &StepMetrics) {}
@@ -43,13 +43,13 @@ pub trait Reporter: Sync {
     /// An evaluation after `step` steps is done, on one set.
     fn evaluation(&self, _step: u64, _evaluation: &Evaluation) {}
 
-    /// The run goes on from a checkpoint; or none was found, and it begins.
+    /// The run resumes from a checkpoint, or, with `None`, found none and starts from the beginning.
     fn resumed(&self, _resumed: Option<&Resumed>) {}
 
-    /// The output folder is this run's from now on: what an earlier run left and this one replaces is gone.
+    /// The output folder now belongs to this run: files of an earlier run that it replaces are gone.
     fn taken_over(&self) {}
 
-    /// Something that the user should know, and that the run goes on with.
+    /// A condition that the user should know, and despite which the run continues.
     fn warn(&self, _warning: &RunWarning) {}
 
     /// A checkpoint is complete.
@@ -58,38 +58,38 @@ pub trait Reporter: Sync {
 
 impl Reporter for () {}
 
-/// What a caller decides about a run besides its configuration.
+/// Options of a run that are not part of its configuration.
 pub struct RunOptions<'a> {
-    /// Told about progress.
+    /// Receives progress.
     pub reporter: &'a dyn Reporter,
-    /// Raised to stop after the step under way: all ranks agree on the step.
+    /// Raised to stop after the current step. All ranks stop after the same step.
     pub stop: &'a AtomicBool,
-    /// Whether the run goes on from a checkpoint.
+    /// Whether the run resumes from a checkpoint.
     pub resume: Resume,
-    /// Replace the content of a non-empty output folder.
+    /// Whether to replace the content of a non-empty output folder.
     pub overwrite: bool,
-    /// Makes the observer of each rank's operations.
+    /// Creates the observer of each rank's operations.
     pub observer: &'a (dyn Fn(fsdp_core::Rank) -> Box<dyn Observer> + Sync),
-    /// The text of `config.json` to put beside the exported weights, if the model has one.
+    /// The text of `config.json` to write beside the exported weights; `None` if the model has none.
     pub config_json: Option<String>,
-    /// What the FLOPs of a token depend on, where utilization is asked for.
+    /// The quantities that determine the FLOPs of a token; `None` if utilization is not requested.
     pub flops: Option<FlopModel>,
-    /// Who takes part, where that is more than this process.
+    /// The participants of the run; `None` if this process is the only one.
     pub census: Option<Census>,
 }
 
-/// What a finished run found.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Steps done, those before a checkpoint that the run went on from included.
+    /// Steps done, including those before a checkpoint that the run resumed from.
     pub steps: u64,
-    /// Steps that the checkpoint had done, if the run went on from one.
+    /// Steps done by the checkpoint that the run resumed from; `None` if it did not resume.
     pub resumed_from: Option<u64>,
-    /// Whether it was stopped before all steps were done.
+    /// Whether the run was stopped before all steps were done.
     pub stopped: bool,
-    /// The lowest loss that `train.early_stop` saw, if that ended the run.
+    /// The lowest loss that `train.early_stop` saw; `None` if that did not end the run.
     pub early: Option<WatchedLoss>,
-    /// Of the states that `checkpoint.keep_best` keeps the best one, and its checkpoint.
+    /// The best of the states that `checkpoint.keep_best` keeps, with its checkpoint.
     pub best: Option<(WatchedLoss, PathBuf)>,
     /// Steps of this process that were skipped because gradients overflowed in f16.
     pub skipped: u64,
@@ -99,37 +99,37 @@ pub struct Summary {
     pub last_loss: f64,
     /// Median tokens per second over all steps but the first.
     pub tokens_per_s: f64,
-    /// The last evaluation, set by set.
+    /// The results of the last evaluation, one per set.
     pub evaluations: Vec<Evaluation>,
     /// Wall time.
     pub elapsed: Duration,
-    /// What the memory of each rank of this process counted.
+    /// Memory usage of each rank of this process.
     pub usage: Vec<Usage>,
-    /// What each rank of this process communicated.
+    /// Communication of each rank of this process.
     pub traffic: Vec<Traffic>,
-    /// Where the model was exported to; or its adapters, unless they were merged.
+    /// Path of the exported model, or of its adapters unless they were merged.
     pub model: PathBuf,
 }
 
-/// Where the first rank tells how the run has ended.
+/// Topic on which the first process announces how the run ended.
 const OUTCOME: &str = "outcome";
 
-/// The folder of the exported model, in the output folder.
+/// Folder of the exported model, inside the output folder.
 pub(crate) const MODEL: &str = "model";
 
-/// The file of its weights.
+/// File with the exported weights.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
 
-/// The folder of exported adapters.
+/// Folder of the exported adapters, inside the output folder.
 pub(crate) const ADAPTER: &str = "adapter";
 
 /// Trains a job and writes its output folder.
 ///
 /// # Errors
-/// [`TrainError`]: a stop was asked for before the first step, there is not enough memory, the folder is not empty or in
-/// use, the checkpoint to go on from is damaged or of another run; the first failure of any rank; or something beside the
-/// computation failed ([`TrainError::Ended`], which says where the state is). Nothing half-written stays under a final
-/// name, and an exported model is replaced only by a complete one.
+/// [`TrainError`]: a stop was requested before the first step, there is not enough memory, the folder is not empty or
+/// is in use, the checkpoint to resume from is damaged or belongs to another run; the first failure of any rank; or a
+/// failure outside the computation ([`TrainError::Ended`], which says where the state is). No incomplete file keeps its
+/// final name, and an exported model is replaced only by a complete one.
 pub fn train<L, A>(job: &Job<A>, launcher: &L, options: &RunOptions<'_>) -> Result<Summary, TrainError>
 where
     L: Launcher,
@@ -184,7 +184,8 @@ where
     Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))
 }
 
-/// What the first rank finds when all have come to their end: whether something has gone wrong beside the computation.
+/// Concludes a run on the first rank, after all ranks have ended: fails if something outside the computation has
+/// failed.
 fn conclude<A: Architecture + Clone>(
     run: &Run<'_, A>,
     saves: &SaveOptions,
@@ -199,7 +200,7 @@ fn conclude<A: Architecture + Clone>(
     cleared?;
     let log = run.log();
     if log.saved.is_some() {
-        // Without an evaluation nothing shows that the last weights give a finite loss.
+        // Without an evaluation, no loss has been computed from the last weights.
         saves.prune(log.proven.max(done.saturating_sub(1)), best)?;
     }
     Ok(())

@@ -1,10 +1,10 @@
-//! Paths without links, also of what is not there yet.
+//! Resolves links in paths that may not exist yet.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The absolute path that `path` leads to: links are followed as far as it exists. What can not be resolved at
-/// all is taken as it is.
+/// Returns the absolute path that `path` leads to, with links resolved as far as it exists. If nothing can be resolved,
+/// returns `path` unchanged.
 pub(crate) fn true_path(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
         let or_here = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };

@@ -1,12 +1,12 @@
-//! How long the ranks of a step wait for each other.
+//! Measures how long the ranks of a step wait for each other.
 //!
-//! Each rank knows how long it was held up by its collectives: until the others had come, and the data with them. The rank
-//! that waits least is the one that the others wait for. This holds for every transport whose collectives the host waits
-//! for; where the host runs ahead of its device, nothing is told.
+//! Each rank measures how long its collectives block it until the other ranks and their data arrive. The rank that
+//! waits least is the one that the others wait for. This holds for every transport whose collectives block the host; if
+//! the host runs ahead of its device, nothing is reported.
 //!
-//! Ranks tell it beside their collectives, when a step is over, and nobody waits for that: the line of a step has what is
-//! known of an earlier one. In the all-reduce of a step's scalars it would be a word per rank, or one all-reduce more, and
-//! other traffic than the closed form says.
+//! Ranks report after a step and outside of collectives, and nothing waits for these reports: the metrics of a step
+//! contain those of an earlier one. Adding them to the all-reduce of a step's scalars would take a word per rank or
+//! another all-reduce, and traffic that differs from the closed form.
 
 use std::time::{Duration, Instant};
 
@@ -18,23 +18,23 @@ use fsdp_core::{Error, Rank};
 use crate::error::TrainError;
 use crate::metrics::Waiting;
 
-/// Times how long a rank waits in the collectives of a step. An operation that needs one waits between the end of the
-/// operation before it and the [end](Observer::end) of the collective; those that are waited for where they are issued, from
-/// their begin on.
+/// Times how long a rank waits in the collectives of a step. An operation that needs a collective waits from the end of
+/// the previous operation to the [end](Observer::end) of the collective; an operation that waits for a collective where
+/// it issues it, from its own begin.
 pub(crate) struct WaitTimer<'a> {
     inner: &'a mut dyn Observer,
-    /// When this rank was last heard of.
+    /// End of the last period that was not waiting.
     mark: Instant,
     waited: Duration,
 }
 
 impl<'a> WaitTimer<'a> {
-    /// A step that begins, with another observer of its operations.
+    /// Starts timing a step, forwarding all calls to `inner`.
     pub(crate) fn new(inner: &'a mut dyn Observer) -> Self {
         Self { inner, mark: Instant::now(), waited: Duration::ZERO }
     }
 
-    /// How long the rank has waited.
+    /// Total waiting time so far.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }
@@ -49,8 +49,8 @@ fn waits_inside(kind: &OpKind) -> bool {
     matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_))
 }
 
-/// The clock is read where it must be only: there are hundreds of operations in a step, and some machines are slow to say
-/// what time it is.
+/// Reads the clock only where necessary: a step has hundreds of operations, and on some machines reading the clock is
+/// slow.
 impl Observer for WaitTimer<'_> {
     fn begin(&mut self, op: OpId, kind: &OpKind) {
         self.inner.begin(op, kind);
@@ -78,10 +78,10 @@ impl Observer for WaitTimer<'_> {
     }
 }
 
-/// Tells the first rank how long `rank` has waited in `step`.
+/// Reports to the first rank how long `rank` has waited in `step`.
 ///
 /// # Errors
-/// Those of communication.
+/// Errors of communication.
 pub(crate) fn tell(
     assembly: &dyn Assembly,
     step: u64,
@@ -93,20 +93,20 @@ pub(crate) fn tell(
     Ok(given.map_err(Error::from)?)
 }
 
-/// What the first rank has heard of how long ranks have waited.
+/// The waiting times that the first rank has received.
 pub(crate) struct Heard {
-    /// The first step that not all ranks were heard of.
+    /// The first step (from 0) for which not all ranks have reported.
     next: u64,
 }
 
 impl Heard {
-    /// Nothing yet of a run whose first step is `first`.
+    /// Starts empty, for a run whose first step is `first`.
     pub(crate) fn new(first: u64) -> Self {
         Self { next: first }
     }
 
-    /// The newest step before `step` that all ranks have told of, if nobody was told of it yet. Does not wait: the step right
-    /// before is known by now, but where messages between processes are late.
+    /// Returns the newest step before `step` for which all ranks have reported, once. Does not wait: usually the step
+    /// right before is complete by now, unless messages between processes are late.
     pub(crate) fn newest_before(&mut self, step: u64, assembly: &dyn Assembly) -> Option<Waiting> {
         let mut newest = None;
         while self.next < step && assembly.given(&topic(self.next)) == assembly.world() {

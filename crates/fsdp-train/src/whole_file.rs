@@ -1,4 +1,4 @@
-//! Files that are whole or absent, whatever is interrupted when.
+//! Writes files that are either complete or absent, even if interrupted.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use fsdp_ckpt::{is_url, objects};
 
 use crate::error::TrainError;
 
-/// Replaces a small file of a run by other content, in one step, on a disk or in an object store.
+/// Atomically replaces a small file of a run, on disk or in an object store.
 ///
 /// # Errors
 /// [`TrainError::Io`], [`TrainError::Checkpoint`].
@@ -20,15 +20,14 @@ pub(crate) fn write_small(path: &Path, content: impl AsRef<[u8]>) -> Result<(), 
     replace(path, content).map(drop).map_err(TrainError::io("write", path))
 }
 
-/// Replaces a file in one step: the content is durable before it gets the name, and the name before this returns.
-/// The result is open for writing behind the content.
+/// Atomically replaces a file. Its content is durable before it gets the name, and the name is durable on return. The
+/// returned file is open for writing after the content.
 ///
-/// Links are never followed: one that has the name of the file, or of the temporary file beside it, is replaced as
-/// a name.
+/// Links are never followed: a link with the name of the file, or of the temporary file beside it, is itself replaced.
 ///
 /// # Errors
-/// If the folder or a file in it can not be written. The old file, if there is one, is then still there, unless only the
-/// last step failed, making the new name durable.
+/// If the folder or a file in it cannot be written. An existing file is then unchanged, unless only the last step
+/// failed, which makes the new name durable.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<File> {
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     name.push(".tmp");
@@ -51,7 +50,7 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Creates a file, which must not be there, not even as a link that leads nowhere.
+/// Creates a file. Fails if the path exists, even as a dangling link.
 fn write_new(path: &Path, content: &[u8]) -> io::Result<File> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     file.write_all(content)?;

@@ -1,4 +1,4 @@
-//! What a model with adapters begins with: a frozen base, and adapters that are new or come from PEFT's files.
+//! Initial values of a model with adapters: a frozen base, and adapters that are new or read from PEFT's files.
 
 use std::ops::Range;
 use std::path::Path;
@@ -20,33 +20,34 @@ use crate::config::Resolved;
 use crate::error::TrainError;
 use crate::init::{InitSource, check_pretrained, stored_name};
 
-/// A digest of a base reads so many elements of a parameter at a time,
+/// Elements of a parameter that the digest of a base reads at a time (at least one row).
 const SAMPLE_ELEMS: usize = 1 << 12;
 
-/// at this many places at least, or all of them.
+/// Minimum number of places that the digest reads in each parameter, unless it reads all of it.
 const SAMPLES_MIN: usize = 16;
 
-/// Where the parameters of an adapted model come from.
+/// The source of the parameters of an adapted model.
 #[derive(Debug)]
 pub struct AdaptedInit {
     base: InitSource,
-    /// Stands for the weights of the base, if they are read.
+    /// Digest of the weights of the base; `None` if they are not read from files.
     base_digest: Option<String>,
-    /// Adapters that were trained before.
+    /// Adapters trained earlier; `None` if they are new.
     adapter: Option<ModelReader>,
-    /// How new ones start.
+    /// Seed of new adapters.
     seed: u64,
     init: Vec<Init>,
-    /// Parameters from this one on are of adapters.
+    /// Index of the first parameter that belongs to an adapter.
     first_added: usize,
 }
 
 impl AdaptedInit {
-    /// The source of a model that the run file's adapter was put into, and of its base.
+    /// Opens the source of a model to which [`adapt`](super::adapt) added the run file's adapter, on top of the source
+    /// of its base.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that can not be read, or that is another than
-    /// the run file says.
+    /// [`TrainError::Checkpoint`], [`TrainError::Adapter`]: a base or an adapter that cannot be read, or an adapter
+    /// that differs from the run file.
     pub fn open(config: &Resolved, description: &Description, base: InitSource) -> Result<Self, TrainError> {
         let first_added = description.spec.params.len() - 2 * description.adapters.len();
         let base_digest = match &base {
@@ -97,7 +98,7 @@ impl AdaptedInit {
         Ok(())
     }
 
-    /// Checks that the adapter has what the model has, and nothing else; the base was checked when it was opened.
+    /// Checks that the adapter files hold exactly the trained parameters; [`AdaptedInit::open`] has checked the base.
     pub(crate) fn check(&self, spec: &ModelSpec) -> Result<(), TrainError> {
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let trained = spec.params.iter().filter(|param| param.trainable);
@@ -108,7 +109,8 @@ impl AdaptedInit {
 }
 
 impl InitSource {
-    /// The source of a model that the run file's adapter was put into, if it has one, with this one for its base.
+    /// Wraps this source, that of the base, in the source of the adapted model; returns it unchanged if the run file
+    /// has no adapter.
     ///
     /// # Errors
     /// As [`AdaptedInit::open`].
@@ -120,9 +122,9 @@ impl InitSource {
     }
 }
 
-/// CRC-64 of values of all parameters in their order, each as eight little-endian bytes, so that it is the same in every
-/// format of files. Of a large parameter those of some rows that are spread evenly, since every process of a run does this:
-/// training changes values everywhere.
+/// CRC-64 of values of all parameters in their order, each as eight little-endian bytes, so that it does not depend on
+/// the file format. Every process of a run computes it, so large parameters are sampled: evenly spaced rows suffice,
+/// since training changes values everywhere.
 fn digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainError> {
     let samples = params.iter().flat_map(|param| {
         let row_len = param.shape.iter().skip(1).product::<usize>();
@@ -141,7 +143,7 @@ fn digest(reader: &ModelWeights, params: &[ParamSpec]) -> Result<String, TrainEr
     Ok(total.to_string())
 }
 
-/// The rows of a parameter that its digest reads.
+/// The rows of a parameter that [`digest`] reads.
 fn sampled_rows(param: &ParamSpec) -> impl Iterator<Item = Range<usize>> + use<> {
     let rows = param.shape.first().copied().unwrap_or(1);
     let row_len = param.shape.iter().skip(1).product::<usize>();

@@ -1,7 +1,7 @@
-//! A model with its adapters added: `W + scale * B A`, a few rows at a time, from files to files.
+//! Merges adapters into their base: `W + scale * B A`, a few rows at a time, from files to files.
 //!
-//! Sums are made in double precision and rounded once, to the type of the export. In bf16 that rounds away what an adapter
-//! changes by less than half of the last of 8 bits: a merged model is as precise as its type.
+//! Sums are computed in double precision and rounded once, to the dtype of the export. In bf16, with its 8 significant
+//! bits, that drops changes smaller than half a unit in the last place: a merged model is only as precise as its dtype.
 
 use std::path::Path;
 
@@ -18,19 +18,19 @@ use super::peft;
 use crate::error::TrainError;
 use crate::init::stored_name;
 
-/// Elements of a parameter that are merged at a time.
+/// Elements of a parameter to merge at a time.
 const PART_ELEMS: usize = 1 << 22;
 
-/// What is merged.
+/// The inputs of a merge.
 #[derive(Clone, Copy, Debug)]
 pub struct Merge<'a> {
     /// The adapted model.
     pub description: &'a Description,
-    /// The weights of the base.
+    /// The files of the base.
     pub base: &'a ModelWeights,
-    /// Adapters, and modules that were trained whole.
+    /// The files with the adapters and the modules that were trained whole.
     pub adapter: &'a ModelReader,
-    /// The type of the result.
+    /// The dtype of the merged model.
     pub dtype: TensorType,
 }
 
@@ -38,7 +38,7 @@ impl Merge<'_> {
     /// Writes the merged model.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]. On an error there is no file.
+    /// [`TrainError::Checkpoint`]. After an error there is no file at `path`.
     pub fn write(&self, path: &Path) -> Result<(), TrainError> {
         let spec = &self.description.spec;
         let tensor = |(_, param): (ParamId, &ParamSpec)| TensorSpec {
@@ -78,7 +78,7 @@ impl Merge<'_> {
     }
 }
 
-/// The parameters that the base has.
+/// The parameters of the base, without those of adapters.
 fn base_params(description: &Description) -> impl Iterator<Item = (ParamId, &ParamSpec)> {
     let is_added = |id: ParamId| {
         description.adapters.values().any(|adapter| adapter.down.weight == id || adapter.up.weight == id)
@@ -87,14 +87,14 @@ fn base_params(description: &Description) -> impl Iterator<Item = (ParamId, &Par
     params.filter(move |(id, _)| !is_added(*id))
 }
 
-/// An adapter, read.
+/// The two matrices of an adapter, in memory.
 struct LowRank {
     /// `rank x inputs`.
     down: Vec<f64>,
     /// `outputs x rank`.
     up: Vec<f64>,
     adapter: Adapter,
-    /// How the weight of the base is stored.
+    /// How the base stores its weight.
     orientation: Orientation,
 }
 
@@ -116,7 +116,7 @@ impl LowRank {
         Ok(Self { down, up, adapter: *adapter, orientation })
     }
 
-    /// Adds its product to rows of the weight, from `first` on.
+    /// Adds the scaled product to rows of the weight, starting at row `first`.
     fn add(&self, first: usize, row_len: usize, values: &mut [f64]) {
         let Adapter { down, scale, .. } = self.adapter;
         let (rank, inputs) = (down.outputs, down.inputs);

@@ -1,5 +1,5 @@
-//! Adapters as PEFT keeps them: `adapter_config.json`, and `adapter_model.safetensors` whose tensors are called
-//! `base_model.model.<name in the model>`. Held to PEFT 0.21.
+//! PEFT's adapter format: `adapter_config.json`, and `adapter_model.safetensors` with tensors named
+//! `base_model.model.<name in the model>`. Follows PEFT 0.21.
 
 use std::path::{Path, PathBuf};
 
@@ -13,16 +13,16 @@ use crate::config::{AdapterConfig, ConfigError, Resolved, Targets};
 use crate::error::TrainError;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-/// The file of the weights.
+/// The file with the adapter's weights.
 pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
 
-/// The file that says what they are.
+/// The file with the adapter's settings.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 
-/// What is put in front of names.
+/// Prefix of all tensor names.
 const PREFIX: &str = "base_model.model.";
 
-/// Keys whose values change nothing here: what they say is in the tensors, or is compared.
+/// Keys whose values need no check here: the tensors imply them, or they are compared separately.
 const HARMLESS: [&str; 20] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -46,28 +46,29 @@ const HARMLESS: [&str; 20] = [
     "use_rslora",
 ];
 
-/// The names of a trained parameter: one for each name that the model has for it.
+/// PEFT's names of a trained parameter: one for its name and one for each alias.
 pub(crate) fn names(param: &ParamSpec) -> impl Iterator<Item = String> + '_ {
     std::iter::once(&param.fqn).chain(&param.aliases).map(|name| format!("{PREFIX}{name}"))
 }
 
-/// The `adapter_config.json` of an adapter.
+/// The settings in an `adapter_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeftConfig {
     path: PathBuf,
-    /// `r`.
+    /// `r`: the rank of the adapter matrices.
     pub rank: usize,
-    /// `lora_alpha`.
+    /// `lora_alpha`: the numerator of the scale.
     pub alpha: f64,
-    /// `use_rslora`.
+    /// `use_rslora`: whether the scale is `alpha / sqrt(rank)` instead of `alpha / rank`.
     pub rslora: bool,
 }
 
 impl PeftConfig {
-    /// Reads that of the directory of an adapter.
+    /// Reads the settings in the directory of an adapter.
     ///
     /// # Errors
-    /// [`TrainError::Config`] if it can not be read, [`TrainError::Adapter`] for something else than LoRA as it is trained here.
+    /// [`TrainError::Config`] if the file cannot be read, [`TrainError::Adapter`] for anything but the plain LoRA that
+    /// is supported here.
     pub fn read(dir: &Path) -> Result<Self, TrainError> {
         let path = dir.join(CONFIG_FILE);
         let text = input_file::read_text(&path, CONFIG_BYTES_MAX)
@@ -82,7 +83,7 @@ impl PeftConfig {
         Ok(Self { rank: usize::try_from(rank).unwrap_or(usize::MAX), alpha, rslora, path })
     }
 
-    /// That the run file says the same of the adapter that it begins with.
+    /// Checks that the run file agrees with the adapter from which training starts.
     ///
     /// # Errors
     /// [`TrainError::Adapter`].
@@ -108,7 +109,7 @@ fn failed(path: &Path, what: String) -> TrainError {
     TrainError::Adapter { path: path.to_owned(), what }
 }
 
-/// That the fields describe a LoRA that is trained here: whatever is set beside it changes what is computed.
+/// Checks that the fields describe a plain LoRA: any other setting would change the computation.
 fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
     let kind = fields.get("peft_type").and_then(Value::as_str).unwrap_or_default();
     if kind != "LORA" {
@@ -123,7 +124,7 @@ fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
         };
         let is_plain = match key.as_str() {
             "bias" => value == "none",
-            // How it began does not matter, unless the base was changed for it.
+            // The initialization does not matter, unless it modified the base.
             "init_lora_weights" => *value == true || value == "gaussian",
             key => HARMLESS.contains(&key),
         };
@@ -163,13 +164,13 @@ pub(crate) fn config_json(config: &Resolved, description: &Description) -> Strin
     text
 }
 
-/// PEFT has whole numbers for `lora_alpha`.
+/// `lora_alpha` as PEFT writes it: as an integer if it is whole.
 #[expect(clippy::cast_possible_truncation, reason = "it is whole and small")]
 fn number(alpha: f64) -> Value {
     if alpha.fract() == 0.0 && alpha < 1e15 { json!(alpha as i64) } else { json!(alpha) }
 }
 
-/// Names that PEFT finds the adapted modules by: where all are, their last parts.
+/// Names by which PEFT finds the adapted modules; if all linear maps are adapted, the last parts of their names.
 fn target_modules(description: &Description, targets: &Targets) -> Vec<String> {
     let mut names = match targets {
         Targets::Named(names) => names.clone(),
@@ -184,8 +185,8 @@ fn target_modules(description: &Description, targets: &Targets) -> Vec<String> {
     names
 }
 
-/// The modules that are saved whole, by their full names: PEFT takes any name that ends alike. Of tied ones all, because it
-/// gives each weights of its own.
+/// The full names of modules that are saved whole, since PEFT matches any name by its ending. For tied parameters all
+/// modules are listed: PEFT gives each of them its own weights.
 fn saved_modules(spec: &ModelSpec, names: &[String]) -> Option<Vec<String>> {
     let mut saved = Vec::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! What a run needs of a disk, as its plan says before anything runs.
+//! The disk space that a run needs, computed from its plan before it starts.
 
 use fsdp_ckpt::native::{SavePlan, SaveSpace};
 use fsdp_core::plan::Plan;
@@ -13,25 +13,26 @@ use crate::rule::TrainBackend as _;
 /// Bytes that a run writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskNeed {
-    /// A checkpoint.
+    /// Bytes of one checkpoint.
     pub save_bytes: u64,
-    /// How many of them lie there at one time: those that are kept, the best ones, and the one that is being written.
+    /// Largest number of checkpoints on disk at one time: the newest and the best ones that are kept, and the one being
+    /// written.
     pub saves: u64,
-    /// The exported model, or adapter, in the dtype that the run file names or that of the master parameters.
+    /// Bytes of the exported model or adapter, in the dtype of the run file or else of the master parameters.
     pub model_bytes: u64,
 }
 
 impl DiskNeed {
-    /// What the run of a plan needs.
+    /// Computes the need of a run from its plan.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] for a model that the format can not hold; those of the update rule.
+    /// [`TrainError::Checkpoint`] for a model that the format cannot hold; those of the update rule.
     pub fn of(config: &Resolved, plan: &Plan) -> Result<Self, TrainError> {
         let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &plan.spec)?;
         let table = StateTable::new(plan, &*rule);
         let space = SaveSpace::new(&SavePlan::new(plan.mesh.shards(), table.tensors)?)?;
         let checkpoint = &config.checkpoint;
-        // The last step is saved too.
+        // The last step is saved even if it is not due.
         let written = config.train.steps.checked_div(checkpoint.every).map_or(1, |saves| saves.max(1));
         let kept = if checkpoint.keep_last == 0 { written } else { checkpoint.keep_last as u64 };
         let dtype = config.run.export_dtype.unwrap_or(plan.policy.param_dtype.master());
@@ -44,7 +45,7 @@ impl DiskNeed {
         })
     }
 
-    /// The most that lies there at one time.
+    /// Largest number of bytes on disk at one time.
     pub fn at_most(&self) -> u64 {
         self.save_bytes.saturating_mul(self.saves).saturating_add(self.model_bytes)
     }

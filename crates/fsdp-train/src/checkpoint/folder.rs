@@ -1,4 +1,4 @@
-//! What an output folder holds before a run begins.
+//! Inspects an output folder before a run begins.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step
 use crate::train::{ADAPTER, MODEL, MODEL_FILE};
 use crate::true_path::true_path;
 
-/// The run file with every default written out, in the output folder.
+/// File in the output folder that holds the run file with every default written out.
 pub(crate) const RESOLVED: &str = "resolved.toml";
 
-/// Whether there is anything in the output folder, but for its lock, what processes find each other by and leave when they fail, kept
-/// tokens, and the empty folders that a run leaves when it fails before its first step.
+/// Whether the output folder contains anything besides its lock, the files with which processes find each other, flight
+/// records of failed processes, cached tokens, and the empty folders left by a run that failed before its first step.
 ///
 /// # Errors
-/// [`TrainError`]: it is a file, or can not be read.
+/// [`TrainError`] if the path is a file or cannot be read.
 pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> {
     if is_url(out_dir) {
         return Ok(!objects::names(out_dir)?.is_empty());
@@ -55,8 +55,8 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
     Ok(false)
 }
 
-/// The exported model in the folder, unless it is an older one beside the metrics of a later run that was cut off:
-/// under `overwrite`, the model of the run before stays until the export replaces it.
+/// Returns the exported model in the folder, unless it is older than an unfinished run there: with `overwrite`, the
+/// model of the previous run stays until the export replaces it.
 pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
     let model = out_dir.join(MODEL).join(MODEL_FILE);
     if is_url(out_dir) {
@@ -75,13 +75,13 @@ pub(super) fn finished_model(out_dir: &Path) -> Result<Option<PathBuf>, TrainErr
     Ok((!(is_cut_off && is_older)).then_some(model))
 }
 
-/// Whether a file was written before another: a run writes its run file when it begins and its model when it ends.
+/// Whether one file was written before the other. A run writes its run file when it begins and its model when it ends.
 fn is_older(file: &Path, other: &Path) -> bool {
     let written = |path: &Path| fs::metadata(path).and_then(|found| found.modified()).ok();
     written(file).zip(written(other)).is_some_and(|(file, other)| file < other)
 }
 
-/// As [`finished_model`], in an object store: nobody asks which object is older.
+/// Like [`finished_model`], in an object store: there, modification times are not compared.
 fn is_finished_in_store(out_dir: &Path, model: &Path) -> Result<bool, TrainError> {
     let folder = model.parent().unwrap_or(out_dir);
     if !objects::names(folder)?.iter().any(|name| name == MODEL_FILE) {
@@ -93,13 +93,13 @@ fn is_finished_in_store(out_dir: &Path, model: &Path) -> Result<bool, TrainError
     Ok(done.zip(planned).is_none_or(|(done, planned)| done >= planned))
 }
 
-/// `train.steps` of a run file, as far as that can be read.
+/// `train.steps` of a run file; `None` if it cannot be read.
 fn planned_steps(resolved: &str) -> Option<u64> {
     let resolved: Table = resolved.parse().ok()?;
     u64::try_from(resolved.get("train")?.get("steps")?.as_integer()?).ok()
 }
 
-/// Whether a run with this output folder writes, or replaces, what has this path.
+/// Whether a run with this output folder writes or replaces the given path.
 pub fn is_output(out_dir: &Path, path: &Path) -> bool {
     let (out_dir, path) = (true_path(out_dir), true_path(path));
     let is_file = |name| path == out_dir.join(name);

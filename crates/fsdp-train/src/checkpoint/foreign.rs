@@ -1,9 +1,9 @@
-//! Going on from what another trainer has saved: PyTorch's distributed checkpoints, folders of accelerate and of the
-//! Trainer of transformers, DeepSpeed, PyTorch/XLA. Which tensors are which, `fsdp-ckpt` finds; here is decided what a
-//! run may begin with, and told what was taken, derived and missing.
+//! Resuming from checkpoints of other trainers: PyTorch's distributed checkpoints, folders of accelerate and of the
+//! transformers Trainer, DeepSpeed, PyTorch/XLA. `fsdp-ckpt` maps tensors to parameters; this module decides whether a
+//! run can start from them, and reports what was taken, derived and missing.
 //!
-//! A run has one count of steps: bias corrections, learning rates and the position in the data all follow from it.
-//! So the optimizer's own count is the step, and what a trainer kept of its schedule and its data is not used.
+//! A run has a single step count, from which bias corrections, learning rates and the position in the data follow. That
+//! count is the optimizer's own; what a trainer saved of its schedule and its data is ignored.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -25,37 +25,37 @@ use crate::init;
 use crate::job::Job;
 use crate::rule;
 
-/// A checkpoint of another trainer whose tensors fit the run.
+/// A checkpoint of another trainer, with tensors that fit the run.
 #[derive(Debug)]
 pub struct Foreign {
     path: PathBuf,
     found: Found,
-    /// Of each parameter, the names of the states in the order of the tensors that were found.
+    /// For each parameter, the names of its optimizer states, in the order of the tensors found.
     states: Vec<Vec<String>>,
 }
 
-/// What a run took from another trainer's checkpoint, for people.
+/// What a run took from another trainer's checkpoint, as text for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// The format in words.
+    /// The format of the checkpoint.
     pub format: String,
-    /// What was taken.
+    /// Parts that were taken as they are.
     pub taken: Vec<String>,
-    /// What was derived from something else.
+    /// Parts that were derived from something else.
     pub derived: Vec<String>,
-    /// What the checkpoint does not have, and what is used for it.
+    /// Parts that the checkpoint lacks, and their replacements.
     pub missing: Vec<String>,
     /// Names in the checkpoint that were not used.
     pub unused: Vec<String>,
-    /// What is odd about it.
+    /// Oddities of the checkpoint.
     pub notes: Vec<String>,
 }
 
 impl Foreign {
-    /// Opens a checkpoint and finds everything that a run trains on. Only metadata is read.
+    /// Opens a checkpoint and locates everything that training needs. Reads only metadata.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]: no checkpoint, damaged, or with other tensors than the model's;
+    /// [`TrainError::Checkpoint`]: not a checkpoint, damaged, or with tensors that do not match the model;
     /// [`TrainError::NoOptimizerState`].
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         let wanted = wanted(job, table)?;
@@ -68,16 +68,16 @@ impl Foreign {
         Ok(Self { path: path.to_owned(), found, states: wanted.into_iter().map(names).collect() })
     }
 
-    /// The path that was opened.
+    /// The path passed to [`Foreign::open`].
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many steps were done: as the optimizer counts, else as the trainer does, else as the user says.
+    /// Returns the number of steps done: the optimizer's count, else the user's (`at_step`), else the trainer's.
     ///
     /// # Errors
     /// [`TrainError::OtherStep`], [`TrainError::AtStep`], [`TrainError::NoStep`], [`TrainError::TiedDiffer`];
-    /// [`TrainError::Checkpoint`] for counts that can not be read.
+    /// [`TrainError::Checkpoint`] for counts that cannot be read.
     pub(super) fn step(
         &self,
         at_step: Option<u64>,
@@ -113,7 +113,8 @@ impl Foreign {
         Ok(step)
     }
 
-    /// The step that all counts of the optimizer agree on, with the name of one of them.
+    /// The step on which all counts of the optimizer agree, with the name of one of these tensors; `None` if it counts
+    /// none.
     fn optimizer_step(&self, rows: &mut StateRows<'_>) -> Result<Option<(u64, String)>, TrainError> {
         let mut agreed: Option<(u64, String)> = None;
         for count in &self.found.counts {
@@ -129,7 +130,7 @@ impl Foreign {
         Ok(agreed)
     }
 
-    /// What is told of the checkpoint, beside its step.
+    /// Describes the checkpoint, except for its step.
     pub(super) fn taken<A>(&self, job: &Job<A>) -> Taken {
         let spec = &job.plan.spec;
         let mut taken = Taken { format: self.found.checkpoint.format.clone(), ..Taken::default() };
@@ -155,17 +156,17 @@ impl Foreign {
         taken
     }
 
-    /// How the run file differs from the settings that the optimizer was saved with.
+    /// Compares the run file with the settings saved by the optimizer.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`] for settings that make it another update rule.
+    /// [`TrainError::OtherRun`] for settings that amount to another update rule.
     pub(super) fn changes<A>(&self, job: &Job<A>, step: u64) -> Result<Vec<Change>, TrainError> {
         let groups = rule::settings(&job.config.train.optimizer, &job.plan.spec)?;
         let compared = settings::compare(job, &groups, &self.found.settings, step);
         compared.map_err(|differences| TrainError::OtherRun { path: self.path.clone(), differences })
     }
 
-    /// Fills an engine: parameters and state of the optimizer, with the checksums of what was read.
+    /// Fills an engine with parameters and optimizer state, and verifies the checksums of what it read.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`]: a file that is missing or damaged.
@@ -192,7 +193,7 @@ impl Foreign {
         Ok(rows.map_or(Ok(()), StateRows::finish)?)
     }
 
-    /// The tensor of a state of a parameter.
+    /// The name of the tensor that holds a state of a parameter.
     fn state_of(&self, param: usize, state: &str) -> &str {
         let index = self.states[param].iter().position(|name| name == state);
         let tensors = self.found.states.as_ref().expect("state is read where there is some");
@@ -200,7 +201,7 @@ impl Foreign {
     }
 }
 
-/// A count as a number of steps.
+/// Reads a count as a whole number of steps.
 fn whole(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, TrainError> {
     let steps = count.read(rows)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is compared")]
@@ -212,11 +213,11 @@ fn whole(count: &Count, path: &Path, rows: &mut StateRows<'_>) -> Result<u64, Tr
     Err(TrainError::OtherStep { path, tensor, expected: whole, got: steps })
 }
 
-/// What a run has of each parameter.
+/// The names, shape and states to look for, for each parameter.
 fn wanted<A>(job: &Job<A>, table: &StateTable) -> Result<Vec<Wanted>, TrainError> {
     let (optimizer, spec) = (&job.config.train.optimizer, &job.plan.spec);
     let groups = rule::settings(optimizer, spec)?;
-    // Without any decay here, the patterns still tell the groups of a trainer that had some.
+    // Without weight decay here, the patterns still predict the groups of a trainer that used it.
     let spared = rule::matching(spec, "train.optimizer.no_decay", optimizer.no_decay())?;
     let would = |id| optimizer.weight_decay() == 0.0 && !spared.contains(&id);
     let decays = |id| groups.of(id).weight_decay != 0.0 || would(id);

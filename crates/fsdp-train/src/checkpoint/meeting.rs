@@ -1,7 +1,7 @@
-//! Where the ranks of a world bring a save together: what each has written, and how it ended.
+//! Coordinates the ranks of one save: collects what each rank has written and how its part ended.
 //!
-//! Ranks write in threads of their own, which wait here and nowhere else: never on a communicator, so that a save can
-//! not disturb a step, and never in the file system, which may be what has failed.
+//! Ranks write in separate threads, which wait only here: never on a communicator, so that a save cannot disturb a
+//! step, and never on the file system, which may be what failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,39 +14,39 @@ use super::Saved;
 use crate::error::TrainError;
 use crate::told;
 
-/// How many late ranks a message names.
+/// Most late ranks that a message names.
 const NAMED_MAX: usize = 8;
 
-/// How a save ended.
+/// The result of a save.
 pub(crate) type Outcome = Result<Saved, Arc<SaveFailure>>;
 
-/// Why there is no checkpoint.
+/// The reason why a checkpoint was not saved.
 #[derive(Debug, thiserror::Error)]
 #[error("the checkpoint after step {step} could not be saved: {error}")]
 pub struct SaveFailure {
-    /// Steps done by the state that was to be saved.
+    /// Steps done by the state to be saved.
     pub step: u64,
-    /// What happened, with the rank where it did.
+    /// The failure, with the rank on which it occurred.
     pub error: TrainError,
 }
 
-/// One save, as one rank sees it. Ranks have the numbers of their shards.
+/// One save, from the view of one rank. Ranks are identified by their shard index.
 #[derive(Clone)]
 pub(super) struct Meeting {
     assembly: Arc<dyn Assembly>,
-    /// Where ranks say that they have begun.
+    /// Topic on which ranks announce that they have begun.
     begun: String,
-    /// Where they say how their part has ended.
+    /// Topic on which ranks report how their part ended.
     ended: String,
     shard: usize,
     shards: usize,
 }
 
 impl Meeting {
-    /// The save of this number, by `shards` ranks, of which this one is `shard`.
+    /// Joins the save with this number, by `shards` ranks, as rank `shard`.
     ///
     /// # Errors
-    /// [`TrainError::Core`]: the first rank can not be reached.
+    /// [`TrainError::Core`]: the first rank cannot be reached.
     pub(super) fn begin(
         assembly: &Arc<dyn Assembly>,
         number: u64,
@@ -58,20 +58,20 @@ impl Meeting {
         Ok(Self { assembly: Arc::clone(assembly), begun, ended, shard, shards })
     }
 
-    /// This rank has ended its part.
+    /// Reports how this rank's part ended.
     pub(super) fn report(&self, report: Result<RankReport, TrainError>) {
-        // If the first rank is not there to hear it, the run has failed, which is told elsewhere.
+        // If the first rank cannot receive this, the run has failed, which is reported elsewhere.
         let _ = self.assembly.give(&self.ended, Rank(self.shard), told::encode(report.as_ref()));
     }
 
-    /// On the first rank: waits until every rank has ended its part.
+    /// Waits, on the first rank, until every rank has ended its part.
     ///
     /// # Errors
-    /// The first failure by rank; [`TrainError::SaveLate`] after `limit`; [`TrainError::SaveAbandoned`];
-    /// [`TrainError::Core`]: ranks that have not ended their part are lost.
+    /// The failure of the lowest failed rank; [`TrainError::SaveLate`] after `limit`; [`TrainError::SaveAbandoned`];
+    /// [`TrainError::Core`] if a rank is lost before it has ended its part.
     pub(super) fn reports(&self, limit: Duration) -> Result<Vec<RankReport>, TrainError> {
         let reports = self.assembly.collect(&self.ended, self.shards, limit).map_err(not_heard)?;
-        // Whoever has ended has begun.
+        // Every rank that has ended has also begun; these values are only discarded.
         let _ = self.assembly.collect(&self.begun, self.shards, Duration::ZERO);
         let of_rank = |(rank, report): (usize, Vec<u8>)| {
             let failed = |source| TrainError::RankFailed { rank: Rank(rank), source: Box::new(source) };
@@ -80,8 +80,8 @@ impl Meeting {
         reports.into_iter().enumerate().map(of_rank).collect()
     }
 
-    /// On the first rank: the run has failed elsewhere. A save that not every rank has begun will never be complete;
-    /// one that all have begun goes on to its end.
+    /// Called on the first rank when the run has failed elsewhere. A save that some rank has not begun will never
+    /// complete and is given up; otherwise it continues to its end.
     pub(super) fn abandon_unless_all_begun(&self) {
         if self.assembly.given(&self.begun) < self.shards {
             self.assembly.give_up(&self.ended);
@@ -92,13 +92,13 @@ impl Meeting {
 impl Drop for Meeting {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // So that nobody waits for this rank.
+            // Keeps the first rank from waiting for this one.
             self.report(Err(TrainError::SaveAbandoned));
         }
     }
 }
 
-/// Why nothing was heard of other ranks.
+/// Converts the reason why other ranks were not heard.
 pub(crate) fn not_heard(error: AssemblyError) -> TrainError {
     match error {
         AssemblyError::Late { mut ranks, limit } => {

@@ -1,4 +1,5 @@
-//! Filling an engine from a checkpoint: every rank of the first replica asks for its rows, whoever wrote them.
+//! Fills an engine from a checkpoint: every rank of the first replica reads its rows, independent of which ranks wrote
+//! them.
 
 use fsdp_ckpt::native::NativeReader;
 use fsdp_core::engine::{Engine, Origin};
@@ -11,8 +12,8 @@ use super::table::{STEPS, is_saved, rows_of, state_name, state_rows};
 use crate::error::TrainError;
 use crate::init::InitSource;
 
-/// Reads this rank's parameters and optimizer state (a base that is in no checkpoint from where the run began), and makes sure that all state is of one step; ranks of later
-/// replicas receive what the first has read.
+/// Loads this rank's parameters and optimizer state and checks that all state belongs to one step. A frozen base, which
+/// no checkpoint holds, is read from its original source. Ranks of later replicas receive what the first replica reads.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]: a file that is missing or damaged. [`TrainError::OtherStep`].
@@ -41,7 +42,7 @@ pub(crate) fn restore<M: Memory, P: Program<M>>(
     })
 }
 
-/// Compares the count of steps of every trained parameter with those that the run has applied.
+/// Compares the step count of every trained parameter with the number of updates that the run has applied.
 fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> {
     let done = RunState::read(rows.reader)?.updates();
     for param in spec.params.iter().filter(|param| param.trainable) {
@@ -55,7 +56,7 @@ fn check_steps(spec: &ModelSpec, rows: &mut Rows<'_>) -> Result<(), TrainError> 
     Ok(())
 }
 
-/// Reads rows through one buffer.
+/// Reads rows through one reused buffer.
 pub(super) struct Rows<'a> {
     reader: &'a NativeReader,
     bytes: Vec<u8>,

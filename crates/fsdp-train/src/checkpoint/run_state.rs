@@ -1,10 +1,11 @@
-//! What a checkpoint records of its run beside tensors, and how a run that goes on from it is compared.
+//! What a checkpoint records of its run in addition to tensors, and how it is compared with the run that resumes from
+//! it.
 //!
-//! Every key of the configuration is of one of three kinds. *Free* keys do not change what is computed: where
-//! and on how many ranks it runs, when units are gathered, what is evaluated. *Recorded* keys are the user's
-//! to change between two steps (how long, with which learning rate); from then on the run no longer equals one
-//! that was never changed, so the change is printed and kept. Any other difference would make it another run,
-//! and is refused with everything that differs.
+//! Every configuration key is of one of three kinds. *Free* keys do not change the computation: where and on how many
+//! ranks it runs, when units are gathered, what is evaluated. *Recorded* keys may be changed by the user between two
+//! steps (how long to train, with which learning rate). From then on the run no longer equals one that was never
+//! changed, so the change is printed and recorded. Any other difference would make it another run; it is refused, with
+//! a list of everything that differs.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +21,13 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::loss_scale::LossScale;
 
-/// Keys, and tables of keys, that do not change what is computed.
+/// Keys, and tables of keys, that do not change the computation.
 const FREE: [&str; 25] = [
     "model.path",
     "model.init",
     "adapter.path",
     "adapter.merge",
-    // What the files hold is compared instead.
+    // The content of the files is compared instead.
     "data.train",
     "data.source",
     "data.format",
@@ -60,10 +61,10 @@ const RECORDED: [&str; 8] = [
     "train.router_aux_loss_coef",
     "train.loss_scale",
 ];
-/// Of these, what must stay: the state of another update rule is of another kind.
+/// The exception: the state of one update rule does not fit another.
 const FIXED: &str = "train.optimizer.name";
 
-/// What a checkpoint records of its run.
+/// The state of a run, as recorded in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
@@ -73,36 +74,37 @@ pub struct RunState {
     pub tokens: u64,
     /// Learning rate of the last step done.
     pub lr: f64,
-    /// Where in the data the next step begins.
+    /// Position in the data at which the next step begins.
     pub data: DataPosition,
-    /// The seed of dropout masks; with the step it says everything about them.
+    /// The seed of dropout masks; together with the step it determines them.
     pub seed: u64,
     /// The text of the model's `config.json`, if it has one.
     pub model: Option<String>,
-    /// CRC-64 of the weights of the frozen base, which are not in the checkpoint, if they were read.
+    /// CRC-64 of the weights of the frozen base, which are not in the checkpoint; `None` if they were not read from
+    /// files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// The resolved configuration, as `resolved.toml` has it.
+    /// The resolved configuration, with the text of `resolved.toml`.
     pub config: String,
-    /// CRC-64 of that text.
+    /// CRC-64 of `config`.
     pub config_digest: String,
-    /// What was changed when the run went on from earlier checkpoints.
+    /// Changes to the configuration each time the run resumed.
     pub changes: Vec<Change>,
-    /// The losses that `train.early_stop` and `checkpoint.keep_best` watch, so far.
+    /// The losses seen so far that `train.early_stop` and `checkpoint.keep_best` watch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watched: Vec<WatchedLoss>,
-    /// The scale of the loss, where gradients are multiplied with one.
+    /// The loss scale; `None` if the run does not use one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// The version of `fsdp` that saved it; empty before there was such a record.
+    /// The version of `fsdp` that saved it; empty if saved before versions were recorded.
     #[serde(default)]
     pub version: String,
-    /// The groups of parameters of the optimizer, as PyTorch has them.
+    /// The parameter groups of the optimizer, in PyTorch's format.
     #[serde(default)]
     pub param_groups: serde_json::Value,
 }
 
-/// Where in the training data a step begins.
+/// A position in the training data, at the beginning of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataPosition {
@@ -110,44 +112,44 @@ pub struct DataPosition {
     pub epoch: u64,
     /// The step in that epoch, from 0.
     pub step_in_epoch: u64,
-    /// The seed of the order of samples, if they are shuffled.
+    /// The seed of the sample order; `None` if samples are not shuffled.
     pub seed: Option<u64>,
-    /// Samples of the data.
+    /// Number of samples in the data.
     pub samples: u64,
-    /// CRC-64 of all tokens; of several sources, of their shares and checksums.
+    /// CRC-64 of all tokens; with several sources, of their shares and checksums.
     pub digest: String,
-    /// Where in each of several sources it is.
+    /// The position in each source, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourcePosition>,
 }
 
-/// A change of the configuration in the middle of a run.
+/// A change to the configuration during a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// Steps done when it was made.
+    /// Steps done when the change was made.
     pub step: u64,
-    /// The key.
+    /// The configuration key, dotted.
     pub key: String,
-    /// Its value before, as TOML; empty when there was none.
+    /// The value before, as TOML; empty if there was none.
     pub from: String,
-    /// Its value afterwards.
+    /// The value afterwards, as TOML; empty if there is none.
     pub to: String,
 }
 
-/// Something that differs between a checkpoint and the run that is to go on from it.
+/// A difference between a checkpoint and the run that is to resume from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The key, or what it is about.
+    /// The key, or a description of what differs.
     pub what: String,
-    /// In the checkpoint.
+    /// The value in the checkpoint.
     pub saved: String,
-    /// In the run.
+    /// The value in the run.
     pub given: String,
 }
 
 impl RunState {
-    /// The state of a job after `step` steps.
+    /// Describes a job after `step` steps.
     pub(crate) fn of<A>(
         job: &Job<A>,
         step: u64,
@@ -174,12 +176,13 @@ impl RunState {
         }
     }
 
-    /// Steps that were applied: as many as the update rule counts.
+    /// Number of updates applied, as counted by the update rule: steps without the skipped ones.
     pub(super) fn updates(&self) -> u64 {
         self.step - self.loss_scale.map_or(0, |scale| scale.skipped)
     }
 
-    /// Stands for everything that the run computes: the configuration without what is free, the data and the model.
+    /// Digest of everything that determines the computation: the configuration without its free keys, the data and the
+    /// model.
     pub(crate) fn run_hash(&self) -> String {
         let mut leaves = leaves(&self.config);
         leaves.retain(|key, _| !is_below(key, &FREE));
@@ -187,7 +190,7 @@ impl RunState {
         DigestKind::Crc64.of(format!("{parts:?}").as_bytes()).to_string()
     }
 
-    /// The state of the run that wrote a checkpoint.
+    /// Reads the state of the run that wrote a checkpoint.
     ///
     /// # Errors
     /// [`TrainError::NoRunState`].
@@ -199,7 +202,7 @@ impl RunState {
         })
     }
 
-    /// As the manifest of a checkpoint holds it.
+    /// The state as JSON, for the manifest of a checkpoint.
     pub(super) fn to_json(&self) -> serde_json::Map<String, serde_json::Value> {
         match serde_json::to_value(self) {
             Ok(serde_json::Value::Object(map)) => map,
@@ -207,8 +210,8 @@ impl RunState {
         }
     }
 
-    /// The changes with which a run that would be in `now` at this step goes on from here, or everything that
-    /// differs and must not.
+    /// Returns the changes with which a run in state `now` can resume from this one, or every difference that forbids
+    /// it.
     pub(super) fn changes_to(&self, now: &RunState) -> Result<Vec<Change>, Vec<Difference>> {
         let mut refused = Vec::new();
         let mut changes = Vec::new();
@@ -249,19 +252,19 @@ impl RunState {
     }
 }
 
-/// A configuration with every key that there is: what was saved before a key existed has its default.
+/// Adds the defaults of keys that did not exist when the configuration was saved.
 fn complete(text: &str) -> String {
     Resolved::parse(text, "", &[]).map_or_else(|_| text.to_owned(), |loaded| loaded.config.to_toml())
 }
 
-/// Whether a key is one of `keys` or in one of these tables.
+/// Whether a key is one of `keys`, or inside one of these tables.
 fn is_below(key: &str, keys: &[&str]) -> bool {
     let below =
         |table: &&str| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     keys.iter().any(below)
 }
 
-/// Every key with another value, in the order of keys.
+/// Every key whose value differs, sorted by key.
 fn differences(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String>) -> Vec<Difference> {
     let mut keys: Vec<&String> = saved.keys().chain(given.keys()).collect();
     keys.sort();
@@ -273,7 +276,7 @@ fn differences(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String
         .collect()
 }
 
-/// The keys of a TOML text, dotted, with their values.
+/// The dotted keys of a TOML text, with their values.
 fn leaves(text: &str) -> BTreeMap<String, String> {
     let mut leaves = BTreeMap::new();
     match toml::from_str::<Table>(text) {
@@ -283,14 +286,14 @@ fn leaves(text: &str) -> BTreeMap<String, String> {
     leaves
 }
 
-/// Keys of `config.json` that say in which type the weights are stored.
+/// Keys of `config.json` for the dtype in which the weights are stored.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
 
-/// The keys of a JSON text, as those of a TOML text.
+/// The top-level keys of a JSON object, with their values.
 fn json_leaves(text: Option<&str>) -> BTreeMap<String, String> {
     let Some(text) = text else { return BTreeMap::new() };
     match serde_json::from_str::<BTreeMap<String, serde_json::Value>>(text) {
-        // The dtype is that of the export, which computes nothing.
+        // This is the dtype of the exported weights, which does not affect the computation.
         Ok(keys) => keys
             .into_iter()
             .filter(|(key, _)| !DTYPES.contains(&key.as_str()))

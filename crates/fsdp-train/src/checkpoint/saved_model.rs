@@ -1,4 +1,4 @@
-//! The parameters of a checkpoint by themselves, without the run that saved them: to be evaluated.
+//! The parameters of a checkpoint without the run that saved them, for evaluation.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::config::{AdapterConfig, Resolved};
 use crate::error::TrainError;
 use crate::init::InitSource;
 
-/// A checkpoint of a run, of which the model is wanted.
+/// A checkpoint opened to read its model.
 #[derive(Debug)]
 pub struct SavedModel {
     reader: NativeReader,
@@ -26,7 +26,7 @@ pub struct SavedModel {
 }
 
 impl SavedModel {
-    /// Opens the checkpoint in a directory, if that holds one.
+    /// Opens the checkpoint in a directory; `None` if the directory holds none.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`] for a damaged one; [`TrainError::NoRunState`].
@@ -39,12 +39,12 @@ impl SavedModel {
         Ok(Some(Self { reader, state }))
     }
 
-    /// The text of the model's `config.json`, if it has one.
+    /// The text of the model's `config.json`; `None` if it has none.
     pub fn config_json(&self) -> Option<&str> {
         self.state.model.as_deref()
     }
 
-    /// The adapters that the run trained, if it did; their values are in the checkpoint, and those of the base are not.
+    /// The adapters that the run trained, if any. Their values are in the checkpoint; those of the base are not.
     ///
     /// # Errors
     /// [`TrainError::Config`] for a configuration that this version does not understand.
@@ -54,10 +54,10 @@ impl SavedModel {
         Ok(adapter.map(|adapter| AdapterConfig { path: None, merge: false, ..adapter }))
     }
 
-    /// Makes sure that the checkpoint and the base, where it has one, hold the described model, and nothing else.
+    /// Checks that the checkpoint, together with the base if there is one, holds exactly the described model.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] that lists all tensors that are missing, unexpected or of another shape;
+    /// [`TrainError::Checkpoint`], with a list of all tensors that are missing, unexpected or of another shape;
     /// [`TrainError::OtherRun`] for another base.
     pub(crate) fn check(&self, spec: &ModelSpec, init: &InitSource) -> Result<(), TrainError> {
         let saved = &self.reader.manifest().tensors;
@@ -78,7 +78,7 @@ impl SavedModel {
         })
     }
 
-    /// Fills an engine with the described parameters; those of a base come from where the job has them.
+    /// Fills an engine with the described parameters; values of a base come from the job's `init`.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`].
@@ -96,7 +96,8 @@ impl SavedModel {
         })
     }
 
-    /// The type in which a parameter is saved, if it is: runs save what they train in single or in double precision.
+    /// The dtype in which a parameter is saved; `None` if it is not. Runs save what they train in single or double
+    /// precision.
     fn dtype(&self, param: &ParamSpec) -> Option<DType> {
         let tensor = self.reader.manifest().tensors.get(&param.fqn)?;
         Some(if tensor.dtype == TensorType::F64 { DType::F64 } else { DType::F32 })

@@ -1,7 +1,7 @@
-//! One rank's saves: a copy of its part of the state is written, in the step or behind the steps that follow.
+//! The saves of one rank: a copy of its part of the state is written, blocking the step or in the background.
 //!
-//! Writing is the business of a thread. At most one save is under way. How it ended is asked for after every step and
-//! at the end. A save that failed does not end the run at once: all ranks stop together, and try again.
+//! A thread writes the copy. At most one save is in progress; its result is polled after every step and awaited at the
+//! end. A failed save does not end the run at once: all ranks stop after the same step and try again.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -28,46 +28,47 @@ use crate::events;
 use crate::job::Job;
 use crate::told;
 
-/// How a run saves, the same on every rank.
+/// The settings of a run's saves, equal on every rank.
 pub(crate) struct SaveOptions {
     assembly: Arc<dyn Assembly>,
-    /// Where checkpoints go.
+    /// The directory that receives checkpoints.
     run: RunDir,
-    /// Under which names, until they are complete.
+    /// Distinguishes the names of incomplete checkpoints from those of other starts.
     attempt: Attempt,
-    /// The right to change what is there, in the process of the first rank.
+    /// The lock that permits changes in the output folder, in the process of the first rank.
     lock: Option<Arc<RunLock>>,
-    /// The directory that was made because the run's own can not be written, in the same process. It goes with the run,
+    /// In the same process, the directory created because the run's own cannot be written. It is removed with the run,
     /// unless a checkpoint is committed there.
     elsewhere: Mutex<Option<(TempDir, Arc<RunLock>)>>,
-    /// What is saved by whom.
+    /// Which rank saves which rows.
     table: StateTable,
-    /// Its files.
+    /// The files of a checkpoint.
     plan: SavePlan,
-    /// Their bytes.
+    /// The bytes of these files.
     space: SaveSpace,
-    /// Checkpoints to keep, if not all.
+    /// Number of newest checkpoints to keep; `None` keeps all.
     keep_last: Option<NonZeroUsize>,
-    /// How many of the best are kept besides.
+    /// Number of best checkpoints to keep in addition.
     keep_best: usize,
     /// How long ranks wait for each other.
     limit: Duration,
 }
 
-/// Where a checkpoint goes.
+/// The destination of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// To the output folder.
+    /// The output folder.
     OutDir,
-    /// To a new directory among the temporary files of the machine, because the output folder can not be written.
+    /// A new directory in the machine's temporary folder, because the output folder cannot be written.
     Elsewhere,
 }
 
 impl SaveOptions {
-    /// The saves of a job whose output folder is locked, by the process of the first rank, as this attempt.
+    /// Creates the settings for a job, for this attempt. The process of the first rank holds the `lock` of the output
+    /// folder.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`] for a model that the format can not hold.
+    /// [`TrainError::Checkpoint`] for a model that the format cannot hold.
     pub(crate) fn new<A>(
         job: &Job<A>,
         table: StateTable,
@@ -93,33 +94,33 @@ impl SaveOptions {
         })
     }
 
-    /// The right to change checkpoints. In the process of the first rank.
+    /// The lock that permits changes to checkpoints. Only in the process of the first rank.
     fn lock(&self) -> &RunLock {
         self.lock.as_ref().expect("only the first rank changes what is there")
     }
 
-    /// Sets disk space aside for the next save.
+    /// Reserves disk space for the next save.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]: there is not enough.
+    /// [`TrainError::Checkpoint`] if there is not enough.
     pub(crate) fn reserve(&self) -> Result<(), TrainError> {
         Ok(self.lock().reserve(&self.space)?)
     }
 
-    /// Makes sure that there is room for a save once the checkpoints of an earlier run are removed.
+    /// Checks that there is room for a save once the checkpoints of an earlier run are removed.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]: there is not.
+    /// [`TrainError::Checkpoint`] if there is not.
     pub(crate) fn expect_room_after_clearing(&self) -> Result<(), TrainError> {
         Ok(self.lock().expect_room_after_clearing(&self.space)?)
     }
 
-    /// The steps of the best states by what evaluations gave, so many as are kept, from the best on.
+    /// The steps of the best states to keep, by evaluation loss, best first.
     pub(crate) fn best(&self, watched: &[WatchedLoss]) -> Vec<u64> {
         WatchedLoss::from_lowest(watched).iter().map(|watched| watched.step).take(self.keep_best).collect()
     }
 
-    /// Removes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
+    /// Deletes checkpoints that are not to be kept. The state after `proven` steps is known to give a finite loss.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`].
@@ -127,7 +128,7 @@ impl SaveOptions {
         Ok(self.keep_last.map_or(Ok(()), |count| self.lock().keep_last(count, proven, best))?)
     }
 
-    /// Removes what a save of this step has left that failed and that all ranks have ended.
+    /// Removes the files of a failed save of this step, whose parts have ended on all ranks.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`].
@@ -135,7 +136,7 @@ impl SaveOptions {
         Ok(self.lock().discard(step)?)
     }
 
-    /// The lock of the directory of a place. In the process of the first rank.
+    /// The lock of a destination's directory. Only in the process of the first rank.
     fn lock_of(&self, place: Place) -> Result<Arc<RunLock>, TrainError> {
         if place == Place::OutDir {
             return Ok(Arc::clone(self.lock.as_ref().expect("only the first rank changes what is there")));
@@ -151,8 +152,8 @@ impl SaveOptions {
         Ok(lock)
     }
 
-    /// The directory of a place, and the attempt that saves there: what the first rank makes elsewhere is announced to
-    /// the others.
+    /// The directory of a destination, and the attempt that saves there. The first rank announces a directory that it
+    /// creates.
     fn run_of(&self, place: Place, shard: usize) -> Result<(RunDir, Attempt), TrainError> {
         const TOPIC: &str = "elsewhere";
         if place == Place::OutDir {
@@ -163,7 +164,7 @@ impl SaveOptions {
             let told = |lock: &Arc<RunLock>| {
                 (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
             };
-            // If the others can not be told, the run has failed, which is told elsewhere.
+            // If the other ranks cannot receive this, the run has failed, which is reported elsewhere.
             let _ = self
                 .assembly
                 .announce(TOPIC, told::encode(made.as_ref().map(told).as_ref().map_err(|error| *error)));
@@ -192,11 +193,11 @@ impl SaveOptions {
         Ok(save.finish()?)
     }
 
-    /// What the first rank does besides: waits for all parts and gives the checkpoint its name.
+    /// Completes a save, on the first rank: waits for all parts and gives the checkpoint its final name.
     fn commit(&self, meeting: &Meeting, run: &RunState, place: Place) -> Result<PathBuf, TrainError> {
         let lock = self.lock_of(place)?;
         let reports = meeting.reports(self.limit);
-        // Then some rank may still be writing.
+        // In these cases some rank may still be writing.
         let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
         if committed.is_ok()
@@ -205,7 +206,7 @@ impl SaveOptions {
             dir.disable_cleanup(true);
         }
         if committed.is_err() && !is_late {
-            // The failure of the save is the one to report; the next start removes what is left.
+            // The failed save is the error to report; the next start removes any leftovers.
             let _ = lock.discard(run.step);
         }
         committed
@@ -219,39 +220,40 @@ impl SaveOptions {
     }
 }
 
-/// A checkpoint that is complete.
+/// A complete checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
     /// Steps done.
     pub step: u64,
-    /// The checkpoint.
+    /// Its directory.
     pub path: PathBuf,
-    /// Bytes of all its tensors.
+    /// Total bytes of its tensors.
     pub bytes: u64,
-    /// From the copy to the commit.
+    /// Time from the copy to the commit.
     pub elapsed: Duration,
 }
 
 /// The saves of one rank.
 pub(crate) struct Saver {
     options: Arc<SaveOptions>,
-    /// Which part of the state this rank saves.
+    /// This rank's part of the state.
     shard: usize,
-    /// Saves begun.
+    /// Number of saves begun.
     count: u64,
     snapshot: Snapshot,
     writing: Option<Writing>,
 }
 
-/// A save under way.
+/// A save in progress.
 struct Writing {
     meeting: Meeting,
-    /// Gives the copy back, whose buffers the next save uses, and on the first rank how the save has ended.
+    /// Returns the snapshot, whose buffers the next save reuses, and on the first rank the result of the save. If the
+    /// thread could not be started, only that result.
     thread: Result<JoinHandle<(Snapshot, Option<Outcome>)>, Option<Outcome>>,
 }
 
 impl Saver {
-    /// The saves of a rank; ranks of later replicas hold copies and save nothing.
+    /// Creates the saver of a rank; `None` on ranks of later replicas, which hold copies and save nothing.
     pub(crate) fn of_rank(options: &Arc<SaveOptions>, mesh: Mesh, rank: Rank) -> Option<Self> {
         let is_first_replica = mesh.replica_of(rank) == 0;
         is_first_replica.then(|| Self {
@@ -263,13 +265,13 @@ impl Saver {
         })
     }
 
-    /// Begins to save the state of an engine.
+    /// Starts saving the state of an engine.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Errors of the memory.
     ///
     /// # Panics
-    /// When a former save was not ended by [`Saver::finish`].
+    /// If [`Saver::finish`] has not ended the previous save.
     pub(crate) fn save<M: Memory, P: Program<M>>(
         &mut self,
         engine: &Engine<M, P>,
@@ -311,20 +313,20 @@ impl Saver {
         Ok(())
     }
 
-    /// Whether a save is under way, as far as this rank has asked.
+    /// Whether a save has been started and its end not yet been observed by this rank.
     pub(crate) fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// How the save ended that ended since the last call, if one did and this is the first rank. Does not wait for other
+    /// Returns the result of a save that has ended since the last call, on the first rank only. Does not wait for other
     /// ranks.
     pub(crate) fn poll(&mut self) -> Option<Outcome> {
         let has_ended = |writing: &Writing| writing.thread.as_ref().map_or(true, JoinHandle::is_finished);
         if self.writing.as_ref().is_some_and(has_ended) { self.finish() } else { None }
     }
 
-    /// Waits for the save under way, if there is one: on the first rank for all of it, and says how it ended; on others
-    /// for their part. All ranks must have begun it, or waiting may keep them from it: see [`Engine::meet`].
+    /// Waits for the save in progress, if any: on the first rank for the whole save, whose result it returns; on others
+    /// for their own part. All ranks must have begun the save, or waiting may keep them from it: see [`Engine::meet`].
     pub(crate) fn finish(&mut self) -> Option<Outcome> {
         match self.writing.take()?.thread {
             Ok(thread) => {
@@ -340,7 +342,7 @@ impl Saver {
 impl Drop for Saver {
     fn drop(&mut self) {
         if let Some(Writing { meeting, thread }) = self.writing.take() {
-            // The run has failed elsewhere; that error is the one to report. What is being saved is sound.
+            // The run has failed elsewhere; that error is the one to report. The state being saved is valid.
             if self.shard == 0 {
                 meeting.abandon_unless_all_begun();
             }
@@ -350,6 +352,6 @@ impl Drop for Saver {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under these locks is complete before anything can panic.
+    // A panic cannot leave data under these locks half-changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

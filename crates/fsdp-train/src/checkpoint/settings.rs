@@ -1,5 +1,5 @@
-//! Settings of an optimizer as PyTorch keeps them, by group of parameters: written beside the state of a run, and those
-//! of another trainer compared with the run file.
+//! Optimizer settings in PyTorch's format, by parameter group: written into the state of a run, and used to compare
+//! those of another trainer with the run file.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::config::OptimizerConfig;
 use crate::job::Job;
 use crate::rule::{self, ParamGroup};
 
-/// How far two values of a setting may be apart: a learning rate is the product of a schedule.
+/// Largest relative difference of two equal settings: a learning rate is the product of a schedule.
 const CLOSE: f64 = 1e-9;
 
-/// What differs between the settings of each parameter and those of the job for the next step, as changes; or
-/// everything that makes it another rule.
+/// Returns the differences between saved settings and those of the job for the next step, per parameter, as changes; or
+/// every difference that amounts to another update rule.
 pub(super) fn compare<A>(
     job: &Job<A>,
     groups: &Groups,
@@ -63,8 +63,8 @@ pub(super) fn compare<A>(
     Ok(changes.into_iter().map(change).collect())
 }
 
-/// Settings that are true or false, each with its value here and whether another value makes it another update rule, which
-/// there is not here.
+/// Boolean settings: name, value in this run, and whether the other value would be an update rule that is not
+/// implemented here.
 fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
     let maximize = ("maximize", false, true);
     match optimizer {
@@ -78,7 +78,7 @@ fn flags(optimizer: &OptimizerConfig) -> Vec<(&'static str, bool, bool)> {
     }
 }
 
-/// The settings of a parameter as PyTorch names them, for the step after `step`.
+/// The settings of a parameter for the step after `step`, under PyTorch's names.
 fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, Vec<f64>)> {
     let decay = ("weight_decay", vec![group.weight_decay]);
     let lr = ("lr", vec![job.schedule.lr(step) * group.lr_scale]);
@@ -91,13 +91,13 @@ fn ours<A>(job: &Job<A>, group: GroupSettings, step: u64) -> Vec<(&'static str, 
         }
         OptimizerConfig::Adafactor(_) => vec![decay],
         OptimizerConfig::Lion(c) => vec![lr, ("betas", c.betas.to_vec()), decay],
-        // Of matrices and of other parameters: what both have.
+        // Only the settings that matrices and other parameters share.
         OptimizerConfig::Muon(_) => vec![lr, decay],
     }
 }
 
-/// The groups that PyTorch's optimizer would have after `step` steps: all parameters in no group of the run file, then the
-/// groups in their order. `null` where PyTorch has no such optimizer.
+/// The groups that PyTorch's optimizer would have after `step` steps: first all parameters in no group of the run file,
+/// then the file's groups in order. `null` if PyTorch has no such optimizer.
 pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
     let optimizer = &job.config.train.optimizer;
     let rest = match optimizer {
@@ -105,7 +105,7 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
             json!({ "amsgrad": false, "capturable": false, "decoupled_weight_decay": true })
         }
         OptimizerConfig::Sgd(c) => json!({ "nesterov": c.nesterov }),
-        // Muon and the AdamW beside it are two optimizers there.
+        // In PyTorch, Muon and its AdamW are two optimizers.
         OptimizerConfig::Adamw8bit(_)
         | OptimizerConfig::Adafactor(_)
         | OptimizerConfig::Lion(_)
@@ -128,7 +128,7 @@ pub(super) fn param_groups<A>(job: &Job<A>, step: u64) -> Json {
         for (key, value) in [("maximize", json!(false)), ("differentiable", json!(false))] {
             group.insert(key.to_owned(), value);
         }
-        // How PyTorch computes is for it to choose.
+        // PyTorch chooses its own implementation.
         group.extend(["foreach", "fused"].map(|key| (key.to_owned(), Json::Null)));
         group.insert("params".to_owned(), json!(params));
         Some(Json::Object(group))
@@ -152,7 +152,7 @@ fn are_close(a: &[f64], b: &[f64]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(is_close)
 }
 
-/// As TOML writes it.
+/// Formats values as TOML does.
 fn text(values: &[f64]) -> String {
     match values {
         [one] => one.to_string(),

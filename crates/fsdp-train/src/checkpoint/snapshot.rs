@@ -1,6 +1,6 @@
-//! A copy of what one rank saves, so that a step can go on while it is written.
+//! A copy of the part of the state that one rank saves, so that training can continue while it is written.
 //!
-//! The buffers are allocated by the first save and used again by the next ones.
+//! The first save allocates the buffers; later ones reuse them.
 
 use fsdp_core::engine::{Engine, UnitShards};
 use fsdp_core::memory::{HostSliceMut, Slice};
@@ -11,7 +11,7 @@ use fsdp_core::{DType, Memory, Queue};
 use super::table::{Held, Place};
 use crate::error::TrainError;
 
-/// Values of everything that a rank saves, in the order of its part of the table.
+/// The values that a rank saves, in the order of its part of the table.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     values: Vec<Values>,
@@ -28,7 +28,7 @@ impl Snapshot {
     /// Copies the state of an engine that has applied `step` steps.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// Errors of the memory.
     pub(super) fn take<M: Memory, P: Program<M>>(
         &mut self,
         engine: &Engine<M, P>,
@@ -44,7 +44,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The values of one entry as the bytes of a file.
+    /// The values of one entry, as bytes of a file.
     pub(super) fn bytes(&self, index: usize) -> &[u8] {
         match &self.values[index] {
             Values::F32(values) => bytemuck::cast_slice(values),

@@ -1,4 +1,4 @@
-//! Whether checkpoints can be read whole, and what becomes of those that can not.
+//! Finds out whether checkpoints can be read completely, and handles those that cannot.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -11,21 +11,21 @@ use super::warning::RunWarning;
 use crate::error::TrainError;
 use crate::train::RunOptions;
 
-/// `EIO`: the device can not read what it has stored.
+/// `EIO`: the device cannot read what it has stored.
 const DEVICE_FAILED: i32 = 5;
 
-/// Reads all of a checkpoint and compares its checksums. `stop` ends it early.
+/// Reads a whole checkpoint and verifies its checksums. `stop` ends it early.
 ///
 /// # Errors
-/// The first thing that is wrong with it.
+/// The first problem found.
 pub(super) fn read_all(path: &Path, stop: &AtomicBool) -> Result<(), Error> {
     let checkpoint = formats::native::open(path)?;
     let found = verify::verify(&checkpoint, &Options::new(&NoProgress, stop))?;
     found.problems.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// Whether an error of reading a checkpoint is the checkpoint's own: another one may do. Rights that are missing, a
-/// network that is down or a later version of the format are not.
+/// Whether a read error is due to the checkpoint itself, so that another one may work. Missing permissions, a network
+/// failure or a newer format version are not.
 pub(super) fn is_damage(error: &Error) -> bool {
     use std::io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     match error {
@@ -39,8 +39,8 @@ pub(super) fn is_damage(error: &Error) -> bool {
     }
 }
 
-/// The newest checkpoint that can be read whole, with the steps of the newer ones that can not, the newest first; or
-/// nothing if there are no checkpoints.
+/// Returns the newest checkpoint that can be read completely, and the steps of newer ones that cannot, newest first.
+/// `None` if there are no checkpoints.
 ///
 /// # Errors
 /// [`TrainError::NoSoundCheckpoint`], [`TrainError::Checkpoint`], [`TrainError::Stopped`].
@@ -66,7 +66,7 @@ pub(super) fn newest_sound(
     Err(TrainError::NoSoundCheckpoint { dir: run.checkpoints().to_owned(), count: unsound.len() })
 }
 
-/// The error for a damaged checkpoint of a run, with the newest older one that can be read whole.
+/// The error for a damaged checkpoint of a run; it names the newest older one that can be read completely.
 pub(super) fn damaged(run: &RunDir, step: u64, fault: Error, stop: &AtomicBool) -> TrainError {
     let path = run.checkpoint(step);
     let older = match run.steps() {

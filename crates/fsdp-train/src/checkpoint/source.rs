@@ -1,4 +1,4 @@
-//! A checkpoint that a run can go on from, whoever saved it, and what makes sure of that.
+//! A checkpoint from which a run can resume, its own or another trainer's, and the checks that it can.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,26 +16,26 @@ use crate::error::TrainError;
 use crate::job::Job;
 use crate::train::RunOptions;
 
-/// What a run goes on from.
+/// The checkpoint that a run resumes from.
 pub(crate) enum Source {
-    /// A checkpoint of a run.
+    /// A checkpoint of `fsdp`.
     Native(Arc<NativeReader>),
-    /// What another trainer has saved.
+    /// A checkpoint of another trainer.
     Foreign(Arc<Foreign>),
 }
 
-/// A checkpoint that the run can go on from.
+/// A checkpoint that has passed all checks.
 pub(super) struct Chosen {
     pub(super) source: Source,
-    /// What was changed earlier.
+    /// Changes recorded before this start.
     pub(super) earlier: Vec<Change>,
-    /// The losses that were watched so far.
+    /// The watched losses so far.
     pub(super) watched: Vec<WatchedLoss>,
     pub(super) resumed: Resumed,
 }
 
 impl Source {
-    /// Opens a checkpoint: that of a run has the state of the run, another has not.
+    /// Opens a checkpoint. It is native if it holds the state of a run, and foreign otherwise.
     pub(super) fn open<A>(job: &Job<A>, table: &StateTable, path: &Path) -> Result<Self, TrainError> {
         if has_manifest(path)? {
             let reader = NativeReader::open(path)?;
@@ -55,7 +55,7 @@ impl Source {
     }
 }
 
-/// Makes sure that the run can go on from a checkpoint.
+/// Checks that the run can resume from a checkpoint.
 pub(super) fn choose<A>(
     job: &Job<A>,
     table: &StateTable,
@@ -120,10 +120,10 @@ fn choose_foreign<A>(
     Ok(Chosen { source: Source::Foreign(foreign), earlier, watched, resumed })
 }
 
-/// A checkpoint by its true path.
+/// Resolves the path of a checkpoint.
 ///
 /// # Errors
-/// [`TrainError::NoCheckpoint`] where there is nothing.
+/// [`TrainError::NoCheckpoint`] if nothing exists there.
 pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
     let nothing = |detail: String| TrainError::NoCheckpoint { path: path.to_owned(), detail };
     if !is_url(path) {
@@ -135,7 +135,7 @@ pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
     Ok(path.to_owned())
 }
 
-/// Whether it is a directory as runs save them.
+/// Whether the path is a directory with the manifest that runs write.
 pub(super) fn has_manifest(path: &Path) -> Result<bool, TrainError> {
     match is_url(path) {
         true => Ok(objects::names(path)?.iter().any(|name| name == MANIFEST_FILE)),

@@ -1,8 +1,8 @@
-//! From which checkpoint a run begins, and what becomes of its output folder.
+//! Chooses the checkpoint from which a run begins, and takes over its output folder.
 //!
-//! Nothing of an earlier run is touched before it is known that this one can begin: the folder is free, the
-//! checkpoint is of this run, every rank has read its part of it, and nobody has asked to stop. Exported weights are
-//! never removed here; the export replaces them.
+//! An earlier run is left untouched until this one is known to be able to begin: the folder is free, the checkpoint
+//! belongs to this run, every rank has read its part, and no stop was requested. Exported weights are never removed
+//! here; the export replaces them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,61 +32,61 @@ use crate::told;
 use crate::train::RunOptions;
 use crate::whole_file::write_small;
 
-/// Whether a run goes on from a checkpoint.
+/// Whether a run resumes from a checkpoint, and from which.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
-    /// It begins anew.
+    /// Starts from the beginning.
     Fresh,
-    /// It goes on from the newest complete checkpoint of its output folder, or begins if there is none.
+    /// Resumes from the newest complete checkpoint of the output folder, or starts from the beginning if there is none.
     Newest,
-    /// As [`Resume::Newest`], but it passes over checkpoints that can not be read whole, and sets them aside.
+    /// Like [`Resume::Newest`], but skips checkpoints that cannot be read completely, and sets them aside.
     NewestSound,
-    /// It goes on from this checkpoint, its own, another run's or another trainer's.
+    /// Resumes from this checkpoint: its own, another run's or another trainer's.
     From {
         /// The checkpoint.
         path: PathBuf,
-        /// Steps done, where the checkpoint of another trainer does not say.
+        /// Steps done, if the checkpoint of another trainer does not record them.
         at_step: Option<u64>,
     },
 }
 
-/// A checkpoint that a run goes on from.
+/// A checkpoint that a run resumed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumed {
     /// Steps done.
     pub step: u64,
-    /// The checkpoint.
+    /// Its path.
     pub path: PathBuf,
-    /// What is changed from here on.
+    /// Configuration changes that take effect from here on.
     pub changes: Vec<Change>,
-    /// What was taken, where another trainer has saved it.
+    /// Taken parts of another trainer's checkpoint; `None` for one of `fsdp`.
     pub taken: Option<Taken>,
 }
 
-/// Where a run begins.
+/// The state in which a run begins.
 pub(crate) struct Start {
     /// Steps done.
     pub(crate) step: u64,
-    /// The checkpoint, if the run goes on from one.
+    /// The checkpoint; `None` if the run starts from the beginning.
     pub(crate) source: Option<Source>,
-    /// What was changed in the course of the run, up to here.
+    /// Configuration changes during the run so far.
     pub(crate) changes: Vec<Change>,
-    /// The losses that were watched up to here.
+    /// The watched losses so far.
     pub(crate) watched: Vec<WatchedLoss>,
-    /// What tells this start of the run from others, in the names of what is not complete yet.
+    /// Identifies this start of the run, in the names of incomplete files.
     pub(crate) attempt: Attempt,
-    /// The output folder, in the process of the first rank.
+    /// The output folder; `Some` only in the process of the first rank.
     folder: Option<Folder>,
 }
 
-/// An output folder that is locked.
+/// A locked output folder.
 struct Folder {
     lock: Arc<RunLock>,
     earlier: Earlier,
     is_settled: AtomicBool,
 }
 
-/// Where a run begins, as the first rank tells it.
+/// The start of a run, as the first rank announces it.
 #[derive(Serialize, Deserialize)]
 struct Beginning {
     step: u64,
@@ -96,36 +96,36 @@ struct Beginning {
     attempt: Attempt,
 }
 
-/// What a run goes on from.
+/// The checkpoint to resume from, as announced.
 #[derive(Serialize, Deserialize)]
 enum From {
-    /// Nothing.
+    /// None: the run starts from the beginning.
     Nothing,
-    /// The checkpoint of this step in its own folder.
+    /// The checkpoint of this step in the run's own folder.
     Own,
-    /// The checkpoint that was named.
+    /// The checkpoint that the user named.
     Named,
 }
 
-/// How long the other ranks wait for the first one to find the checkpoint, which may mean to read all that there are. If
-/// it fails they are told so, and at once.
+/// How long the other ranks wait while the first one finds the checkpoint, for which it may have to read all of them.
+/// If it fails, they hear that at once.
 const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What becomes of an earlier run in the folder.
+/// What happens to an earlier run in the folder.
 enum Earlier {
-    /// It goes on: its checkpoints after this one are removed, but for unsound ones of these steps, which are set
+    /// It is continued: its later checkpoints are removed, except for those of the `unsound` steps, which are set
     /// aside.
     GoesOn { unsound: Vec<u64> },
-    /// It is replaced, with all of its checkpoints if there may be any.
+    /// It is replaced, together with all its checkpoints if it may have any.
     Replaced { has_checkpoints: bool },
 }
 
 impl Start {
-    /// Finds out where a run begins, in the process of the first rank, and tells the others.
+    /// Determines where the run begins, in the process of the first rank, and announces that to the others.
     ///
     /// # Errors
-    /// Those of [`Start::prepare`]; in other processes [`TrainError::Told`] of them, and [`TrainError::Core`] when the
-    /// first one is lost.
+    /// Errors of [`Start::prepare`], which other processes receive as [`TrainError::Told`]; there, also
+    /// [`TrainError::Core`] if the first process is lost.
     pub(crate) fn agree<A>(
         job: &Job<A>,
         table: &StateTable,
@@ -174,8 +174,7 @@ impl Start {
         Ok(Self { step, source, changes, watched, attempt, folder: None })
     }
 
-    /// Finds out whether a run can begin, and where. What an earlier run left is still there afterwards: see
-    /// [`Start::settle`].
+    /// Determines whether and where a run can begin. Files of an earlier run are kept until [`Start::settle`].
     ///
     /// # Errors
     /// [`TrainError::OutDirNotEmpty`], [`TrainError::NewerCheckpoints`], [`TrainError::NoCheckpoint`],
@@ -187,7 +186,7 @@ impl Start {
         let (run, is_filled) = (RunDir::new(out_dir), is_filled(out_dir, &job.config.data)?);
         let choose = |path: &Path| choose(job, table, options, Source::open(job, table, path)?);
         let named = if let Resume::From { path, .. } = &options.resume { Some(found(path)?) } else { None };
-        // Links were resolved, so that a checkpoint of this folder is known as such by whatever name.
+        // Links were resolved, so that a checkpoint of this folder is recognized under any name.
         let is_own = |path: &Path| path.parent().is_some_and(|dir| is_same(dir, run.checkpoints()));
         let (own, foreign) = named.map_or((None, None), |path| match is_own(&path) {
             true => (Some(path), None),
@@ -197,7 +196,7 @@ impl Start {
         if own.is_none() && !looks && !options.overwrite && is_filled {
             return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
         }
-        // Before the folder is made: what can not begin leaves none.
+        // Done before the folder is created, so that a run that cannot begin leaves none.
         let foreign = foreign.as_deref().map(choose).transpose()?;
         if options.stop.load(Ordering::Relaxed) {
             return Err(TrainError::Stopped);
@@ -238,16 +237,16 @@ impl Start {
         Self { step, source, changes, watched, attempt, folder: Some(folder) }
     }
 
-    /// The lock of the output folder, in the process of the first rank.
+    /// The lock of the output folder; `Some` only in the process of the first rank.
     pub(crate) fn lock(&self) -> Option<&Arc<RunLock>> {
         self.folder.as_ref().map(|folder| &folder.lock)
     }
 
-    /// Makes the output folder this run's: removes what an earlier run left and this one replaces, but never its
-    /// exported model. To be called by the first rank, when every rank has read its part of the checkpoint.
+    /// Takes over the output folder: removes files of an earlier run that this one replaces, but never its exported
+    /// model. The first rank calls it when every rank has read its part of the checkpoint.
     ///
-    /// The checkpoints go first, in one step, and the mark that they are gone goes last: whenever this is cut off, a
-    /// later start finds either the earlier run, whole, or none that could be gone on from.
+    /// Checkpoints are removed first, in one atomic step, and the mark that records their removal last. If this is
+    /// interrupted, a later start finds either the complete earlier run or no run to resume.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Io`].
@@ -274,8 +273,8 @@ impl Start {
         Ok(metrics)
     }
 
-    /// The error of a run that failed: where a rank could not read the newest checkpoint, it names the older ones
-    /// that can be read.
+    /// Adds details to the error of a failed run: if a rank could not read the newest checkpoint, names the newest
+    /// older one that is sound.
     pub(crate) fn explain(&self, error: TrainError, options: &RunOptions<'_>) -> TrainError {
         let TrainError::RankFailed { rank, source } = error else { return error };
         let is_newest = matches!(options.resume, Resume::Newest | Resume::NewestSound);
@@ -292,10 +291,10 @@ impl Start {
     }
 }
 
-/// Makes the output folder and locks it.
+/// Creates the output folder and locks it.
 fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLock, TrainError> {
     if is_url(out_dir) {
-        // Nobody can be kept out there: whoever saves a step first has it, and the other is told so.
+        // Object stores have no locks: the first run to save a step wins, and the other one gets an error.
         return Ok(run.lock()?);
     }
     fs::create_dir_all(out_dir).map_err(TrainError::io("create", out_dir))?;
@@ -307,7 +306,7 @@ fn lock(run: &RunDir, out_dir: &Path, options: &RunOptions<'_>) -> Result<RunLoc
     Ok(lock)
 }
 
-/// The newest checkpoint of a run if it has any, and the steps of unsound ones that were passed over.
+/// The newest checkpoint of a run, if any, and the steps of unsound ones that were skipped.
 fn newest(
     run: &RunDir,
     options: &RunOptions<'_>,
@@ -326,7 +325,7 @@ fn newest(
     }
 }
 
-/// Sound checkpoints of later steps than the one that the run goes on from are removed with leave only.
+/// Fails if there are sound checkpoints after the one to resume from, unless `overwrite` permits their removal.
 fn refuse_newer(
     run: &RunDir,
     step: u64,
@@ -342,7 +341,7 @@ fn refuse_newer(
     }
 }
 
-/// To go on without a checkpoint is to begin, which would replace the model of a finished run.
+/// Fails if the folder holds only a finished model: without a checkpoint the run would start over and replace it.
 fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
     match finished_model(out_dir)? {
         Some(model) => Err(TrainError::OnlyModel { out_dir: out_dir.to_owned(), model }),
@@ -350,7 +349,7 @@ fn refuse_only_model(out_dir: &Path) -> Result<(), TrainError> {
     }
 }
 
-/// Whether two paths lead to one directory.
+/// Whether two paths denote the same directory.
 fn is_same(a: &Path, b: &Path) -> bool {
     if is_url(a) || is_url(b) {
         return a == b;

@@ -1,9 +1,9 @@
 //! Which rows of which tensors each rank saves.
 //!
-//! Parameters go by their FQN; the state of an optimizer goes by `optim.state.<FQN>.<name>`, the names that
-//! PyTorch's distributed checkpoints use, with the count of steps that PyTorch's optimizers look for.
-//! State with one value per column is the same on all ranks that hold rows of the parameter; the first of
-//! them saves it. Ranks of later replicas hold copies and save nothing.
+//! Parameters are stored under their FQN, and optimizer state under `optim.state.<FQN>.<name>`, as in PyTorch's
+//! distributed checkpoints, including the step count that PyTorch's optimizers expect. State with one value per column
+//! is equal on all ranks that hold rows of the parameter; the first of these ranks saves it. Ranks of later replicas
+//! hold copies and save nothing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,40 +16,40 @@ use fsdp_core::plan::Plan;
 use fsdp_core::update::{StateAxis, StatePiece, StateTensor, UpdateRule};
 use fsdp_core::{DType, Memory};
 
-/// The name of the count of steps among the state of a parameter, a 0-d `f32` as PyTorch keeps it.
+/// The name of a parameter's step count, a 0-d `f32` as in PyTorch.
 pub(super) const STEPS: &str = "step";
 
 /// All tensors of a training state, and what each rank saves of them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StateTable {
-    /// The tensors with the rows of every rank: parameters first.
+    /// All tensors, parameters first, with the rows that each rank saves.
     pub(crate) tensors: Vec<SavedTensor>,
-    /// Per shard index what its rank saves, in the order of `tensors`.
+    /// The entries that each rank saves, by shard index, in the order of `tensors`.
     pub(crate) held: Vec<Vec<Held>>,
 }
 
-/// Rows of a tensor that one rank saves: those that the tensor lists for it.
+/// One tensor's rows that a rank saves, as listed in [`SavedTensor`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// Index among the tensors.
+    /// Index into [`StateTable::tensors`].
     pub(crate) tensor: usize,
-    /// Where its values are.
+    /// Where the rank holds the values.
     pub(crate) place: Place,
 }
 
-/// Where values are on a rank.
+/// Location of values on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Master parameters of a segment.
     Params { unit: usize, segment: usize, offset: usize, len: usize },
-    /// A state tensor of the unit's trainable segment of this index.
+    /// A state tensor of a unit; `segment` counts only trainable segments.
     State { unit: usize, segment: usize, tensor: usize, offset: usize, len: usize },
-    /// The count of steps done.
+    /// The number of steps done.
     Steps,
 }
 
 impl StateTable {
-    /// The table of a plan under an update rule.
+    /// Builds the table for a plan and an update rule.
     pub(crate) fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>) -> Self {
         let table = Self { tensors: Vec::new(), held: Vec::new() };
         let mut builder = Builder { plan, table, index: BTreeMap::new() };
@@ -66,8 +66,8 @@ impl StateTable {
     }
 }
 
-/// Whether a run saves parameters that are trained, or frozen: those of the base of an adapter it takes from where it had
-/// them, which makes a checkpoint small.
+/// Whether a run saves its trained (`trainable`) or its frozen parameters. The frozen base of an adapter is not
+/// saved, which keeps checkpoints small: it is read again from its original files.
 pub(super) fn is_saved(plan: &Plan, trainable: bool) -> bool {
     trainable || plan.policy.frozen_master
 }
@@ -77,13 +77,13 @@ pub(crate) fn state_name(param: &ParamSpec, name: &str) -> String {
     format!("optim.state.{}.{name}", param.fqn)
 }
 
-/// The rows of its parameter that a piece of `len` elements from `first` on is.
+/// The rows of a parameter that a piece of `len` elements, starting at element `first`, covers.
 pub(super) fn rows_of(param: &ParamSpec, first: usize, len: usize) -> Range<usize> {
     let row_len = param.row_len().unwrap_or(1);
     first / row_len..(first + len) / row_len
 }
 
-/// The rows that a piece of a state tensor is, in the tensor that a checkpoint holds.
+/// The rows of the saved state tensor that a piece covers.
 pub(super) fn state_rows(param: &ParamSpec, piece: &StatePiece) -> Range<usize> {
     match piece.axis {
         StateAxis::Elements => rows_of(param, piece.first, piece.len),
@@ -113,7 +113,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The index of a tensor, which is added when it is new.
+    /// Returns the index of a tensor, adding it if it is new.
     fn tensor(&mut self, spec: TensorSpec, path: Vec<Key>, role: Role) -> usize {
         let next = self.table.tensors.len();
         let index = *self.index.entry(spec.name.clone()).or_insert(next);
@@ -153,7 +153,7 @@ impl Builder<'_> {
                         self.state(shard, [unit, trainable, tensor], state, piece);
                     }
                 }
-                // The count of steps lies beside the first row of a parameter.
+                // The rank with the first row of a parameter saves its step count.
                 for piece in pieces.iter().filter(|piece| piece.param_offset == 0) {
                     let tensor = self.state_tensor(piece.param, STEPS, DType::F32, Vec::new());
                     self.hold(shard, tensor, 0..1, Place::Steps);
@@ -174,7 +174,7 @@ impl Builder<'_> {
         let param = self.plan.spec.param(piece.param);
         let shape = state_shape(param, piece.axis);
         let index = self.state_tensor(piece.param, state.name, state.dtype, shape);
-        // Columns are the same on all ranks: the first one saves them.
+        // Columns are equal on all ranks: the first one saves them.
         let is_saved = self.table.tensors[index].rows.iter().any(|rows| !rows.is_empty());
         if piece.axis == StateAxis::Columns && is_saved {
             return;

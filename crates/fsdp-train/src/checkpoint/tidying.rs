@@ -1,5 +1,4 @@
-//! What is done for checkpoints between two saves, behind the steps: old ones are removed, and disk space for the next one
-//! is set aside.
+//! Work on checkpoints between two saves, in the background: deletes old ones and reserves disk space for the next.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,22 +6,22 @@ use std::thread::JoinHandle;
 use super::SaveOptions;
 use crate::error::TrainError;
 
-/// The work under way, in a thread of the first rank.
+/// The work in progress, in a thread of the first rank.
 pub(crate) struct Tidying {
     thread: Option<JoinHandle<Tidied>>,
 }
 
-/// What came of it.
+/// The results of the work.
 pub(crate) struct Tidied {
-    /// Whether all that was to be removed is.
+    /// Whether all checkpoints that are not kept were deleted.
     pub(crate) pruned: Result<(), TrainError>,
-    /// Whether the next save has its space, as far as that was asked for.
+    /// Whether space for the next save was reserved, if that was requested.
     pub(crate) reserved: Result<(), TrainError>,
 }
 
 impl Tidying {
-    /// Begins. The state after `proven` steps is known to give a finite loss, those of the steps `best` are kept. Space is
-    /// set aside if `reserves`: not while a save is being written, which may need what is left.
+    /// Starts the work. The state after `proven` steps is known to give a finite loss, and checkpoints of the steps
+    /// `best` are kept. Space is reserved only if `reserves`: not during a save, which may need the remaining space.
     ///
     /// # Errors
     /// [`TrainError::SaveThread`].
@@ -42,7 +41,7 @@ impl Tidying {
         Ok(Self { thread: Some(thread) })
     }
 
-    /// Waits for the end.
+    /// Waits until the work is done.
     pub(crate) fn finish(mut self) -> Tidied {
         let thread = self.thread.take().expect("it is waited for once");
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -51,7 +50,7 @@ impl Tidying {
 
 impl Drop for Tidying {
     fn drop(&mut self) {
-        // The run has failed, and whoever cleans up behind it must not meet this thread.
+        // The run has failed; the cleanup that follows must not run concurrently with this thread.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

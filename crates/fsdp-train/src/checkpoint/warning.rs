@@ -1,4 +1,4 @@
-//! What a user should know and a run goes on with.
+//! Warnings that do not end a run.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::data::DataWarning;
 
-/// Something that does not end a run.
+/// A condition that the user should know, and despite which the run continues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunWarning {
@@ -15,25 +15,25 @@ pub enum RunWarning {
         /// The output folder.
         out_dir: PathBuf,
     },
-    /// A checkpoint was passed over because it can not be read whole.
+    /// A checkpoint was skipped because it cannot be read completely.
     PassedOver {
         /// The checkpoint.
         path: PathBuf,
         /// What is wrong with it.
         fault: String,
     },
-    /// Something about the data.
+    /// A warning about the data.
     Data(DataWarning),
-    /// Nobody can ask for metrics.
+    /// The metrics endpoint could not be opened.
     NotListening {
-        /// Where they should be able to.
+        /// The address to listen on.
         address: SocketAddr,
-        /// Why not.
+        /// The error.
         fault: String,
     },
-    /// There is no disk space for the next checkpoint.
+    /// No disk space could be reserved for the next checkpoint.
     NotReserved {
-        /// Why not.
+        /// The error.
         fault: String,
     },
 }

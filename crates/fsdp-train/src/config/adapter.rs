@@ -1,4 +1,4 @@
-//! The `[adapter]` table: small matrices that are trained beside a frozen model. Absent, the model itself is trained.
+//! The `[adapter]` table: small trainable matrices next to a frozen model. Without it, the model itself is trained.
 
 use serde::{Serialize, Serializer};
 use toml::Value;
@@ -16,9 +16,9 @@ const TARGETS: Kind<Targets> = Kind {
 };
 
 table! {
-    /// The `[adapter]` table. Keys are called as in PEFT's `LoraConfig`, where they are in it.
+    /// The `[adapter]` table. Keys have the names of PEFT's `LoraConfig` where it has them.
     pub struct AdapterConfig {
-        /// What kind of adapter.
+        /// The kind of adapter.
         kind: AdapterKind = named(AdapterKind::Lora),
         /// Rows of `A` and columns of `B`.
         rank: usize = or(SIZE, 8),
@@ -26,15 +26,15 @@ table! {
         alpha: f64 = or(POSITIVE, 8.0),
         /// Probability of dropping an element of the input of `A`.
         dropout: f64 = or(BETA, 0.0),
-        /// The linear maps that are adapted: all but the output head, or those whose name ends with one of these.
+        /// Linear layers that get an adapter: all but the output head, or those whose name ends with one of these.
         target_modules: Targets = or(TARGETS, Targets::AllLinear),
-        /// Modules that are trained whole, and saved beside the adapters.
+        /// Modules that are trained in full and saved with the adapters.
         modules_to_save: Vec<String> = or(TEXTS, Vec::new()),
         /// Whether the product is multiplied by `alpha / sqrt(rank)` instead.
         rslora: bool = or(BOOL, false),
-        /// The directory of an adapter in PEFT's format to begin with; none means a new one.
+        /// Directory of a PEFT adapter to start from; none means a new adapter.
         path: Option<String> = or_none(TEXT),
-        /// Whether the model with its adapters added is exported too.
+        /// Whether to export the merged model, too.
         merge: bool = or(BOOL, false),
     }
 }
@@ -42,7 +42,7 @@ table! {
 /// The kinds of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterKind {
-    /// Low-rank (Hu et al., 2021).
+    /// Low-rank adaptation (Hu et al., 2021).
     Lora,
 }
 
@@ -50,16 +50,16 @@ named! {
     AdapterKind { "lora": Lora }
 }
 
-/// Which linear maps are adapted.
+/// The linear layers that get an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// All; an output head is none.
+    /// All linear layers except an output head.
     AllLinear,
-    /// Those that are called so, or whose name ends with `.` and this.
+    /// Linear layers with one of these names, or whose name ends with `.` and one of these names.
     Named(Vec<String>),
 }
 
-/// [`Targets::AllLinear`] as it is written.
+/// How a run file writes [`Targets::AllLinear`].
 pub(super) const ALL_LINEAR: &str = "all-linear";
 
 fn targets(value: &Value) -> Option<Targets> {
@@ -79,7 +79,7 @@ impl Serialize for Targets {
 }
 
 impl AdapterConfig {
-    /// What the product of an adapter is multiplied by.
+    /// The factor by which the product of an adapter's matrices is multiplied.
     #[expect(clippy::cast_precision_loss, reason = "ranks are far below 2^53")]
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;

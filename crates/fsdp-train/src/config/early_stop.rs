@@ -1,4 +1,4 @@
-//! The `[train.early_stop]` table: when evaluations say that nothing more is learned. Absent, all steps are trained.
+//! The `[train.early_stop]` table: ends a run once its evaluations stop improving. Without it, all steps are trained.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,27 +11,27 @@ use super::written;
 table! {
     /// The `[train.early_stop]` table.
     pub struct EarlyStopConfig {
-        /// The run ends after so many evaluations in a row without a lower loss.
+        /// The run ends after this many evaluations in a row without a lower loss.
         patience: u64 = required(POSITIVE_COUNT),
-        /// By how much a loss must be lower than the lowest one before, to count.
+        /// How far below the lowest loss so far a loss must be to count as lower.
         min_delta: f64 = or(NON_NEGATIVE, 0.0),
-        /// The evaluation set that is watched, by its name; none means the first.
+        /// Name of the evaluation set to watch; none means the first.
         set: Option<String> = or_none(TEXT),
     }
 }
 
-/// The loss of the evaluation set that is watched, after so many steps.
+/// The loss of the watched evaluation set after some step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WatchedLoss {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
-    /// The loss.
+    /// Evaluation loss.
     pub loss: f64,
 }
 
 impl EarlyStopConfig {
-    /// Whether a run whose losses these are is to end.
+    /// Whether a run with these losses, in the order of steps, should end.
     pub fn is_over(&self, losses: &[WatchedLoss]) -> bool {
         let (mut lowest, mut since) = (f64::INFINITY, 0);
         for WatchedLoss { loss, .. } in losses {
@@ -46,7 +46,7 @@ impl EarlyStopConfig {
 }
 
 impl WatchedLoss {
-    /// From the lowest on; of equal ones the first one first.
+    /// Sorts from the lowest loss up; equal losses keep their order.
     pub fn from_lowest(losses: &[WatchedLoss]) -> Vec<WatchedLoss> {
         let mut sorted = losses.to_vec();
         sorted.sort_by(|one, other| one.loss.total_cmp(&other.loss));
@@ -72,7 +72,7 @@ mod tests {
         assert!(!is_over(2, 0.0, &[3.0, 3.0]));
         assert!(!is_over(2, 0.0, &[3.0, 4.0, 2.0, 2.5]));
         assert!(is_over(2, 0.0, &[3.0, 4.0, 2.0, 2.5, 2.0]));
-        // A little lower is not lower, however often.
+        // Improvements of less than `min_delta` do not count, however many there are.
         assert!(is_over(3, 0.1, &[3.0, 2.95, 2.93, 2.91]));
         assert!(!is_over(3, 0.1, &[3.0, 2.95, 2.93, 2.89]));
     }

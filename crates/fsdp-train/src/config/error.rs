@@ -1,7 +1,7 @@
-//! What can be wrong with a configuration.
+//! Errors in a configuration.
 //!
-//! Every variant says where the text came from (`origin`: a file, or the `--set` that wrote the key), which
-//! key is meant (dotted, as `--set` takes it) and what would be accepted, so that one edit mends it.
+//! An error names the origin of the text (`origin`: a file, or the `--set` that wrote the key), the key (dotted, as
+//! `--set` takes it) and the accepted values, so that one edit fixes it.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read {}: {source}; give the path of an existing, readable file", file.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
     /// The text is not TOML.
     #[error("{origin}: not valid TOML: {source}")]
     Toml {
-        /// The file.
+        /// Name of the file.
         origin: String,
         /// Line, column and reason.
         source: Box<toml::de::Error>,
@@ -31,15 +31,15 @@ pub enum ConfigError {
     /// A file that extends itself, perhaps by way of others.
     #[error("{origin}: `extends` leads back to {}; take it out of one of the files", file.display())]
     ExtendsItself {
-        /// The file that says so.
+        /// The file whose `extends` closes the circle.
         origin: String,
-        /// The file that was read already.
+        /// The file that it names, which was already read.
         file: PathBuf,
     },
     /// The text is not JSON.
     #[error("{origin}: not valid JSON: {source}")]
     Json {
-        /// The file.
+        /// Name of the file.
         origin: String,
         /// Line, column and reason.
         source: serde_json::Error,
@@ -53,81 +53,82 @@ pub enum ConfigError {
     /// A key that does not exist.
     #[error("{origin}: unknown key `{key}`; {}", suggestion(nearest.as_deref(), known))]
     UnknownKey {
-        /// Where it was written.
+        /// The file or `--set` that wrote it.
         origin: String,
         /// The key, dotted.
         key: String,
-        /// The known key it resembles most, dotted, if any is near.
+        /// The most similar known key, dotted; `None` if none is similar.
         nearest: Option<String>,
-        /// The keys that this table has.
+        /// The keys of this table.
         known: Vec<String>,
     },
     /// A value of the wrong type or outside its range.
     #[error("{origin}: `{key}` is {value}; it must be {allowed}")]
     Value {
-        /// Where it was written.
+        /// The file or `--set` that wrote it.
         origin: String,
         /// The key, dotted.
         key: String,
         /// The value, as written.
         value: String,
-        /// What is accepted.
+        /// Description of the accepted values.
         allowed: String,
     },
-    /// A pattern that is no regular expression.
+    /// A pattern that is not a regular expression.
     #[error("{origin}: `{key}`: \"{pattern}\" is not a regular expression: {}", reason(fault))]
     Pattern {
-        /// Where it was written.
+        /// The file or `--set` that wrote it.
         origin: String,
         /// The key, dotted.
         key: String,
-        /// The pattern.
+        /// The pattern, as written.
         pattern: String,
-        /// Why; a part of the message, because as a cause it would be drawn over several lines.
+        /// The parse error. It is part of the message rather than its `source`, because as a cause it would be printed
+        /// over several lines.
         fault: Box<regex::Error>,
     },
     /// A key without a default is absent.
     #[error("{origin}: `{key}` is missing; set it to {allowed}")]
     Missing {
-        /// The file.
+        /// Name of the run file.
         origin: String,
         /// The key, dotted.
         key: String,
-        /// What is accepted.
+        /// Description of the accepted values.
         allowed: String,
     },
     /// Two keys that exclude each other.
     #[error("{origin}: `{first}` and `{second}` exclude each other: {remedy}")]
     Conflict {
-        /// Where they were written.
+        /// The file or `--set` that wrote them.
         origin: String,
         /// The key that remains if the other is removed, dotted.
         first: String,
         /// The other key, dotted.
         second: String,
-        /// What to do.
+        /// How to resolve the conflict.
         remedy: &'static str,
     },
-    /// Two integers of which one must divide the other.
+    /// Two integers, one of which must divide the other.
     #[error(
         "{origin}: `{divisor_key}` = {divisor} does not divide {dividend_key} = {dividend}; \
          change one of the two"
     )]
     Divisibility {
-        /// Where they were written.
+        /// The file or `--set` that wrote them.
         origin: String,
-        /// The key that must divide, dotted.
+        /// The key that must divide the other, dotted.
         divisor_key: &'static str,
-        /// Its value.
+        /// Value of the divisor.
         divisor: u64,
-        /// What must be divisible: a key, or a quantity derived from keys.
+        /// The key that must be divisible, or a quantity derived from keys.
         dividend_key: &'static str,
-        /// Its value.
+        /// Value of the dividend.
         dividend: u64,
     },
 }
 
-/// The last line of a parser's message, which is drawn over several.
+/// Returns the last line of a parse error, whose message spans several lines.
 fn reason(fault: &regex::Error) -> String {
     let text = fault.to_string();
     let last = text.lines().last().unwrap_or_default();

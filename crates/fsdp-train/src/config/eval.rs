@@ -1,7 +1,7 @@
-//! `data.eval`: the sets that a model is evaluated on, each for itself.
+//! `data.eval`: the sets a model is evaluated on, each separately.
 //!
-//! Most runs have one, and then a list of paths says it: `eval = ["held-out"]`. Several are tables `[[data.eval]]`, because
-//! each has a name, under which its loss is reported.
+//! Most runs have one set and write it as a list of paths: `eval = ["held-out"]`. Several sets are `[[data.eval]]`
+//! tables, because each needs a name under which its loss is reported.
 
 use super::error::ConfigError;
 use super::kind::{COUNT, NAME, SOME_TEXTS};
@@ -12,17 +12,17 @@ use super::written;
 table! {
     /// A set of evaluation data.
     pub struct EvalSet {
-        /// What metrics and reports call it.
+        /// Its name in metrics and reports.
         name: String = required(NAME),
-        /// Its files and folders, read as those of `data.train` are.
+        /// Its files and folders, read like those of `data.train`.
         paths: Vec<String> = required(SOME_TEXTS),
-        /// Evaluate on at most so many samples, the first ones; 0 means on all.
+        /// Maximum number of samples to evaluate on, from the start; 0 means all.
         max_samples: u64 = or(COUNT, 0),
     }
 }
 
 impl EvalSet {
-    /// The set that a list of paths makes.
+    /// Returns the set for a plain list of paths. Its name is `eval`.
     pub fn of_paths(paths: Vec<String>) -> Self {
         Self { name: "eval".to_owned(), paths, max_samples: 0 }
     }

@@ -1,4 +1,4 @@
-//! `extends = "base.toml"`: a run file that changes another one.
+//! `extends = "base.toml"`: a run file that builds on another one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use toml::{Table, Value};
 use super::error::ConfigError;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-/// The key that names the file beneath.
+/// The key that names the base file.
 pub(super) const KEY: &str = "extends";
 
-/// Reads a run file and those that it extends, itself first. What they say of `extends` is not in them any more.
+/// Reads a run file and all files that it extends, the run file first. The `extends` keys are removed from the tables.
 ///
 /// # Errors
-/// A file that cannot be read or is not TOML, a key that is no path, a file that extends itself.
+/// If a file cannot be read or is not TOML, if `extends` is not a path, or if a file extends itself.
 pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
     let mut files = vec![read_one(path)?];
     let mut paths = vec![path.to_owned()];
@@ -25,8 +25,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<(String, Table)>, ConfigError> {
     Ok(files)
 }
 
-/// Their keys together: those of a file replace those of the files that it extends. Tables are joined key by key, all other
-/// values, lists too, are replaced.
+/// Merges the files: the keys of a file override those of the files that it extends. Tables are merged key by key; all
+/// other values, including lists, are replaced.
 pub(super) fn join(files: &[(String, Table)]) -> Table {
     let mut joined = Table::new();
     files.iter().rev().for_each(|(_, table)| put(&mut joined, table));
@@ -51,7 +51,7 @@ fn read_one(path: &Path) -> Result<(String, Table), ConfigError> {
     Ok((origin, table))
 }
 
-/// The file that a file extends, which stands relative to it.
+/// Takes `extends` out of a table and returns the path that it names, relative to the folder of the file.
 fn beneath((origin, table): &mut (String, Table), paths: &[PathBuf]) -> Result<Option<PathBuf>, ConfigError> {
     let Some(value) = table.remove(KEY) else { return Ok(None) };
     let Some(name) = value.as_str().filter(|name| !name.is_empty()) else {

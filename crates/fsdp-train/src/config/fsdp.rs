@@ -1,4 +1,4 @@
-//! The `[fsdp]` table: units, policies, dtypes and the mesh. Policies are those of `fsdp-core`.
+//! The `[fsdp]` table: units, policies, dtypes and the mesh. The policy types come from `fsdp-core`.
 //!
 //! `config` names a Hugging Face `fsdp_config.json`: see [`fsdp_json`](super::fsdp_json).
 
@@ -16,45 +16,45 @@ use super::written;
 table! {
     /// The `[fsdp]` table.
     pub struct FsdpConfig also ["min_num_params", "config"] {
-        /// Which modules become units; written as `wrap` or `min_num_params`.
+        /// Modules that become units; written as `wrap` or `min_num_params`.
         wrap: WrapPolicy = wrap(),
-        /// What happens to gathered parameters between forward and backward.
+        /// Whether gathered parameters are freed, or kept in sub-shards, between forward and backward.
         reshard_after_forward: Reshard = reshard(),
-        /// Units gathered ahead in forward.
+        /// Number of units to gather ahead in forward.
         forward_prefetch: usize = or(LENGTH, 1),
-        /// Units gathered ahead in backward.
+        /// Number of units to gather ahead in backward.
         backward_prefetch: usize = or(LENGTH, 1),
-        /// Where the gradients of a step's micro-batches are added.
+        /// Where gradients of micro-batches accumulate: before or after the reduction.
         accumulation: Accumulation = named(Accumulation::Reduce),
-        /// In which order they are added.
+        /// Order in which they are added.
         accumulation_order: AccumulationOrder = named(AccumulationOrder::Tree),
-        /// What parameters are gathered and computed in.
+        /// Dtype of gathered parameters and of compute.
         param_dtype: DType = named(DType::F32),
-        /// What gradients are reduced in.
+        /// Dtype of gradient reduction.
         reduce_dtype: DType = named(DType::F32),
-        /// How the gradients of ranks are combined.
+        /// How gradients are combined over ranks.
         reduce_op: ReduceOp = named(ReduceOp::Sum),
-        /// What backward recomputes.
+        /// What backward recomputes (activation checkpointing).
         activation_checkpointing: Checkpointing = named(Checkpointing::None),
-        /// Where shards, reduced gradients and optimizer state live.
+        /// Where shards, reduced gradients and optimizer state are stored.
         offload: Offload = named(Offload::None),
-        /// The axes of the world.
+        /// The device mesh.
         mesh: MeshConfig = table(MeshConfig::read),
-        /// Regular expressions, found anywhere in a name, of parameters that are not trained.
+        /// Regular expressions, found anywhere in a name, of parameters that are frozen.
         frozen: Vec<String> = patterns(),
     }
 }
 
 table! {
-    /// The axes of the world.
+    /// The device mesh.
     pub struct MeshConfig {
-        /// Replicas; the shard axis has `ranks / replicate` ranks.
+        /// Number of replicas (HSDP); the shard axis has `ranks / replicate` ranks.
         replicate: usize = or(SIZE, 1),
     }
 }
 
 impl FsdpConfig {
-    /// The policies, not yet held to a mesh.
+    /// Returns the policy, not yet checked against a mesh.
     pub fn policy(&self) -> Policy {
         Policy {
             reshard_after_forward: self.reshard_after_forward,

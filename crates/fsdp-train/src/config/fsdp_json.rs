@@ -1,9 +1,8 @@
 //! Hugging Face's `fsdp_config.json`, as `Trainer` reads it (reference: transformers 4.31 and 5.23).
 //!
-//! Leading `fsdp_` is dropped from every top-level key. What Hugging Face ignores silently is named in a
-//! [`Warning`]; what it rejects is an error, and so is a size together with classes, of which its newer
-//! versions silently take the size. Settings of the XLA constructor that only steer its compiler have no
-//! meaning here.
+//! A leading `fsdp_` is dropped from every top-level key. Keys that Hugging Face silently ignores are reported as a
+//! [`Warning`]. What it rejects is an error, and so is a size together with classes, where its newer versions silently
+//! use the size. Settings of the XLA constructor that only steer XLA's compiler have no meaning here.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,14 +16,14 @@ use super::reader::{Origin, Reader, unknown_key};
 use super::warning::Warning;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-/// The keys of a wrap policy in `[fsdp]`.
+/// The keys of `[fsdp]` that set the wrap policy.
 const WRAP: [&str; 2] = ["wrap", "min_num_params"];
 const CLASSES: &str = "transformer_layer_cls_to_wrap";
 const SIZE: &str = "min_num_params";
-/// Settings of XLA that have a counterpart here.
+/// XLA settings that have a counterpart here.
 const XLA_SETTINGS: [&str; 4] =
     ["reshard_after_forward", "disable_reshard_on_root", "compute_dtype", "fp32_reduce_scatter"];
-/// Those that only steer XLA.
+/// Settings that only steer XLA.
 const XLA_SETTINGS_WITHOUT_MEANING: &[&str] = &[
     "flatten_parameters",
     "execute_sharding_on_init",
@@ -44,20 +43,21 @@ const XLA_SETTINGS_WITHOUT_MEANING: &[&str] = &[
     "param_init_fn",
 ];
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FsdpJson {
-    /// As keys of `[fsdp]`.
+    /// The settings, as keys of `[fsdp]`.
     keys: Table,
-    /// What was written and has no effect.
+    /// Keys that have no effect.
     warnings: Vec<Warning>,
 }
 
-/// Where `[fsdp]` names such a file, writes what it says into the table. A key of the run file wins over it, with a warning;
-/// but there is one wrap policy.
+/// If `[fsdp]` names such a file, copies its settings into the table. A key of the run file overrides them, with a
+/// warning, but only one of the two files may set a wrap policy.
 ///
 /// # Errors
-/// If the file cannot be read, is not a JSON object, or breaks a rule; [`ConfigError::Conflict`].
+/// If the file cannot be read, is not a JSON object, or breaks a rule; [`ConfigError::Conflict`] if both files set a
+/// wrap policy.
 pub(super) fn fill_in(file: &mut Table, origin: &Origin) -> Result<Vec<Warning>, ConfigError> {
     let path = |fsdp: &Reader<'_>| fsdp.optional("config", TEXT);
     let Some(path) = Reader::new(origin, file.clone()).table("fsdp", path)? else { return Ok(Vec::new()) };
@@ -82,7 +82,7 @@ pub(super) fn fill_in(file: &mut Table, origin: &Origin) -> Result<Vec<Warning>,
     Ok(warnings)
 }
 
-/// Reads the text of a file; `origin` names it in errors and warnings.
+/// Parses the text of a file; `origin` names it in errors and warnings.
 ///
 /// # Errors
 /// If it is not a JSON object, or breaks a rule.
@@ -115,7 +115,7 @@ fn without_prefix(object: Map<String, Value>, origin: &str) -> Result<BTreeMap<S
     Ok(keys)
 }
 
-/// The keys not yet read, and what was read from them.
+/// The keys that are left to read, and the result so far.
 struct File<'a> {
     origin: &'a str,
     keys: BTreeMap<String, Value>,
@@ -148,7 +148,7 @@ impl File<'_> {
         self.result.keys.insert(key.to_owned(), value.into());
     }
 
-    /// The keys of `fsdp_version` 2 that have a counterpart.
+    /// Reads the keys of `fsdp_version` 2 that have a counterpart.
     fn top_level(&mut self) -> Result<(), ConfigError> {
         self.says_which("reshard_after_forward", "reshard_after_forward", [false.into(), "auto".into()])?;
         self.says_which(
@@ -159,7 +159,7 @@ impl File<'_> {
         self.says_which("offload_params", "offload", ["none".into(), "cpu".into()])
     }
 
-    /// Takes a boolean that says which of two values a key of `[fsdp]` has.
+    /// Reads a boolean that selects one of two values for a key of `[fsdp]`.
     fn says_which(&mut self, from: &str, key: &str, [off, on]: [toml::Value; 2]) -> Result<(), ConfigError> {
         if let Some(is_on) = self.take_bool(from)? {
             self.says(key, if is_on { on } else { off });
@@ -227,7 +227,7 @@ impl File<'_> {
         if let Some(dtype) = compute {
             self.says("param_dtype", dtype);
         }
-        // As in XLA, gradients are reduced in the dtype that computes, unless it is asked for otherwise.
+        // As in XLA, gradients are reduced in the compute dtype unless requested otherwise.
         if let Some(dtype) = if in_f32 { Some("f32") } else { compute } {
             self.says("reduce_dtype", dtype);
         }
@@ -270,7 +270,7 @@ fn classes(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// Python writes sizes as `100000000` and as `1e8`.
+/// Reads a size; Python writes both `100000000` and `1e8`.
 #[expect(clippy::cast_possible_truncation, reason = "whole and in range, checked here")]
 fn whole_number(value: &Value) -> Option<i64> {
     let whole = |x: &f64| x.fract() == 0.0 && (0.0..9e15).contains(x);

@@ -1,4 +1,4 @@
-//! The `[data]` table: what is read, how it becomes tokens, and how tokens become samples.
+//! The `[data]` table: which files are read, how they become tokens, and how tokens become samples.
 
 use serde::{Serialize, Serializer};
 use toml::Value;
@@ -14,7 +14,7 @@ use super::written;
 
 const DATE: Kind<String> = Kind { allowed: "a day such as \"2024-07-26\"", read: date };
 
-/// What the tokenizer does.
+/// Leaves the choice of a token to the tokenizer.
 const AUTO: &str = "auto";
 
 const END_TOKEN: Kind<EndToken> =
@@ -28,70 +28,70 @@ table! {
         /// Files and folders to train on, relative to the current directory. Files of tokens are mapped: they must not
         /// change during a run.
         train: Vec<String> = unless("source", SOME_TEXTS),
-        /// What is evaluated on, in this order; nothing means no evaluation.
+        /// Evaluation sets, in order; empty means no evaluation.
         eval: Vec<EvalSet> = eval_sets(),
-        /// Evaluate after every so many steps; 0 means only after the last.
+        /// Number of steps between evaluations; 0 evaluates only after the last step.
         eval_every: u64 = or(COUNT, 100),
-        /// Evaluate on at most so many global batches of each set; 0 means on all data.
+        /// Maximum number of global batches to evaluate of each set; 0 means all data.
         eval_batches: u64 = or(COUNT, 0),
-        /// What the files hold.
+        /// Format of the files.
         format: Format = named(Format::Auto),
-        /// The field of JSON lines, or the column of Parquet and Arrow files, with the document: a string, or a list of token ids. None
-        /// means `text`, else `input_ids`.
+        /// Field of JSON lines, or column of Parquet and Arrow files, with the document: a string, or a list of token ids.
+        /// None means `text` or, without it, `input_ids`.
         column: Option<String> = or_none(TEXT),
-        /// What becomes of lines and rows that hold no document.
+        /// What to do with lines and rows without a document.
         malformed: Malformed = named(Malformed::Error),
         /// `"bytes"`, or the path of a Hugging Face `tokenizer.json`.
         tokenizer: String = or(TEXT, "bytes".to_owned()),
-        /// The folder where the tokens that a `tokenizer.json` makes of text are kept for later starts; none means `cache`
-        /// in the output folder.
+        /// Folder that caches tokens made by a `tokenizer.json`; none means `cache` in the output
+        /// folder.
         cache: Option<String> = or_none(TEXT),
-        /// The fields of a prompt and of what is to follow it: strings, or lists of messages. None means `prompt` and
+        /// Field of the prompt: a string, or a list of messages. None means `prompt`, with the answer in
         /// `completion`.
         prompt: Option<String> = or_none(TEXT),
-        /// See `prompt`.
+        /// Field of the answer to the prompt; see `prompt`.
         completion: Option<String> = or_none(TEXT),
-        /// A file with the chat template of `messages`; none means the one that lies beside the tokenizer.
+        /// File with the chat template of `messages`; none means the one next to the tokenizer.
         chat_template: Option<String> = or_none(TEXT),
-        /// The day that a chat template hears when it asks for today's date; none means that it can not ask.
+        /// Date that a chat template gets as today's; none means that templates that ask for it fail.
         date: Option<String> = or_none(DATE),
-        /// Which tokens of `messages`, and of a `prompt` with its `completion`, count in the loss.
+        /// Tokens of `messages`, or of a `prompt` and `completion`, that count in the loss.
         loss_on: LossOn = named(LossOn::Answers),
         /// How documents become samples.
         packing: Packing = named(Packing::Stream),
-        /// Put before every document.
+        /// Token put before every document.
         bos: Option<EndToken> = unless_none(END_TOKEN, EndToken::Auto),
-        /// Put after every document.
+        /// Token put after every document.
         eos: Option<EndToken> = unless_none(END_TOKEN, EndToken::Auto),
-        /// Fills short documents. Padded positions do not count, so the default, id 0, serves any vocabulary.
+        /// Token that pads short documents. Padding does not count in the loss, so the default, id 0, works with any vocabulary.
         pad: TokenRef = or(TOKEN, TokenRef::Id(0)),
-        /// Inputs per sample.
+        /// Input tokens per sample.
         seq_len: usize = required(MICRO_BATCH_SIDE),
-        /// Whether samples are permuted, anew in every epoch.
+        /// Whether to shuffle samples, differently in every epoch.
         shuffle: bool = or(BOOL, true),
-        /// Seed of the permutations.
+        /// Seed of the shuffling.
         seed: u64 = or(COUNT, 0),
-        /// Several sources to train on, instead of `train`.
+        /// Several weighted sources to train on, instead of `train`.
         source: Vec<SourceConfig> = tables("a list of tables [[data.source]]", SourceConfig::read),
     }
 }
 
 table! {
-    /// A `[[data.source]]` table: files that are mixed with those of other sources.
+    /// A `[[data.source]]` table: files mixed with those of the other sources.
     pub struct SourceConfig {
         /// Files, folders and patterns.
         path: Vec<String> = required(PATHS),
-        /// Its part of the samples, in proportion to those of the other sources.
+        /// Its share of the samples, relative to the other sources.
         weight: f64 = or(POSITIVE, 1.0),
-        /// What the files hold, if it is not as `data.format` says.
+        /// Format of the files, if it differs from `data.format`.
         format: Format = named(Format::Auto),
-        /// The field or column with the document, if it is not that of `data.column`.
+        /// Field or column with the document, if it differs from `data.column`.
         column: Option<String> = or_none(TEXT),
     }
 }
 
 impl DataConfig {
-    /// The sources of training data: those of `source`, or `train` as the only one.
+    /// Returns the sources of training data: `source`, or `train` as the only one.
     pub fn sources(&self) -> Vec<SourceConfig> {
         if !self.source.is_empty() {
             return self.source.clone();
@@ -100,29 +100,29 @@ impl DataConfig {
         vec![SourceConfig { path: self.train.clone(), weight: 1.0, format, column }]
     }
 
-    /// The key of what is trained on, dotted.
+    /// The dotted key of the training data.
     pub(crate) fn train_key(&self) -> &'static str {
         if self.source.is_empty() { "data.train" } else { "data.source" }
     }
 
-    /// How the files of a source are read.
+    /// Returns the settings for reading the files of a source.
     pub fn of_source(&self, source: &SourceConfig) -> DataConfig {
         let format = if source.format == Format::Auto { self.format } else { source.format };
         let column = source.column.clone().or_else(|| self.column.clone());
         DataConfig { format, column, ..self.clone() }
     }
 
-    /// All paths that are trained or evaluated on, as the run file has them.
+    /// All training and evaluation paths, as written in the run file.
     pub fn paths(&self) -> impl Iterator<Item = &String> {
         let sources = self.source.iter().flat_map(|source| &source.path);
         self.train.iter().chain(sources).chain(self.eval.iter().flat_map(|set| &set.paths))
     }
 }
 
-/// What data files hold.
+/// Format of data files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// What their names say: `.jsonl`, `.parquet`, `.arrow`, and text otherwise.
+    /// Chosen by file name: `.jsonl`, `.parquet`, `.arrow`, and text otherwise.
     Auto,
     /// UTF-8 text, one document per file.
     Text,
@@ -130,7 +130,7 @@ pub enum Format {
     Jsonl,
     /// Apache Parquet, a document per row in the column `data.column`.
     Parquet,
-    /// A stream of Arrow, as `datasets` keeps its data, a document per row in the column `data.column`.
+    /// An Arrow stream, as `datasets` stores its data, a document per row in the column `data.column`.
     Arrow,
     /// Little-endian 16-bit token ids, one document per file.
     TokensU16,
@@ -138,32 +138,33 @@ pub enum Format {
     TokensU32,
 }
 
-/// What becomes of a record without a document: a line that is no JSON, a row that is null, a value of another type.
+/// What to do with a record without a document: a line that is not JSON, a null row, or a value of another type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// It ends the start, named by file and line.
+    /// Fail at the start of the run, naming the file and line.
     Error,
-    /// It is left out, and counted.
+    /// Skip it and count it.
     Skip,
 }
 
 /// Which tokens of a conversation count in the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossOn {
-    /// What the assistant says, with the token that ends its turn; of a prompt with its completion, the completion.
+    /// The assistant's messages, including the token that ends a turn; of a prompt with its completion, the completion.
     Answers,
-    /// All.
+    /// All tokens.
     All,
 }
 
 /// How documents become samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Documents joined, cut every `seq_len` tokens.
+    /// Documents are concatenated and cut every `seq_len` tokens.
     Stream,
-    /// One document per sample: clipped, or padded.
+    /// One document per sample, truncated or padded.
     Documents,
-    /// As many documents per sample as fit, clipped as well; they do not see each other, and positions begin anew in each.
+    /// As many documents per sample as fit, also truncated. They do not attend to each other, and positions restart in
+    /// each.
     Packed,
 }
 
@@ -177,27 +178,27 @@ named! {
     Packing { "stream": Stream, "documents": Documents, "packed": Packed }
 }
 
-/// A token by its id or its text.
+/// A token, given by its id or its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum TokenRef {
-    /// The id.
+    /// Token id.
     Id(u32),
-    /// The text, which the tokenizer must know as one token.
+    /// Text of the token, which the tokenizer must know as one token.
     Token(String),
 }
 
-/// The token at an end of a document.
+/// The token at the start or the end of documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndToken {
-    /// The one that the tokenizer puts there, if it does.
+    /// The token that the tokenizer puts there, if any.
     Auto,
-    /// A token.
+    /// A given token.
     Token(TokenRef),
 }
 
 impl EndToken {
-    /// The token, if it is the user who says which.
+    /// Returns the token that the run file gives; `None` for [`EndToken::Auto`].
     pub fn given(&self) -> Option<&TokenRef> {
         match self {
             EndToken::Auto => None,
@@ -222,7 +223,7 @@ fn end_token(value: &Value) -> Option<EndToken> {
     }
 }
 
-/// The largest id is kept free: it marks targets that do not count.
+/// Rejects the largest id, because it marks targets that do not count in the loss.
 fn token(value: &Value) -> Option<TokenRef> {
     match value {
         Value::String(text) if !text.is_empty() => Some(TokenRef::Token(text.clone())),
@@ -231,7 +232,7 @@ fn token(value: &Value) -> Option<TokenRef> {
     }
 }
 
-/// A date of TOML, or the same as a string.
+/// Reads a TOML date, or a string with one.
 fn date(value: &Value) -> Option<String> {
     let text = value
         .as_str()

@@ -1,18 +1,18 @@
-//! The kinds of value a key can have: how one is read, and how it is described in an error.
+//! The kinds of values a key can have: how to read one, and how an error describes it.
 //!
-//! A range belongs to the kind, so that a wrong type and a wrong range are one error with one description
-//! and a key cannot be read without its range.
+//! A kind includes its range, so a wrong type and a wrong range are the same error with the same description, and a key
+//! cannot be read without its range check.
 
 use toml::Value;
 
-/// How a key that has no value is written, so that `resolved.toml` names every key.
+/// How a run file writes the absence of a value, so that `resolved.toml` names every key.
 pub(super) const NONE: &str = "none";
 
-/// A type with a range, as a reader of TOML values.
+/// A type with a range, and how to read it from TOML.
 pub(super) struct Kind<T> {
     /// Completes "it must be ...".
     pub(super) allowed: &'static str,
-    /// The value, if it is one of this kind.
+    /// Returns the value if it is of this kind.
     pub(super) read: fn(&Value) -> Option<T>,
 }
 
@@ -23,25 +23,25 @@ pub(super) const COUNT: Kind<u64> = Kind { allowed: "an integer of at least 0", 
 pub(super) const POSITIVE_COUNT: Kind<u64> =
     Kind { allowed: "an integer of at least 1", read: |value| count(value).filter(|&n| n > 0) };
 
-/// As [`COUNT`], of things in memory.
+/// Like [`COUNT`], for sizes in memory.
 pub(super) const LENGTH: Kind<usize> = Kind { allowed: COUNT.allowed, read: count };
 
-/// As [`POSITIVE_COUNT`], of things in memory.
+/// Like [`POSITIVE_COUNT`], for sizes in memory.
 pub(super) const POSITIVE_LENGTH: Kind<usize> =
     Kind { allowed: POSITIVE_COUNT.allowed, read: |value| count(value).filter(|&n| n > 0) };
 
-/// The most tokens of a micro-batch. Its tokens and targets then take 64 MiB, and a count of elements of activations stays
-/// within 63 bits; the longest sequences that are trained have a million tokens.
+/// Maximum number of tokens in a micro-batch. At this limit its tokens and targets take 64 MiB, and element counts of
+/// activations fit in 63 bits. The longest sequences trained today have a million tokens.
 pub(super) const MICRO_BATCH_TOKENS_MAX: usize = 1 << 23;
 
-/// Tokens of a sequence, or sequences of a micro-batch: their product has the same limit.
+/// Tokens per sequence, or sequences per micro-batch; their product has the same limit.
 pub(super) const MICRO_BATCH_SIDE: Kind<usize> = Kind {
     allowed: "an integer from 1 to 8388608",
     read: |value| (SIZE.read)(value).filter(|&size| size <= MICRO_BATCH_TOKENS_MAX),
 };
 
-/// A number of ranks. Schedules can be looked at for clusters that no machine is; how many ranks can be started is less,
-/// and depends on what starts them.
+/// A number of ranks. Schedules can be inspected for clusters larger than any machine; the number of ranks that can be
+/// started is smaller and depends on the launcher.
 pub(super) const RANKS: Kind<usize> = Kind {
     allowed: "an integer from 1 to 1048576",
     read: |value| (SIZE.read)(value).filter(|&ranks| ranks <= 1 << 20),
@@ -111,7 +111,7 @@ pub(super) const BOOL: Kind<bool> = Kind { allowed: "true or false", read: Value
 /// A string that is not empty.
 pub(super) const TEXT: Kind<String> = Kind { allowed: "a string that is not empty", read: text };
 
-/// A name that is also a label of metrics and a part of their names.
+/// A name that is also used as a label of metrics and as a part of metric names.
 pub(super) const NAME: Kind<String> = Kind {
     allowed: "a name of at most 64 letters, digits, '-', '_' and '.'",
     read: |value| {
@@ -148,7 +148,7 @@ fn size(value: &Value) -> Option<usize> {
     count::<u32>(value).and_then(|n| usize::try_from(n).ok())
 }
 
-/// Integers count as numbers: nobody writes `1.0` for a gradient clip of 1.
+/// Integers count as numbers, so a gradient clip of 1 need not be written as `1.0`.
 #[expect(clippy::cast_precision_loss, reason = "hyperparameters are far below 2^53")]
 fn number(value: &Value) -> Option<f64> {
     let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64))?;

@@ -1,4 +1,4 @@
-//! From a run file to a [`Resolved`] configuration: parse, override, read, validate.
+//! Loads a run file as a [`Resolved`] configuration: parse, override, read, validate.
 
 use std::path::Path;
 
@@ -21,45 +21,45 @@ use super::warning::Warning;
 use super::written;
 
 table! {
-    /// A run file with every default written out.
+    /// A run file with all defaults filled in.
     pub struct Resolved {
-        /// Which model.
+        /// The model.
         model: ModelConfig = table(ModelConfig::read),
-        /// What is trained in its place, if it is frozen itself.
+        /// The adapter to train instead of the model's own parameters.
         adapter: Option<AdapterConfig> = table_or_none(AdapterConfig::read),
-        /// What it learns from.
+        /// Training and evaluation data.
         data: DataConfig = table(DataConfig::read),
-        /// How long and with which update.
+        /// Batches, steps and optimizer.
         train: TrainConfig = table(TrainConfig::read),
-        /// How it is sharded.
+        /// Sharding.
         fsdp: FsdpConfig = table(FsdpConfig::read),
-        /// When its state is saved.
+        /// Checkpoints.
         checkpoint: CheckpointConfig = table(CheckpointConfig::read),
-        /// Where it runs.
+        /// Device, ranks and output.
         run: RunConfig = table(RunConfig::read),
     }
 }
 
-/// A configuration that can be run, and what the user should hear about it.
+/// A configuration that can be run, with warnings for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The configuration.
     pub config: Resolved,
-    /// Things that were written and have no effect.
+    /// Settings without the effect that one might expect.
     pub warnings: Vec<Warning>,
 }
 
 impl Resolved {
-    /// Reads a run file, on top of the one that it extends; each override is `table.key=value` and is applied before anything is
-    /// checked.
+    /// Reads a run file, merged over the files that it extends. Each override is `table.key=value` and is applied
+    /// before anything is checked.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first error found.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Loaded, ConfigError> {
         Self::load_for(path, overrides, &|_| 1)
     }
 
-    /// As [`Resolved::load`]; where nothing says how many ranks there are, there are as many as `ranks` says for where it runs.
+    /// As [`Resolved::load`], but if the number of ranks is not set, `ranks` determines it from the `[run]` table.
     ///
     /// # Errors
     /// As [`Resolved::load`].
@@ -71,7 +71,7 @@ impl Resolved {
         Self::of_files(extends::read(path)?, overrides, ranks)
     }
 
-    /// Reads the text of a run file; `origin` names it in errors. Where nothing says how many ranks there are, there is one.
+    /// Parses the text of a run file; `origin` names it in errors. If the number of ranks is not set, it is 1.
     ///
     /// # Errors
     /// As [`Resolved::load`].
@@ -81,7 +81,7 @@ impl Resolved {
         Self::of_files(vec![(origin.to_owned(), table)], overrides, &|_| 1)
     }
 
-    /// Of files that were read, the one that is run first.
+    /// Resolves files that were already read, the run file first.
     fn of_files(
         files: Vec<(String, Table)>,
         overrides: &[String],
@@ -103,7 +103,7 @@ impl Resolved {
         Ok(Loaded { config, warnings })
     }
 
-    /// The text of `resolved.toml`; parsing it gives an equal configuration.
+    /// Returns the text of `resolved.toml`; parsing it gives an equal configuration.
     ///
     /// # Panics
     /// Never for a value that was parsed: all of its parts have a TOML form.
@@ -112,7 +112,8 @@ impl Resolved {
     }
 }
 
-/// Applies `table.key=value` and returns the key; `None` if the argument or the path is not of that form.
+/// Applies `table.key=value` and returns the key; `None` if the argument does not have that form or the key leads
+/// through a value that is not a table.
 ///
 /// A value that is not TOML is a string, so that `--set run.out_dir=runs/a` needs no quotes.
 fn set<'a>(table: &mut Table, argument: &'a str) -> Option<&'a str> {

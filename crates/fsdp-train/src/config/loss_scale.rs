@@ -1,4 +1,4 @@
-//! The `[train.loss_scale]` table: what the gradients of a run in f16 are multiplied with, so that small ones are not lost.
+//! The `[train.loss_scale]` table: the factor that keeps small gradients of an f16 run from underflowing.
 
 use super::error::ConfigError;
 use super::kind::{BOOL, POSITIVE_COUNT, POWER_OF_TWO};
@@ -6,20 +6,20 @@ use super::reader::Reader;
 use super::table::table;
 use super::written;
 
-/// As `torch.amp.GradScaler` begins.
+/// Initial scale of `torch.amp.GradScaler`.
 const INIT: f64 = 65536.0;
 
-/// As there.
+/// Growth interval of `torch.amp.GradScaler`, in steps.
 const GROWTH_INTERVAL: u64 = 2000;
 
 table! {
     /// The `[train.loss_scale]` table.
     pub struct LossScaleConfig {
-        /// The scale of the first step.
+        /// Initial scale.
         init: f64 = or(POWER_OF_TWO, INIT),
-        /// So many steps without an overflow double it.
+        /// Number of steps without an overflow after which the scale doubles.
         growth_interval: u64 = or(POSITIVE_COUNT, GROWTH_INTERVAL),
-        /// Whether an overflow skips the step and halves the scale; or else it stays, and an overflow ends the run.
+        /// Whether an overflow skips the step and halves the scale. If not, the scale is fixed and an overflow ends the run.
         dynamic: bool = or(BOOL, true),
     }
 }

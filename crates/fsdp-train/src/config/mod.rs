@@ -1,12 +1,11 @@
 //! The run file: from TOML text and `--set` overrides to a [`Resolved`] configuration.
 //!
-//! Reading has one direction: text, on top of that of the file that it extends, then overrides, then one table after the other (unknown keys first,
-//! then types and ranges), then the rules between keys. What comes out has every default written out and
-//! can be serialized again; reading that text gives an equal value.
+//! Reading goes in one direction: first the text, merged over the files that it extends, then the overrides, then each
+//! table (unknown keys first, then types and ranges), then the rules between keys. The result has every default filled
+//! in and can be serialized; reading that text gives an equal value.
 //!
-//! The structs here are what the file says, not what the trainer works with: they know no model and no
-//! world. Checks that need the model (does the class exist, do the heads divide) are made by whoever builds
-//! it.
+//! The structs mirror the file, not the trainer: they know neither the model nor the world. Checks that need the model
+//! (whether a class exists, whether the heads divide) are made where the model is built.
 
 mod adapter;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! The `[model]` table: which model, and where its first weights come from.
+//! The `[model]` table: the model and the source of its initial weights.
 
 use super::error::ConfigError;
 use super::kind::{COUNT, TEXT};
@@ -12,14 +12,14 @@ table! {
     pub struct ModelConfig {
         /// A Hugging Face directory with `config.json`.
         path: String = required(TEXT),
-        /// Where the weights come from.
+        /// Source of the initial weights.
         init: Init = named(Init::Random),
         /// Seed of random weights and dropout.
         seed: u64 = or(COUNT, 0),
     }
 }
 
-/// Where the weights come from.
+/// Source of the initial weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     /// Counter-based random numbers.

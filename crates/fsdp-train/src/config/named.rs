@@ -1,6 +1,6 @@
-//! Values that a run file writes by a name.
+//! Values that a run file writes by name.
 //!
-//! Those of `fsdp-core` get their names here: it knows no files.
+//! The types of `fsdp-core` get their names here, because that crate does not deal with files.
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
@@ -9,23 +9,23 @@ use toml::Value;
 
 /// A type whose values have names.
 pub(super) trait Named: Copy + PartialEq + 'static {
-    /// All values that can be written, by name.
+    /// All values that can be written, with their names.
     const NAMES: &'static [(&'static str, Self)];
 
-    /// The name of a value that can be written.
+    /// Returns the name of a value that can be written.
     fn name(self) -> &'static str {
         let named = Self::NAMES.iter().find(|(_, value)| *value == self);
         named.expect("a configuration holds values that can be written").0
     }
 
-    /// The value that a TOML string names.
+    /// Returns the value that a TOML string names.
     fn of(value: &Value) -> Option<Self> {
         let named = Self::NAMES.iter().find(|(name, _)| value.as_str() == Some(name));
         named.map(|&(_, value)| value)
     }
 }
 
-/// Gives values their names.
+/// Implements [`Named`] for types, given the names of their values.
 macro_rules! named {
     ($($type:ident { $($name:literal: $value:ident),* $(,)? })*) => {
         $(impl $crate::config::named::Named for $type {
@@ -45,7 +45,7 @@ named! {
     Offload { "none": None, "cpu": Cpu }
 }
 
-/// What must be written, where only these names are allowed: `"a", "b" or "c"`.
+/// Lists the allowed names for an error: `"a", "b" or "c"`.
 pub(super) fn one_of<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
     let quoted: Vec<String> = names.into_iter().map(|name| format!("\"{name}\"")).collect();
     match quoted.split_last() {

@@ -19,7 +19,7 @@ use super::written;
 pub enum OptimizerConfig {
     /// `torch.optim.AdamW`.
     Adamw(AdamwConfig),
-    /// The same with moments of 8 bits, as in bitsandbytes.
+    /// `AdamW` with 8-bit moments, as in bitsandbytes.
     Adamw8bit(AdamwConfig),
     /// `torch.optim.SGD`.
     Sgd(SgdConfig),
@@ -27,7 +27,7 @@ pub enum OptimizerConfig {
     Adafactor(AdafactorConfig),
     /// Lion (Chen et al. 2023).
     Lion(LionConfig),
-    /// `torch.optim.Muon` for hidden matrices, and `torch.optim.AdamW` for all else.
+    /// `torch.optim.Muon` for hidden matrices, and `torch.optim.AdamW` for all other parameters.
     Muon(MuonConfig),
 }
 
@@ -42,13 +42,13 @@ table! {
         lr: f64 = or(NON_NEGATIVE, 1e-3),
         /// Decay of the first and second moment.
         betas: [f64; 2] = or(BETAS, [0.9, 0.999]),
-        /// Added to the root of the second moment.
+        /// Added to the square root of the second moment.
         eps: f64 = or(NON_NEGATIVE, 1e-8),
         /// Decoupled weight decay.
         weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
-        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
         no_decay: Vec<String> = patterns(),
-        /// Parameters with settings of their own.
+        /// Parameter groups with their own settings.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
@@ -60,15 +60,15 @@ table! {
         lr: f64 = or(NON_NEGATIVE, 1e-3),
         /// Momentum; 0 keeps no state.
         momentum: f64 = or(NON_NEGATIVE, 0.0),
-        /// Weakens what enters the momentum.
+        /// Dampening of the gradient that enters the momentum.
         dampening: f64 = or(NUMBER, 0.0),
         /// Weight decay, added to the gradient.
         weight_decay: f64 = or(NON_NEGATIVE, 0.0),
-        /// Nesterov's momentum.
+        /// Whether to use Nesterov momentum.
         nesterov: bool = or(BOOL, false),
-        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
         no_decay: Vec<String> = patterns(),
-        /// Parameters with settings of their own.
+        /// Parameter groups with their own settings.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
@@ -88,15 +88,15 @@ table! {
         beta1: Option<f64> = or_none(BETA),
         /// Weight decay.
         weight_decay: f64 = or(NON_NEGATIVE, 0.0),
-        /// Scale the learning rate by the root mean square of the parameter.
+        /// Whether to scale the learning rate by the root mean square of the parameter.
         scale_parameter: bool = or(BOOL, true),
-        /// Derive the learning rate from the step.
+        /// Whether to derive the learning rate from the step number.
         relative_step: bool = or(BOOL, true),
-        /// With `relative_step`: start small.
+        /// With `relative_step`: whether to start with a small learning rate.
         warmup_init: bool = or(BOOL, false),
-        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
         no_decay: Vec<String> = patterns(),
-        /// Parameters with settings of their own.
+        /// Parameter groups with their own settings.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
@@ -106,54 +106,54 @@ table! {
     pub struct LionConfig {
         /// Learning rate.
         lr: f64 = or(NON_NEGATIVE, 1e-4),
-        /// Weights of the average of gradients: in the direction of a step, and in what is kept of it.
+        /// Decay of the average of gradients: for the direction of a step, and for the state.
         betas: [f64; 2] = or(BETAS, [0.9, 0.99]),
         /// Decoupled weight decay.
         weight_decay: f64 = or(NON_NEGATIVE, 0.0),
-        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
         no_decay: Vec<String> = patterns(),
-        /// Parameters with settings of their own.
+        /// Parameter groups with their own settings.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
 
 table! {
-    /// Hyperparameters of `torch.optim.Muon`, and of the AdamW beside it.
+    /// Hyperparameters of `torch.optim.Muon`, and of AdamW for the other parameters.
     pub struct MuonConfig {
         /// Learning rate of matrices.
         lr: f64 = or(POSITIVE, 1e-3),
         /// Momentum.
         momentum: f64 = or(BETA, 0.95),
-        /// Nesterov's momentum.
+        /// Whether to use Nesterov momentum.
         nesterov: bool = or(BOOL, true),
-        /// The least that a direction is divided by.
+        /// Smallest norm that a direction is divided by.
         eps: f64 = or(POSITIVE, 1e-7),
-        /// How learning rates depend on shapes.
+        /// How the learning rate depends on the shape of a matrix.
         adjust_lr_fn: AdjustLr = named(AdjustLr::Original),
         /// Decoupled weight decay of matrices.
         weight_decay: f64 = or(NON_NEGATIVE, 0.1),
-        /// Regular expressions, found anywhere in a name, of hidden matrices that AdamW updates too.
+        /// Regular expressions, found anywhere in a name, of hidden matrices to be updated by AdamW.
         adamw_params: Vec<String> = patterns(),
-        /// Learning rate of AdamW, which the schedule changes in the same proportion.
+        /// Learning rate of AdamW, scaled by the schedule like `lr`.
         adamw_lr: f64 = or(NON_NEGATIVE, 1e-3),
         /// Decay of AdamW's first and second moment.
         adamw_betas: [f64; 2] = or(BETAS, [0.9, 0.999]),
-        /// Added to the root of AdamW's second moment.
+        /// Added to the square root of AdamW's second moment.
         adamw_eps: f64 = or(NON_NEGATIVE, 1e-8),
         /// Decoupled weight decay of AdamW.
         adamw_weight_decay: f64 = or(NON_NEGATIVE, 1e-2),
-        /// Regular expressions, found anywhere in a name, of parameters that do not decay.
+        /// Regular expressions, found anywhere in a name, of parameters without weight decay.
         no_decay: Vec<String> = patterns(),
-        /// Parameters with settings of their own.
+        /// Parameter groups with their own settings.
         group: Vec<GroupConfig> = tables(GROUPS, GroupConfig::read_checked),
     }
 }
 
-/// An update rule: its name, how its settings are read, and their schema.
+/// An update rule: its name, a function that reads its settings, and a function that returns their schema.
 type Rule =
     (&'static str, fn(&Reader<'_>) -> Result<OptimizerConfig, ConfigError>, fn() -> serde_json::Value);
 
-/// All of them, the default first.
+/// All update rules, the default first.
 const RULES: [Rule; 6] = [
     ("adamw", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw), AdamwConfig::schema),
     ("adamw8bit", |reader| AdamwConfig::read(reader).map(OptimizerConfig::Adamw8bit), AdamwConfig::schema),
@@ -173,7 +173,7 @@ impl TableSchema for OptimizerConfig {
     }
 }
 
-/// An expression of the settings of the optimizer that is chosen, whichever it is.
+/// Evaluates an expression with the settings of the optimizer, whichever it is.
 macro_rules! chosen {
     ($optimizer:expr, $settings:ident => $value:expr) => {
         match $optimizer {
@@ -187,7 +187,7 @@ macro_rules! chosen {
 }
 
 impl OptimizerConfig {
-    /// An update that keeps no state, for a model that is not trained.
+    /// An optimizer without state, for a model that is not trained.
     pub(crate) fn none() -> Self {
         OptimizerConfig::Sgd(SgdConfig {
             lr: 0.0,
@@ -213,7 +213,7 @@ impl OptimizerConfig {
         Ok(optimizer)
     }
 
-    /// The learning rate that a schedule multiplies; `None` where Adafactor derives its own.
+    /// The learning rate that a schedule multiplies; `None` if Adafactor derives its own.
     pub fn lr(&self) -> Option<f64> {
         match self {
             OptimizerConfig::Adamw(adamw) | OptimizerConfig::Adamw8bit(adamw) => Some(adamw.lr),
@@ -224,7 +224,7 @@ impl OptimizerConfig {
         }
     }
 
-    /// Weight decay of parameters in no group; with Muon of matrices.
+    /// Weight decay of parameters in no group; with Muon, only of matrices.
     pub fn weight_decay(&self) -> f64 {
         chosen!(self, settings => settings.weight_decay)
     }
@@ -234,12 +234,12 @@ impl OptimizerConfig {
         chosen!(self, settings => &settings.no_decay)
     }
 
-    /// Parameters with settings of their own.
+    /// Parameter groups with their own settings.
     pub fn groups(&self) -> &[GroupConfig] {
         chosen!(self, settings => &settings.group)
     }
 
-    /// Every list of patterns over parameters, with its key.
+    /// Every list of parameter patterns, with its dotted key.
     pub fn patterns_mut(&mut self) -> Vec<(String, &mut Vec<String>)> {
         let mut all = Vec::new();
         if let OptimizerConfig::Muon(muon) = self {
@@ -256,7 +256,7 @@ impl OptimizerConfig {
 }
 
 impl SgdConfig {
-    /// The rule of `PyTorch` between `nesterov`, `momentum` and `dampening`.
+    /// Checks `PyTorch`'s rule for `nesterov`, `momentum` and `dampening`.
     fn checked(self, reader: &Reader<'_>) -> Result<SgdConfig, ConfigError> {
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
             return Err(reader.rejected("nesterov", "false, unless momentum is above 0 and dampening is 0"));
@@ -266,7 +266,7 @@ impl SgdConfig {
 }
 
 impl AdafactorConfig {
-    /// The rules of transformers between `lr`, `relative_step` and `warmup_init`.
+    /// Checks the rules of transformers for `lr`, `relative_step` and `warmup_init`.
     fn checked(self, reader: &Reader<'_>) -> Result<AdafactorConfig, ConfigError> {
         if self.relative_step && self.lr.is_some() {
             let remedy = "remove lr, or set relative_step = false (it is true by default)";

@@ -1,5 +1,5 @@
-//! Reading one table of a run file: key by key, with its kind, and with errors that name the dotted key, the value, what
-//! is allowed, and whether the file or a `--set` wrote it.
+//! Reads one table of a run file key by key, each with its kind. Errors name the dotted key, the value, the accepted
+//! values, and whether a file or `--set` wrote it.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use super::eval::EvalSet;
 use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXTS};
 use super::named::{Named, one_of};
 
-/// Below this similarity (0 to 1) a suggestion would be a guess.
+/// Minimum similarity (0 to 1) of a suggestion; below it, a suggestion would be a guess.
 const SIMILARITY_MIN: f64 = 0.7;
 
-/// Whether a file has a key, dotted; of a list it has all or nothing.
+/// Whether a file has a dotted key. A list counts as a whole: indices are ignored.
 fn holds(table: &Table, key: &str) -> bool {
     let key = key.split('[').next().unwrap_or_default();
     let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
@@ -27,32 +27,32 @@ fn holds(table: &Table, key: &str) -> bool {
     }
 }
 
-/// Where a configuration comes from, to be named in errors.
+/// The sources of a configuration, to be named in errors.
 #[derive(Clone, Debug)]
 pub(super) struct Origin {
-    /// The run file, and the files that it extends, with what each says.
+    /// The run file and the files that it extends, with their contents.
     files: Vec<(String, Table)>,
     overridden: BTreeSet<String>,
 }
 
 impl Origin {
-    /// Files, before overrides.
+    /// Creates an origin from files, before overrides.
     pub(super) fn new(files: Vec<(String, Table)>) -> Origin {
         Origin { files, overridden: BTreeSet::new() }
     }
 
-    /// The run file.
+    /// Name of the run file.
     pub(super) fn file(&self) -> &str {
         &self.files[0].0
     }
 
-    /// Notes that `--set` wrote the key.
+    /// Records that `--set` wrote the key.
     pub(super) fn note_override(&mut self, key: &str) {
         self.overridden.insert(key.to_owned());
     }
 
-    /// The file that wrote the key, or `--set` if that wrote it or the table it is in. What nobody wrote is missing in the run
-    /// file.
+    /// Returns the file that wrote the key, or `--set` if it wrote the key or a table around it. A key that was not
+    /// written is attributed to the run file.
     pub(super) fn of(&self, key: &str) -> String {
         let wrote = |by: &String| {
             key.strip_prefix(by.as_str()).is_some_and(|r| r.is_empty() || r.starts_with(['.', '[']))
@@ -67,35 +67,35 @@ impl Origin {
     }
 }
 
-/// A table of the file.
+/// Reads one table of a run file.
 pub(super) struct Reader<'a> {
     origin: &'a Origin,
-    /// Its dotted name, empty for the whole file.
+    /// Dotted name of the table, empty for the whole file.
     path: String,
     table: Table,
 }
 
 impl<'a> Reader<'a> {
-    /// The whole file.
+    /// Creates a reader of the whole file.
     pub(super) fn new(origin: &'a Origin, table: Table) -> Reader<'a> {
         Reader { origin, path: String::new(), table }
     }
 
-    /// Checks that the table has no other keys than these.
+    /// Checks that the table has no keys other than `known`.
     ///
     /// # Errors
-    /// [`ConfigError::UnknownKey`] for the first that it has.
+    /// [`ConfigError::UnknownKey`] for the first unknown key.
     pub(super) fn expect_known(&self, known: &[&str]) -> Result<(), ConfigError> {
         let Some(key) = self.table.keys().find(|key| !known.contains(&key.as_str())) else { return Ok(()) };
         Err(unknown_key(self.origin.of(&self.dotted(key)), key, known, |key| self.dotted(key)))
     }
 
-    /// The dotted name of a key of this table.
+    /// Returns the dotted name of a key of this table.
     pub(super) fn dotted(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    /// The value of a key, if written.
+    /// Returns the value of a key; `None` if it is absent.
     ///
     /// # Errors
     /// [`ConfigError::Value`] if it is not of the kind.
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value of a key, or its default.
+    /// Returns the value of a key, or its default.
     ///
     /// # Errors
     /// As [`Reader::optional`].
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
         Ok(self.optional(key, kind)?.unwrap_or(default))
     }
 
-    /// The value of a key, unless it is absent or `"none"`.
+    /// Returns the value of a key; `None` if it is absent or `"none"`.
     ///
     /// # Errors
     /// As [`Reader::optional`].
@@ -127,7 +127,7 @@ impl<'a> Reader<'a> {
         self.optional(key, kind).map_err(|_| self.rejected(key, &allowed))
     }
 
-    /// The value of a key, unless it is `"none"`.
+    /// Returns the value of a key, or its default; `None` if it is `"none"`.
     ///
     /// # Errors
     /// As [`Reader::optional`].
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         if self.table.contains_key(key) { self.or_none(key, kind) } else { Ok(Some(default)) }
     }
 
-    /// The value of a key that has no default.
+    /// Returns the value of a key that has no default.
     ///
     /// # Errors
     /// As [`Reader::optional`], and [`ConfigError::Missing`].
@@ -151,19 +151,19 @@ impl<'a> Reader<'a> {
         self.optional(key, kind)?.ok_or_else(missing)
     }
 
-    /// The value that a key names, or its default.
+    /// Returns the value that a key names, or its default.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it names none.
+    /// [`ConfigError::Value`] if it is not one of the names.
     pub(super) fn named<T: Named>(&self, key: &'static str, default: T) -> Result<T, ConfigError> {
         let Some(value) = self.table.get(key) else { return Ok(default) };
         T::of(value).ok_or_else(|| self.rejected(key, &one_of(T::NAMES.iter().map(|(name, _)| *name))))
     }
 
-    /// The value that a key names, unless it is absent or `"none"`.
+    /// Returns the value that a key names; `None` if it is absent or `"none"`.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it names none.
+    /// [`ConfigError::Value`] if it is not one of the names.
     pub(super) fn named_or_none<T: Named>(&self, key: &'static str) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.table.get(key).filter(|value| value.as_str() != Some(NONE)) else {
             return Ok(None);
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
         T::of(value).map(Some).ok_or_else(|| self.rejected(key, &one_of(names)))
     }
 
-    /// The values that a list names, each at most once.
+    /// Returns the values that a list names, each at most once; empty if it is absent.
     ///
     /// # Errors
     /// [`ConfigError::Value`] if it is not a list of such names.
@@ -186,10 +186,10 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What `read` makes of the table under a key, empty if absent.
+    /// Applies `read` to the table under a key, or to an empty table if it is absent.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it is not a table, and those of `read`.
+    /// [`ConfigError::Value`] if it is not a table, and the errors of `read`.
     pub(super) fn table<T>(
         &self,
         key: &'static str,
@@ -200,10 +200,10 @@ impl<'a> Reader<'a> {
         read(&Reader { origin: self.origin, path: self.dotted(key), table })
     }
 
-    /// What `read` makes of each table of the list under a key, numbered from 0 in errors; nothing if absent.
+    /// Applies `read` to each table of the list under a key, numbered from 0 in errors; empty if it is absent.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it is not a list of tables, and those of `read`.
+    /// [`ConfigError::Value`] if it is not a list of tables, and the errors of `read`.
     pub(super) fn tables<T>(
         &self,
         key: &'static str,
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
         numbered.map(|item| read(&reader(item))).collect()
     }
 
-    /// What `read` makes of the table under a key, if there is one.
+    /// Applies `read` to the table under a key; `None` if it is absent.
     ///
     /// # Errors
     /// As [`Reader::table`].
@@ -230,10 +230,11 @@ impl<'a> Reader<'a> {
         if self.table.contains_key(key) { self.table(key, read).map(Some) } else { Ok(None) }
     }
 
-    /// The list under a key, which must be written unless the list under another key is, and then must not be.
+    /// Returns the list under `key`, which is required if the list under `other` is absent or empty, and excluded if
+    /// not.
     ///
     /// # Errors
-    /// As [`Reader::required`], and [`ConfigError::Conflict`] where both are written.
+    /// As [`Reader::required`], and [`ConfigError::Conflict`] if both are written.
     pub(super) fn unless<T>(
         &self,
         key: &'static str,
@@ -248,10 +249,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sets of evaluation data: tables, or a list of paths for one.
+    /// Returns sets of evaluation data: tables, or a list of paths for a single set.
     ///
     /// # Errors
-    /// As [`Reader::tables`]; [`ConfigError::Value`] for a name that two sets have.
+    /// As [`Reader::tables`]; [`ConfigError::Value`] if two sets have the same name.
     pub(super) fn eval_sets(&self, key: &'static str) -> Result<Vec<EvalSet>, ConfigError> {
         const ALLOWED: &str =
             "a list of paths, none of them empty, or tables [[data.eval]] with name and paths";
@@ -267,11 +268,11 @@ impl<'a> Reader<'a> {
         Err(self.rejected(key, "a list of sets with different names"))
     }
 
-    /// For a table whose other keys depend on its `name`: the name, of which the first is the default, and the table without
-    /// it.
+    /// For a table whose other keys depend on its `name`: returns the name, by default the first of `names`, and the
+    /// table without it.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] if it is not one of these names.
+    /// [`ConfigError::Value`] if it is not one of `names`.
     pub(super) fn split_name(
         &self,
         names: &[&'static str],
@@ -285,11 +286,11 @@ impl<'a> Reader<'a> {
         Ok((name, Reader { origin: self.origin, path: self.path.clone(), table }))
     }
 
-    /// Regular expressions over parameter names.
+    /// Returns a list of regular expressions over parameter names.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for something else than a list of strings, [`ConfigError::Pattern`] for the first
-    /// that is no regular expression.
+    /// [`ConfigError::Value`] if it is not a list of strings, [`ConfigError::Pattern`] for the first that is not a
+    /// regular expression.
     pub(super) fn patterns(&self, key: &'static str) -> Result<Vec<String>, ConfigError> {
         let allowed =
             "a list of regular expressions over parameter names, such as [\"bias\", \"norm\\\\.weight$\"]";
@@ -300,10 +301,10 @@ impl<'a> Reader<'a> {
         Err(ConfigError::Pattern { origin: self.origin.of(&key), key, pattern, fault })
     }
 
-    /// Which modules become units: by class, or by size under a key of its own.
+    /// Returns which modules become units: by class under `key`, or by size under `min_num_params`.
     ///
     /// # Errors
-    /// As [`Reader::optional`], and [`ConfigError::Conflict`] where both are written.
+    /// As [`Reader::optional`], and [`ConfigError::Conflict`] if both are written.
     pub(super) fn wrap(&self, key: &'static str) -> Result<WrapPolicy, ConfigError> {
         match (self.optional(key, TEXTS)?, self.optional("min_num_params", POSITIVE_LENGTH)?) {
             (Some(_), Some(_)) => Err(self.conflict(
@@ -316,7 +317,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What happens to gathered parameters between forward and backward.
+    /// Returns what happens to gathered parameters between forward and backward.
     ///
     /// # Errors
     /// As [`Reader::optional`].
@@ -331,7 +332,7 @@ impl<'a> Reader<'a> {
         self.or(key, Kind { allowed, read }, Reshard::Auto)
     }
 
-    /// The error for a written value that `allowed` does not describe.
+    /// Returns the error for a written value that is not one of `allowed`.
     ///
     /// # Panics
     /// If the key is not written.
@@ -342,14 +343,14 @@ impl<'a> Reader<'a> {
         ConfigError::Value { origin: self.origin.of(&key), key, value, allowed }
     }
 
-    /// The error for two written keys of this table that exclude each other.
+    /// Returns the error for two written keys of this table that exclude each other.
     pub(super) fn conflict(&self, first: &str, second: &str, remedy: &'static str) -> ConfigError {
         let (first, second) = (self.dotted(first), self.dotted(second));
         ConfigError::Conflict { origin: self.origin.of(&second), first, second, remedy }
     }
 }
 
-/// The error for a key that a table does not have; `dotted` makes the dotted name of its keys.
+/// Returns the error for a key that a table does not have; `dotted` returns the dotted name of a key.
 pub(super) fn unknown_key(
     origin: String,
     key: &str,
@@ -364,7 +365,7 @@ pub(super) fn unknown_key(
     }
 }
 
-/// The known name most like the given one, if any is like it at all.
+/// Returns the known name most similar to `key`; `None` if none is similar enough.
 pub(crate) fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()

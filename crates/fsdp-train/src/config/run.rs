@@ -1,4 +1,4 @@
-//! The `[run]` table: where it runs and where its output goes.
+//! The `[run]` table: where a run executes and where its output goes.
 
 use std::net::SocketAddr;
 
@@ -12,13 +12,13 @@ use super::reader::Reader;
 use super::table::table;
 use super::written;
 
-/// More threads than any machine has cores would only exhaust its memory.
+/// The limit exceeds the core count of any machine; more threads would only exhaust memory.
 const THREADS: Kind<usize> = Kind {
     allowed: "an integer from 0 (one per core) to 1024",
     read: |value| (SIZE_OR_ZERO.read)(value).filter(|&threads| threads <= 1024),
 };
-/// Below a tenth of a second a rank may be late only because another process has the core. And a `Duration` holds no more
-/// than some 1e19 seconds.
+/// Below 0.1 s, a rank may be late only because another process has its core. The upper limit is far within the range
+/// of a `Duration`, about 1e19 seconds.
 const SECONDS: Kind<f64> = Kind {
     allowed: "a number from 0.1 to 1e9",
     read: |value| (POSITIVE.read)(value).filter(|seconds| (0.1..=1e9).contains(seconds)),
@@ -29,61 +29,61 @@ const ADDRESS: Kind<SocketAddr> = Kind {
     read: |value| value.as_str()?.parse().ok(),
 };
 
-/// A number of ranks that the file does not say.
+/// Stands for a number of ranks that the file does not set.
 pub(super) const RANKS_OF_DEVICE: usize = 0;
 
 table! {
     /// The `[run]` table.
     pub struct RunConfig {
-        /// What computes.
+        /// Device that computes.
         device: Device = named(Device::Cpu),
-        /// The world size.
+        /// Number of ranks (world size).
         ranks: usize = or(RANKS, RANKS_OF_DEVICE),
-        /// Whether all ranks run on the first GPU, and communicate in its memory; else each has its own, with NCCL.
+        /// Whether all ranks share the first GPU and communicate through its memory; by default each has its own, with NCCL.
         share_gpu: bool = or(BOOL, false),
-        /// Threads that compute, over all ranks of this process; 0 means one per core.
+        /// Compute threads of all ranks of this process together; 0 means one per core.
         threads: usize = or(THREADS, 0),
-        /// Whether libtorch may only use deterministic algorithms. (Those of `device = "cpu"` always are.)
+        /// Whether to restrict libtorch to deterministic algorithms (`device = "cpu"` always is deterministic).
         deterministic: bool = or(BOOL, false),
-        /// The plugin of `device = "xla"`.
+        /// Settings of `device = "xla"`.
         xla: XlaConfig = table(XlaConfig::read),
-        /// Whose kernels run, where libtorch computes, the operations that have several.
+        /// With libtorch devices: kernels to use for operations that have more than one.
         kernels: KernelChoice = named(KernelChoice::Fused),
-        /// The folder for metrics and models.
+        /// Output folder for metrics, checkpoints and models.
         out_dir: String = required(TEXT),
-        /// What connects ranks of different processes.
+        /// Transport between ranks of different processes.
         transport: Transport = named(Transport::Auto),
-        /// Seconds after which a rank that never arrives is reported.
+        /// Seconds to wait in a collective for a rank before it is reported as missing.
         timeout_s: f64 = or(SECONDS, 600.0),
-        /// Seconds between two signs of life of a process, where there are several; after 15 times as long without one it is
+        /// Seconds between heartbeats of a process in a cluster; a process without one for 15 times as long is considered
         /// dead.
         heartbeat_s: f64 = or(SECONDS, 1.0),
-        /// Peak TFLOP/s of one rank; without it the metrics have no MFU.
+        /// Peak TFLOP/s of one rank, from which MFU is computed; without it metrics have no MFU.
         peak_tflops: Option<f64> = or_none(POSITIVE),
-        /// Where metrics are written beside `metrics.jsonl`.
+        /// Formats in which metrics are written, besides `metrics.jsonl`.
         metrics: Vec<MetricsSink> = names(),
-        /// Where the first rank answers Prometheus; without it nobody listens.
+        /// Address at which the first rank serves Prometheus metrics; none means no server.
         metrics_listen: Option<SocketAddr> = or_none(ADDRESS),
-        /// Which weights are exported.
+        /// Weights to export.
         export_weights: ExportWeights = named(ExportWeights::Last),
-        /// Element type of the exported model; without it that of the files that training began with.
+        /// Dtype of the exported model; none means that of the files that training started from.
         export_dtype: Option<DType> = named_or_none(),
     }
 }
 
 table! {
-    /// The plugin of `device = "xla"`, and how its programs are made.
+    /// Settings of `device = "xla"`: the plugin, and how programs are made.
     pub struct XlaConfig {
-        /// The shared library of a PJRT plugin, or `"cpu"`, `"tpu"` or `"cuda"` for that of a Python package; without it the one
+        /// Shared library of a PJRT plugin, or `"cpu"`, `"tpu"` or `"cuda"` for that of a Python package; none means the one
         /// that `PJRT_PLUGIN_LIBRARY_PATH` names.
         plugin: Option<String> = or_none(TEXT),
-        /// How gradients are added over ranks.
+        /// How gradients are reduced over ranks.
         reduction: XlaReduction = named(XlaReduction::Tree),
-        /// Whether layers become loops in programs, so that those of deep models compile in less time and memory.
+        /// Whether repeated layers become loops, so that deep models compile in less time and memory.
         scan_layers: bool = or(BOOL, false),
-        /// A folder for the text of each program that is compiled.
+        /// Folder for the StableHLO text of each compiled program.
         dump: Option<String> = or_none(TEXT),
-        /// A folder where compiled programs are kept from run to run.
+        /// Folder that caches compiled programs between runs.
         compile_cache: Option<String> = or_none(TEXT),
     }
 }
@@ -105,62 +105,62 @@ impl Default for XlaConfig {
 pub enum ExportWeights {
     /// The parameters after the last step.
     Last,
-    /// Their average (`train.ema_decay`).
+    /// Their moving average (`train.ema_decay`).
     Ema,
 }
 
-/// Kernels of operations that have several.
+/// Kernels for operations that have several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelChoice {
-    /// Ours: one pass over the operands.
+    /// Our own, with one pass over the operands.
     Fused,
-    /// Compositions of libtorch's operations, for comparison.
+    /// Compositions of libtorch operations, for comparison.
     Aten,
 }
 
-/// A form of metrics beside `metrics.jsonl`.
+/// A format in which metrics are written in addition to `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsSink {
-    /// Event files of `TensorBoard`, in the folder `tensorboard`.
+    /// `TensorBoard` event files, in the folder `tensorboard`.
     Tensorboard,
-    /// Tables: `metrics.csv` and `evaluations.csv`.
+    /// CSV tables: `metrics.csv` and `evaluations.csv`.
     Csv,
-    /// A run of `MLflow`, in the folder `mlruns`.
+    /// An `MLflow` run, in the folder `mlruns`.
     Mlflow,
 }
 
-/// What connects ranks of different processes. Those of one process always share its memory.
+/// How ranks of different processes communicate. Ranks of one process always share its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// NCCL between GPUs; between CPUs MPI where `mpirun` has started the processes and a library is found, else TCP.
+    /// NCCL between GPUs. Between CPUs, MPI if `mpirun` started the processes and a library is found, else TCP.
     Auto,
     /// NCCL.
     Nccl,
     /// MPI.
     Mpi,
-    /// Connections of our own.
+    /// Our own TCP connections.
     Tcp,
 }
 
-/// What computes.
+/// The device that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// Host threads, with kernels of ours.
+    /// Host threads, with our own kernels.
     Cpu,
     /// Host threads, with libtorch's kernels.
     TorchCpu,
-    /// GPUs of NVIDIA, with libtorch's kernels and ours.
+    /// NVIDIA GPUs, with libtorch's kernels and our own.
     Cuda,
-    /// Devices of a PJRT plugin, with steps that XLA compiles.
+    /// Devices of a PJRT plugin, with steps compiled by XLA.
     Xla,
 }
 
-/// How XLA's programs add gradients over ranks.
+/// How XLA programs reduce gradients over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XlaReduction {
-    /// By the tree of all other devices.
+    /// With the same tree as all other devices.
     Tree,
-    /// As the plugin does.
+    /// In the plugin's own order.
     Native,
 }
 
@@ -179,7 +179,7 @@ impl Device {
         Named::name(self)
     }
 
-    /// The chunks of logits that its backend wants, for predictions of memory on machines without it.
+    /// The logits chunking that its backend wants, to predict memory on machines without that backend.
     pub const fn head_chunks(self) -> HeadChunks {
         match self {
             Device::Cpu | Device::TorchCpu => HeadChunks::Small,

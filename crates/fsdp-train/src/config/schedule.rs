@@ -1,5 +1,4 @@
-//! `train.lr_schedule`: how the learning rate goes over the steps. [`LrSchedule`](crate::lr::LrSchedule)
-//! has the formulas.
+//! `train.lr_schedule`: the learning rate over the steps. [`LrSchedule`](crate::lr::LrSchedule) has the formulas.
 
 use serde::Serialize;
 
@@ -12,79 +11,79 @@ use super::schema::{self, TableSchema};
 /// A learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LrScheduleConfig {
-    /// What follows the warm-up.
+    /// The schedule after the warm-up.
     #[serde(flatten)]
     pub shape: LrShape,
-    /// The steps before.
+    /// The warm-up.
     #[serde(flatten)]
     pub warmup: Warmup,
 }
 
-/// How the learning rate goes after the warm-up.
+/// The course of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "kebab-case")]
 pub enum LrShape {
-    /// The learning rate of the optimizer.
+    /// Stays at the optimizer's learning rate.
     Constant,
-    /// In a straight line to the minimum at the last step.
+    /// Decays linearly to the minimum at the last step.
     Linear {
-        /// The learning rate at the end.
+        /// Learning rate at the end.
         #[serde(flatten)]
         min: MinLr,
     },
-    /// Along half a cosine to the minimum at the last step.
+    /// Decays along half a cosine to the minimum at the last step.
     WarmupCosine {
-        /// The learning rate at the end.
+        /// Learning rate at the end.
         #[serde(flatten)]
         min: MinLr,
     },
-    /// Along half a cosine towards the minimum, several times, each time from the learning rate of the optimizer.
+    /// Decays along half a cosine towards the minimum, several times, each time from the optimizer's learning rate.
     CosineWithRestarts {
-        /// How many times.
+        /// Number of decays.
         cycles: u64,
-        /// The learning rate at the end.
+        /// Learning rate at the end.
         #[serde(flatten)]
         min: MinLr,
     },
-    /// Falls as the inverse root of the step, without end.
+    /// Decays with the inverse square root of the step, without end.
     InverseSqrt {
-        /// After three times so many steps behind the warm-up it is half.
+        /// Time scale in steps: three times as many steps after the warm-up, the learning rate has halved.
         timescale: u64,
-        /// The least learning rate.
+        /// Lower bound of the learning rate.
         #[serde(flatten)]
         min: MinLr,
     },
-    /// The learning rate of the optimizer, then down to the minimum at the last step.
+    /// Stays at the optimizer's learning rate, then decays to the minimum at the last step.
     WarmupStableDecay {
-        /// The share of all steps in which it goes down.
+        /// Fraction of all steps in which it decays.
         decay_share: f64,
-        /// On which curve.
+        /// Curve of the decay.
         decay: DecayCurve,
-        /// The learning rate at the end.
+        /// Learning rate at the end.
         #[serde(flatten)]
         min: MinLr,
     },
 }
 
-/// The least learning rate of a schedule that goes down.
+/// The lowest learning rate of a schedule that decays.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum MinLr {
-    /// As it is.
+    /// An absolute learning rate.
     #[serde(rename = "min_lr")]
     Absolute(f64),
-    /// As a fraction of the optimizer's learning rate.
+    /// A fraction of the optimizer's learning rate.
     #[serde(rename = "min_lr_ratio")]
     Ratio(f64),
 }
 
-/// On which curve the learning rate goes down at the end of `warmup-stable-decay`.
+/// Curve of the decay at the end of `warmup-stable-decay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecayCurve {
     /// A straight line.
     Linear,
     /// Half a cosine.
     Cosine,
-    /// One minus a root: steep at first.
+    /// One minus a square root: steep at first.
     OneMinusSqrt,
 }
 
@@ -98,20 +97,20 @@ impl Serialize for DecayCurve {
     }
 }
 
-/// The first steps: in a straight line from a fraction of the learning rate to all of it.
+/// The first steps, in which the learning rate rises linearly from a fraction to its full value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Warmup {
-    /// How many steps; 0 for none.
+    /// Number of steps; 0 for none.
     #[serde(rename = "warmup_steps")]
     pub steps: u64,
-    /// The fraction at the first step.
+    /// Fraction of the learning rate at the first step.
     pub start_factor: f64,
 }
 
-/// The timescale of `inverse-sqrt` without a warm-up, as transformers has it.
+/// The `timescale` of `inverse-sqrt` without a warm-up, as in transformers.
 const TIMESCALE_WITHOUT_WARMUP: u64 = 10_000;
 
-/// Every schedule by its name, the default first, with the keys that it has beside those of the warm-up.
+/// Names of all schedules, the default first, with their keys other than those of the warm-up.
 const NAMES: [(&str, &[&str]); 6] = [
     ("constant", &[]),
     ("linear", &["min_lr", "min_lr_ratio"]),
@@ -164,7 +163,7 @@ impl LrScheduleConfig {
 }
 
 impl LrShape {
-    /// The least learning rate, where it goes down.
+    /// The lowest learning rate; `None` if it does not decay.
     pub fn min(&self) -> Option<MinLr> {
         match *self {
             LrShape::Constant => None,
@@ -187,7 +186,7 @@ impl MinLr {
         }
     }
 
-    /// As a learning rate, where that of the optimizer is `base`.
+    /// Returns the absolute learning rate, where `base` is the optimizer's.
     pub fn of(self, base: f64) -> f64 {
         match self {
             MinLr::Absolute(min) => min,

@@ -1,9 +1,9 @@
-//! The JSON schema of run files, for editors. It follows from the declarations that the reader follows from: for each method of
-//! [`Reader`](super::reader::Reader) that reads a key there is a function here that says what it takes, and a kind is asked
-//! what it reads.
+//! The JSON schema of run files, for editors. It is derived from the same declarations as the reader: each method of
+//! [`Reader`](super::reader::Reader) that reads a key has a function here that describes what it accepts, and a kind is
+//! probed for the values it reads.
 //!
-//! A file that extends another one need not say everything, so no key is required. What depends on several keys, and ranges
-//! beyond the least integer, are for `fsdp check`.
+//! A file that extends another one may omit anything, so no key is required. Rules between keys, and ranges other than
+//! the least integer, are left to `fsdp check`.
 
 use std::marker::PhantomData;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use super::kind::{Kind, NONE, POSITIVE_LENGTH, TEXT, TEXTS};
 use super::load::Resolved;
 use super::named::Named;
 
-/// The schema of a run file, in draft 7, which editors of TOML read.
+/// Returns the schema of a run file, in draft 7, which TOML editors support.
 pub fn schema() -> Value {
     let mut schema = Resolved::schema();
     let base = described(
@@ -37,19 +37,19 @@ pub fn schema() -> Value {
     whole.into()
 }
 
-/// What a table takes.
+/// A type that reads a table of the run file.
 pub(super) trait TableSchema {
-    /// Its schema.
+    /// Returns the schema of the table.
     fn schema() -> Value;
 }
 
-/// What a value of a kind is in JSON.
+/// A type of value with a form in JSON.
 pub(super) trait ValueSchema: Sized {
-    /// The schema of what the kind reads.
+    /// Returns the schema of the values that the kind reads.
     fn of(kind: &Kind<Self>) -> Value;
 }
 
-/// A table with these keys, their descriptions and schemas, and with keys of any value.
+/// Returns the schema of a table with these keys, their descriptions and schemas. The keys in `also` take any value.
 pub(super) fn of_table(about: &str, keys: Vec<(&str, &str, Value)>, also: &[&str]) -> Value {
     let declared = keys.into_iter().map(|(key, about, schema)| (key.to_owned(), described(about, schema)));
     let also = also.iter().map(|key| ((*key).to_owned(), json!({})));
@@ -58,7 +58,7 @@ pub(super) fn of_table(about: &str, keys: Vec<(&str, &str, Value)>, also: &[&str
     described(about, object)
 }
 
-/// A table that is one of several, by its `name`, the first one without.
+/// Returns the schema of a table that is one of several, selected by `name`, which may be omitted for the first.
 pub(super) fn by_name(tables: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
     let named = |(index, (name, mut table)): (usize, (&str, Value))| {
         table["properties"]["name"] = json!({"const": name});
@@ -70,7 +70,7 @@ pub(super) fn by_name(tables: impl IntoIterator<Item = (&'static str, Value)>) -
     json!({"oneOf": tables.into_iter().enumerate().map(named).collect::<Vec<_>>()})
 }
 
-/// With what it is for, in front of what it says of itself.
+/// Puts `about` in front of the schema's own description.
 fn described(about: &str, mut schema: Value) -> Value {
     let own = schema.get("description").and_then(Value::as_str).unwrap_or_default();
     schema["description"] = format!("{} {own}", about.trim()).trim().into();
@@ -92,7 +92,7 @@ fn with_default<T: Serialize>(mut schema: Value, default: &T) -> Value {
 
 pub(super) fn or<T: ValueSchema + Serialize>(_: PhantomData<T>, kind: Kind<T>, default: T) -> Value {
     let schema = of_kind(&kind, None);
-    // A default that can not be written stands for what the machine says.
+    // A default that cannot be written stands for a value that depends on the machine.
     let can_be_written = toml::Value::try_from(&default).is_ok_and(|value| (kind.read)(&value).is_some());
     if can_be_written { with_default(schema, &default) } else { schema }
 }
@@ -212,7 +212,7 @@ impl ValueSchema for SocketAddr {
 impl ValueSchema for Vec<String> {
     fn of(kind: &Kind<Vec<String>>) -> Value {
         let list = json!({"type": "array", "items": {"type": "string"}});
-        // Some kinds take one for a list of one.
+        // Some kinds accept a single string for a list of one.
         match (kind.read)(&"one".into()) {
             Some(_) => json!({"anyOf": [{"type": "string"}, list]}),
             None => list,

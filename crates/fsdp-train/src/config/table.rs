@@ -1,14 +1,14 @@
-//! A table of the run file as a struct: each key is stated once, with its type, its kind and its default.
+//! Declares a table of the run file as a struct: each key appears once, with its type, kind and default.
 //!
-//! This is not derived from `serde`, whose errors name neither the dotted key nor what is allowed, and do not know
+//! This does not use `serde`'s derive: its errors name neither the dotted key nor the accepted values, and do not know
 //! whether the file or a `--set` wrote the value.
 
-/// Declares the struct of a table, with how it is read, written and described.
+/// Declares the struct of a table, and how it is read, written and described.
 ///
-/// Behind `=` stands the method of [`Reader`](super::reader::Reader) that reads the key; the function of that name in
-/// [`written`](super::written) writes it, and that in [`schema`](super::schema) describes it for editors, together with the
-/// comment above. `as` gives the key, where it is not the name of the field; `also` names keys that
-/// are read together with others.
+/// After `=` comes the method of [`Reader`](super::reader::Reader) that reads the key. The function of the same name in
+/// [`written`](super::written) writes it, and the one in [`schema`](super::schema) describes it for editors, together
+/// with the doc comment of the field. `as` gives the key if it differs from the name of the field; `also` lists keys
+/// that are read together with others.
 macro_rules! table {
     ($(#[doc = $about:literal])* pub struct $table:ident $(also [$($also:literal),*])? {
         $($(#[doc = $doc:literal])* $field:ident $(as $key:literal)?: $type:ty = $method:ident($($argument:expr),*),)*
@@ -21,7 +21,7 @@ macro_rules! table {
             /// Reads the table: unknown keys first, then key by key.
             ///
             /// # Errors
-            /// The first thing that is wrong with it.
+            /// The first error found.
             pub(super) fn read(reader: &Reader<'_>) -> Result<$table, ConfigError> {
                 reader.expect_known(&[$(table!(@ $field $($key)?),)* $($($also),*)?])?;
                 Ok($table { $($field: reader.$method(table!(@ $field $($key)?), $($argument),*)?,)* })

@@ -109,7 +109,7 @@ fn with(overrides: &[&str]) -> Resolved {
     parse(FULL, overrides).unwrap().config
 }
 
-/// The message for the full file with these overrides must hold every fragment.
+/// Checks that the error for the full file with these overrides contains every fragment.
 #[track_caller]
 fn rejects(overrides: &[&str], fragments: &[&str]) {
     let message = parse(FULL, overrides).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The `[train]` table: how long, in what batches, and with which update.
+//! The `[train]` table: number of steps, batch sizes, and the update rule.
 
 use fsdp_nn::layer::Description;
 use fsdp_nn::op::LossTerms;
@@ -16,42 +16,42 @@ use super::written;
 table! {
     /// The `[train]` table.
     pub struct TrainConfig {
-        /// Optimizer steps.
+        /// Number of optimizer steps.
         steps: u64 = required(POSITIVE_COUNT),
-        /// Samples per forward and backward.
+        /// Samples per micro-batch of a rank.
         micro_batch_size: usize = required(MICRO_BATCH_SIDE),
-        /// Samples per optimizer step.
+        /// Samples per optimizer step, over all ranks.
         global_batch_size: usize = required(SIZE),
-        /// The largest global L2 norm of the gradient, if it is clipped.
+        /// Maximum global L2 norm of the gradient; none means no clipping.
         grad_clip: Option<f64> = or_none(POSITIVE),
-        /// The update rule.
+        /// The optimizer.
         optimizer: OptimizerConfig = table(OptimizerConfig::read),
-        /// What a step leaves of an average of the parameters, if one is kept.
+        /// Decay of the moving average of the parameters (EMA); none means no average.
         ema_decay: Option<f64> = or_none(BETA),
-        /// How much of a target is spread evenly over all tokens.
+        /// Label smoothing: the share of each target spread evenly over all tokens.
         label_smoothing: f64 = or(BETA, 0.0),
-        /// Coefficient of the squared logarithm of the sum of the logits' exponentials.
+        /// Coefficient of z-loss, the squared log-sum-exp of the logits.
         z_loss: f64 = or(NON_NEGATIVE, 0.0),
-        /// Coefficient of the balancing loss of routers, if not the one that the model's `config.json` asks for.
+        /// Coefficient of the load-balancing loss of routers; none means that of the model's `config.json`.
         router_aux_loss_coef: Option<f64> = or_none(NON_NEGATIVE),
-        /// How the learning rate goes over the steps.
+        /// Learning rate schedule.
         lr_schedule: LrScheduleConfig = table(LrScheduleConfig::read),
-        /// What gradients in f16 are multiplied with, if not the default.
+        /// Loss scale of training in f16, if not the default.
         loss_scale: Option<LossScaleConfig> = table_or_none(LossScaleConfig::read),
-        /// When evaluations end the run before its last step, if they do.
+        /// When evaluations end the run before its last step; none means never.
         early_stop: Option<EarlyStopConfig> = table_or_none(EarlyStopConfig::read),
     }
 }
 
 impl TrainConfig {
-    /// What training adds to the cross-entropy of a model.
+    /// Returns the terms that training adds to the model's cross-entropy.
     pub fn loss_terms(&self, model: &Description) -> LossTerms {
         let router_loss = self.router_aux_loss_coef.unwrap_or(model.router_loss);
         let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
         LossTerms { label_smoothing, z_loss, router_loss, ..LossTerms::default() }
     }
 
-    /// V: the micro-batches of one step, whatever the world.
+    /// V: the number of micro-batches per step, independent of the world size.
     pub fn micro_batches_per_step(&self) -> usize {
         self.global_batch_size / self.micro_batch_size
     }

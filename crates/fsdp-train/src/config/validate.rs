@@ -1,4 +1,4 @@
-//! Rules between keys that need no model.
+//! Rules between keys that do not need the model.
 
 use fsdp_ckpt::is_url;
 use fsdp_core::DType;
@@ -14,7 +14,7 @@ use super::run::{Device, ExportWeights};
 use super::schedule::{LrShape, MinLr};
 use super::warning::Warning;
 
-/// Checks everything that more than one key decides.
+/// Checks all rules that involve more than one key.
 ///
 /// # Errors
 /// The first rule that is broken.
@@ -53,7 +53,7 @@ fn batches(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     divides(origin, ("run.ranks", config.run.ranks), (per_step, config.train.micro_batches_per_step()))
 }
 
-/// Kept tokens are mapped, which needs files of this machine.
+/// Cached tokens are memory-mapped, which requires local files.
 fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     match config.data.cache.as_ref().filter(|cache| is_url(cache)) {
         Some(cache) => Err(out_of_range(origin, "data.cache", cache, "a folder, not a URL".to_owned())),
@@ -61,8 +61,8 @@ fn cache(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
 }
 
-/// An average is exported where one is kept, from the ranks that hold it: object stores get what a checkpoint holds as
-/// parameters.
+/// Averaged weights can be exported only if the run keeps an average, and only by the ranks that hold it: an object
+/// store gets the parameters of a checkpoint.
 fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let allowed = match config.run.export_weights {
         ExportWeights::Ema if config.train.ema_decay.is_none() => "\"last\", unless train.ema_decay is set",
@@ -72,7 +72,7 @@ fn export(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "run.export_weights", "\"ema\"", allowed.to_owned()))
 }
 
-/// What ends a run, or says which of its states are the best, must be evaluated.
+/// Early stopping and `keep_best` need evaluations.
 fn watched(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let names: Vec<&str> = config.data.eval.iter().map(|set| &*set.name).collect();
     let best = config.checkpoint.keep_best;
@@ -94,7 +94,7 @@ fn watched(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
 }
 
-/// Nothing can be appended to an object, and these files are not read before the run is over.
+/// Objects cannot be appended to, and these files would not be readable before the run ends.
 fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     if config.run.metrics.is_empty() || !is_url(&config.run.out_dir) {
         return Ok(());
@@ -104,7 +104,7 @@ fn metrics(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "run.metrics", &format!("{names:?}"), allowed))
 }
 
-/// One field is the document, or two are.
+/// A document is either one field, or a prompt and a completion.
 fn columns(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let data = &config.data;
     let pair = [("data.prompt", &data.prompt), ("data.completion", &data.completion)];
@@ -122,7 +122,7 @@ fn mesh(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     divides(origin, ("fsdp.mesh.replicate", config.fsdp.mesh.replicate), ("run.ranks", config.run.ranks))
 }
 
-/// Under an adapter everything else is frozen; and what it exports is put together in a folder.
+/// With an adapter all other parameters are frozen already, and the export is assembled in a local folder.
 fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     if config.adapter.is_none() {
         return Ok(());
@@ -144,7 +144,7 @@ fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     }
 }
 
-/// Only in f16 is there too little range for gradients.
+/// Only f16 has too little range for gradients.
 fn loss_scale(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     if config.train.loss_scale.is_none() || config.fsdp.param_dtype == DType::F16 {
         return Ok(());
@@ -153,7 +153,7 @@ fn loss_scale(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, "train.loss_scale", "a table", allowed))
 }
 
-/// Muon works on whole matrices with the products of the host, where they are gathered.
+/// Muon gathers whole matrices and multiplies them on the host.
 fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let (key, value, allowed) = match (&config.train.optimizer, config.run.device, config.fsdp.offload) {
         (OptimizerConfig::Muon(_), Device::Cuda, _) => {
@@ -166,7 +166,7 @@ fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     Err(out_of_range(origin, key, &format!("\"{value}\""), allowed))
 }
 
-/// What programs of XLA do not have yet.
+/// Rejects settings that XLA programs do not support yet.
 fn xla(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     if config.run.device != Device::Xla {
         return Ok(());
@@ -216,7 +216,7 @@ fn schedule(config: &Resolved, origin: &Origin, warnings: &mut Vec<Warning>) -> 
     scheduled(config, origin)
 }
 
-/// Adafactor's own learning rate has no schedule.
+/// Adafactor's own learning rate cannot have a schedule.
 fn scheduled(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let own =
         matches!(&config.train.optimizer, OptimizerConfig::Adafactor(adafactor) if adafactor.relative_step);

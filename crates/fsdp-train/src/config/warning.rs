@@ -1,34 +1,34 @@
-//! What a user should hear about a configuration that nevertheless runs.
+//! Warnings about a configuration that can nevertheless run.
 
-/// Something that was written and does not do what one might think.
+/// A setting that does not have the effect one might expect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Warning {
-    /// A key of an `fsdp_config.json` without a meaning here.
+    /// A key of an `fsdp_config.json` that has no meaning here.
     #[error("{file}: `{key}` has no meaning here and is ignored")]
     Meaningless {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// The key, without a leading `fsdp_`.
         key: String,
     },
-    /// A key of an `fsdp_config.json` that only counts together with another.
+    /// A key of an `fsdp_config.json` that has an effect only together with another.
     #[error("{file}: `{key}` has no effect without {needs}")]
     Needs {
-        /// The file.
+        /// Name of the file.
         file: String,
-        /// The key.
+        /// The key, without a leading `fsdp_`.
         key: &'static str,
-        /// What it needs.
+        /// The setting that the key requires.
         needs: &'static str,
     },
-    /// A key of the run file that replaces what the `fsdp_config.json` says.
+    /// A key of the run file that replaces a setting of the `fsdp_config.json`.
     #[error("`{key}` replaces what the fsdp_config.json says")]
     Overridden {
         /// The key, dotted.
         key: String,
     },
-    /// `reshard_after_forward = 1`.
+    /// `reshard_after_forward = 1`, which has the same effect as `false`.
     #[error("`fsdp.reshard_after_forward` = 1 keeps whole parameters, as false does")]
     GroupsOfOne,
     /// `train.steps` is less than the schedule's `warmup_steps`.
@@ -37,13 +37,13 @@ pub enum Warning {
          `train.lr_schedule.warmup_steps` = {warmup_steps} ({warmup_origin})"
     )]
     EndsInWarmup {
-        /// The steps of the warm-up.
+        /// Warm-up steps.
         warmup_steps: u64,
-        /// Where they were written.
+        /// The file or `--set` that wrote `warmup_steps`.
         warmup_origin: String,
-        /// The steps of the run.
+        /// Steps of the run.
         steps: u64,
-        /// Where they were written.
+        /// The file or `--set` that wrote `train.steps`.
         steps_origin: String,
     },
 }

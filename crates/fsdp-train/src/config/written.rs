@@ -1,4 +1,4 @@
-//! How the values of a table are written: for each method of [`Reader`](super::reader::Reader) that reads one, a function.
+//! Writes the values of a table: one function for each method of [`Reader`](super::reader::Reader) that reads a value.
 
 use fsdp_core::schedule::Reshard;
 use fsdp_core::wrap::WrapPolicy;
@@ -13,7 +13,7 @@ pub(super) use self::{
     or as patterns, or as required, or as table, or as tables, or as unless, or_none as unless_none,
 };
 
-/// A value as it is.
+/// Writes a value as it is.
 pub(super) fn or<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -22,7 +22,7 @@ pub(super) fn or<F: SerializeStruct>(
     fields.serialize_field(key, value)
 }
 
-/// A value, or [`NONE`], so that every key is in `resolved.toml`.
+/// Writes a value, or [`NONE`], so that every key is in `resolved.toml`.
 pub(super) fn or_none<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -34,7 +34,7 @@ pub(super) fn or_none<F: SerializeStruct>(
     }
 }
 
-/// A table, if there is one.
+/// Writes a table, if present.
 pub(super) fn table_or_none<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -43,7 +43,7 @@ pub(super) fn table_or_none<F: SerializeStruct>(
     value.as_ref().map_or(Ok(()), |value| or(fields, key, value))
 }
 
-/// A value by its name.
+/// Writes a value by its name.
 pub(super) fn named<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -52,7 +52,7 @@ pub(super) fn named<F: SerializeStruct>(
     or(fields, key, &value.name())
 }
 
-/// Values by their names.
+/// Writes values by their names.
 pub(super) fn names<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -62,7 +62,7 @@ pub(super) fn names<F: SerializeStruct>(
     or(fields, key, &names)
 }
 
-/// A value by its name, or [`NONE`].
+/// Writes a value by its name, or [`NONE`].
 pub(super) fn named_or_none<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -71,7 +71,7 @@ pub(super) fn named_or_none<F: SerializeStruct>(
     or(fields, key, &value.map_or(NONE, Named::name))
 }
 
-/// Units by class or by size: the one key that says it.
+/// Writes the wrap policy under its key: `key` for classes, `min_num_params` for a size.
 pub(super) fn wrap<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -83,7 +83,7 @@ pub(super) fn wrap<F: SerializeStruct>(
     }
 }
 
-/// Sets by name; the one that a list of paths makes, as that list.
+/// Writes evaluation sets as tables, or the set of a plain list of paths as that list.
 pub(super) fn eval_sets<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,
@@ -95,7 +95,7 @@ pub(super) fn eval_sets<F: SerializeStruct>(
     }
 }
 
-/// A boolean, `"auto"`, or the size of groups.
+/// Writes a boolean, `"auto"`, or the size of groups.
 pub(super) fn reshard<F: SerializeStruct>(
     fields: &mut F,
     key: &'static str,

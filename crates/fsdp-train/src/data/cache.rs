@@ -1,12 +1,13 @@
-//! Tokens of text that are kept for later starts, one file per text and tokenizer.
+//! A cache of tokenized text for later starts, with one file per text and tokenizer.
 //!
-//! A file of the cache is named by what decides its tokens ([`Text::key`]), written under another name, and renamed when it
-//! is whole. Nobody waits for a lock: not all cluster file systems have locks, and one held by a process that is stopped is
-//! held for ever. Of the processes of a run one makes the file, before the others look for it (whoever starts them sees to
-//! that). Runs that start at the same time each make the same file, and all use the one that was named first.
+//! The name of a cache file is the digest of everything that determines its tokens ([`Text::key`]). A file is written
+//! under a temporary name and renamed once it is complete. There are no locks: not all cluster file systems have them,
+//! and a suspended process would hold one forever. Of the processes of a run, one creates the file before the others
+//! look for it (the launcher takes care of that). Runs that start at the same time each create the same file, and all
+//! use the one that was renamed first.
 //!
-//! A sound file is never replaced: on NFS, what another machine replaces is gone for those who have it mapped. Nothing is
-//! made durable: what a power failure damages, the checksum finds.
+//! An intact file is never replaced: on NFS, a file replaced by another machine disappears under the processes that
+//! have it mapped. Files are not synced: the checksum detects damage by a power failure.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -28,34 +29,34 @@ use super::warning::DataWarning;
 use crate::config::DataConfig;
 use crate::true_path::true_path;
 
-/// The cache in an output folder, where no other is asked for.
+/// The cache folder inside an output folder, unless `data.cache` names another.
 pub(crate) const CACHE: &str = "cache";
 
-/// Tokens that are not kept are in memory up to this length.
+/// Tokens that are not cached stay in memory up to this size, in bytes.
 const UNNAMED_BYTES_MAX: usize = 1 << 25;
 
-/// Who reads a file of the cache maps it, so nobody is to write into it.
+/// Mode of cache files: they are mapped by their readers, so they must not be written to.
 const READ_ONLY: u32 = 0o444;
 
 impl DataConfig {
-    /// Where the tokens of text are kept, by a run with this output folder.
+    /// Returns the folder for cached tokens of a run with this output folder.
     pub fn cache_folder(&self, out_dir: &Path) -> PathBuf {
         self.cache.as_ref().map_or_else(|| out_dir.join(CACHE), PathBuf::from)
     }
 }
 
-/// Tokens of text, from a cache or for it.
+/// Tokens of text, read from the cache or new.
 #[derive(Debug)]
 pub(super) struct Cached {
     /// The tokens.
     pub(super) image: Image,
-    /// Where they are to be kept.
+    /// Where the tokens are still to be cached; `None` if they are already, or cannot be.
     pub(super) unkept: Option<Unkept>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
 
-/// Where tokens are to be kept once the run is accepted.
+/// A cache entry that is written once the run is accepted.
 #[derive(Debug)]
 pub(super) struct Unkept {
     folder: PathBuf,
@@ -63,22 +64,21 @@ pub(super) struct Unkept {
     stage: Mutex<Stage>,
 }
 
-/// How far tokens have come on their way into an output folder.
+/// The state of a cache entry in an output folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// They are in memory only.
+    /// The tokens are in memory only.
     Nowhere,
-    /// They are there for other processes of this run, and go with it if it is not accepted.
+    /// The file is there for the other processes of the run, and is deleted on drop unless the run is accepted.
     Shared,
-    /// They stay.
+    /// The file is permanent.
     Kept,
 }
 
-/// The tokens of a text for a run: kept ones if there are any, else new ones, which are kept if that
-/// is possible.
+/// Returns the tokens of a text: cached ones if possible, else new ones, which are then cached if possible.
 ///
 /// # Errors
-/// Text that can not be read or tokenized.
+/// If text cannot be read or tokenized.
 pub(super) fn tokens(
     text: &Text<'_>,
     config: &DataConfig,
@@ -86,7 +86,7 @@ pub(super) fn tokens(
 ) -> Result<Cached, DataError> {
     let out_dir = loading.out_dir;
     let folder = config.cache_folder(out_dir);
-    // Kept tokens are mapped, which needs a file of this machine.
+    // Cached tokens are memory-mapped, which requires a local file.
     if is_url(&folder) {
         let image = unnamed(text, &text.key_of_none_kept(), out_dir)?;
         return Ok(Cached { image, unkept: None, warnings: Vec::new() });
@@ -99,7 +99,7 @@ pub(super) fn tokens(
         Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
         Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
     }
-    // In the output folder nothing may be made before the run is accepted.
+    // The output folder must not be created before the run is accepted.
     let is_output = true_path(&folder).starts_with(true_path(out_dir));
     if !is_output && loading.keeps {
         match build(&folder, text, &key) {
@@ -113,7 +113,7 @@ pub(super) fn tokens(
     Ok(Cached { image, unkept, warnings })
 }
 
-/// Tokenizes into a file of a folder, never holding all tokens in memory.
+/// Tokenizes into a file of a folder, without holding all tokens in memory.
 fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, NotTokenized> {
     let file = beside(folder)?;
     text.tokenize(BufWriter::new(file.as_file()), key)?;
@@ -123,7 +123,8 @@ fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, NotTokenize
 }
 
 impl Unkept {
-    /// Writes the bytes of an [`Image`], if they were not before, and notes how far they have come.
+    /// Advances to the stage `next`, writing the bytes of an [`Image`] unless they were written before. Returns a
+    /// warning if that fails.
     pub(super) fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || -> io::Result<()> {
@@ -143,17 +144,17 @@ impl Unkept {
 impl Drop for Unkept {
     fn drop(&mut self) {
         if *self.stage.get_mut().unwrap_or_else(PoisonError::into_inner) == Stage::Shared {
-            // The folder stays if there is anything else in it.
+            // The folder stays if it contains anything else.
             let _ =
                 fs::remove_file(self.folder.join(name(self.key))).and_then(|()| fs::remove_dir(&self.folder));
         }
     }
 }
 
-/// Tokenizes into memory or, what is longer, into a file without a name, on the disk where the output folder will be.
+/// Tokenizes into memory or, beyond a limit, into an unnamed file on the disk of the future output folder.
 ///
 /// # Errors
-/// Text that can not be read or tokenized.
+/// If text cannot be read or tokenized.
 pub(super) fn unnamed(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Image, DataError> {
     let spill = || -> Result<Image, NotTokenized> {
         let file = spooled_tempfile_in(UNNAMED_BYTES_MAX, existing(out_dir));
@@ -177,7 +178,7 @@ pub(super) fn unnamed(text: &Text<'_>, key: &Key, out_dir: &Path) -> Result<Imag
     Ok(Image::open(Bytes::Owned(bytes), key.digest).expect("what was just made is whole"))
 }
 
-/// The folder, or the nearest one above it that is there.
+/// Returns the folder itself or its nearest existing ancestor.
 fn existing(folder: &Path) -> PathBuf {
     if is_url(folder) {
         return std::env::temp_dir();
@@ -195,14 +196,14 @@ fn name(key: Digest) -> String {
     format!("{high:016x}{low:016x}.tokens")
 }
 
-/// A new file in a folder, which is made if need be, under a name that nobody else uses.
+/// Creates a file with a unique temporary name in a folder, which is created if necessary.
 fn beside(folder: &Path) -> io::Result<NamedTempFile> {
     fs::create_dir_all(folder)?;
     let permissions = Permissions::from_mode(READ_ONLY);
     tempfile::Builder::new().prefix("new-").suffix(".tmp").permissions(permissions).tempfile_in(folder)
 }
 
-/// Gives a file its name, or returns what another process has given it to before.
+/// Gives a file its final name. If another process created that file first, returns its image instead.
 fn name_it(file: NamedTempFile, folder: &Path, key: Digest) -> io::Result<Option<Image>> {
     let path = folder.join(name(key));
     match file.persist_noclobber(&path) {

@@ -1,4 +1,4 @@
-//! Conversations as tokens: text by the model's own chat template, and which tokens the model is to say.
+//! Turns conversations into tokens: their text by the model's own chat template, and which tokens count in the loss.
 
 mod answers;
 mod conversation;
@@ -30,34 +30,34 @@ use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use crate::config::{DataConfig, LossOn};
 
-/// What the fields of a template's context that are not of the record are called.
+/// Names of the fields of a template's context that do not come from the record.
 const MESSAGES: &str = "messages";
 const TOOLS: &str = "tools";
 const PROMPT: &str = "add_generation_prompt";
 
-/// A rendered text, and which parts of it an assistant says.
+/// A rendered text, and which parts of it the assistant says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rendered {
     /// The text.
     text: String,
-    /// Ranges of bytes, in order, in which blocks of `{% generation %}` wrote.
+    /// Byte ranges, in order, written by `{% generation %}` blocks.
     generated: Vec<Range<usize>>,
 }
 
-/// Tokens of a document, and whether each counts.
+/// Tokens of a document, and whether each counts in the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marked {
-    /// The ids.
+    /// Token ids.
     pub(super) ids: Vec<u32>,
-    /// Whether each is to be learned.
+    /// Whether each token counts in the loss.
     pub(super) counts: Vec<bool>,
 }
 
-/// What makes tokens of conversations.
+/// Turns conversations into tokens.
 #[derive(Debug)]
 pub(super) struct Chats {
     templates: Templates,
-    /// Only data with conversations needs a template.
+    /// Compiled on first use, because only data with conversations needs a template.
     compiled: OnceLock<Compiled>,
     loss_on: LossOn,
 }
@@ -66,23 +66,23 @@ impl Chats {
     /// Looks for the templates.
     ///
     /// # Errors
-    /// A file of them that is there and can not be read.
+    /// If a template file exists but cannot be read.
     pub(super) fn find(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Chats, DataError> {
         let templates = Templates::find(config, tokenizer.folder(), tokenizer.chat_template())?;
         Ok(Chats { templates, compiled: OnceLock::new(), loss_on: config.loss_on })
     }
 
-    /// Which tokens count.
+    /// Which tokens count in the loss.
     pub(super) fn loss_on(&self) -> LossOn {
         self.loss_on
     }
 
-    /// Stands for all that decides the tokens of a conversation, beside the tokenizer.
+    /// Digest of everything besides the tokenizer that determines the tokens of a conversation.
     pub(super) fn digest(&self) -> Digest {
         self.templates.digest().and(&self.loss_on)
     }
 
-    /// The tokens of a conversation.
+    /// Returns the tokens of a conversation.
     ///
     /// # Errors
     /// [`EncodeFault`].
@@ -93,7 +93,7 @@ impl Chats {
     ) -> Result<Marked, EncodeFault> {
         let compiled = match self.compiled.get() {
             Some(compiled) => compiled,
-            // Who comes second of two threads has compiled the same.
+            // If two threads get here, both compile the same templates and the first result is kept.
             None => {
                 let compiled = self.templates.compile()?;
                 self.compiled.get_or_init(|| compiled)
@@ -111,14 +111,14 @@ impl Chats {
     }
 }
 
-/// A conversation with what makes tokens of it.
+/// A conversation with its template and tokenizer.
 struct Chat<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     conversation: &'a Conversation,
 }
 
-/// What a template is told.
+/// The variables of a template.
 #[derive(Serialize)]
 struct Context<'a> {
     messages: &'a [Value],
@@ -128,9 +128,9 @@ struct Context<'a> {
 }
 
 impl Chat<'_> {
-    /// The text of the first so many messages, which a prompt for an answer may follow.
+    /// Renders the first `messages` messages, followed by the prompt for an answer if `prompt` is set.
     fn render(&self, messages: usize, prompt: bool) -> Result<Rendered, RenderFault> {
-        // As transformers has it, a record's own values replace special tokens of the same name.
+        // As in transformers, a record's own values override special tokens of the same name.
         let none = [(TOOLS, &Value::Null), ("documents", &Value::Null)];
         let special = self.tokenizer.special_tokens();
         let named =
@@ -141,7 +141,7 @@ impl Chat<'_> {
         self.template.render(&Context { messages, add_generation_prompt: prompt, others })
     }
 
-    /// The tokens of a rendered text: the template has written those that begin and end it.
+    /// Tokenizes a rendered text. The template has already written the tokens that begin and end it.
     fn tokenize<'t>(&'t self, text: &'t str) -> Result<Tokenized<'t>, String> {
         let tokens = self.tokenizer.encode_with_offsets(text);
         let tokens = tokens.map_err(|fault| format!("it cannot be tokenized: {fault}"))?;
@@ -149,10 +149,10 @@ impl Chat<'_> {
     }
 }
 
-/// A prompt and what is to follow it, as plain text: the completion counts.
+/// Tokenizes a prompt and its completion as plain text; only the completion counts, unless all tokens do.
 ///
 /// # Errors
-/// Text that can not be tokenized, in words.
+/// A description, if the text cannot be tokenized.
 pub(super) fn completion(
     prompt: &str,
     completion: &str,

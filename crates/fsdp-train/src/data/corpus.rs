@@ -1,4 +1,4 @@
-//! All tokens of a list of files, and where each document starts.
+//! The tokens of a list of files, and where each document starts.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,28 +18,28 @@ use super::tokens::{Bytes, Scan, Token, Tokens, WHOLE_BYTES_MAX, Width};
 use super::warning::DataWarning;
 use crate::config::{DataConfig, Format};
 
-/// Files that a warning names.
+/// Maximum number of files that a warning names.
 const FILES_NAMED: usize = 3;
 
-/// Tokens of documents, one after the other. Those that lie in files are mapped: the processes of a node share them.
+/// Tokens of documents, concatenated. Token files are memory-mapped, so the processes of a node share them.
 #[derive(Debug)]
 pub(super) struct Corpus {
     files: Vec<PathBuf>,
-    /// One per file of tokens; those of text are one part.
+    /// One part per token file; all tokens of text form a single part.
     parts: Vec<Part>,
     documents: Vec<Document>,
-    /// What is known of the tokens.
+    /// Statistics of the tokens.
     pub(super) scan: Scan,
     unkept: Option<Unkept>,
-    /// What the user should know.
+    /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
 
-/// Tokens that lie together.
+/// A contiguous block of tokens.
 #[derive(Debug)]
 struct Part {
     tokens: Tokens,
-    /// The number of tokens before them.
+    /// Number of tokens in the parts before.
     start: usize,
 }
 
@@ -50,7 +50,7 @@ impl Part {
 }
 
 impl Corpus {
-    /// Opens files and folders, but nothing that the run writes, and scans the tokens.
+    /// Opens files and folders, except the output of the run, and scans the tokens.
     ///
     /// # Errors
     /// If something cannot be read or tokenized, or there is no file.
@@ -66,7 +66,7 @@ impl Corpus {
             Kind::Text | Kind::Jsonl | Kind::Parquet | Kind::Arrow => None,
         });
         if let Some(width) = widths.next() {
-            // Only data.format says that files are of tokens, and it says so of all.
+            // Only `data.format` declares token files, and it applies to all files.
             return Corpus::of_tokens(found, width);
         }
         let chats = Chats::find(config, tokenizer)?;
@@ -74,7 +74,7 @@ impl Corpus {
         let fields = Fields::new(config.column.as_deref()).with_pair(pair);
         let encoder = Encoder { tokenizer, fields, chats };
         let text = Text { files: &found, encoder, malformed: config.malformed, watch: loading.watch };
-        // With bytes there is nothing to keep: they are in the files.
+        // The byte tokenizer needs no cache: the files already contain its tokens.
         let cached = match tokenizer.digest() {
             Some(_) => cache::tokens(&text, config, loading)?,
             None => {
@@ -82,7 +82,7 @@ impl Corpus {
                 Cached { image, unkept: None, warnings: Vec::new() }
             }
         };
-        // All files of text that have not been dropped have a document.
+        // Every text file that was not dropped has a document.
         if cached.image.documents.is_empty() && found.iter().all(|file| file.kind == Kind::Text) {
             return Err(DataError::NoFiles { wanted: files::wanted(Format::Text), paths: paths.to_vec() });
         }
@@ -113,18 +113,18 @@ impl Corpus {
         Ok(Corpus { files, parts, documents, scan, unkept: None, warnings: Vec::new() })
     }
 
-    /// The number of tokens.
+    /// Number of tokens.
     pub(super) fn len(&self) -> usize {
         self.parts.last().map_or(0, Part::end)
     }
 
-    /// Puts tokens that were made for this run into its output folder, where they are to be kept there: as far as `stage`
-    /// says. Returns why that was not possible, if it was not.
+    /// Writes the tokens that were made for this run into its output folder, if they are cached there, and advances to
+    /// `stage`. Returns a warning if that fails.
     pub(super) fn reach(&self, stage: Stage) -> Option<DataWarning> {
         self.unkept.as_ref().and_then(|unkept| unkept.reach(stage, self.parts[0].tokens.bytes()))
     }
 
-    /// The tokens in a range, which must be one of this corpus.
+    /// Returns the tokens in a range, which must lie within this corpus.
     pub(super) fn tokens(&self, range: Range<usize>) -> impl Iterator<Item = Token> {
         let first = self.parts.partition_point(|part| part.end() <= range.start);
         let Range { start, end } = range;
@@ -135,34 +135,34 @@ impl Corpus {
         })
     }
 
-    /// The number of documents.
+    /// Number of documents.
     pub(super) fn document_count(&self) -> usize {
         self.documents.len()
     }
 
-    /// Where the tokens of a document are.
+    /// Returns the range of a document's tokens.
     pub(super) fn document(&self, index: usize) -> Range<usize> {
         let end = self.documents.get(index + 1).map_or(self.len(), |next| next.start);
         self.documents[index].start..end
     }
 
-    /// What a document was.
+    /// Returns the form of a document.
     pub(super) fn form(&self, index: usize) -> Form {
         self.documents[index].form
     }
 
-    /// The forms that there are.
+    /// Returns the forms that occur.
     pub(super) fn forms(&self) -> impl Iterator<Item = Form> {
         Form::ALL.into_iter().filter(|form| self.documents.iter().any(|document| document.form == *form))
     }
 
-    /// The file of a document.
+    /// Returns the file of a document.
     pub(super) fn file_of_document(&self, index: usize) -> &Path {
         &self.files[self.documents[index].file]
     }
 }
 
-/// What the user should know of the documents, whether they were made now or kept before.
+/// Returns warnings about documents, whether they were tokenized now or come from the cache.
 fn left_out(files: &[DataFile], image: &Image) -> Vec<DataWarning> {
     let mut has_document = vec![false; files.len()];
     image.documents.iter().for_each(|document| has_document[document.file] = true);

@@ -1,11 +1,15 @@
-//! Samples: what goes into the model, and what should come out.
+//! Samples: the inputs of the model and the targets it should predict.
 //!
-//! A sample is up to `seq_len + 1` tokens; the inputs are all but the last, the targets all but the first,
-//! so position p predicts the token after it, if that counts. Bos and eos are put around documents by what
-//! these were ([`super::special`]). Packing "stream" cuts the joined documents every `seq_len` tokens (neighbours share one token, so
-//! that each token but the first is a target once; the incomplete rest is dropped). Packing "documents" makes
-//! one sample per document: what is longer is clipped (at its end, so that it loses its eos, because the text
-//! does not end there; behind bos where the tokenizer truncates on the left), what is shorter is padded. Packing "packed" puts several such documents into a sample ([`super::packed`]).
+//! A sample is up to `seq_len + 1` tokens. The inputs are all but the last token, the targets all but the first, so
+//! position p predicts the token after it, if that token counts. Bos and eos are added to documents depending on their
+//! form ([`super::special`]).
+//!
+//! - Packing "stream" cuts the concatenated documents every `seq_len` tokens. Consecutive samples share one token, so
+//!   that each token but the first is a target once; the incomplete rest is dropped.
+//! - Packing "documents" makes one sample per document. Longer documents are truncated: at the end, without an eos,
+//!   because the text does not end there; or after the bos, if the tokenizer truncates on the left. Shorter ones are
+//!   padded.
+//! - Packing "packed" puts several such documents into a sample ([`super::packed`]).
 
 use std::path::Path;
 
@@ -25,25 +29,25 @@ use crate::config::{DataConfig, Packing};
 /// A target that does not count in the loss.
 pub const IGNORE: u32 = u32::MAX;
 
-/// How data is read, beside what the configuration says.
+/// Options for reading data that are not part of the configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Loading<'a> {
-    /// The output folder of the run: what lies in it is not data.
+    /// The output folder of the run; files in it are not data.
     pub out_dir: &'a Path,
-    /// Who is told how far it is.
+    /// Receives the progress.
     pub watch: &'a Watch<'a>,
-    /// Whether the tokens of text are kept in `data.cache`, where that is outside of the output folder. (In it see
-    /// [`Dataset::keep`].)
+    /// Whether the tokens of text are cached in `data.cache`, if it is outside of the output folder. (If it is inside,
+    /// see [`Dataset::keep`].)
     pub keeps: bool,
 }
 
 impl<'a> Loading<'a> {
-    /// For a run with this output folder; nobody is told how far it is.
+    /// Options for a run with this output folder, without progress reports.
     pub fn quietly(out_dir: &'a Path) -> Loading<'a> {
         Loading { out_dir, watch: &Watch::NOBODY, keeps: true }
     }
 
-    /// As [`quietly`](Loading::quietly), and nothing is written.
+    /// As [`quietly`](Loading::quietly), but nothing is written.
     pub fn to_look(out_dir: &'a Path) -> Loading<'a> {
         Loading { keeps: false, ..Loading::quietly(out_dir) }
     }
@@ -55,37 +59,37 @@ pub struct Dataset {
     pub(super) corpus: Corpus,
     seq_len: usize,
     special: Special,
-    /// The documents that are used, by their numbers in the corpus.
+    /// The documents in use, as indices into the corpus.
     documents: Vec<usize>,
     layout: Layout,
 }
 
 #[derive(Debug)]
 enum Layout {
-    /// Where each document begins in the stream of all of them, and where one more would.
+    /// Where each document starts in the stream, followed by the end of the stream.
     Stream(Vec<usize>),
     Documents,
     Packed(Packed),
 }
 
-/// Tokens of one document, with what is put around it.
+/// Tokens of one document, including its bos and eos.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// By its number among those that are used.
+    /// Index into the documents in use.
     document: usize,
-    /// Tokens behind bos that are clipped.
+    /// Number of tokens after bos that are truncated.
     skipped: usize,
-    /// The first token of what is left.
+    /// The first of the remaining tokens.
     from: usize,
     len: usize,
 }
 
 impl Dataset {
-    /// Opens files and folders (`config.train` or `config.eval`) as `config` says. A file of tokens is mapped, so it must not
-    /// change afterwards.
+    /// Opens files and folders (`config.train` or `config.eval`) as `config` says. Token files are memory-mapped, so
+    /// they must not change afterwards.
     ///
     /// # Errors
-    /// If something cannot be read or tokenized, a path lies in the output folder, or a token that is to be added does not exist.
+    /// If something cannot be read or tokenized, a path is inside the output folder, or a special token does not exist.
     pub fn load(paths: &[String], config: &DataConfig, loading: &Loading<'_>) -> Result<Dataset, DataError> {
         let tokenizer = Tokenizer::load(&config.tokenizer)?;
         let special = Special::resolve(config, &tokenizer)?;
@@ -130,7 +134,7 @@ impl Dataset {
         }
     }
 
-    /// Leaves out documents that are empty, and those that have no target as a sample of their own.
+    /// Drops documents that are empty, and those without a target, if each document is a sample of its own.
     fn leave_out_short(&mut self, packing: Packing) {
         let is_long = |document: usize| {
             let alone = packing != Packing::Stream && self.around(document).count() == 0;
@@ -140,8 +144,8 @@ impl Dataset {
         self.documents = used.map(|document| self.documents[document]).collect();
     }
 
-    /// That a document has a target that counts: else nothing would be learned, or there would be no sample and nobody knew
-    /// why.
+    /// Checks that some document has a target that counts. Otherwise nothing would be learned, or there would be no
+    /// samples without an explanation.
     fn expect_targets(&self, paths: &[String], packing: Packing) -> Result<(), DataError> {
         let documents = self.documents.len();
         let has_target = |document: usize| match packing {
@@ -155,15 +159,16 @@ impl Dataset {
         Err(DataError::NothingCounts { paths: paths.to_vec(), documents, seq_len: self.seq_len, needed })
     }
 
-    /// Whether a target of a document counts that a sample of it has.
+    /// Whether a document, as one sample, has a target that counts.
     fn has_target(&self, document: usize) -> bool {
         self.inputs_to_target(document).is_some_and(|inputs| inputs <= self.seq_len)
     }
 
-    /// The fewest inputs of a sample of a document with which it has a target that counts, if there is one.
+    /// Returns the least number of inputs with which a sample of the document has a target that counts; `None` if there
+    /// is none.
     fn inputs_to_target(&self, document: usize) -> Option<usize> {
         let whole = self.whole(document);
-        // The first of all is no target.
+        // The first token of a document is never a target.
         let mut counted = self.tokens(whole).enumerate().skip(1).filter(|(_, token)| token.counts);
         match self.special.clips_left {
             true => counted.last().map(|(at, _)| whole.len - at),
@@ -171,7 +176,7 @@ impl Dataset {
         }
     }
 
-    /// Leaves out documents without a target that counts.
+    /// Drops documents without a target that counts.
     fn leave_out_silent(&mut self) {
         if !self.has_silent() {
             return;
@@ -186,7 +191,7 @@ impl Dataset {
         self.documents = used;
     }
 
-    /// Says how much of the documents of the first so many samples is longer than a sample.
+    /// Adds a warning about how much of the documents in the first `samples` samples is truncated.
     pub(crate) fn warn_of_clipped(&mut self, samples: usize) {
         if matches!(self.layout, Layout::Stream(_)) {
             return;
@@ -196,7 +201,7 @@ impl Dataset {
         self.corpus.warnings.extend(clipped);
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         match &self.layout {
             Layout::Stream(starts) => starts[self.documents.len()].saturating_sub(1) / self.seq_len,
@@ -205,17 +210,17 @@ impl Dataset {
         }
     }
 
-    /// Whether there is no sample.
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether there are tokens that do not count.
+    /// Whether some tokens do not count in the loss.
     pub fn has_silent(&self) -> bool {
         self.corpus.scan.has_silent
     }
 
-    /// The tokens of all documents that are used, with what is put around these.
+    /// Returns the number of tokens of all documents in use, including bos and eos.
     pub fn tokens_len(&self) -> usize {
         match &self.layout {
             Layout::Stream(starts) => starts[self.documents.len()],
@@ -223,47 +228,49 @@ impl Dataset {
         }
     }
 
-    /// Whether samples hold several documents that do not see each other: see [`Dataset::positions`].
+    /// Whether samples contain several documents that do not attend to each other: see [`Dataset::positions`].
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed(_))
     }
 
-    /// Inputs, and targets, per sample.
+    /// Number of inputs, and of targets, per sample.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// CRC-64 of the tokens that were read, each as four little-endian bytes, the highest bit of which is set where a token
-    /// does not count. Where documents begin does not count. Of files of tokens with more than 256 MiB: of samples of them.
+    /// Returns the CRC-64 of the tokens as read, each as four little-endian bytes, with the highest bit set if the
+    /// token does not count. The bounds of documents are not included. For more than 256 MiB of token files, it covers
+    /// only samples of them.
     pub fn digest(&self) -> Digest {
         self.corpus.scan.digest
     }
 
-    /// What the user should know of how it was read.
+    /// Returns warnings from reading the data.
     pub fn warnings(&self) -> &[DataWarning] {
         &self.corpus.warnings
     }
 
-    /// Keeps the tokens of text for later starts where they belong into the output folder, in which nothing may be made
-    /// before the run is accepted. (All others are kept already.) Returns why that was not possible, if it was not.
+    /// Caches the tokens of text for later starts if the cache is inside the output folder, where nothing may be
+    /// created before the run is accepted. (Other caches are written already.) Returns a warning if that fails.
     pub fn keep(&self) -> Option<DataWarning> {
         self.corpus.reach(Stage::Kept)
     }
 
-    /// Puts such tokens there already, for other processes of this run. They go when the value is dropped, unless they are
-    /// [kept](Dataset::keep). Returns why that was not possible, if it was not.
+    /// Writes these tokens early, for other processes of this run. They are deleted when the value is dropped, unless
+    /// they are [kept](Dataset::keep). Returns a warning if that fails.
     pub fn share(&self) -> Option<DataWarning> {
         self.corpus.reach(Stage::Shared)
     }
 
-    /// The tokens of a sample as the model hears them, each with whether it is a target that counts.
+    /// Returns the tokens of a sample in the order in which the model sees them, each with whether it is a target that
+    /// counts.
     ///
     /// # Panics
     /// If there is no such sample.
     pub(super) fn heard(&self, index: usize) -> Vec<Token> {
         let mut heard: Vec<Token> = Vec::new();
         for run in self.runs(index) {
-            // Nothing predicts the first one, of the sample or of a document that sees no other.
+            // The first token of a sample, or of each document in a packed sample, has no input that predicts it.
             let first = if self.is_packed() || heard.is_empty() { heard.len() } else { usize::MAX };
             heard.extend(self.tokens(run));
             if let Some(token) = heard.get_mut(first) {
@@ -281,7 +288,7 @@ impl Dataset {
         self.runs(index).into_iter().flat_map(|run| self.tokens(run)).any(|token| !token.counts)
     }
 
-    /// The inputs and targets of a sample; targets that do not count are [`IGNORE`].
+    /// Returns the inputs and targets of a sample; targets that do not count are [`IGNORE`].
     ///
     /// # Panics
     /// If there is no such sample.
@@ -291,7 +298,7 @@ impl Dataset {
         (inputs, targets)
     }
 
-    /// Writes a sample, or with `None` a masked one in which no target counts.
+    /// Writes a sample, or for `None` a masked sample in which no target counts.
     ///
     /// # Panics
     /// If there is no such sample, or a slice is not `seq_len` long.
@@ -305,15 +312,15 @@ impl Dataset {
         }
         let mut start = 0;
         for run in runs {
-            // Nobody sees the last token, so it is a target only.
+            // The last token is no input, only a target.
             let end = start + run.len - 1;
             write(self.tokens(run), &mut inputs[start..end], &mut targets[start..end]);
             start = end;
         }
     }
 
-    /// Writes the position of each input of a packed sample (or with `None` of a masked one) within its document. What is
-    /// behind the documents is padding, and a document for itself.
+    /// Writes the position of each input of a packed sample (or for `None`, a masked one) within its document. The
+    /// padding after the documents is treated as a document of its own.
     ///
     /// # Panics
     /// If there is no such sample, or the slice is not `seq_len` long.
@@ -328,18 +335,18 @@ impl Dataset {
         }
     }
 
-    /// Checks that every id that was read is below the vocabulary size of the model. (Of long files only samples were; a
-    /// batch is checked again when it is used.)
+    /// Checks that every id that was read is below the vocabulary size of the model. (Long files were only sampled;
+    /// each batch is checked again when it is used.)
     ///
     /// # Errors
-    /// For the first that is not.
+    /// For the first id that is not.
     pub fn check_vocabulary(&self, vocab_size: usize) -> Result<(), DataError> {
         self.special.check_vocabulary(self.corpus.forms(), vocab_size)?;
         let beyond = |id: u32| id as usize >= vocab_size;
         if !self.corpus.scan.id_max.is_some_and(beyond) {
             return Ok(());
         }
-        // It may be in no sample.
+        // The id may not be part of any sample.
         for sample in 0..self.len() {
             let mut before = 0;
             for run in self.runs(sample) {
@@ -360,7 +367,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// The tokens of a sample, by document: at most `seq_len + 1`, or in a packed sample as many of each document.
+    /// Returns the tokens of a sample by document: at most `seq_len + 1`, or as many of each document in a packed
+    /// sample.
     fn runs(&self, index: usize) -> Vec<Run> {
         match &self.layout {
             Layout::Stream(starts) => self.stream_runs(starts, index),
@@ -369,24 +377,24 @@ impl Dataset {
         }
     }
 
-    /// A document as far as it fits into a sample.
+    /// Returns the tokens of a document, truncated to fit into a sample.
     fn clipped(&self, document: usize) -> Run {
         let all = self.len_of(document);
         let len = all.min(self.seq_len + 1);
         Run { document, skipped: if self.special.clips_left { all - len } else { 0 }, from: 0, len }
     }
 
-    /// A document, however long it is.
+    /// Returns the tokens of a document, whatever its length.
     fn whole(&self, document: usize) -> Run {
         Run { document, skipped: 0, from: 0, len: self.len_of(document) }
     }
 
-    /// The tokens of a document, with those around it.
+    /// Returns the number of tokens of a document, including bos and eos.
     fn len_of(&self, document: usize) -> usize {
         self.corpus.document(self.documents[document]).len() + self.around(document).count()
     }
 
-    /// What is put around a document. A completion that ends with eos does not get another one.
+    /// Returns the bos and eos of a document. A completion that already ends with eos does not get another one.
     fn around(&self, document: usize) -> Around {
         let index = self.documents[document];
         let form = self.corpus.form(index);
@@ -401,7 +409,7 @@ impl Dataset {
 
     fn stream_runs(&self, starts: &[usize], index: usize) -> Vec<Run> {
         let (start, end) = (index * self.seq_len, (index + 1) * self.seq_len + 1);
-        // Those of all documents but the first few begin later.
+        // The first document that overlaps the sample is the last one that starts at or before it.
         let low = starts.partition_point(|&first| first <= start) - 1;
         let run = |document: usize| {
             let (first, next) = (starts[document], starts[document + 1]);
@@ -424,7 +432,7 @@ impl Dataset {
     }
 }
 
-/// Inputs are all tokens but the last, targets all but the first, if they count.
+/// Writes all tokens but the last as inputs, and all but the first, if they count, as targets.
 fn write(tokens: impl Iterator<Item = Token>, inputs: &mut [u32], targets: &mut [u32]) {
     for (position, token) in tokens.enumerate() {
         if let Some(input) = inputs.get_mut(position) {

@@ -1,4 +1,4 @@
-//! From records to tokens: the one place that knows what a field means.
+//! Turns records into tokens. Only this module interprets the fields of a record.
 
 use serde_json::{Map, Value};
 
@@ -9,22 +9,22 @@ use super::special::Form;
 use super::tokenizer::Tokenizer;
 use super::tokens::SILENT;
 
-/// Makes tokens of records.
+/// Turns records into tokens.
 pub(super) struct Encoder<'a> {
-    /// What makes tokens of text.
+    /// Tokenizes text.
     pub(super) tokenizer: &'a Tokenizer,
-    /// Which fields are the document.
+    /// The fields that make up the document.
     pub(super) fields: Fields,
-    /// What makes tokens of conversations.
+    /// Tokenizes conversations.
     pub(super) chats: Chats,
 }
 
 /// The tokens of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Made {
-    /// Their ids, with [`SILENT`] in those that do not count.
+    /// Token ids, with [`SILENT`] set in those that do not count in the loss.
     pub(super) ids: Vec<u32>,
-    /// What it was.
+    /// The form of the document.
     pub(super) form: Form,
 }
 
@@ -35,13 +35,13 @@ impl Made {
     }
 }
 
-/// Why a record has no tokens.
+/// Reasons why a record has no tokens.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EncodeFault {
-    /// No record of its kind would have any.
+    /// The fault is not in the record: no record of this kind can be tokenized.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The record is at fault, in words.
+    /// The record is at fault; describes why.
     #[error("{0}")]
     Record(String),
 }
@@ -53,7 +53,7 @@ impl From<String> for EncodeFault {
 }
 
 impl Encoder<'_> {
-    /// The tokens of a record.
+    /// Returns the tokens of a record.
     ///
     /// # Errors
     /// [`EncodeFault`].
@@ -129,7 +129,7 @@ impl Encoder<'_> {
     }
 }
 
-/// A token id. Of 32 bits, the highest marks tokens that do not count.
+/// Reads a token id, which must leave the highest of 32 bits free for marking tokens that do not count.
 fn id(item: &Value) -> Result<u32, String> {
     let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < SILENT);
     id.ok_or_else(|| {

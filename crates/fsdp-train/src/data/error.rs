@@ -1,4 +1,4 @@
-//! What can be wrong with data.
+//! Errors in training and evaluation data.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ pub enum DataError {
     /// A file or folder cannot be read.
     #[error("cannot read {}: {source}; check the paths of {key}", file.display())]
     Read {
-        /// The key that leads there, dotted.
+        /// The dotted key whose paths lead there.
         key: &'static str,
         /// The file or folder.
         file: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
     /// A file or folder of the data is in a folder that the run writes to.
@@ -25,32 +25,32 @@ pub enum DataError {
         path.display(), folder.display()
     )]
     InOutput {
-        /// The key that leads there, dotted.
+        /// The dotted key whose paths lead there.
         key: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The key of the folder, dotted.
+        /// The dotted key of the folder.
         written: &'static str,
         /// The folder.
         folder: PathBuf,
     },
-    /// None of the paths holds a file of the format.
+    /// None of the paths has a file of the format.
     #[error("no {wanted} in {}; check the paths of [data] and data.format", paths.join(", "))]
     NoFiles {
-        /// What was looked for.
+        /// Description of the files that were searched for.
         wanted: &'static str,
-        /// Where.
+        /// The paths that were searched.
         paths: Vec<String>,
     },
-    /// A file does not hold what it should.
+    /// A file does not have the expected contents.
     #[error("{}: {reason}", file.display())]
     Malformed {
         /// The file.
         file: PathBuf,
-        /// Where and what, and the way out.
+        /// Where and what the fault is, and how to fix it.
         reason: String,
     },
-    /// A file is not what it was when it was first read.
+    /// A file changed after it was first read.
     #[error("{} has changed while it was read; start again when nobody writes to it", file.display())]
     Changed {
         /// The file.
@@ -64,15 +64,15 @@ pub enum DataError {
     Tokenizer {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// There is no chat template, or it is none.
+    /// There is no chat template, or it is not valid.
     #[error("{origin}: {reason}")]
     ChatTemplate {
         /// Where it was looked for.
         origin: String,
-        /// What is wrong, with line and column, and the way out.
+        /// What is wrong, with line and column, and how to fix it.
         reason: String,
     },
     /// `bos`, `eos` or `pad` is not a token of the tokenizer or of the model.
@@ -80,23 +80,23 @@ pub enum DataError {
     SpecialToken {
         /// The key, dotted.
         key: &'static str,
-        /// Which token it is, and what there is instead.
+        /// Which token it is, and which tokens exist instead.
         reason: String,
     },
-    /// Data has documents, and no token of them is to be learned.
+    /// There are documents, but none of their tokens count in the loss.
     #[error(
         "none of {documents} documents in {} has a token that counts (data.loss_on = \"answers\"){}, or count all tokens with \
          data.loss_on = \"all\"",
         paths.join(", "), why_nothing_counts(*seq_len, *needed)
     )]
     NothingCounts {
-        /// Where they are.
+        /// The paths of the documents.
         paths: Vec<String>,
-        /// The documents.
+        /// Number of documents.
         documents: usize,
         /// Inputs per sample.
         seq_len: usize,
-        /// Inputs per sample with which a token would count, if one would.
+        /// The least number of inputs per sample with which a token would count; `None` if there is no such number.
         needed: Option<usize>,
     },
     /// The data does not fill one global batch.
@@ -105,44 +105,44 @@ pub enum DataError {
          {global_batch}; add data, or lower data.seq_len or train.global_batch_size"
     )]
     TooShort {
-        /// The samples.
+        /// Number of samples.
         samples: usize,
         /// Inputs per sample.
         seq_len: usize,
-        /// Samples of a global batch.
+        /// Samples per global batch.
         global_batch: usize,
     },
-    /// A source gives nothing to a mix.
+    /// A source contributes no samples to a mix.
     #[error(
         "data.source[{index}] holds no sample of {seq_len} tokens; add data, lower data.seq_len, or remove the source"
     )]
     EmptySource {
-        /// Which one, from 0.
+        /// Index of the source, from 0.
         index: usize,
         /// Inputs per sample.
         seq_len: usize,
     },
-    /// A source has too small a part of a mix.
+    /// The share of a source in a mix is too small.
     #[error(
         "data.source[{index}] has less than one of {slots} samples by its weight; raise the weight, or remove the source"
     )]
     Share {
-        /// Which one, from 0.
+        /// Index of the source, from 0.
         index: usize,
-        /// The samples of which the smallest share is one.
+        /// Number of samples in a cycle, of which a source needs at least one.
         slots: usize,
     },
-    /// There is nothing to evaluate on.
+    /// An evaluation set has no samples.
     #[error("data.eval \"{set}\" holds no sample of {seq_len} tokens; add data, or lower data.seq_len")]
     NoSamples {
-        /// The set.
+        /// Name of the set.
         set: String,
         /// Inputs per sample.
         seq_len: usize,
     },
 }
 
-/// What documents lack, and how they get it.
+/// Describes why no token counts, and how to fix it.
 fn why_nothing_counts(seq_len: usize, needed: Option<usize>) -> String {
     match needed {
         Some(needed) => format!(" within data.seq_len = {seq_len}: raise that to at least {needed}"),
@@ -153,7 +153,7 @@ fn why_nothing_counts(seq_len: usize, needed: Option<usize>) -> String {
 }
 
 impl DataError {
-    /// Names the key whose paths lead to a file or folder that can not be used.
+    /// Sets the key whose paths lead to a file or folder that cannot be used.
     pub(crate) fn of_key(mut self, named: &'static str) -> DataError {
         if let DataError::Read { key, .. } | DataError::InOutput { key, .. } = &mut self {
             *key = named;

@@ -1,9 +1,9 @@
-//! Which samples a micro-batch holds, when evaluating.
+//! Assigns samples to micro-batches in evaluations.
 
-/// Cuts evaluation data into global batches, in order, the last one filled with masked samples.
+/// Cuts evaluation data into global batches, in order; the last one is filled up with masked samples.
 ///
-/// Batches are as large as in training, so that every rank issues the same collectives, and the same
-/// samples are evaluated, in the same order of addition, at every world size.
+/// Batches are as large as in training, so that every rank issues the same collectives, and so that every world size
+/// evaluates the same samples in the same order of addition.
 #[derive(Clone, Debug)]
 pub struct EvalSampler {
     samples: usize,
@@ -13,10 +13,11 @@ pub struct EvalSampler {
 }
 
 impl EvalSampler {
-    /// A sampler over `samples` samples that stops after `batches_max` global batches, or at the end if that is 0.
+    /// Creates a sampler over `samples` samples that stops after `batches_max` global batches, or at the end if that is
+    /// 0.
     ///
     /// # Panics
-    /// If the micro-batch size does not divide the global one, which a resolved configuration excludes.
+    /// If the micro-batch size does not divide the global batch size, which a resolved configuration rules out.
     pub fn new(samples: usize, global_batch: usize, micro_batch: usize, batches_max: u64) -> EvalSampler {
         assert!(global_batch > 0 && global_batch.is_multiple_of(micro_batch), "V is a whole number");
         let all = samples.div_ceil(global_batch);
@@ -25,7 +26,7 @@ impl EvalSampler {
         EvalSampler { samples, batches, global_batch, micro_batch }
     }
 
-    /// The number of global batches.
+    /// Number of global batches.
     pub fn batches(&self) -> usize {
         self.batches
     }
@@ -35,7 +36,7 @@ impl EvalSampler {
         self.global_batch / self.micro_batch
     }
 
-    /// The samples of a micro-batch of a global batch, both from 0; `None` is a masked sample.
+    /// Returns the samples of a micro-batch of a global batch, both counted from 0; `None` is a masked sample.
     ///
     /// # Panics
     /// If there is no such batch or micro-batch.

@@ -1,8 +1,8 @@
 //! Data in object stores: files are copied to this machine before they are read.
 //!
-//! Training reads samples in random order, which a store serves slowly and for money, and the files are mapped, which
-//! needs them on a disk. So each is copied once per machine, under a name made of its URL and version, and found there by
-//! later runs. Weights are not: each rank reads its rows of them once.
+//! Training reads samples in random order, which is slow and costly on a store, and the files are memory-mapped, which
+//! requires a local disk. So each file is copied once per machine, under a name derived from its URL and version, where
+//! later runs find it. Weights are not copied: each rank reads its rows once.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,10 +15,10 @@ use tempfile::NamedTempFile;
 use crate::config::DataConfig;
 use crate::error::TrainError;
 
-/// The variable that names the folder of copies.
+/// The environment variable that names the folder of copies.
 const FOLDER: &str = "FSDP_CACHE_DIR";
 
-/// What lies beside a tokenizer and belongs to it.
+/// Files next to a tokenizer that belong to it.
 const BESIDE_TOKENIZER: [&str; 3] =
     ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 
@@ -30,10 +30,10 @@ struct Object {
 }
 
 impl DataConfig {
-    /// The same data with all URLs replaced by copies on this machine, which are made if they are not there.
+    /// Returns the same data with all URLs replaced by copies on this machine, which are made if they do not exist.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]: the store does not have them. [`TrainError::Io`]: they can not be written here.
+    /// [`TrainError::Checkpoint`] if the store does not have them, [`TrainError::Io`] if they cannot be written here.
     pub(crate) fn fetched(&self) -> Result<DataConfig, TrainError> {
         let mut here = self.clone();
         let fetch = |path: &mut String, beside: &[&str]| -> Result<(), TrainError> {
@@ -51,7 +51,7 @@ impl DataConfig {
     }
 }
 
-/// Where copies are kept.
+/// Returns the folder for copies.
 fn folder() -> PathBuf {
     let named = std::env::var_os(FOLDER).map(PathBuf::from);
     let usual = || {
@@ -61,7 +61,8 @@ fn folder() -> PathBuf {
     named.or_else(usual).unwrap_or_else(|| std::env::temp_dir().join("fsdp"))
 }
 
-/// The copy of an object, with those of other names beside it that there are; or of all objects directly below a URL.
+/// Returns the copy of an object, together with those of `beside` that exist next to it, or of all objects directly
+/// below a URL.
 fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainError> {
     let object = |url: PathBuf| -> Result<Option<Object>, TrainError> {
         let name = url.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -86,7 +87,7 @@ fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainE
     let [high, low] = Digest::of(&facts).words();
     let dir = folder.join(format!("{high:016x}{low:016x}"));
     fs::create_dir_all(&dir).map_err(TrainError::io("create", &dir))?;
-    // Whoever comes first of the processes of a machine copies; the others wait.
+    // The first process on a machine copies, the others wait.
     let lock = dir.with_extension("lock");
     let locked = File::create(&lock).and_then(|file| file.lock().map(|()| file));
     let _locked = locked.map_err(TrainError::io("lock", &lock))?;
@@ -100,7 +101,7 @@ fn copy_of(url: &Path, folder: &Path, beside: &[&str]) -> Result<PathBuf, TrainE
     Ok(if is_one { dir.join(&found[0].name) } else { dir })
 }
 
-/// Copies an object; the file is there whole or not at all.
+/// Copies an object; the file appears only once it is complete.
 fn copy(url: &Path, file: &Path) -> Result<(), TrainError> {
     let failed = |action| TrainError::io(action, file);
     let beside = file.parent().and_then(Path::parent).unwrap_or(Path::new("."));
@@ -131,7 +132,7 @@ mod tests {
         put(url, "first");
         let copy = copy_of(Path::new(url), dir.path(), &[]).unwrap();
         assert_eq!((copy.file_name().unwrap().to_str(), read(&copy).as_str()), (Some("data.txt"), "first"));
-        // What is there is taken, not copied again.
+        // An existing copy is used, not made again.
         fs::write(&copy, "here").unwrap();
         assert_eq!(read(&copy_of(Path::new(url), dir.path(), &[]).unwrap()), "here");
         put(url, "second");

@@ -1,9 +1,10 @@
-//! Which files a list of paths means, and what each holds.
+//! Resolves a list of paths to files, and the kind of each.
 //!
-//! A path that is a file is taken as it is; one that is none, but has `*`, `?` or `[` in it, is a pattern of files. Folders
-//! are walked in the order of names; hidden entries, folders named `target` and links to folders are skipped. What a folder
-//! contributes depends on the format: see [`formats`]. What lies in a folder that the run writes to, its output folder or
-//! its cache, is never data: a run would else change the data that it is to go on with.
+//! A path to a file is taken as it is. If there is no such file and the path contains `*`, `?` or `[`, it is a glob
+//! pattern. Folders are walked in the order of names; hidden entries, folders named `target` and links to folders are
+//! skipped. Which files of a folder are data depends on the format: see [`formats`]. Files in a folder that the run
+//! writes to, its output folder or its cache, are never data: otherwise a run would change the data that it resumes
+//! with.
 
 mod formats;
 mod saved;
@@ -20,29 +21,29 @@ use crate::config::DataConfig;
 use crate::true_path::true_path;
 pub(super) use formats::{Compression, Kind, wanted};
 
-/// Names the paths that were given, before it is said which key gave them.
+/// Names the given paths in errors, until the key that they belong to is known.
 const DATA: &str = "[data]";
 
-/// As a shell does: `*` stands for no `/` and no leading dot.
+/// As in a shell: `*` matches neither `/` nor a leading dot.
 const LIKE_A_SHELL: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// A data file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DataFile {
-    /// Where it is.
+    /// Path of the file.
     pub(super) path: PathBuf,
-    /// Whether the user named it, rather than a folder it is in.
+    /// Whether the user named the file itself, rather than a folder around it.
     pub(super) named: bool,
-    /// What it holds.
+    /// Kind of contents.
     pub(super) kind: Kind,
-    /// How it is compressed.
+    /// How the file is compressed, if it is.
     pub(super) compression: Option<Compression>,
 }
 
 /// The folders that a run writes to.
 struct Written {
-    /// The key, the path, and the true path of each.
+    /// For each folder its key, its path, and its true path.
     folders: Vec<(&'static str, PathBuf, PathBuf)>,
 }
 
@@ -53,7 +54,7 @@ impl Written {
         Written { folders: named.map(|(key, path)| (key, path.clone(), true_path(&path))).collect() }
     }
 
-    /// The key and the path of the folder that a path lies in.
+    /// Returns the key and the path of the folder that contains a path.
     fn folder_of(&self, path: &Path) -> Option<(&'static str, &Path)> {
         let path = true_path(path);
         let (key, folder, _) = self.folders.iter().find(|(_, _, folder)| path.starts_with(folder))?;
@@ -68,11 +69,12 @@ impl Written {
     }
 }
 
-/// The files of a list of paths, without those that the run writes: in the order of the list, each folder's in the order
-/// of names.
+/// Returns the files of a list of paths, without those that the run writes: in the order of the list, and by name
+/// within each folder.
 ///
 /// # Errors
-/// If a path cannot be read or lies where the run writes, it is not clear what a file holds, or there is no file at all.
+/// If a path cannot be read or is in a folder that the run writes to, if the kind of a file is unclear, or if there are
+/// no files at all.
 pub(super) fn find(
     paths: &[String],
     config: &DataConfig,
@@ -108,12 +110,12 @@ pub(super) fn find(
     Ok(files)
 }
 
-/// The pattern that a path is, if it is one.
+/// Parses a path as a glob pattern; `None` if it is not one.
 fn pattern(path: &str) -> Option<Pattern> {
     path.contains(['*', '?', '[']).then(|| Pattern::new(path).ok()).flatten()
 }
 
-/// The files that match a pattern, in the order of names.
+/// Returns the files that match a pattern, in the order of names.
 fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
     let found = glob::glob_with(pattern.as_str(), LIKE_A_SHELL);
     let malformed = |fault: glob::PatternError| DataError::Malformed {
@@ -137,7 +139,7 @@ fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Whether a file of this path is data of a run, or will be once it is there.
+/// Whether a file with this path is data of a run, or would be if it existed.
 pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
     let is_written = Written::by(data, out_dir).folder_of(file).is_some();
     let (named, file) = (file, true_path(file));
@@ -150,7 +152,8 @@ pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
     !is_written && data.paths().any(leads_there)
 }
 
-/// The paths of a configuration that lead nowhere on this machine now, as the run file has them; URLs are not looked at.
+/// Returns the paths of a configuration that do not exist on this machine, as written in the run file; URLs are not
+/// checked.
 pub fn missing(data: &DataConfig) -> Vec<&String> {
     let paths = data.paths().filter(|path| !is_url(path));
     let is_there = |path: &str| {
@@ -159,7 +162,7 @@ pub fn missing(data: &DataConfig) -> Vec<&String> {
     paths.filter(|path| !is_there(path)).collect()
 }
 
-/// All files below a folder.
+/// Collects all files below a folder.
 fn walk(folder: &Path, written: &Written, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
     if written.folder_of(folder).is_some() {
         return Ok(());
@@ -190,7 +193,7 @@ fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".")
 }
 
-/// The error for a file or folder of `[data]`.
+/// Returns the error for a file or folder of `[data]`.
 pub(super) fn unreadable(path: &Path, source: std::io::Error) -> DataError {
     DataError::Read { key: DATA, file: path.to_owned(), source }
 }

@@ -1,9 +1,10 @@
-//! Tokens of text as bytes, in memory or in a file of the cache.
+//! The binary format of tokenized text, in memory or in a cache file.
 //!
-//! The ids come first, four little-endian bytes each, so that a mapped file is used as it is; the highest bit says that a
-//! token does not count. Then one entry per document: the index of its file, with what it was before in the
-//! highest two bits, and its first token. Then a trailer: what this is, the key of the text, counts, and CRC-64 of all
-//! that stands before it. (All are little-endian words of 64 bits.) Nothing is believed before the checksum fits.
+//! The ids come first, as four little-endian bytes each, so that a mapped file can be used as it is; the highest bit
+//! marks tokens that do not count in the loss. Then comes one entry per document: the index of its file, with the form
+//! of the document in the highest two bits, and its first token. Then comes a trailer: the magic number, the key of the
+//! text, counts, and the CRC-64 of all bytes before it. (Entries and trailer are little-endian 64-bit words.) Nothing
+//! is used before the checksum has been verified.
 
 use std::io::{self, Write};
 
@@ -13,83 +14,83 @@ use fsdp_core::Digest;
 use super::special::Form;
 use super::tokens::{Bytes, Scan, Tokens, Width};
 
-/// The first word of a trailer; its last digit is the version of this format.
+/// The first word of the trailer; its last digit is the version of the format.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"fsdptok3");
 
-/// Words of a trailer: magic, key (two), tokens, documents, records that were left out, checksum.
+/// Words of the trailer: magic, key (two), tokens, documents, skipped records, checksum.
 const TRAILER_WORDS: usize = 7;
 
-/// Bytes of a word.
+/// Bytes per word.
 const WORD: usize = 8;
 
-/// Words of the entry of a document.
+/// Words per document entry.
 const DOCUMENT_WORDS: usize = 2;
 
-/// Ids that are written at once.
+/// Maximum number of ids per write.
 const BLOCK_TOKENS: usize = 1 << 16;
 
-/// Where a document begins.
+/// The start of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Document {
-    /// The index of its file.
+    /// Index of its file.
     pub(super) file: usize,
-    /// Its first token.
+    /// Index of its first token.
     pub(super) start: usize,
-    /// What it was before.
+    /// Form of the document.
     pub(super) form: Form,
 }
 
-/// Where the number of a form begins in the word of the index of a file.
+/// Bit position of the form within the word with the file index.
 const FORM_SHIFT: u32 = 62;
 
-/// Tokens of text.
+/// Tokenized text.
 #[derive(Debug)]
 pub(super) struct Image {
     /// All tokens.
     pub(super) tokens: Tokens,
-    /// What is known of them.
+    /// Statistics of the tokens.
     pub(super) scan: Scan,
     /// The documents, in order.
     pub(super) documents: Vec<Document>,
-    /// Records that were left out.
+    /// Number of skipped records.
     pub(super) skipped: u64,
 }
 
-/// Why bytes are not the tokens of a text.
+/// Reasons why bytes are not the tokens of a text.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ImageFault {
-    /// They can not be read.
+    /// The bytes cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
-    /// They are something else.
+    /// The bytes have another format.
     #[error("it holds no tokens of text")]
     Foreign,
-    /// They are of another text.
+    /// The tokens belong to another text.
     #[error("it holds the tokens of another text")]
     OtherText,
-    /// They are too many or too few.
+    /// The length is wrong.
     #[error("it has {got_bytes} bytes, its trailer says {expected_bytes}")]
     Length {
-        /// What the trailer says.
+        /// The length that follows from the trailer.
         expected_bytes: u64,
-        /// What is there.
+        /// The actual length.
         got_bytes: u64,
     },
-    /// Some have changed.
+    /// The checksum is wrong: the bytes have changed.
     #[error("its checksum is {got}, its trailer says {expected}")]
     Checksum {
-        /// What the trailer says.
+        /// The checksum in the trailer.
         expected: Checksum,
-        /// What is there.
+        /// The actual checksum.
         got: Checksum,
     },
 }
 
 impl Image {
-    /// Takes bytes for the tokens of the text with this key.
+    /// Opens bytes as the tokens of the text with this key.
     ///
     /// # Errors
-    /// [`ImageFault`], if they are not.
+    /// [`ImageFault`] if they are not.
     pub(super) fn open(bytes: Bytes, key: Digest) -> Result<Image, ImageFault> {
         let (body, trailer) =
             bytes.split_last_chunk::<{ TRAILER_WORDS * WORD }>().ok_or(ImageFault::Foreign)?;
@@ -128,7 +129,7 @@ impl Image {
     }
 }
 
-/// Writes an [`Image`] while text becomes tokens.
+/// Writes an [`Image`] incrementally, as text is tokenized.
 pub(super) struct ImageWriter<W> {
     sink: W,
     checksum: Checksum,
@@ -138,15 +139,15 @@ pub(super) struct ImageWriter<W> {
 }
 
 impl<W: Write> ImageWriter<W> {
-    /// An image of no document.
+    /// Starts an image without documents.
     pub(super) fn new(sink: W) -> Self {
         Self { sink, checksum: DigestKind::Crc64.empty(), tokens: 0, documents: Vec::new(), skipped: 0 }
     }
 
-    /// Adds a document of a file, by its marked ids.
+    /// Appends a document of a file, given its marked ids.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub(super) fn push(&mut self, file: usize, ids: &[u32], form: Form) -> io::Result<()> {
         self.documents.push(Document { file, start: self.tokens, form });
         self.tokens += ids.len();
@@ -156,15 +157,15 @@ impl<W: Write> ImageWriter<W> {
         })
     }
 
-    /// Notes records that were left out.
+    /// Counts skipped records.
     pub(super) fn skip(&mut self, count: u64) {
         self.skipped += count;
     }
 
-    /// Writes what stands behind the ids.
+    /// Writes the document table and the trailer.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// Errors of the sink.
     pub(super) fn finish(mut self, key: Digest) -> io::Result<W> {
         let documents = std::mem::take(&mut self.documents);
         let table: Vec<u8> = documents.iter().flat_map(entry).collect();

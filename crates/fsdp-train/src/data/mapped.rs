@@ -1,12 +1,13 @@
-//! Files mapped into memory: the only unsafe code of this crate.
+//! Memory-mapped files: the only unsafe code of this crate.
 //!
-//! The pages of a mapping are those of the kernel's cache of files. So all processes of a node share them, they are given
-//! up when memory is short, and opening a file takes no time, however long it is.
+//! The pages of a mapping belong to the kernel's page cache. All processes of a node share them, the kernel can evict
+//! them when memory is short, and opening a file takes constant time, whatever its length.
 //!
-//! The price: a file must not change while it is mapped. Its length is taken when it is opened, so nothing is read behind
-//! that. If the file is cut afterwards, reading what is gone ends the process with SIGBUS, which whoever started it sees as
-//! a death by that signal; on NFS, also if another machine removes or replaces it. If it is written to, other bytes may be
-//! read from then on; they are only ever taken as numbers, and every byte is one.
+//! In exchange, a file must not change while it is mapped. Its length is taken when it is opened, and nothing is read
+//! beyond it. If the file is truncated afterwards, reading the missing part ends the process with SIGBUS, which its
+//! parent sees as death by that signal; on NFS, this also happens if another machine removes or replaces the file. If
+//! the file is written to, later reads may return other bytes; they are only ever interpreted as numbers, for which
+//! every bit pattern is valid.
 
 use std::fs::File;
 use std::io;
@@ -14,28 +15,29 @@ use std::ops::Deref;
 
 use memmap2::{Advice, Mmap, MmapOptions};
 
-/// The bytes of a file, as long as it was when it was opened.
+/// The bytes of a file, with the length it had when it was opened.
 #[derive(Debug)]
 pub(super) struct Mapped(Mmap);
 
 impl Mapped {
-    /// Maps a regular file. The mapping stays when the file is closed, renamed or removed.
+    /// Maps a regular file. The mapping stays valid when the file is closed, renamed or removed.
     ///
     /// # Errors
-    /// Those of the system: a file system that can not map, no address space, too many mappings.
+    /// Errors of the system: the file system does not support mappings, no address space, too many mappings.
     pub(super) fn of(file: &File) -> io::Result<Mapped> {
-        // A private mapping shares its pages too, and exists on more file systems (FUSE) than a shared one.
+        // A private mapping shares its pages too, and is supported by more file systems (FUSE) than a shared one.
         //
-        // SAFETY: the mapping is read-only, and `Mmap` holds its address and length until it unmaps it. That nobody
-        // changes the file is asked of users, and of the cache of tokens, whose files are never written to; what
-        // happens otherwise stands at the head of this file.
+        // SAFETY: the mapping is read-only, and `Mmap` keeps its address and length until it unmaps it. Users must not
+        // change the file, and the token cache never writes to its files; the module documentation says what happens
+        // otherwise.
         let mapped = unsafe { MmapOptions::new().map_copy_read_only(file) };
         mapped.map(Mapped)
     }
 
-    /// From now on reads of a part bring in that part and not what is around it, which may be megabytes each time.
+    /// Disables read-ahead: from now on, a read loads only the pages it touches and not those around them, which may be
+    /// megabytes each time.
     pub(super) fn is_read_here_and_there(&self) {
-        // What the kernel does not take changes speed alone.
+        // An error is ignored, because the advice only affects speed.
         let _ = self.0.advise(Advice::Random);
     }
 }

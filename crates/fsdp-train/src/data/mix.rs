@@ -1,34 +1,34 @@
-//! Several sources in fixed shares: which sample of which source stands where.
+//! Mixes several sources in fixed proportions: determines the source and the sample at each position of a run.
 //!
-//! Samples are numbered from 0 over the whole run, step after step. A cycle of [`SLOTS`] numbers gives each source as many
-//! slots as its weight says, and spreads them evenly, so that every global batch holds about the shares of the whole. The
-//! n-th number that belongs to a source is its n-th sample, epoch after epoch: each has a permutation of its own, and a
-//! source that is exhausted begins its next epoch, whatever the others do. All of this is a function of the number, so no
-//! world and no restart changes it.
+//! Samples are numbered from 0 over the whole run, step after step. A cycle of [`SLOTS`] numbers gives each source
+//! slots in proportion to its weight and spreads them evenly, so that every global batch has about the same
+//! proportions. The n-th number of a source is its n-th sample, epoch after epoch: each source has its own permutation,
+//! and an exhausted source starts its next epoch independently of the others. All of this depends only on the number,
+//! so it is the same for every world size and after every restart.
 
 use super::error::DataError;
 use super::permutation::Permutation;
 
-/// Numbers after which the order of sources repeats, so the smallest share is one of them.
+/// The period of the order of sources; the smallest possible share is one slot.
 pub(super) const SLOTS: usize = 1 << 16;
 
-/// Which source each sample of a run comes from.
+/// Determines which source each sample of a run comes from.
 #[derive(Clone, Debug)]
 pub(super) struct Mix {
-    /// For each number of a cycle, its source, and how many numbers of this source stand before it in the cycle.
+    /// For each slot of the cycle, its source, and the number of earlier slots of the same source.
     slots: Vec<(u32, u32)>,
-    /// How many numbers of a cycle each source has.
+    /// Slots per cycle of each source.
     shares: Vec<usize>,
 }
 
 impl Mix {
-    /// Sources with these weights, in proportion.
+    /// Creates a mix of sources with these weights, which are relative.
     ///
     /// # Errors
-    /// [`DataError::Share`] for a source whose share is less than a slot.
+    /// [`DataError::Share`] for a source whose share is less than one slot.
     ///
     /// # Panics
-    /// If there is none, or a weight is not a finite number above 0, which a configuration excludes.
+    /// If there is no source, or a weight is not a finite number above 0, which a configuration rules out.
     pub(super) fn new(weights: &[f64]) -> Result<Mix, DataError> {
         assert!(weights.iter().all(|weight| weight.is_finite() && *weight > 0.0), "weights are positive");
         let shares = shares(weights);
@@ -48,13 +48,13 @@ impl Mix {
         Ok(Mix { slots: order, shares })
     }
 
-    /// The share of a source, of 1.
+    /// Returns the share of a source, as a fraction of 1.
     #[expect(clippy::cast_precision_loss, reason = "at most 65536")]
     pub(super) fn share(&self, source: usize) -> f64 {
         self.shares[source] as f64 / SLOTS as f64
     }
 
-    /// The source of a sample of the run, and how many samples of this source stand before it.
+    /// Returns the source of a sample of the run, and the number of earlier samples of this source.
     pub(super) fn at(&self, number: u64) -> (usize, u64) {
         let (cycle, slot) = (number / SLOTS as u64, (number % SLOTS as u64) as usize);
         let (source, index) = self.slots[slot];
@@ -62,7 +62,7 @@ impl Mix {
         (source, cycle * self.shares[source] as u64 + u64::from(index))
     }
 
-    /// How many of the first `count` samples of a run come from a source.
+    /// Returns how many of the first `count` samples of a run come from a source.
     pub(super) fn taken(&self, source: usize, count: u64) -> u64 {
         let (cycles, rest) = (count / SLOTS as u64, (count % SLOTS as u64) as usize);
         let in_rest = self.slots[..rest].iter().filter(|(of, _)| *of as usize == source).count();
@@ -70,7 +70,7 @@ impl Mix {
     }
 }
 
-/// Slots in proportion to weights, by the largest remainders.
+/// Distributes slots in proportion to weights, by the largest remainder method.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -78,7 +78,7 @@ impl Mix {
     reason = "of numbers from 0 to 65536"
 )]
 fn shares(weights: &[f64]) -> Vec<usize> {
-    // Weights may be of any size: no sum of them overflows.
+    // Weights are divided by the largest, so that their sum cannot overflow.
     let largest = weights.iter().copied().fold(0.0, f64::max);
     let total: f64 = weights.iter().map(|weight| weight / largest).sum();
     let exact: Vec<f64> = weights.iter().map(|weight| weight / largest / total * SLOTS as f64).collect();
@@ -90,11 +90,11 @@ fn shares(weights: &[f64]) -> Vec<usize> {
     shares
 }
 
-/// Cuts a mix into global batches and these into micro-batches.
+/// Cuts a mix into global batches and micro-batches.
 #[derive(Clone, Debug)]
 pub(super) struct MixSampler {
     mix: Mix,
-    /// Samples of each source.
+    /// Number of samples of each source.
     samples: Vec<usize>,
     global_batch: usize,
     micro_batch: usize,
@@ -102,11 +102,11 @@ pub(super) struct MixSampler {
 }
 
 impl MixSampler {
-    /// A sampler over sources with these many samples and the weights of `mix`.
+    /// Creates a sampler over sources with these numbers of samples and the weights of `mix`.
     ///
     /// # Panics
-    /// If a source is empty, or the micro-batch size does not divide the global one, which a resolved configuration
-    /// excludes.
+    /// If a source is empty, or the micro-batch size does not divide the global batch size, which a resolved
+    /// configuration rules out.
     pub(super) fn new(
         mix: Mix,
         samples: Vec<usize>,
@@ -122,7 +122,7 @@ impl MixSampler {
         MixSampler { mix, samples, global_batch, micro_batch, shuffle_seed }
     }
 
-    /// The shares.
+    /// Returns the mix.
     pub(super) fn mix(&self) -> &Mix {
         &self.mix
     }
@@ -132,19 +132,21 @@ impl MixSampler {
         self.global_batch / self.micro_batch
     }
 
-    /// The seed of the permutations, if samples are shuffled.
+    /// The seed of the permutations; `None` if samples are not shuffled.
     pub(super) fn shuffle_seed(&self) -> Option<u64> {
         self.shuffle_seed
     }
 
-    /// Where a source is before a step (from 0): its epoch, and how many samples of that are taken.
+    /// Returns the position of a source before a step (from 0): its epoch, and the number of samples taken in that
+    /// epoch.
     pub(super) fn position(&self, source: usize, step: u64) -> (u64, u64) {
         let taken = self.mix.taken(source, step * self.global_batch as u64);
         let samples = self.samples[source] as u64;
         (taken / samples, taken % samples)
     }
 
-    /// The samples of a micro-batch of a step, both from 0: their sources, and their indices in these.
+    /// Returns the samples of a micro-batch of a step, both counted from 0: their sources, and their indices in the
+    /// sources.
     ///
     /// # Panics
     /// If the step has no such micro-batch.
@@ -160,7 +162,7 @@ impl MixSampler {
         let (epoch, position) = (taken / samples as u64, (taken % samples as u64) as usize);
         let index = match self.shuffle_seed {
             None => position,
-            // Sources of equal length do not go the same way.
+            // Sources of equal length get different permutations.
             Some(seed) => Permutation::new(samples, seed.wrapping_add(source as u64), epoch).at(position),
         };
         (source, index)

@@ -1,8 +1,8 @@
-//! From files to batches: files, documents, tokens, samples, and which sample goes where.
+//! From files to batches: files, documents, tokens, samples, and the batches they go into.
 //!
-//! Everything is a function of the configuration and the files: no rank reads ahead, no rank keeps a
-//! position. Which samples a micro-batch holds follows from the step and the micro-batch alone
-//! ([`Sampler`]), so that any world cuts the same global batches and a resumed run needs no state.
+//! Everything is a function of the configuration and the files: no rank reads ahead, and no rank keeps a position. The
+//! samples of a micro-batch follow from the step and the micro-batch index alone ([`Sampler`]), so that every world
+//! size cuts the same global batches and a resumed run needs no state.
 
 mod cache;
 mod chat;

@@ -1,25 +1,25 @@
-//! Packing "packed": which documents a sample holds.
+//! Packing "packed": determines which documents a sample contains.
 //!
-//! A document takes as many positions as it has targets, at most `seq_len`. Documents are given to samples from the longest to
-//! the shortest, each to the sample with the least room that still has enough (best fit decreasing: Johnson 1973;
-//! the packing of Ding et al. 2024, and of TRL). The result is a function of the lengths alone. Samples are then put into the order of
-//! their first documents, and the documents of each into that of the data.
+//! A document takes as many positions as it has targets, at most `seq_len`. Documents are assigned from the longest to
+//! the shortest, each to the sample with the least room that is still sufficient (best fit decreasing: Johnson 1973;
+//! the packing of Ding et al. 2024, and of TRL). The result depends only on the lengths. Samples are then ordered by
+//! their first documents, and the documents of each sample as in the data.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Documents by sample.
+/// Documents grouped by sample.
 #[derive(Debug)]
 pub(super) struct Packed {
     /// The documents of all samples, one sample after the other.
     documents: Vec<usize>,
-    /// Where those of each sample begin, and the end.
+    /// Where the documents of each sample start, followed by the end.
     starts: Vec<usize>,
 }
 
 impl Packed {
-    /// Packs documents of so many positions, none longer than a sample.
+    /// Packs documents with these numbers of positions, each at most `seq_len`.
     pub(super) fn new(lens: Vec<usize>, seq_len: usize) -> Packed {
         let samples = number(best_fit(&lens, seq_len));
         let count = samples.iter().max().map_or(0, |last| last + 1);
@@ -37,19 +37,19 @@ impl Packed {
         Packed { documents, starts }
     }
 
-    /// The number of samples.
+    /// Number of samples.
     pub(super) fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The documents of a sample, in their order.
+    /// Returns the documents of a sample, in order.
     pub(super) fn sample(&self, index: usize) -> impl Iterator<Item = usize> {
         let Range { start, end } = self.starts[index]..self.starts[index + 1];
         self.documents[start..end].iter().copied()
     }
 }
 
-/// For each document the sample that takes it.
+/// Returns the sample of each document.
 fn best_fit(lens: &[usize], seq_len: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&document| (Reverse(lens[document]), document));
@@ -71,7 +71,7 @@ fn best_fit(lens: &[usize], seq_len: usize) -> Vec<usize> {
     samples
 }
 
-/// Numbers samples anew, in the order in which they first appear.
+/// Renumbers samples in the order in which they first appear.
 fn number(mut samples: Vec<usize>) -> Vec<usize> {
     let mut numbers = vec![None; samples.len()];
     let mut next = 0;
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(packed(&[], 4), Vec::<Vec<usize>>::new());
         // 7, 6 and 5 have samples of their own; 4 goes to 6, and 3 to 7.
         assert_eq!(packed(&[3, 6, 5, 7, 4], 10), [vec![0, 3], vec![1, 4], vec![2]]);
-        // 3 fits behind 5 and behind 6, where less is left.
+        // 3 fits after 5 and after 6, which leaves less room.
         assert_eq!(packed(&[5, 3, 6], 10), [vec![0], vec![1, 2]]);
     }
 

@@ -1,4 +1,4 @@
-//! Panics of libraries that read what others have written: an error for the caller, and nothing on stderr.
+//! Turns panics of libraries that parse untrusted files into errors for the caller, without output on stderr.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,11 +6,11 @@ use std::panic::{self, UnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether a panic of this thread is caught, and told by whoever catches it.
+    /// Whether a panic of this thread will be caught and reported by the code that catches it.
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs something; a panic is its message.
+/// Runs a closure, and returns the message of a panic as an error.
 pub(super) fn caught<T>(run: impl FnOnce() -> T + UnwindSafe) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,17 +1,16 @@
-//! Permutations that are computed, not stored: position to element in constant time and no memory.
+//! Permutations that are computed rather than stored: position to element in constant time, without memory.
 //!
-//! A balanced Feistel network permutes the numbers of `2k` bits whatever its round function is; numbers
-//! beyond `len` are sent through again until they fall below it ("cycle walking"), which is a permutation
-//! of `0..len`. The round function is the finalizer of `SplitMix64` over (key, round, half). So every rank
-//! can ask for any position of any epoch, and 256 ranks do not hold 256 shuffled copies.
+//! A balanced Feistel network permutes the numbers of `2k` bits, whatever its round function. Numbers of at least `len`
+//! are encrypted again until they fall below it ("cycle walking"), which yields a permutation of `0..len`. The round
+//! function is the finalizer of `SplitMix64` over (key, round, half). So every rank can compute any position of any
+//! epoch, and 256 ranks do not store 256 shuffled copies.
 //!
-//! The permutations are part of the numerics contract: changing a constant changes every run with
-//! `shuffle`.
+//! The permutations are part of the numerics contract: changing a constant changes every run with `shuffle`.
 
-/// Enough for the two halves to mix well; four suffice in theory only for large domains.
+/// Enough for the two halves to mix well; in theory, four rounds suffice only for large domains.
 const ROUNDS: u64 = 8;
 
-/// Domains below 2^8 would leave the network too few different permutations.
+/// Domains below 2^8 would give the network too few different permutations.
 const HALF_BITS_MIN: u32 = 4;
 
 /// The golden ratio in 64 bits, the increment of `SplitMix64`.
@@ -26,7 +25,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of an epoch.
+    /// Creates the permutation of an epoch.
     pub fn new(len: usize, seed: u64, epoch: u64) -> Permutation {
         let len = len as u64;
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
@@ -39,7 +38,7 @@ impl Permutation {
         }
     }
 
-    /// The element at a position.
+    /// Returns the element at a position.
     ///
     /// # Panics
     /// If the position is not below `len`.

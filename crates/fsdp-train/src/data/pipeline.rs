@@ -1,8 +1,8 @@
 //! From files to tokens, on all cores and in bounded memory.
 //!
-//! Files are read in *rounds* of some megabytes. While all threads make tokens of one round, the next is read; then the
-//! tokens are handed on in the order of the records. What a round holds depends on the files alone, so tokens, and which
-//! error is told, are the same whatever the number of threads; and there are never more than two rounds in memory.
+//! Files are read in *rounds* of some megabytes. While all threads tokenize one round, the next is read; then the
+//! tokens are passed on in the order of the records. The contents of a round depend only on the files, so the tokens,
+//! and which error is reported, do not depend on the number of threads. At most two rounds are in memory.
 
 use rayon::prelude::*;
 
@@ -16,36 +16,36 @@ use super::special::Form;
 use super::text::Text;
 use crate::config::Malformed;
 
-/// What is read before it becomes tokens.
+/// Size of a round, in bytes before tokenizing.
 const ROUND_BYTES: usize = 1 << 24;
 
-/// Batches of a round, however small they are: a file of its own each, in the worst case.
+/// Maximum number of batches per round: in the worst case, each is a small file of its own.
 const ROUND_BATCHES: usize = 1 << 12;
 
 /// The tokens of a batch.
 pub(super) struct Encoded {
-    /// The index of the file.
+    /// Index of the file.
     pub(super) file: usize,
-    /// Marked tokens of the documents, one after the other.
+    /// Marked tokens of the documents, concatenated.
     pub(super) ids: Vec<u32>,
-    /// Where each document ends, and what it was.
+    /// The end of each document, and its form.
     pub(super) ends: Vec<(usize, Form)>,
-    /// Records that were left out because they hold no document.
+    /// Number of records that were skipped because they have no document.
     pub(super) skipped: u64,
 }
 
 impl Encoded {
-    /// The tokens of each document, and what it was.
+    /// Returns the number of tokens of each document, and its form.
     pub(super) fn documents(&self) -> impl Iterator<Item = (usize, Form)> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|&(end, _)| end));
         starts.zip(&self.ends).map(|(start, &(end, form))| (end - start, form))
     }
 }
 
-/// Makes tokens of all records, and hands them on in order.
+/// Tokenizes all records, and passes the tokens on in order.
 ///
 /// # Errors
-/// The first record that is wrong, or the first error of `write`.
+/// The first invalid record, or the first error of `write`.
 pub(super) fn run<E: From<DataError>>(
     text: &Text<'_>,
     mut write: impl FnMut(Encoded) -> Result<(), E>,
@@ -57,7 +57,7 @@ pub(super) fn run<E: From<DataError>>(
     let mut reader = Reader::new(text);
     let mut round = reader.round(ROUND_BYTES)?;
     while !round.is_empty() {
-        // What is read meanwhile has no tokens yet.
+        // Bytes of the next round, read at the same time, do not count as tokenized yet.
         told.read_bytes = reader.meter.total();
         let encode = |batch| encoded(text, batch);
         let all = || round.into_par_iter().map(encode).collect::<Vec<_>>();
@@ -77,18 +77,18 @@ pub(super) fn run<E: From<DataError>>(
 
 /// The tokens of the first records.
 pub(super) struct Beginning {
-    /// By batch.
+    /// The tokens, by batch.
     pub(super) encoded: Vec<Encoded>,
     /// Bytes of the records.
     pub(super) bytes: usize,
-    /// Whether there are no other records.
+    /// Whether there are no further records.
     pub(super) is_all: bool,
 }
 
-/// Makes tokens of the first records, of about so many bytes.
+/// Tokenizes the first records, of about `bytes` bytes.
 ///
 /// # Errors
-/// The first record that is wrong.
+/// The first invalid record.
 pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, DataError> {
     let mut reader = Reader::new(text);
     let mut round = reader.round(bytes)?;
@@ -104,9 +104,9 @@ pub(super) fn beginning(text: &Text<'_>, bytes: usize) -> Result<Beginning, Data
 struct Reader<'a> {
     files: &'a [DataFile],
     encoder: &'a Encoder<'a>,
-    /// The next file.
+    /// Index of the next file to open.
     next: usize,
-    /// The rest of the one before.
+    /// The remaining batches of the open file.
     open: Option<Batches>,
     meter: Meter,
 }
@@ -116,7 +116,8 @@ impl<'a> Reader<'a> {
         Reader { files: text.files, encoder: &text.encoder, next: 0, open: None, meter: Meter::default() }
     }
 
-    /// The batches of the next round, which have so many bytes if there are as many; none at the end.
+    /// Returns the batches of the next round: about `round_bytes` bytes or what is left of the files, and nothing at
+    /// the end.
     fn round(&mut self, round_bytes: usize) -> Result<Vec<Batch>, DataError> {
         let (mut round, mut bytes) = (Vec::new(), 0);
         while bytes < round_bytes && round.len() < ROUND_BATCHES {
@@ -139,7 +140,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The tokens of a batch.
+/// Tokenizes a batch.
 fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
     let file = &text.files[batch.file];
     let mut out = Encoded { file: batch.file, ids: Vec::new(), ends: Vec::new(), skipped: 0 };
@@ -160,7 +161,8 @@ fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
                 out.ids.extend_from_slice(&ids);
                 out.ends.push((out.ids.len(), form));
             }
-            // Files that are not UTF-8 lie in every folder of text; who names one means it.
+            // Folders of text usually contain files that are not UTF-8, so these are dropped. A file named by the user
+            // must be text.
             Err(NoRecord::NotText(_)) if !file.named => {}
             Err(_) if text.malformed == Malformed::Skip => out.skipped += 1,
             Err(fault) if failed.is_none() => failed = Some(malformed(file, place, &fault)),

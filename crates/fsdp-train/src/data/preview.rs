@@ -1,4 +1,4 @@
-//! What a user should see of the data before a run: a sample, as the model hears it.
+//! Shows a user a sample of the data before a run, as the model sees it.
 
 use super::dataset::Dataset;
 use super::error::DataError;
@@ -9,19 +9,19 @@ use crate::config::DataConfig;
 /// A sample, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preview {
-    /// Its parts in order, and whether the tokens of each count in the loss.
+    /// Consecutive parts of the text, and whether the tokens of each count in the loss.
     pub parts: Vec<(String, bool)>,
-    /// Tokens of the sample, without padding.
+    /// Number of tokens in the sample, without padding.
     pub tokens: usize,
-    /// Those of them that count.
+    /// Number of tokens that count in the loss.
     pub counted: usize,
 }
 
 impl Preview {
-    /// A sample of a data set.
+    /// Decodes a sample of a data set.
     ///
     /// # Errors
-    /// A tokenizer that can not be read again, or that has no text for a token.
+    /// If the tokenizer cannot be read again, or cannot decode a token.
     ///
     /// # Panics
     /// If there is no such sample.

@@ -1,33 +1,33 @@
-//! How far reading has come, for those who wait for it.
+//! Progress of reading and tokenizing data.
 
 use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How far the tokenizing of a set of files is.
+/// Progress of tokenizing a set of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokenizing {
-    /// Bytes of the files, as they lie on the disk, that were read and have become tokens.
+    /// Bytes of the files, in their size on disk, that were read and tokenized.
     pub read_bytes: u64,
-    /// All of their bytes.
+    /// Bytes of all files, in their size on disk.
     pub all_bytes: u64,
-    /// Documents that have become tokens.
+    /// Number of documents tokenized.
     pub documents: u64,
-    /// Their tokens.
+    /// Number of their tokens.
     pub tokens: u64,
-    /// Whether it is over.
+    /// Whether tokenizing is complete.
     pub is_done: bool,
 }
 
-/// Who is told how far reading is. Called by one thread at a time.
+/// Receives the progress of tokenizing. Called by one thread at a time.
 pub struct Watch<'a>(Option<&'a (dyn Fn(Tokenizing) + Sync)>);
 
 impl<'a> Watch<'a> {
-    /// Tells nobody.
+    /// Ignores the progress.
     pub const NOBODY: Watch<'static> = Watch(None);
 
-    /// Tells a function.
+    /// Calls a function with the progress.
     pub fn new(told: &'a (dyn Fn(Tokenizing) + Sync)) -> Watch<'a> {
         Watch(Some(told))
     }
@@ -45,17 +45,17 @@ impl fmt::Debug for Watch<'_> {
     }
 }
 
-/// Counts bytes of files while they are read.
+/// Counts bytes of files as they are read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter(Arc<AtomicU64>);
 
 impl Meter {
-    /// Notes bytes that were read.
+    /// Adds bytes that were read.
     pub(super) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// All bytes that were noted.
+    /// Number of bytes read so far.
     pub(super) fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -63,9 +63,9 @@ impl Meter {
 
 /// A reader whose bytes are counted.
 pub(super) struct Metered<R> {
-    /// What is read.
+    /// The reader.
     pub(super) inner: R,
-    /// What counts.
+    /// The counter.
     pub(super) meter: Meter,
 }
 

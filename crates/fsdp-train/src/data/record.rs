@@ -1,23 +1,23 @@
-//! Records: what a source yields, whatever its format, before it becomes tokens.
+//! Records: the output of a source, whatever its format, before tokenizing.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// One document, as a source has it.
+/// One document, as found in a source.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Record {
     /// A text.
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
-    /// The fields of an object, of those that [`Fields`] asks for, in the order of the source.
+    /// The fields of an object that [`Fields`] selects, in the order of the source.
     Object(Map<String, Value>),
 }
 
 impl Record {
-    /// About what it takes in memory.
+    /// Approximate size in memory, in bytes.
     pub(super) fn len_bytes(&self) -> usize {
         match self {
             Record::Text(text) => text.len(),
@@ -27,18 +27,18 @@ impl Record {
     }
 }
 
-/// Where a record stands in its file.
+/// Position of a record in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It is all of the file.
+    /// The record is the whole file.
     Whole,
     /// A line, from 1.
     Line(u64),
     /// A row, from 0.
     Row {
-        /// The row group that it is in, where the format has such, from 0.
+        /// The row group, from 0, if the format has row groups.
         group: Option<usize>,
-        /// The row, in its group or in the file.
+        /// The row within its group, or within the file if there are no groups.
         row: u64,
     },
 }
@@ -54,38 +54,38 @@ impl fmt::Display for Place {
     }
 }
 
-/// Messages of a conversation, which mean something without being named by `data.column`.
+/// The field with the messages of a conversation, which is recognized without `data.column`.
 pub(super) const MESSAGES: &str = "messages";
 
-/// Names of other such fields, in the order of preference.
+/// Other fields that are recognized without `data.column`, in order of preference.
 const KNOWN: [&str; 2] = ["text", "input_ids"];
 
-/// A prompt and what is to follow it, where `data.prompt` and `data.completion` name no others.
+/// The fields of a prompt and its completion, unless `data.prompt` and `data.completion` name others.
 const PAIR: [&str; 2] = ["prompt", "completion"];
 
-/// What a conversation may have beside its messages.
+/// Fields that a conversation may have besides its messages.
 pub(super) const BESIDE: [&str; 2] = ["tools", "chat_template_kwargs"];
 
-/// Which fields of an object are its document.
+/// Selects the fields of an object that make up its document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fields {
     /// The value of `data.column`.
     column: Option<String>,
-    /// The values of `data.prompt` and `data.completion`, if one of them is given.
+    /// The values of `data.prompt` and `data.completion`, if at least one is set.
     pair: Option<[String; 2]>,
 }
 
 /// The fields of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chosen<'n> {
-    /// All of it.
+    /// A single field.
     One(&'n str),
-    /// A prompt, and what is to follow it.
+    /// A prompt and its completion.
     Pair([&'n str; 2]),
 }
 
 impl<'n> Chosen<'n> {
-    /// The names.
+    /// Names of the fields.
     pub(super) fn names(self) -> Vec<&'n str> {
         match self {
             Chosen::One(name) => vec![name],
@@ -95,21 +95,21 @@ impl<'n> Chosen<'n> {
 }
 
 impl Fields {
-    /// The field that `data.column` names, or those known.
+    /// Selects the field that `data.column` names, or else the known fields.
     pub(super) fn new(column: Option<&str>) -> Fields {
         Fields { column: column.map(str::to_owned), pair: None }
     }
 
-    /// With the values of `data.prompt` and `data.completion`.
+    /// Sets the values of `data.prompt` and `data.completion`.
     pub(super) fn with_pair(self, given: [Option<&str>; 2]) -> Fields {
         let [prompt, completion] = [0, 1].map(|index| given[index].unwrap_or(PAIR[index]).to_owned());
         Fields { pair: given.iter().any(Option::is_some).then_some([prompt, completion]), ..self }
     }
 
-    /// The fields to read among those that there are.
+    /// Chooses the fields to read from those that exist.
     ///
     /// # Errors
-    /// What there is instead.
+    /// A description that lists the existing fields.
     pub(super) fn choose<'n>(&self, names: &[&'n str]) -> Result<Chosen<'n>, String> {
         let has = |wanted: &str| names.iter().copied().find(|name| *name == wanted);
         let one = |wanted: &str| has(wanted).map(Chosen::One);
@@ -146,16 +146,16 @@ impl Fields {
         is_of_document || BESIDE.contains(&name)
     }
 
-    /// The fields of a JSON object, without those that nobody asks for.
+    /// Parses a JSON object, and drops the fields that are not selected.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// A description of what is wrong with the text.
     pub(super) fn parse(&self, json: &[u8]) -> Result<Record, String> {
         let mut parser = serde_json::Deserializer::from_slice(json);
         let parsed = Wanted(self).deserialize(&mut parser).and_then(|object| parser.end().map(|()| object));
         let object = parsed.map_err(|fault| self.explain(&fault))?;
         if self.choose(&names(&object)).is_err() {
-            // Who is missing a field wants to know which ones there are.
+            // The error for a missing field lists all existing ones.
             let all: Map<String, Value> =
                 serde_json::from_slice(json).map_err(|fault| self.explain(&fault))?;
             self.choose(&names(&all))?;
@@ -169,12 +169,12 @@ impl Fields {
     }
 }
 
-/// The names of the fields of an object.
+/// Names of the fields of an object.
 pub(super) fn names(object: &Map<String, Value>) -> Vec<&str> {
     object.keys().map(String::as_str).collect()
 }
 
-/// Reads an object, and keeps what [`Fields`] asks for.
+/// Reads an object, and keeps the fields that [`Fields`] selects.
 struct Wanted<'a>(&'a Fields);
 
 impl<'de> DeserializeSeed<'de> for Wanted<'_> {

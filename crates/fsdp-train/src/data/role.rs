@@ -1,39 +1,39 @@
-//! What a run asks of each part of its data.
+//! The requirements of a run on each part of its data.
 
 use super::error::DataError;
 use crate::config::{DataConfig, EvalSet};
 
-/// What a part of a run's data is for.
+/// The purpose of a part of a run's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It is all that is trained on.
+    /// The only training data.
     Training {
-        /// Samples of a global batch.
+        /// Samples per global batch.
         global_batch: usize,
     },
-    /// It is one of several sources.
+    /// One of several sources of training data.
     Source {
-        /// Which one, from 0.
+        /// Index of the source, from 0.
         index: usize,
     },
-    /// It is evaluated on.
+    /// An evaluation set.
     Evaluation {
-        /// The name of the set.
+        /// Name of the set.
         set: String,
-        /// The samples of it that are evaluated on, if it has as many.
+        /// Maximum number of samples to evaluate.
         samples_max: usize,
     },
 }
 
 impl Role {
-    /// That of a set of evaluation data.
+    /// Returns the role of an evaluation set.
     pub fn of_set(set: &EvalSet, data: &DataConfig, global_batch: usize) -> Role {
         let limit = |most: u64| usize::try_from(most).ok().filter(|&most| most > 0).unwrap_or(usize::MAX);
         let in_batches = limit(data.eval_batches).saturating_mul(global_batch);
         Role::Evaluation { set: set.name.clone(), samples_max: limit(set.max_samples).min(in_batches) }
     }
 
-    /// The samples that are used, if there are as many.
+    /// Maximum number of samples that are used.
     pub(crate) fn samples_max(&self) -> usize {
         match self {
             Role::Evaluation { samples_max, .. } => *samples_max,
@@ -41,7 +41,7 @@ impl Role {
         }
     }
 
-    /// The key of the paths that lead to it, dotted.
+    /// The dotted key of the paths to the data.
     pub(super) fn key(&self, config: &DataConfig) -> &'static str {
         match self {
             Role::Training { .. } | Role::Source { .. } => config.train_key(),
@@ -49,10 +49,10 @@ impl Role {
         }
     }
 
-    /// That there are enough samples.
+    /// Checks that there are enough samples.
     ///
     /// # Errors
-    /// [`DataError`]: there are fewer than a run takes.
+    /// [`DataError`] if there are fewer samples than a run needs.
     pub(crate) fn expect(&self, samples: usize, seq_len: usize) -> Result<(), DataError> {
         let is_empty = samples == 0;
         match self {

@@ -1,4 +1,4 @@
-//! Which samples a micro-batch of a step holds, when training.
+//! Assigns samples to the micro-batches of training steps.
 
 use super::error::DataError;
 use super::permutation::Permutation;
@@ -6,9 +6,9 @@ use super::role::Role;
 
 /// Cuts epochs into global batches and these into micro-batches.
 ///
-/// Without a shuffle seed, step s (from 0) of an epoch takes samples s·G to s·G + G - 1, and its
-/// micro-batch j those from s·G + j·m; with one, the same positions of a permutation that is new in every
-/// epoch. The incomplete last global batch of an epoch is dropped. Nothing depends on the world.
+/// Without a shuffle seed, step s (from 0) of an epoch takes samples s·G to s·G + G - 1, and its micro-batch j takes
+/// samples from s·G + j·m. With a shuffle seed, it takes the same positions of a permutation that differs in every
+/// epoch. The incomplete last global batch of an epoch is dropped. Nothing depends on the world size.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     samples: usize,
@@ -18,13 +18,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler over `samples` samples (of `seq_len` tokens, which is only named in errors).
+    /// Creates a sampler over `samples` samples (of `seq_len` tokens, which is only used in errors).
     ///
     /// # Errors
     /// [`DataError::TooShort`] if there is less than one global batch.
     ///
     /// # Panics
-    /// If the micro-batch size does not divide the global one, which a resolved configuration excludes.
+    /// If the micro-batch size does not divide the global batch size, which a resolved configuration rules out.
     pub fn new(
         samples: usize,
         seq_len: usize,
@@ -47,17 +47,17 @@ impl Sampler {
         self.global_batch / self.micro_batch
     }
 
-    /// The seed of the permutations, if samples are shuffled.
+    /// The seed of the permutations; `None` if samples are not shuffled.
     pub fn shuffle_seed(&self) -> Option<u64> {
         self.shuffle_seed
     }
 
-    /// The epoch of a step, both from 0.
+    /// Returns the epoch of a step, both counted from 0.
     pub fn epoch(&self, step: u64) -> u64 {
         step / self.steps_per_epoch()
     }
 
-    /// The samples of a micro-batch of a step, both from 0.
+    /// Returns the samples of a micro-batch of a step, both counted from 0.
     ///
     /// # Panics
     /// If the step has no such micro-batch.

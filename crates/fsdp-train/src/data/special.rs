@@ -1,39 +1,39 @@
-//! Tokens that are put around documents, by what documents are.
+//! Special tokens that are added around documents, depending on their form.
 
 use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use super::warning::DataWarning;
 use crate::config::{DataConfig, EndToken, Packing};
 
-/// What a document was before it became tokens: that decides what is put around it.
+/// The form of a document before tokenizing, which determines the tokens added around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// A text.
     Text,
-    /// Token ids: who made them has put there what belongs there.
+    /// Token ids, which already include any special tokens.
     Ids,
     /// A prompt with its completion.
     Completion,
-    /// Messages: their template has written all that begins and ends them.
+    /// Messages, whose template has written all special tokens.
     Conversation,
 }
 
 impl Form {
-    /// All of them, in the order of their numbers.
+    /// All forms, in the order of their numbers.
     pub(super) const ALL: [Form; 4] = [Form::Text, Form::Ids, Form::Completion, Form::Conversation];
 }
 
-/// Ids that stand around a document.
+/// Ids that are added around a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Around {
-    /// In front of it.
+    /// The id before the document, if any.
     pub(super) bos: Option<u32>,
-    /// Behind it.
+    /// The id after the document, if any.
     pub(super) eos: Option<u32>,
 }
 
 impl Around {
-    /// How many these are.
+    /// Number of added ids.
     pub(super) fn count(self) -> usize {
         usize::from(self.bos.is_some()) + usize::from(self.eos.is_some())
     }
@@ -45,17 +45,17 @@ pub(super) struct Special {
     text: Around,
     ids: Around,
     completion: Around,
-    /// What short samples are filled with.
+    /// The id that fills up short samples.
     pub(super) pad: u32,
-    /// Whether what is too long loses its beginning, rather than its end.
+    /// Whether documents that are too long are truncated at their start rather than at their end.
     pub(super) clips_left: bool,
 }
 
 impl Special {
-    /// Those of a configuration.
+    /// Resolves the special tokens of a configuration.
     ///
     /// # Errors
-    /// [`DataError::SpecialToken`]: a token that does not exist; [`DataError::Tokenizer`].
+    /// [`DataError::SpecialToken`] if a token does not exist; [`DataError::Tokenizer`].
     pub(super) fn resolve(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Special, DataError> {
         let ends = tokenizer.ends()?;
         let text = Around {
@@ -66,7 +66,7 @@ impl Special {
             bos: text.bos.filter(|_| is_given(&config.bos)),
             eos: text.eos.filter(|_| is_given(&config.eos)),
         };
-        // A model that never sees where an answer ends does not end one.
+        // A model that never sees the end of an answer does not learn to end one.
         let end = || tokenizer.eos().filter(|_| config.eos == Some(EndToken::Auto));
         let pad = match config.packing {
             // A stream has no short samples.
@@ -77,7 +77,7 @@ impl Special {
         Ok(Special { text, ids, completion, pad, clips_left: tokenizer.truncates_left() })
     }
 
-    /// What stands around documents.
+    /// Returns the ids added around documents of a form.
     pub(super) fn around(&self, form: Form) -> Around {
         match form {
             Form::Text => self.text,
@@ -87,7 +87,8 @@ impl Special {
         }
     }
 
-    /// Says where documents, so many of each form, lack what begins or ends them. Bytes have no token for that.
+    /// Returns warnings about missing or ignored bos and eos tokens, given the number of documents of each form. The
+    /// byte tokenizer has no such tokens, so it is exempt.
     pub(super) fn warnings(
         &self,
         config: &DataConfig,
@@ -111,10 +112,10 @@ impl Special {
         warnings
     }
 
-    /// That every id that is added to documents of these forms is below the vocabulary size of the model.
+    /// Checks that every id added to documents of these forms is below the vocabulary size of the model.
     ///
     /// # Errors
-    /// For the first that is not.
+    /// For the first id that is not.
     pub(super) fn check_vocabulary(
         &self,
         forms: impl IntoIterator<Item = Form>,
@@ -134,7 +135,7 @@ impl Special {
     }
 }
 
-/// The id that a setting means, where the tokenizer itself puts these.
+/// Resolves a setting to an id; `own` are the ids that the tokenizer itself adds there.
 fn resolved(
     token: &Option<EndToken>,
     own: &[u32],
@@ -154,7 +155,7 @@ fn resolved(
     }
 }
 
-/// Whether a run file names a token itself.
+/// Whether the run file names a token.
 fn is_given(token: &Option<EndToken>) -> bool {
     matches!(token, Some(EndToken::Token(_)))
 }

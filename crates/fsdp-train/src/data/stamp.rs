@@ -1,10 +1,10 @@
-//! What tells that a file has changed, without reading it.
+//! Detects changes of a file without reading it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// A file as the file system describes it.
+/// A file's metadata in the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -16,10 +16,10 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// The file that a path leads to.
+    /// Returns the stamp of the file at a path.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub(super) fn of(path: &Path) -> io::Result<Stamp> {
         let metadata = path.metadata()?;
         Ok(Stamp {

@@ -1,4 +1,4 @@
-//! What can be said of data in a moment, without tokenizing all of it.
+//! Quick statistics of data, without tokenizing all of it.
 
 use std::path::Path;
 
@@ -18,58 +18,59 @@ use super::tokens::SILENT;
 use super::warning::DataWarning;
 use crate::config::{DataConfig, Packing};
 
-/// How much of text is looked at, in bytes of its records. As many become tokens in a second or two.
+/// Size of the text records that are examined, in bytes. These are tokenized in a second or two.
 const LOOKED_AT_BYTES: usize = 1 << 21;
 
-/// Files that were found, whose first records could be read.
+/// Statistics of the files that were found, whose first records could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Their bytes, as they lie on the disk.
+    /// Size of the files on disk, in bytes.
     pub bytes: u64,
-    /// Their tokens, where they hold tokens.
+    /// Number of tokens in token files; `None` for text.
     pub tokens: Option<u64>,
-    /// About how many tokens they have, where they hold text: as if all bytes became as many tokens as those of the first
-    /// records. Of compressed files it is less than there are.
+    /// Estimated number of tokens: for text, all bytes are assumed to have as many tokens as those of the first
+    /// records. For compressed files the estimate is too low.
     pub about_tokens: u64,
-    /// Whether the first records have tokens that do not count in the loss: conversations, and prompts with completions.
+    /// Whether the first records have tokens that do not count in the loss: conversations, and prompts with
+    /// completions.
     pub has_prompts: bool,
-    /// Whether there is plain text among the first records.
+    /// Whether the first records include plain text.
     pub has_text: bool,
 }
 
-/// What is known of data before a run reads it.
+/// What is known about data before a run reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlook {
-    /// What was found.
+    /// Statistics of the files.
     pub survey: Survey,
-    /// What a run will read: known where there is little text, and of all tokens.
+    /// Size of the data as a run will read it; `None` if there is too much text to examine all of it.
     pub whole: Option<Whole>,
-    /// Ids of the tokenizer.
+    /// Number of ids of the tokenizer.
     pub tokenizer_ids: usize,
-    /// What a run will warn of, as far as it can be known: where not all was looked at, of the first records.
+    /// Warnings that a run will give, as far as known: if not all data was examined, those of the first records.
     pub warnings: Vec<DataWarning>,
 }
 
-/// Data as a run reads it.
+/// Size of the data as a run reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Its samples.
+    /// Number of samples.
     pub samples: u64,
 }
 
-/// Finds the files of a list of paths, and makes tokens of the first records.
+/// Finds the files of a list of paths, and tokenizes their first records.
 ///
 /// # Errors
-/// As [`Dataset::load`], as far as these records show it.
+/// As [`Dataset::load`], as far as the first records reveal them.
 pub fn survey(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Survey, DataError> {
     Ok(look(paths, config, out_dir)?.survey)
 }
 
-/// That paths lead to files of data: everything that keeps them from it.
+/// Returns the errors that keep paths from leading to data files.
 pub fn lost(paths: &[String], config: &DataConfig, out_dir: &Path, role: &Role) -> Vec<DataError> {
     let Err(first) = files::find(paths, config, out_dir) else { return Vec::new() };
     let of_one = |path: &String| files::find(std::slice::from_ref(path), config, out_dir).err();
@@ -78,11 +79,11 @@ pub fn lost(paths: &[String], config: &DataConfig, out_dir: &Path, role: &Role) 
     all.into_iter().map(|error| error.of_key(role.key(config))).collect()
 }
 
-/// Looks at data for a model with this many token ids: at all of it, as a run will, where that takes no longer than a moment,
-/// else at its first records.
+/// Examines data for a model with `vocab` token ids: all of it, as a run would, if that is quick, else its first
+/// records.
 ///
 /// # Errors
-/// What a run would refuse: as [`Dataset::load`]; ids that the model does not have, and less data than its role asks for.
+/// The errors of a run: as [`Dataset::load`]; ids that the model does not have, and less data than the role requires.
 pub fn outlook(
     paths: &[String],
     config: &DataConfig,
@@ -107,7 +108,7 @@ pub fn outlook(
     Ok(Outlook { survey, whole: Some(whole), tokenizer_ids, warnings: dataset.warnings().to_vec() })
 }
 
-/// What the first records show of what a run will warn of.
+/// Returns the warnings that the first records imply for a run.
 fn expected(
     beginning: &Beginning,
     special: Special,
@@ -126,12 +127,12 @@ fn expected(
     warnings
 }
 
-/// A survey, with what it was made of.
+/// A survey, with the data that it is based on.
 struct Look {
     survey: Survey,
     found: Vec<DataFile>,
     tokenizer: Tokenizer,
-    /// The first records of text.
+    /// The first records of text; `None` for token files.
     beginning: Option<Beginning>,
 }
 
@@ -174,7 +175,7 @@ fn beginning(found: &[DataFile], config: &DataConfig, tokenizer: &Tokenizer) -> 
     pipeline::beginning(&text, LOOKED_AT_BYTES)
 }
 
-/// That a model has the ids of the first records, and those that are put around documents.
+/// Checks that the model has the ids of the first records, and those added around documents.
 fn check_vocabulary(
     beginning: &Beginning,
     found: &[DataFile],

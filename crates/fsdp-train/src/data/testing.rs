@@ -1,4 +1,4 @@
-//! For the tests of this room.
+//! Helpers for the tests of this module.
 
 use super::chat::Chats;
 use super::tokenizer::Tokenizer;
@@ -18,12 +18,12 @@ global_batch_size = 1
 out_dir = "out"
 "#;
 
-/// A configuration of bytes, every other key by default.
+/// Returns a configuration with the byte tokenizer, and defaults for all other keys.
 pub(super) fn config() -> DataConfig {
     Resolved::parse(RUN, "run.toml", &[]).unwrap().config.data
 }
 
-/// What makes tokens of conversations where there is no template.
+/// Returns a tokenizer of conversations without a template.
 pub(super) fn chats() -> Chats {
     Chats::find(&config(), &Tokenizer::load("bytes").unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Text files, and the tokens they become.
+//! Text files, and their tokens.
 
 use std::io::{self, Write};
 
@@ -14,43 +14,43 @@ use super::stamp::Stamp;
 use super::tokens::Bytes;
 use crate::config::Malformed;
 
-/// The version of the library that makes tokens: another one may make others of the same text.
+/// Version of the tokenizer library; another version may produce other tokens for the same text.
 const TOKENIZERS: &str = "0.22.2";
 
-/// Files of records, with what makes tokens of them.
+/// Files of records, and the encoder that tokenizes them.
 pub(super) struct Text<'a> {
-    /// The files: all but those of tokens.
+    /// The files, none of which are token files.
     pub(super) files: &'a [DataFile],
-    /// What makes the tokens.
+    /// Turns records into tokens.
     pub(super) encoder: Encoder<'a>,
-    /// What becomes of records without a document.
+    /// What to do with records without a document.
     pub(super) malformed: Malformed,
-    /// Who is told how far it is.
+    /// Receives the progress.
     pub(super) watch: &'a Watch<'a>,
 }
 
-/// What stands for a text.
+/// Identifies the tokens of a text.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// All that decides the tokens, bytes of the files included.
+    /// Digest of everything that determines the tokens, including the bytes of the files.
     pub(super) digest: Digest,
-    /// The files, as they were read for it.
+    /// State of the files when they were read for the digest.
     stamps: Vec<Stamp>,
 }
 
-/// Why there are no tokens.
+/// Reasons why there are no tokens.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotTokenized {
     /// The text is at fault.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// They can not be written.
+    /// The tokens cannot be written.
     #[error(transparent)]
     Write(#[from] io::Error),
 }
 
 impl Text<'_> {
-    /// Stands for all that decides the tokens.
+    /// Computes the key of everything that determines the tokens.
     ///
     /// # Errors
     /// [`DataError::Read`].
@@ -60,7 +60,8 @@ impl Text<'_> {
             let failed = |source| files::unreadable(&file.path, source);
             let stamp = Stamp::of(&file.path).map_err(failed)?;
             let bytes = Bytes::open(&file.path).map_err(failed)?;
-            // The name of a file does not count; whether the user named it does: what is then an error else drops the file.
+            // The name of a file does not matter, but whether the user named it does: invalid UTF-8 is an error in a
+            // named file, and drops other files.
             let facts = (file.named, file.kind, file.compression, bytes.len(), Bytes::digest(&bytes));
             key.digest = key.digest.and(&facts);
             key.stamps.push(stamp);
@@ -71,7 +72,8 @@ impl Text<'_> {
     /// Writes the tokens of a text as an [`Image`](super::image::Image).
     ///
     /// # Errors
-    /// Text that can not be read or tokenized, or has changed since its key was made; a sink that can not be written.
+    /// If the text cannot be read or tokenized, or has changed since its key was computed, or if the sink cannot be
+    /// written.
     pub(super) fn tokenize<W: Write>(&self, sink: W, key: &Key) -> Result<W, NotTokenized> {
         let mut image = ImageWriter::new(sink);
         pipeline::run(self, |Encoded { file, ids, ends, skipped }| -> Result<(), NotTokenized> {
@@ -90,12 +92,13 @@ impl Text<'_> {
         Ok(image.finish(key.digest)?)
     }
 
-    /// A key that no file of the cache has, for tokens that are not kept: nothing is read for it.
+    /// Returns a key that no cache file has, for tokens that are not cached; it is computed without reading the files.
     pub(super) fn key_of_none_kept(&self) -> Key {
         Key { digest: self.key_of_none(), stamps: Vec::new() }
     }
 
-    /// The key before any file. What packing adds to documents is not in the tokens, so it is not here either.
+    /// Computes the key without files. It does not include the special tokens that packing adds, because they are not
+    /// part of the cached tokens.
     fn key_of_none(&self) -> Digest {
         let Encoder { tokenizer, fields, chats } = &self.encoder;
         Digest::of(&(MAGIC, TOKENIZERS, tokenizer.digest(), fields, chats.digest(), self.malformed))

@@ -35,37 +35,37 @@ pub struct Tokenizer {
     name: String,
     vocabulary: Option<Vocabulary>,
     config: TokenizerConfig,
-    /// Of the file.
+    /// Length in bytes and checksum of the file; `None` for the byte tokenizer.
     digest: Option<(usize, Digest)>,
 }
 
 /// Tokens of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Encoded {
-    /// The ids.
+    /// Token ids.
     pub(super) ids: Vec<u32>,
-    /// The bytes that each is made of, in order.
+    /// The byte range of each token, in order.
     pub(super) offsets: Vec<Range<usize>>,
 }
 
-/// What a tokenizer puts around a text.
+/// Tokens that a tokenizer adds around a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
-    /// Such as a token that says that a document begins.
+    /// Ids before the text, such as a token for the start of a document.
     pub(super) before: Vec<u32>,
-    /// Such as one that says that it ends.
+    /// Ids after the text, such as a token for its end.
     pub(super) after: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// `"bytes"` (256 tokens, the id is the byte), or the path of a Hugging Face `tokenizer.json`.
+    /// Loads `"bytes"` (256 tokens, the id is the byte), or the path of a Hugging Face `tokenizer.json`.
     ///
-    /// `tokenizer_config.json` beside it is read as well, if it is there. Truncation and padding that the file may ask for are
-    /// turned off: cutting is the packing's task.
+    /// A `tokenizer_config.json` next to it is read as well, if it exists. Truncation and padding that the file may
+    /// request are disabled, because packing takes care of them.
     ///
     /// # Errors
-    /// If a file cannot be read, or would take more memory than it has bytes by far; any file, in a build without the
-    /// feature `tokenizers`.
+    /// If a file cannot be read, or would need far more memory than its size; any file, in a build without the feature
+    /// `tokenizers`.
     pub fn load(name: &str) -> Result<Tokenizer, DataError> {
         if name == BYTES {
             let config = TokenizerConfig::default();
@@ -82,12 +82,12 @@ impl Tokenizer {
         Ok(Tokenizer { name: name.to_owned(), vocabulary: Some(vocabulary), config, digest: Some(digest) })
     }
 
-    /// Stands for the file, and for the special tokens beside it; `"bytes"` is none.
+    /// Digest of the file and of the special tokens next to it; `None` for the byte tokenizer.
     pub(super) fn digest(&self) -> Option<fsdp_core::Digest> {
         self.digest.map(|file| fsdp_core::Digest::of(&(file, &self.config.special)))
     }
 
-    /// Where its file lies; `"bytes"` has none.
+    /// Folder of the file; `None` for the byte tokenizer.
     pub(super) fn folder(&self) -> Option<&Path> {
         self.vocabulary.is_some().then(|| Path::new(&self.name).parent().unwrap_or(Path::new("")))
     }
@@ -97,18 +97,18 @@ impl Tokenizer {
         &self.config.roles
     }
 
-    /// What `tokenizer_config.json` says of chat templates.
+    /// The value of `chat_template` in `tokenizer_config.json`.
     pub(super) fn chat_template(&self) -> &Value {
         &self.config.chat_template
     }
 
-    /// Whether what is too long loses its beginning, rather than its end.
+    /// Whether texts that are too long are truncated at their start rather than at their end.
     pub(super) fn truncates_left(&self) -> bool {
         let by_config = self.config.truncation_side.as_deref().map(|side| side == "left");
         by_config.unwrap_or_else(|| self.vocabulary.as_ref().is_some_and(Vocabulary::truncates_left))
     }
 
-    /// What it puts around a text.
+    /// Returns the tokens that the tokenizer adds around a text.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -117,12 +117,12 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or(Ok(Ends::default()), |vocabulary| vocabulary.ends().map_err(failed))
     }
 
-    /// The number of ids.
+    /// Number of ids.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.as_ref().map_or(256, Vocabulary::size)
     }
 
-    /// The ids of a text, without any that the tokenizer would put around it.
+    /// Returns the ids of a text, without those that the tokenizer would add around it.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -131,7 +131,7 @@ impl Tokenizer {
         vocabulary.encode(text)
     }
 
-    /// The ids of a text, as [`encode`](Tokenizer::encode) makes them, and what each is made of.
+    /// Returns the ids of a text, as [`encode`](Tokenizer::encode) does, with the byte range of each.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -145,7 +145,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens, special ones included.
+    /// Returns the text of tokens, including special ones.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -155,7 +155,7 @@ impl Tokenizer {
         self.vocabulary.as_ref().map_or_else(|| Ok(text()), |vocabulary| vocabulary.decode(ids))
     }
 
-    /// The ids of a text that a model is to go on with: with those that the tokenizer puts in front of a text.
+    /// Returns the ids of a text for the model to continue, including the ids that the tokenizer adds before a text.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`].
@@ -166,7 +166,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of tokens, special ones included.
+    /// Returns the text of tokens, including special ones.
     ///
     /// # Errors
     /// [`DataError::Tokenizer`].
@@ -174,15 +174,15 @@ impl Tokenizer {
         self.decode(ids).map_err(|source| DataError::Tokenizer { file: (&self.name).into(), source })
     }
 
-    /// The token that ends a text, if the tokenizer, or else the files of the model beside it, name one.
+    /// The token that ends a text, as named by the tokenizer, or else by the model files next to it.
     pub fn eos(&self) -> Option<u32> {
         let vocabulary = self.vocabulary.as_ref()?;
         let named = self.config.roles.get(EOS).and_then(Value::as_str);
         named.map_or(self.config.eos_id, |token| vocabulary.id(token))
     }
 
-    /// The token that separates texts which follow each other, if there is one and the tokenizer puts none around a text by
-    /// itself.
+    /// Returns the token that separates consecutive texts, if there is one and the tokenizer itself adds no tokens
+    /// around a text.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -195,15 +195,15 @@ impl Tokenizer {
         Ok(Some(if is_same { text } else { TokenRef::Id(id) }))
     }
 
-    /// Whether a token is a special one: no text, but what separates texts.
+    /// Whether a token is special: not text, but a separator of texts.
     pub(super) fn is_special(&self, id: u32) -> bool {
         self.vocabulary.as_ref().is_some_and(|vocabulary| vocabulary.is_special(id))
     }
 
-    /// The id of a token; `key` names the setting in errors.
+    /// Returns the id of a token; `key` names the setting in errors.
     ///
     /// # Errors
-    /// If it is given by its text and is not one token.
+    /// If the token is given by its text and is not a single token.
     pub fn resolve(&self, token: &TokenRef, key: &'static str) -> Result<u32, DataError> {
         let text = match token {
             TokenRef::Id(id) => return Ok(*id),

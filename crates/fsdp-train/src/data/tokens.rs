@@ -10,32 +10,32 @@ use rayon::prelude::*;
 use super::mapped::Mapped;
 use crate::input_file;
 
-/// Files below this length are read. A process has some 65,000 mappings, and documents may lie in as many files.
+/// Smaller files are read instead of mapped: a process can have some 65,000 mappings, and there may be as many files.
 const MAPPED_BYTES_MIN: u64 = 1 << 16;
 
-/// What one task of a scan reads.
+/// Bytes read per task of a scan.
 const BLOCK_BYTES: usize = 1 << 18;
 
-/// Files of tokens that have more bytes together are not read whole at every start, only samples of them.
+/// Token files of a larger total size, in bytes, are not read completely at every start but sampled.
 pub(super) const WHOLE_BYTES_MAX: usize = 1 << 28;
 
-/// How many samples that are, at least, and the bytes of each.
+/// Minimum number of samples, and the size of each in bytes.
 const SAMPLES_MIN: usize = 1024;
 const SAMPLE_BYTES: usize = 1 << 12;
 
-/// Bytes that do not change.
+/// Immutable bytes.
 pub(super) enum Bytes {
-    /// In the memory of this process.
+    /// Bytes in the memory of this process.
     Owned(Vec<u8>),
-    /// In the kernel's cache of files.
+    /// Bytes in the kernel's page cache.
     Mapped(Mapped),
 }
 
 impl Bytes {
-    /// The bytes of a regular file.
+    /// Opens the bytes of a regular file.
     ///
     /// # Errors
-    /// Those of the file system, and [`InputFault`](input_file::InputFault) for what is no regular file.
+    /// Errors of the file system, and [`InputFault`](input_file::InputFault) if the file is not regular.
     pub(super) fn open(path: &Path) -> io::Result<Bytes> {
         let file = input_file::open(path)?;
         if file.metadata()?.len() < MAPPED_BYTES_MIN {
@@ -44,7 +44,7 @@ impl Bytes {
         Mapped::of(&file).map(Bytes::Mapped)
     }
 
-    /// CRC-64 of them, worked out by all cores.
+    /// Computes the CRC-64 of bytes on all cores.
     pub(super) fn digest(bytes: &[u8]) -> Digest {
         let block = |bytes: &[u8]| (DigestKind::Crc64.of(bytes), bytes.len() as u64);
         let then =
@@ -70,20 +70,20 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// The bit of a marked id that says that the token does not count. No vocabulary is that large.
+/// The bit of a marked id that excludes the token from the loss. No vocabulary is that large.
 pub(super) const SILENT: u32 = 1 << 31;
 
 /// A token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
-    /// Its id.
+    /// Token id.
     pub(super) id: u32,
-    /// Whether it is to be learned.
+    /// Whether the token counts in the loss.
     pub(super) counts: bool,
 }
 
 impl Token {
-    /// One that counts.
+    /// Returns a token that counts in the loss.
     pub(super) fn counted(id: u32) -> Token {
         Token { id, counts: true }
     }
@@ -93,19 +93,19 @@ impl Token {
     }
 }
 
-/// How wide an id is. Ids are little-endian.
+/// Format of an id, which is little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     /// Two bytes.
     U16,
     /// Four bytes.
     U32,
-    /// Four bytes, and [`SILENT`] in those that do not count.
+    /// Four bytes, with [`SILENT`] set in ids that do not count in the loss.
     Marked,
 }
 
 impl Width {
-    /// Bytes of an id.
+    /// Bytes per id.
     pub(super) fn bytes(self) -> usize {
         match self {
             Width::U16 => 2,
@@ -114,7 +114,7 @@ impl Width {
     }
 }
 
-/// The ids that bytes begin with.
+/// Ids at the start of bytes.
 #[derive(Debug)]
 pub(super) struct Tokens {
     bytes: Bytes,
@@ -123,24 +123,24 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// The first `len` ids.
+    /// Takes the first `len` ids of `bytes`.
     ///
     /// # Panics
-    /// If there are fewer bytes.
+    /// If there are fewer ids.
     pub(super) fn new(bytes: Bytes, width: Width, len: usize) -> Tokens {
         assert!(len <= bytes.len() / width.bytes(), "{bytes:?} hold {len} ids");
         Tokens { bytes, width, len }
     }
 
-    /// The number of ids.
+    /// Number of ids.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// A token.
+    /// Returns a token.
     ///
     /// # Panics
-    /// If it is behind the last.
+    /// If the index is out of range.
     pub(super) fn token(&self, index: usize) -> Token {
         let wide = || u32::from_le_bytes(self.bytes.as_chunks().0[..self.len][index]);
         match self.width {
@@ -152,7 +152,7 @@ impl Tokens {
         }
     }
 
-    /// All bytes, also those behind the ids.
+    /// All bytes, including those after the ids.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -162,9 +162,9 @@ impl Tokens {
         in_blocks(self.ids(), |block| Scan::of(block, self.width), Scan::then)
     }
 
-    /// Reads the first ids of one in `every` blocks.
+    /// Reads the first ids of every `every`-th block.
     fn sample(&self, every: usize) -> Scan {
-        // So are training samples of what is so large.
+        // Training also reads samples of such large files at random.
         if let Bytes::Mapped(mapped) = &self.bytes {
             mapped.is_read_here_and_there();
         }
@@ -185,41 +185,41 @@ impl Tokens {
     }
 }
 
-/// What is known of bytes, by all cores: of each block, then of neighbours together.
+/// Maps each block of the bytes, on all cores, and combines the results of adjacent blocks.
 fn in_blocks<T: Send>(
     bytes: &[u8],
     of: impl Fn(&[u8]) -> T + Sync + Send,
     then: impl Fn(T, T) -> T + Sync + Send,
 ) -> T {
-    // What is small starts no threads.
+    // Small inputs do not start threads.
     if bytes.len() <= BLOCK_BYTES {
         return of(bytes);
     }
     bytes.par_chunks(BLOCK_BYTES).map(of).reduce_with(then).expect("there is a block")
 }
 
-/// What is known of ids once they, or samples of them, were read. Scans of neighbours combine.
+/// Statistics of ids, all of which or samples of which were read. Scans of adjacent ids can be combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scan {
-    /// CRC-64 of the ids, each as four little-endian bytes, with their marks. Of sampled files: of the number of ids and then
-    /// of the samples.
+    /// CRC-64 of the ids, each as four little-endian bytes with its mark. For sampled files, CRC-64 of the number of
+    /// ids followed by the samples.
     pub(super) digest: Digest,
-    /// The length of these bytes.
+    /// Number of bytes in the checksum.
     len_bytes: u64,
-    /// The largest id that was read; `None` where there is none.
+    /// The largest id that was read; `None` if no id was read.
     pub(super) id_max: Option<u32>,
-    /// Whether there are tokens that do not count.
+    /// Whether some tokens do not count in the loss.
     pub(super) has_silent: bool,
 }
 
 impl Scan {
-    /// Of no ids.
+    /// A scan of no ids.
     pub(super) fn empty() -> Scan {
         Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_silent: false }
     }
 
-    /// Of files of tokens, one after the other: of all ids if they have at most `whole_bytes`, else of samples, so that a
-    /// start takes no longer the more there are.
+    /// Scans a sequence of token files: all ids if they have at most `whole_bytes`, else samples, so that the time of a
+    /// start is bounded.
     pub(super) fn of_files<'a>(files: impl Iterator<Item = &'a Tokens> + Clone, whole_bytes: usize) -> Scan {
         let len_bytes: usize = files.clone().map(|tokens| tokens.ids().len()).sum();
         let every = (len_bytes / BLOCK_BYTES / SAMPLES_MIN).max(1);
@@ -229,7 +229,7 @@ impl Scan {
         files.map(scan).fold(Scan::empty(), Scan::then)
     }
 
-    /// Of these ids followed by others.
+    /// Returns the scan of these ids followed by those of `next`.
     fn then(self, next: Scan) -> Scan {
         Scan {
             digest: self.digest.then(next.digest, next.len_bytes),
@@ -250,7 +250,7 @@ impl Scan {
         }
     }
 
-    /// Of words that have a mark where one of these bits is set.
+    /// Scans 32-bit words, which are marked if a bit of `mark` is set.
     fn of_wide(bytes: &[u8], mark: u32) -> Scan {
         let words = || bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id));
         let (id_max, has_silent) =

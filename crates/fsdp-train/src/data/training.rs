@@ -1,4 +1,4 @@
-//! The data that is trained on: one source, or several that are mixed.
+//! Training data: one source, or a mix of several.
 
 use fsdp_ckpt::digest::{Digest, DigestKind};
 
@@ -9,7 +9,7 @@ use super::role::Role;
 use super::sampler::Sampler;
 use crate::config::{DataConfig, SourceConfig, TrainConfig};
 
-/// Sources, and which of their samples a micro-batch holds.
+/// The sources, and the order in which their samples form micro-batches.
 #[derive(Debug)]
 pub(crate) struct Training {
     sources: Vec<Source>,
@@ -20,15 +20,15 @@ pub(crate) struct Training {
 struct Source {
     config: SourceConfig,
     dataset: Dataset,
-    /// The number of samples of the sources before it: samples of a run have numbers that no others have.
+    /// Number of samples in the sources before this one, so that sample numbers are unique within a run.
     first: usize,
 }
 
 #[derive(Debug)]
 enum Order {
-    /// Epochs of the one source, the incomplete last batch of each dropped.
+    /// Epochs of a single source; the incomplete last batch of each is dropped.
     One(Sampler),
-    /// Fixed shares of several, each with epochs of its own.
+    /// Fixed shares of several sources, each with its own epochs.
     Mixed(MixSampler),
 }
 
@@ -36,38 +36,38 @@ enum Order {
 pub(crate) struct Sample<'a> {
     /// The source.
     pub(crate) dataset: &'a Dataset,
-    /// Which of its samples; none stands for a masked one.
+    /// Index of the sample within the source; `None` for a masked sample.
     pub(crate) index: Option<usize>,
-    /// Its number among the samples of all sources.
+    /// Number of the sample among those of all sources.
     pub(crate) number: usize,
 }
 
-/// What a run takes from a source.
+/// The use that a run makes of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceSummary {
-    /// The paths, as the run file has them.
+    /// The paths, as written in the run file.
     pub paths: Vec<String>,
-    /// The part of all samples of the run that come from it, of 1.
+    /// Fraction of all samples of the run that come from this source, from 0 to 1.
     pub share: f64,
-    /// Its samples.
+    /// Number of samples.
     pub samples: usize,
-    /// The tokens of its documents.
+    /// Number of tokens in its documents.
     pub tokens: usize,
-    /// How many times the run goes through it.
+    /// Number of passes that the run makes over the source.
     pub epochs: f64,
 }
 
-/// Where in a source a step begins.
+/// Position in a source at the start of a step.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourcePosition {
     /// The epoch of the source, from 0.
     pub epoch: u64,
-    /// Samples of this epoch that were taken.
+    /// Number of samples of this epoch already taken.
     pub taken: u64,
 }
 
-/// That each of several sources has a share of a mix.
+/// Checks that each of several sources has a share of the mix.
 ///
 /// # Errors
 /// [`DataError::Share`].
@@ -77,10 +77,10 @@ pub(crate) fn expect_shares(data: &DataConfig) -> Result<(), DataError> {
 }
 
 impl Training {
-    /// Reads the sources of a configuration whose paths are of this machine.
+    /// Reads the sources of a configuration with local paths.
     ///
     /// # Errors
-    /// [`DataError`]: as [`Dataset::load`]; too little data, or a share of no sample.
+    /// [`DataError`]: as [`Dataset::load`], or if there is too little data or a share without samples.
     pub(crate) fn load(
         data: &DataConfig,
         train: &TrainConfig,
@@ -115,7 +115,7 @@ impl Training {
         Ok(Training { sources, order })
     }
 
-    /// The sources' samples, in their order, each with the key of its paths.
+    /// Returns the data sets of all sources, in order, each with the key of its paths.
     pub(crate) fn named(&self) -> impl Iterator<Item = (String, &Dataset)> {
         let is_mixed = self.sources.len() > 1;
         let name =
@@ -123,13 +123,13 @@ impl Training {
         self.sources.iter().enumerate().map(move |(index, source)| (name(index), &source.dataset))
     }
 
-    /// The sources' samples, in their order.
+    /// Returns the data sets of all sources, in order.
     pub(crate) fn datasets(&self) -> impl Iterator<Item = &Dataset> {
         self.sources.iter().map(|source| &source.dataset)
     }
 
-    /// Stands for all samples and their order but for the seed: of one source, the CRC-64 of its tokens; of several, that of
-    /// their shares, numbers of samples and checksums.
+    /// Digest of all samples and their order, except for the seed: for one source, the CRC-64 of its tokens; for
+    /// several, the CRC-64 of their shares, numbers of samples and checksums.
     pub(crate) fn digest(&self) -> Digest {
         let mixed = match (&self.order, &*self.sources) {
             (Order::One(_), [only, ..]) => return only.dataset.digest(),
@@ -144,12 +144,12 @@ impl Training {
         DigestKind::Crc64.of(facts.join("\n").as_bytes())
     }
 
-    /// The number of samples of all sources.
+    /// Number of samples of all sources.
     pub(crate) fn len(&self) -> usize {
         self.sources.last().map_or(0, |last| last.first + last.dataset.len())
     }
 
-    /// Inputs, and targets, per sample.
+    /// Number of inputs, and of targets, per sample.
     pub(crate) fn seq_len(&self) -> usize {
         self.sources[0].dataset.seq_len()
     }
@@ -162,7 +162,7 @@ impl Training {
         }
     }
 
-    /// The seed of the order of samples, if they are shuffled.
+    /// The seed of the order of samples; `None` if they are not shuffled.
     pub(crate) fn shuffle_seed(&self) -> Option<u64> {
         match &self.order {
             Order::One(sampler) => sampler.shuffle_seed(),
@@ -170,7 +170,8 @@ impl Training {
         }
     }
 
-    /// The epoch of a step, and the step in it, all from 0. A mix has no epoch of its own: it is one that never ends.
+    /// Returns the epoch of a step, and the step within that epoch, all counted from 0. A mix has a single epoch that
+    /// never ends.
     pub(crate) fn epoch(&self, step: u64) -> (u64, u64) {
         match &self.order {
             Order::One(sampler) => {
@@ -181,7 +182,7 @@ impl Training {
         }
     }
 
-    /// Where each source of a mix is before a step, from 0; nothing where there is only one.
+    /// Returns the position of each source of a mix before a step (from 0); empty if there is only one source.
     pub(crate) fn positions(&self, step: u64) -> Vec<SourcePosition> {
         let Order::Mixed(sampler) = &self.order else { return Vec::new() };
         let position = |source| {
@@ -191,7 +192,7 @@ impl Training {
         (0..self.sources.len()).map(position).collect()
     }
 
-    /// The samples of a micro-batch of a step, both from 0.
+    /// Returns the samples of a micro-batch of a step, both counted from 0.
     ///
     /// # Panics
     /// If the step has no such micro-batch.
@@ -208,7 +209,7 @@ impl Training {
         }
     }
 
-    /// What a run of `steps` steps takes from each source.
+    /// Summarizes the use that a run of `steps` steps makes of each source.
     #[expect(clippy::cast_precision_loss, reason = "numbers for people")]
     pub(crate) fn summary(&self, steps: u64) -> Vec<SourceSummary> {
         let summary = |(index, Source { config, dataset, .. }): (usize, &Source)| {

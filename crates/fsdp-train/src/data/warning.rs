@@ -1,33 +1,33 @@
-//! What a user should know of data that a run goes on with.
+//! Warnings about data that a run can nevertheless use.
 
 use std::path::PathBuf;
 
-/// Something about data that a run goes on with.
+/// A warning about data that a run can nevertheless use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataWarning {
-    /// A file of the cache is not used.
+    /// A cache file is not used.
     #[error("{} is not used, and the text is tokenized again: {fault}", file.display())]
     Damaged {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         fault: String,
     },
     /// Files of a folder are not text.
     #[error("{count} files are left out, because they are not UTF-8 text: {}", listed(files, *count))]
     NotText {
-        /// How many.
+        /// Number of files.
         count: usize,
-        /// The first of them.
+        /// The first of these files.
         files: Vec<PathBuf>,
     },
-    /// Documents have no token.
+    /// Documents have no tokens.
     #[error("{count} documents are empty, such as one in {}", file.display())]
     Empty {
-        /// How many.
+        /// Number of documents.
         count: usize,
-        /// The file of the first.
+        /// The file of the first empty document.
         file: PathBuf,
     },
     /// Documents are longer than a sample.
@@ -36,55 +36,55 @@ pub enum DataWarning {
          packing = \"stream\""
     )]
     Clipped {
-        /// How many.
+        /// Number of documents.
         documents: usize,
-        /// What is cut off.
+        /// Number of tokens cut off.
         tokens: usize,
     },
-    /// Lines and rows without a document, as `data.malformed = "skip"` asks.
+    /// Lines or rows without a document are skipped, as `data.malformed = "skip"` requests.
     #[error("{count} lines or rows are left out, because they hold no document (data.malformed = \"skip\")")]
     LeftOut {
-        /// How many.
+        /// Number of lines or rows.
         count: u64,
     },
-    /// Documents without a token that counts.
+    /// Documents have no token that counts in the loss.
     #[error(
         "{documents} documents are left out, because of their first {seq_len} tokens none counts (data.loss_on = \
          \"answers\"): there is no answer in them, or a larger data.seq_len would reach it"
     )]
     Silent {
-        /// How many.
+        /// Number of documents.
         documents: usize,
         /// Inputs per sample.
         seq_len: usize,
     },
-    /// Tokens can not be kept.
+    /// Tokens cannot be cached.
     #[error(
         "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name another folder",
         folder.display()
     )]
     NotKept {
-        /// The folder of the cache.
+        /// The cache folder.
         folder: PathBuf,
-        /// Why not.
+        /// The reason.
         fault: String,
     },
-    /// Prompts whose completions nothing ends.
+    /// Completions have no token that ends them.
     #[error(
         "{documents} completions have no token that ends them, so the model does not learn to stop: the tokenizer names none; set \
          data.eos"
     )]
     Endless {
-        /// How many.
+        /// Number of documents.
         documents: usize,
     },
-    /// Conversations, with a token that was to be put around documents.
+    /// A token set by `data.bos` or `data.eos` is not added to conversations.
     #[error(
         "data.bos and data.eos are not put around {conversations} conversations: the chat template writes what begins and \
          ends them"
     )]
     Unframed {
-        /// How many.
+        /// Number of conversations.
         conversations: usize,
     },
     /// Documents are joined without a token between them.
@@ -93,13 +93,14 @@ pub enum DataWarning {
          one; data.eos (or data.bos) names a token that separates them"
     )]
     Joined {
-        /// How many.
+        /// Number of documents.
         documents: usize,
     },
 }
 
 impl DataWarning {
-    /// That documents are clipped, of each of which so many tokens are too many; none where nothing is.
+    /// Returns a warning about truncated documents, given the number of excess tokens of each; `None` if there are
+    /// none.
     pub(super) fn clipped(excess: impl Iterator<Item = usize>) -> Option<DataWarning> {
         let long = excess.filter(|&tokens| tokens > 0);
         let (documents, tokens) = long.fold((0, 0), |(count, all), tokens| (count + 1, all + tokens));
@@ -107,7 +108,7 @@ impl DataWarning {
     }
 }
 
-/// The files that a warning names, and that there are more.
+/// Lists the files that a warning names, and indicates if there are more.
 fn listed(files: &[PathBuf], count: usize) -> String {
     let named: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     let more = if count > files.len() { ", .." } else { "" };

@@ -1,6 +1,6 @@
-//! What each error calls for: see [`FailureKind`].
+//! Classifies errors by the reaction they require: see [`FailureKind`].
 //!
-//! The `match` over errors of runs has no wildcard: a new variant does not compile before it is classified.
+//! The `match` over [`TrainError`] has no wildcard, so that a new variant does not compile until it is classified.
 
 use fsdp_core::FailureKind;
 
@@ -9,7 +9,7 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 
 impl TrainError {
-    /// What this failure calls for. A rank that failed calls for what its own failure does.
+    /// The kind of this failure. For a failed rank, it is the kind of the underlying failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             TrainError::Config(ConfigError::Read { source, .. })
@@ -24,7 +24,7 @@ impl TrainError {
             | TrainError::NotExported { source } => source.kind(),
             TrainError::NotSaved(failure) => failure.error.kind(),
             TrainError::Setup { source, .. } => {
-                // What is not of core is of a device or its library.
+                // Other errors come from a device or its library.
                 let core = source.downcast_ref::<fsdp_core::Error>();
                 core.map_or(FailureKind::Temporary, fsdp_core::Error::kind)
             }

@@ -1,9 +1,9 @@
-//! What in a run file mends an error of the layers below, which know no run files.
+//! Adds advice in terms of run-file keys to errors of lower layers, which do not know about run files.
 
 use fsdp_core::memory::Category;
 use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
-/// The error, and the way out.
+/// The error message, with advice.
 pub(super) fn told(error: &Error) -> String {
     match error {
         Error::Policy { .. } => format!("fsdp.{error}"),
@@ -11,7 +11,7 @@ pub(super) fn told(error: &Error) -> String {
     }
 }
 
-/// As [`told`], for what may be an error of core.
+/// Like [`told`], for an error that may not be of the core.
 pub(super) fn told_of_any(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     error.downcast_ref().map_or_else(|| error.to_string(), told)
 }
@@ -31,7 +31,7 @@ fn remedy(error: &Error) -> &'static str {
     }
 }
 
-/// What makes room.
+/// Advice for freeing memory.
 fn room(full: &OutOfMemory) -> &'static str {
     match (full.kind, full.category) {
         (MemoryKind::Host, _) => {

@@ -1,4 +1,4 @@
-//! Evaluation by itself: the bits of the evaluation in training, and memory as predicted.
+//! Evaluation alone: bitwise equal to the evaluation in training, with memory as predicted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::data::Watch;
 
 const TOKENS: u16 = 9;
 
-/// Configuration, model and weights over `ranks` ranks, with these keys of `fsdp`.
+/// The configuration, model and weights for `ranks` ranks, with these keys of `fsdp`.
 fn parts(dir: &Path, fsdp: &str, ranks: usize) -> (Resolved, Mlp, InitSource) {
     let data = dir.join("tokens.bin");
     let tokens = (0..200).flat_map(|i: u16| (i * i % TOKENS).to_le_bytes());
@@ -37,7 +37,7 @@ fn parts(dir: &Path, fsdp: &str, ranks: usize) -> (Resolved, Mlp, InitSource) {
     (Resolved::parse(&text, "test", &[]).unwrap().config, model, init)
 }
 
-/// Ranks with storage of their own, so that each counts all that it has.
+/// Ranks with separate storage, so that each counts all that it holds.
 fn launcher() -> Threads<HostMemory> {
     Threads::new(ThreadOptions { share_unsharded: false, ..ThreadOptions::default() }, |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };

@@ -1,5 +1,5 @@
-//! Files that a model needs beside weights and `config.json`: the base's tokenizer, chat template and generation
-//! configuration.
+//! Files that a model needs in addition to weights and `config.json`: the base's tokenizer, chat template and
+//! generation configuration.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use fsdp_ckpt::{is_url, objects};
 use crate::error::TrainError;
 use crate::whole_file::write_small;
 
-/// Their names, as transformers gives them.
+/// The file names that transformers uses.
 const NAMES: [&str; 14] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,15 +28,15 @@ const NAMES: [&str; 14] = [
     "processor_config.json",
 ];
 
-/// The files that a base has, with their content. They are read when a run begins: at its end they may be gone, or the
-/// base be replaced.
+/// The contents of these files. They are read when a run begins: by its end, the base may have been deleted or
+/// replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Companions {
     files: Vec<(&'static str, Vec<u8>)>,
 }
 
 impl Companions {
-    /// Reads those of the directory of a model.
+    /// Reads the files that exist in the directory of a model.
     ///
     /// # Errors
     /// [`TrainError::Checkpoint`], [`TrainError::Base`].
@@ -57,7 +57,7 @@ impl Companions {
         Ok(Self { files })
     }
 
-    /// Writes them into the directory of an exported model.
+    /// Writes the files into the directory of an exported model.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].

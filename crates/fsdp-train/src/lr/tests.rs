@@ -89,7 +89,7 @@ fn a_stable_phase_gives_way_to_the_warmup_and_then_to_the_decay() {
     assert_close(schedule.lr(76), BASE * 0.8);
     assert_close(schedule.lr(91), BASE * 0.2);
     assert_eq!(schedule.lr(100), 0.0);
-    // The whole run cannot decay when a tenth of it warms up.
+    // The decay cannot take the whole run if a tenth of it is the warm-up.
     assert_eq!(stable(1.0, 10).lr(10), BASE);
     assert!(stable(1.0, 10).lr(11) < BASE);
 }

@@ -1,43 +1,43 @@
-//! How much memory this process may still take: the least of what the machine has, what its control groups allow, and what
-//! its address space is limited to.
+//! The memory that this process may still allocate: the least of what the machine has left, what its control groups
+//! allow, and what the limit on its address space allows.
 //!
-//! Pages of files that are only cached count as available, because the kernel gives them up before it refuses anything:
-//! a control group counts them as used. All is read from files that Linux has; what can not be read limits nothing.
+//! Cached pages of files count as available, although a control group counts them as used: the kernel reclaims them
+//! before it refuses an allocation. All values come from files of Linux; a file that cannot be read imposes no limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory that is left.
+/// The memory that is left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Available {
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// What limits them.
+    /// The source of this limit.
     pub limit: Limit,
 }
 
-/// What may limit memory.
+/// A source of a memory limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Limit {
-    /// The machine.
+    /// The memory of the machine.
     #[error("this machine")]
     Machine,
-    /// A control group: a container, or a limit of a job.
+    /// A control group: of a container, or of a job with a limit.
     #[error("the control group {}", .0.display())]
     ControlGroup(PathBuf),
-    /// The address space of a process.
+    /// The limit on the process's address space.
     #[error("the limit on the address space (ulimit -v)")]
     AddressSpace,
 }
 
 impl Available {
-    /// What is left now, if that can be found out.
+    /// Determines what is left now; `None` if no limit can be read.
     pub fn now() -> Option<Self> {
         Self::under(Path::new("/"))
     }
 
-    /// As [`Available::now`], on a machine whose files lie under `root`.
+    /// Like [`Available::now`], on a machine whose root directory is `root`.
     fn under(root: &Path) -> Option<Self> {
         let proc = root.join("proc");
         let meminfo = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
@@ -54,21 +54,21 @@ impl Available {
     }
 }
 
-/// The two generations of control groups.
+/// The two versions of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     V1,
     V2,
 }
 
-/// A control group that this process is in, or one around it.
+/// The control group of this process, or one that contains it.
 struct ControlGroup {
     version: Version,
     dir: PathBuf,
 }
 
 impl ControlGroup {
-    /// What it leaves; `None` where it has no limit.
+    /// Bytes that the group leaves; `None` if it has no limit.
     fn left(&self) -> Option<u64> {
         let read = |file: &str| fs::read_to_string(self.dir.join(file)).ok();
         let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
@@ -76,7 +76,7 @@ impl ControlGroup {
             Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
             Version::V2 => ("memory.max", "memory.current"),
         };
-        // Without a limit the first generation has a number near 2^63 there, the second one a word.
+        // Without a limit, version 1 reports a number near 2^63, and version 2 a word.
         let limit = number(limit).filter(|&limit| limit < 1 << 62)?;
         let used = number(used)?;
         let stat = read("memory.stat").unwrap_or_default();
@@ -88,7 +88,7 @@ impl ControlGroup {
     }
 }
 
-/// The control groups that limit this process: its own and all around it, of both generations.
+/// The control groups that limit this process: its own and all that contain it, of both versions.
 fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
     let read = |file: &str| fs::read_to_string(proc.join("self").join(file)).unwrap_or_default();
     let (membership, mounts) = (read("cgroup"), read("mountinfo"));
@@ -105,7 +105,7 @@ fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
         };
         let Some((mounted, at)) = mounts.lines().find_map(|line| mount(line, version)) else { continue };
         let at = root.join(at.strip_prefix("/").unwrap_or(at));
-        // A container may see only a part of the tree; what it does not see it can not read.
+        // A container may see only a part of the tree; groups outside of it cannot be read.
         let inside = Path::new(path).strip_prefix(mounted).unwrap_or(Path::new(""));
         let dirs = inside.ancestors().map(|inside| at.join(inside));
         groups.extend(dirs.map(|dir| ControlGroup { version, dir }));
@@ -113,7 +113,7 @@ fn control_groups(root: &Path, proc: &Path) -> Vec<ControlGroup> {
     groups
 }
 
-/// Which part of the tree of a generation a line of `mountinfo` mounts, and where.
+/// Which part of a version's tree a line of `mountinfo` mounts, and where.
 fn mount(line: &str, version: Version) -> Option<(&Path, &Path)> {
     let (place, kind) = line.split_once(" - ")?;
     let mut place = place.split(' ').skip(3);
@@ -127,7 +127,7 @@ fn mount(line: &str, version: Version) -> Option<(&Path, &Path)> {
     found.then_some((Path::new(mounted), Path::new(at)))
 }
 
-/// What a limit on the address space leaves.
+/// Bytes that the limit on the address space leaves; `None` if there is no limit.
 fn address_space(proc: &Path) -> Option<u64> {
     let limits = fs::read_to_string(proc.join("self/limits")).ok()?;
     let status = fs::read_to_string(proc.join("self/status")).ok()?;
@@ -135,7 +135,7 @@ fn address_space(proc: &Path) -> Option<u64> {
     Some(limit.saturating_sub(number_after(&status, "VmSize:")?.saturating_mul(1024)))
 }
 
-/// The number behind the key that a line begins with; words are no numbers.
+/// The number after a key at the beginning of a line; `None` if it is not a number.
 fn number_after(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;

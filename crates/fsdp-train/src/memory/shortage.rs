@@ -1,4 +1,4 @@
-//! Too little memory, in words.
+//! The error message for too little memory.
 
 use std::fmt;
 
@@ -9,24 +9,24 @@ use super::available::Available;
 /// Memory that is held for one purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The purpose.
+    /// The purpose, for the message.
     pub name: &'static str,
-    /// What a rank counts.
+    /// Bytes per rank.
     pub per_rank_bytes: u64,
-    /// What all ranks hold together at one time.
+    /// Bytes that all ranks hold together at one time.
     pub bytes: u64,
 }
 
-/// A job that does not fit.
+/// The memory that a job needs and does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// What is needed, by purpose.
+    /// The memory needed, by purpose.
     pub parts: Vec<Part>,
     /// Number of ranks.
     pub ranks: usize,
     /// The sum of the parts.
     pub needed_bytes: u64,
-    /// What there is.
+    /// The memory that is left.
     pub available: Available,
 }
 

@@ -12,7 +12,7 @@ use super::*;
 use crate::config::Resolved;
 use crate::{InitSource, RankTrainer};
 
-/// A Llama of bytes.
+/// A Llama model on bytes.
 fn job(dir: &Path, ranks: usize, overrides: &[&str]) -> Job<HfModel> {
     let data = dir.join("data.txt");
     std::fs::write(&data, "what fits is not refused. ".repeat(100)).unwrap();
@@ -43,7 +43,7 @@ fn left(bytes: u64) -> Option<Available> {
     Some(Available { bytes, limit: Limit::Machine })
 }
 
-/// Bytes of the storage of all buffers together, after two steps.
+/// Total bytes in the storage of all buffers, after two steps.
 fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
     let pool = HostPool::new();
     let mut world = ThreadOptions::default();
@@ -66,7 +66,8 @@ fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
 fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
     let dir = tempfile::tempdir().unwrap();
     for storage in [Storage::Shared, Storage::Separate] {
-        // Only of what is shared it counts how many ranks there are, and that they are more than the cores that run them.
+        // Only with shared storage does the prediction depend on the number of ranks and on their exceeding the number
+        // of cores.
         let worlds: &[usize] = if storage == Storage::Shared { &[1, 2, 8, 32] } else { &[1, 2, 8] };
         for &ranks in worlds {
             for overrides in [
@@ -79,7 +80,7 @@ fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
                 let (needed, held) = (needed(&job, storage), held(&job, storage));
                 let case = format!("{storage:?}, {ranks} ranks, {overrides:?}: {needed} of {held}");
                 assert!(needed <= held, "{case}");
-                // And is most of it, where ranks meet often enough to know what they hold.
+                // The prediction also covers most of it, if ranks wait for each other often enough.
                 assert!(5 * needed > 3 * held || !overrides.is_empty(), "{case}");
             }
         }

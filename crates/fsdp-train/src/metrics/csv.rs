@@ -1,4 +1,4 @@
-//! The same figures as tables, for spreadsheets and data frames: a row per step, and a row per evaluation on a set.
+//! Metrics as CSV tables, for spreadsheets and data frames: a row per step, and a row per evaluation of a set.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use super::recorder::{Figure, Sink};
 use crate::whole_file;
 
-/// The table of steps, in the output folder.
+/// Name of the table of steps, in the output folder.
 pub(crate) const STEPS: &str = "metrics.csv";
 
-/// The table of evaluations.
+/// Name of the table of evaluations, in the output folder.
 pub(crate) const EVALUATIONS: &str = "evaluations.csv";
 
-/// The columns of [`STEPS`]: all figures that a step can have. Where it has none the cell is empty.
+/// The columns of [`STEPS`]: all figures that a step can have. The cell of a missing figure is empty.
 const OF_STEPS: [&str; 21] = [
     "step",
     "loss",
@@ -49,10 +49,10 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Goes on with the tables in an output folder behind the rows of the first `step` steps, or begins them.
+    /// Continues the tables of an output folder after the rows of the first `step` steps, or creates them.
     ///
     /// # Errors
-    /// If a file can not be read or replaced.
+    /// If a file cannot be read or replaced.
     pub(super) fn resume(out_dir: &Path, step: u64) -> io::Result<Self> {
         let steps = open(&out_dir.join(STEPS), &OF_STEPS, step)?;
         let evaluations = open(&out_dir.join(EVALUATIONS), &OF_EVALUATIONS, step)?;
@@ -71,7 +71,7 @@ impl Sink for Tables {
     }
 
     fn evaluation(&mut self, step: u64, set: &str, figures: &[Figure]) -> io::Result<()> {
-        // The name of a set has nothing that would need quotes.
+        // The name of a set needs no quotes.
         let begin = [step.to_string(), set.to_owned()];
         let cells = begin.into_iter().chain(cells(&OF_EVALUATIONS[2..], figures));
         self.evaluations.write_all(row(cells).as_bytes())
@@ -89,10 +89,10 @@ fn row(cells: impl Iterator<Item = String>) -> String {
     cells.collect::<Vec<_>>().join(",") + "\n"
 }
 
-/// Cuts later rows than those of `step` off, if the tables are there.
+/// Removes rows of steps after `step` from the tables, if they exist.
 ///
 /// # Errors
-/// If a file can not be read or replaced.
+/// If a file cannot be read or replaced.
 pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     for (name, columns) in [(STEPS, &OF_STEPS[..]), (EVALUATIONS, &OF_EVALUATIONS)] {
         let path = out_dir.join(name);
@@ -105,8 +105,8 @@ pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a table behind its last whole row of one of the first `step` steps. A table with other columns, of another version,
-/// is replaced by an empty one.
+/// Opens a table for appending after the last complete row of the first `step` steps. A table with other columns, from
+/// another version, is replaced by an empty one.
 fn open(path: &Path, columns: &[&str], step: u64) -> io::Result<File> {
     let header = row(columns.iter().map(|&column| column.to_owned()));
     let before = match fs::read(path) {

@@ -1,22 +1,22 @@
-//! How evenly a step's tokens went to the experts of each mixture.
+//! Measures how evenly the tokens of a step were distributed over the experts of each mixture.
 
 use serde::Serialize;
 
-/// The tokens that each expert of each mixture got in a step, over all ranks. A token counts once for each expert that it is sent
-/// to; padding behind the last counted target of a sample does not.
+/// The number of tokens that each expert of each mixture received in a step, over all ranks. A token counts once for
+/// each expert that it is sent to; padding after the last counted target of a sample does not count.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExpertLoads {
-    /// The largest load of an expert over the mean of its mixture, in the mixture where that is largest: 1 if all are
-    /// alike, the number of experts over those that a token is sent to if all tokens go to the same ones.
+    /// The largest load of an expert over the mean load of its mixture, maximized over the mixtures: 1 if all loads are
+    /// equal; the number of experts over the number of experts per token, if all tokens go to the same ones.
     pub expert_imbalance: f64,
-    /// Experts that got no token, over all mixtures.
+    /// Number of experts without tokens, over all mixtures.
     pub idle_experts: u64,
-    /// Tokens by mixture, in the order of layers, and expert.
+    /// Number of tokens by mixture, in the order of layers, and expert.
     pub expert_tokens: Vec<Vec<u64>>,
 }
 
 impl ExpertLoads {
-    /// The loads of a step, if there are any.
+    /// Creates the loads of a step; `None` if there are no mixtures.
     pub(super) fn of(expert_tokens: Vec<Vec<u64>>) -> Option<Self> {
         if expert_tokens.is_empty() {
             return None;
@@ -27,7 +27,7 @@ impl ExpertLoads {
     }
 }
 
-/// The largest load over the mean.
+/// Returns the largest load over the mean load.
 #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
 fn imbalance(loads: &[u64]) -> f64 {
     let (largest, all) = (loads.iter().max().copied().unwrap_or(0), loads.iter().sum::<u64>());

@@ -1,8 +1,8 @@
-//! The figures of the last step as Prometheus reads them, over HTTP.
+//! Exposes the metrics of the last step to Prometheus over HTTP.
 //!
-//! Whoever asks gets text (<https://prometheus.io/docs/instrumenting/exposition_formats>), and can change nothing. One question
-//! is answered at a time, within limits of time and size, on a thread of its own: nothing that comes from the network
-//! holds up a step or ends a run.
+//! Clients receive text (<https://prometheus.io/docs/instrumenting/exposition_formats>), and cannot change anything.
+//! Requests are answered one at a time, with limits on time and size, on a separate thread: no network traffic can
+//! delay a step or end a run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::recorder::Figure;
 
-/// How long a question and its answer may take.
+/// Time limit for a request and its response.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The longest head of a question.
+/// Maximum size of the head of a request, in bytes.
 const HEAD_MAX: usize = 8 << 10;
 
-/// The pause after a connection that could not be taken: files may be short for a while.
+/// Pause after a connection could not be accepted, for instance because file descriptors are temporarily exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is told of each figure of a step: its name there, its name and type here, and what it is.
+/// The exposed figures of a step: name in `metrics.jsonl`, name and type in Prometheus, and description.
 const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
     ("loss", "fsdp_loss", "gauge", "Mean cross-entropy over the counted tokens of the global batch."),
     ("grad_norm", "fsdp_grad_norm", "gauge", "Global L2 norm of the gradient, before clipping."),
@@ -51,13 +51,13 @@ const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
     ("idle_experts", "fsdp_idle_experts", "gauge", "Experts without a token in a step, over all layers."),
 ];
 
-/// The same of an evaluation.
+/// The exposed figures of an evaluation: name in `metrics.jsonl`, name in Prometheus, and description.
 const EVAL_FIGURES: [(&str, &str, &str); 2] = [
     ("eval_loss", "fsdp_eval_loss", "Mean cross-entropy over the counted tokens of the set."),
     ("eval_perplexity", "fsdp_eval_perplexity", "e to the loss."),
 ];
 
-/// Figures that are exposed for as long as the value lives.
+/// A server that exposes metrics until it is dropped.
 pub(crate) struct Exposition {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -74,7 +74,7 @@ struct Shared {
 struct State {
     steps: u64,
     step: u64,
-    /// Seconds since 1970.
+    /// Time of the last update, in seconds since 1970.
     updated_s: f64,
     of_step: BTreeMap<String, f64>,
     of_sets: BTreeMap<String, BTreeMap<String, f64>>,
@@ -84,7 +84,7 @@ impl Exposition {
     /// Listens on an address for a run of `steps` steps, of which `done` are done.
     ///
     /// # Errors
-    /// If nobody can listen there.
+    /// If the address cannot be bound.
     pub(crate) fn listen(address: SocketAddr, steps: u64, done: u64) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
@@ -96,19 +96,19 @@ impl Exposition {
         Ok(Self { shared, address, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A step is done.
+    /// Updates the figures after a step.
     pub(super) fn step(&self, step: u64, figures: &[Figure]) {
         let mut state = self.shared.state();
         (state.step, state.updated_s) = (step, now_s());
         state.of_step.extend(figures.iter().map(|figure| (figure.name.clone(), figure.value)));
     }
 
-    /// A set was evaluated on.
+    /// Updates the figures of an evaluation set.
     pub(super) fn evaluation(&self, set: &str, figures: &[Figure]) {
         let figures = figures.iter().map(|figure| (figure.name.clone(), figure.value)).collect();
         self.shared.state().of_sets.insert(set.to_owned(), figures);
@@ -118,10 +118,10 @@ impl Exposition {
 impl Drop for Exposition {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        // The thread waits for somebody to come. Where this machine can not come to itself, the thread stays until the
-        // process ends.
+        // The thread blocks until a client connects. If this machine cannot connect to itself, the thread lives until
+        // the process ends.
         if TcpStream::connect_timeout(&reachable(self.address), PATIENCE).is_ok() {
-            // It has panicked, or ended.
+            // It does not matter whether the thread panicked or ended.
             let _ = self.thread.take().map(JoinHandle::join);
         }
     }
@@ -134,7 +134,7 @@ impl Shared {
     }
 }
 
-/// An address of this machine at which whoever listens on all of them is reached.
+/// Returns an address at which this machine can connect to a listener, even if that listens on all addresses.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         let local = SocketAddr::from(([127, 0, 0, 1], address.port()));
@@ -163,7 +163,7 @@ fn serve(listener: &TcpListener, shared: &Shared) {
     }
 }
 
-/// Whether the caller is the cause: it went away, was too slow, or said too much.
+/// Whether the client caused the error: it disconnected, was too slow, or sent too much.
 fn is_of_caller(error: &io::Error) -> bool {
     use io::ErrorKind::{
         BrokenPipe, ConnectionAborted, ConnectionReset, InvalidData, TimedOut, UnexpectedEof, WouldBlock,
@@ -173,7 +173,7 @@ fn is_of_caller(error: &io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// Answers one question and closes the connection.
+/// Answers one request and closes the connection.
 fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()> {
     let head = head(&mut stream)?;
     let mut words = head.split(|byte| byte.is_ascii_whitespace());
@@ -196,7 +196,7 @@ fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()
     stream.write_all(answer.as_bytes())
 }
 
-/// What comes before the first empty line.
+/// Reads up to the first empty line.
 fn head(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let end = Instant::now() + PATIENCE;
     let (mut head, mut buffer) = (Vec::new(), [0; 1024]);
@@ -239,7 +239,7 @@ impl State {
             family(name, kind, help, &self.of_step.get(of).map_or(Vec::new(), |&value| one(value)));
         }
         for (of, name, help) in EVAL_FIGURES {
-            // The name of a set has nothing that would have to be escaped.
+            // The name of a set contains nothing that needs to be escaped.
             let sample = |(set, figures): (&String, &BTreeMap<String, f64>)| {
                 Some((format!("{{set=\"{set}\"}}"), *figures.get(of)?))
             };
@@ -317,7 +317,7 @@ mod tests {
         assert!(ask(&exposition, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(ask(&exposition, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
         assert!(ask(&exposition, "HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
-        // Whoever says too much, or goes away, gets no answer.
+        // Clients that send too much, or disconnect, get no response.
         let mut stream = TcpStream::connect(exposition.address()).unwrap();
         let _ = stream.write_all(&[b'a'; 2 * HEAD_MAX]);
         drop(TcpStream::connect(exposition.address()).unwrap());

@@ -1,10 +1,10 @@
-//! The file in which a run reports its steps.
+//! The metrics file of a run.
 //!
-//! `metrics.jsonl` holds one JSON object per step, and one per evaluation on a set, behind the step that it follows. It is
-//! written line by line, so that a run can be watched and an interrupted one keeps what it did. In front of the steps of
-//! each start stands a line that says who takes part; it has no `step`. In an object store nothing can be appended, so there
-//! the file is written among the temporary ones of the machine, and copied whole when the state is saved and when the run
-//! ends.
+//! `metrics.jsonl` contains one JSON object per step, and one per evaluation of a set, after the step that it follows.
+//! It is written line by line, so that a run can be watched and an interrupted run keeps its metrics. Each start of a
+//! run writes a line with the participating processes before its steps; that line has no `step`. Objects in object
+//! stores cannot be appended to, so for these the file is written to a temporary folder, and uploaded whenever the
+//! state is saved and when the run ends.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -20,37 +20,37 @@ use super::{Census, EvalMetrics, StepMetrics};
 use crate::error::TrainError;
 use crate::whole_file;
 
-/// The name of the file, in the output folder.
+/// Name of the file, in the output folder.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 
-/// The key of the line that stands in front of the steps of a start.
+/// The key of the line that precedes the steps of a start.
 const START: &str = "start";
 
-/// The metrics of a run.
+/// The metrics file of a run.
 pub(crate) struct MetricsFile {
     file: File,
     end: End,
     copy: Option<Copy>,
 }
 
-/// What the file holds of the last step in it.
+/// The last step in the file.
 #[derive(Default)]
 struct End {
     step: u64,
-    /// The sets that it was evaluated on.
+    /// The evaluation sets that have a line for this step.
     evaluated: BTreeSet<String>,
 }
 
-/// A file and the object that it is copied to. The folder goes with it.
+/// A local file and the object that it is uploaded to. Its folder is removed on drop.
 struct Copy {
     folder: TempDir,
     url: PathBuf,
 }
 
 impl MetricsFile {
-    /// Goes on with the file in an output folder: lines of later steps than `step` are cut off, and so is a line that is
-    /// incomplete or damaged with everything after it. A file that is not there is created. The cut file replaces the old
-    /// one in one step, durably; a link is replaced, not followed.
+    /// Continues the file of an output folder. Lines of steps after `step` are cut off, and so is an incomplete or
+    /// damaged line with everything after it. A missing file is created. The shortened file replaces the old one
+    /// atomically and durably; a link is replaced, not followed.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].
@@ -74,7 +74,7 @@ impl MetricsFile {
     /// Writes the line of a start after `step` steps.
     ///
     /// # Errors
-    /// If the file can not be written.
+    /// If the file cannot be written.
     pub(crate) fn start(&mut self, step: u64, census: &Census) -> io::Result<()> {
         let Census { transport, processes } = census;
         let ranks: usize = processes.iter().map(|process| process.ranks).sum();
@@ -88,26 +88,26 @@ impl MetricsFile {
         self.line(&json!({ START: who }))
     }
 
-    /// Writes the line of a step. Numbers that are not finite become `null`: JSON has none such.
+    /// Writes the line of a step. Numbers that are not finite become `null`, because JSON cannot represent them.
     ///
     /// # Errors
-    /// If the file can not be written.
+    /// If the file cannot be written.
     pub(crate) fn write(&mut self, metrics: &StepMetrics) -> io::Result<()> {
         self.end = End { step: metrics.step, ..End::default() };
         self.line(metrics)
     }
 
-    /// Writes the line of an evaluation behind that of its step, unless it is there: an evaluation that a run was
-    /// interrupted in is done again, on all sets. Returns whether it was written.
+    /// Writes the line of an evaluation after its step, unless the line exists: an interrupted evaluation is repeated
+    /// on all sets. Returns whether the line was written.
     ///
     /// # Errors
-    /// If the file can not be written.
+    /// If the file cannot be written.
     pub(crate) fn evaluation(&mut self, metrics: &EvalMetrics) -> io::Result<bool> {
         let is_new = self.end.step != metrics.step || self.end.evaluated.insert(metrics.set.clone());
         if is_new { self.line(metrics).map(|()| true) } else { Ok(false) }
     }
 
-    /// Whether the file ends with this step, and without an evaluation on one of these sets.
+    /// Whether this is the last step in the file, and an evaluation of one of these sets is missing.
     pub(crate) fn lacks_evaluation<'s>(&self, step: u64, mut sets: impl Iterator<Item = &'s str>) -> bool {
         self.end.step == step && sets.any(|set| !self.end.evaluated.contains(set))
     }
@@ -118,7 +118,7 @@ impl MetricsFile {
         self.file.write_all(&line)
     }
 
-    /// Makes all lines so far visible. In a folder they are.
+    /// Uploads all lines so far. In a folder they are visible already.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].
@@ -130,11 +130,11 @@ impl MetricsFile {
     }
 }
 
-/// Opens a file behind the lines of the first `step` steps.
+/// Opens a file for appending after the lines of the first `step` steps.
 fn open(path: &Path, step: u64) -> Result<(File, End), TrainError> {
     let cut = || {
         let bytes = read(path)?.unwrap_or_default();
-        // With the last line of a step everything goes that follows it: what said who took part in those that are cut off.
+        // A line of a start after the last kept step is cut off too, because it describes the steps that are cut off.
         let (mut kept, mut end) = (0, End::default());
         for (line, to) in whole_lines(&bytes) {
             match line {
@@ -150,7 +150,7 @@ fn open(path: &Path, step: u64) -> Result<(File, End), TrainError> {
     cut().map_err(TrainError::io("write", path))
 }
 
-/// The step of the last line that can be read, 0 if there is none; nothing if there is no file.
+/// Returns the step of the last readable line, 0 if there is none; `None` if the file does not exist.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -158,7 +158,7 @@ pub(crate) fn last_step(path: &Path) -> io::Result<Option<u64>> {
     Ok(read(path)?.map(|bytes| last_step_in(&bytes)))
 }
 
-/// The step of the last line that can be read, 0 if there is none.
+/// Returns the step of the last readable line, 0 if there is none.
 pub(crate) fn last_step_in(bytes: &[u8]) -> u64 {
     lines(bytes).last().map_or(0, |(step, _)| step)
 }
@@ -174,7 +174,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The step of each line that is one of a step, and where the line ends, up to the first line that is incomplete or damaged.
+/// Returns the step of each step's line and the end of that line, up to the first incomplete or damaged line.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
     whole_lines(bytes).filter_map(|(line, end)| match line {
         Line::Step(step) => Some((step, end)),
@@ -182,7 +182,7 @@ pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// Lines, and where they end, up to the first one that is incomplete or damaged.
+/// Returns lines and their ends, up to the first incomplete or damaged line.
 fn whole_lines(bytes: &[u8]) -> impl Iterator<Item = (Line, usize)> {
     let mut end = 0;
     bytes.split_inclusive(|&byte| byte == b'\n').map_while(move |line| {
@@ -191,13 +191,13 @@ fn whole_lines(bytes: &[u8]) -> impl Iterator<Item = (Line, usize)> {
     })
 }
 
-/// What a line tells.
+/// The contents of a line.
 enum Line {
-    /// Who takes part from here on.
+    /// The processes that take part from here on.
     Start,
-    /// The figures of this step.
+    /// The metrics of this step.
     Step(u64),
-    /// An evaluation after this step, on this set.
+    /// An evaluation after this step, of this set.
     Evaluation(u64, String),
 }
 

@@ -1,7 +1,7 @@
-//! Runs as `MLflow` keeps them in folders (mlflow/store/tracking/file_store.py): `mlruns/0/RUN/` with `meta.yaml`, a file of
-//! lines `MILLISECONDS VALUE STEP` for each metric, and a file with the value of each parameter and tag.
+//! Runs in the folder format of `MLflow` (mlflow/store/tracking/file_store.py): `mlruns/0/RUN/` with `meta.yaml`, a
+//! file of lines `MILLISECONDS VALUE STEP` for each metric, and a file with the value of each parameter and tag.
 //!
-//! A run that goes on keeps its identity, and its metrics lose the steps that are done again.
+//! A resumed run keeps its id, and its metrics lose the steps that are repeated.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -12,33 +12,33 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::recorder::{Figure, Sink};
 use crate::whole_file;
 
-/// The folder, in the output folder: what `mlflow ui --backend-store-uri` is given.
+/// Name of the folder, in the output folder; `mlflow ui --backend-store-uri` takes its path.
 pub(crate) const MLFLOW: &str = "mlruns";
 
-/// The experiment that `MLflow` always has.
+/// The default experiment of `MLflow`.
 const EXPERIMENT: &str = "0";
 
-/// What `MLflow` calls a run that is under way.
+/// Status of a run in progress.
 const RUNNING: u8 = 1;
 
-/// What it calls one that has ended.
+/// Status of a run that has ended.
 const FINISHED: u8 = 3;
 
-/// A run that is written.
+/// A run that is being written.
 pub(super) struct Run {
     folder: PathBuf,
     name: String,
-    /// When it began, in milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     start_ms: u128,
-    /// The metrics so far, by name.
+    /// Files of the metrics so far, by name.
     metrics: BTreeMap<String, File>,
 }
 
 impl Run {
-    /// Goes on with the run in an output folder, or begins one; `parameters` are those of the run file.
+    /// Continues the run of an output folder, or creates one; `parameters` are the keys and values of the run file.
     ///
     /// # Errors
-    /// If a file can not be written.
+    /// If a file cannot be written.
     pub(super) fn begin(out_dir: &Path, parameters: &[(String, String)]) -> io::Result<Self> {
         let (root, start_ms) = (out_dir.join(MLFLOW), now_ms());
         let experiment = root.join(EXPERIMENT);
@@ -71,7 +71,7 @@ impl Run {
         let folder = fs::canonicalize(&self.folder)?;
         let id = self.folder.file_name().unwrap_or_default().to_string_lossy();
         let end_ms = end_ms.map_or("null".to_owned(), |end| end.to_string());
-        // Text in quotes of YAML has doubled ones.
+        // In single-quoted YAML, single quotes are doubled.
         let name = self.name.replace('\'', "''");
         let meta = format!(
             "artifact_uri: file://{}/artifacts\nend_time: {end_ms}\nentry_point_name: ''\n\
@@ -114,7 +114,7 @@ impl Sink for Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // What is not told is that the run has ended; all of it is there.
+        // If this fails, only the end of the run is not recorded; all metrics are.
         let _ = self.write_meta(FINISHED, Some(now_ms()));
     }
 }
@@ -123,7 +123,7 @@ fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
 }
 
-/// The names of the runs of an experiment.
+/// Returns the names of the runs of an experiment.
 fn runs(experiment: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(experiment)? {
@@ -136,10 +136,10 @@ fn runs(experiment: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Cuts later steps than `step` off all metrics in an output folder, if they are there.
+/// Removes steps after `step` from all metrics of an output folder, if there are any.
 ///
 /// # Errors
-/// If a file can not be read or replaced.
+/// If a file cannot be read or replaced.
 pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     let (root, experiment) = (out_dir.join(MLFLOW), out_dir.join(MLFLOW).join(EXPERIMENT));
     if step == 0 && root.exists() {
@@ -157,7 +157,7 @@ pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Cuts the metrics in a folder and those below it.
+/// Removes steps from the metrics in a folder and its subfolders.
 fn cut_folder(folder: &Path, step: u64) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
@@ -188,7 +188,7 @@ mod tests {
         vec![("train.steps".to_owned(), "5".to_owned())]
     }
 
-    /// The value and step of each line of a metric of the only run.
+    /// Returns the value and step of each line of a metric of the only run.
     fn lines(out_dir: &Path, metric: &str) -> Vec<(f64, u64)> {
         let experiment = out_dir.join(MLFLOW).join(EXPERIMENT);
         let run = experiment.join(runs(&experiment).unwrap().pop().unwrap());

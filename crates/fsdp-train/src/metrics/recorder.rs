@@ -1,4 +1,4 @@
-//! Everything that a run reports its steps and evaluations to.
+//! Writes the steps and evaluations of a run to all of its outputs.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::{Census, EvalMetrics, METRICS, MetricsFile, StepMetrics, csv, mlflow,
 use crate::config::{MetricsSink, Resolved};
 use crate::error::TrainError;
 
-/// A number of a step or an evaluation, under the name that it has in `metrics.jsonl`.
+/// A number of a step or an evaluation, with its name in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Figure {
     pub(super) name: String,
-    /// What is not finite is no number here.
+    /// The value; NaN if it was not finite.
     pub(super) value: f64,
 }
 
-/// All numbers of a line of `metrics.jsonl` but its step, in its order.
+/// Returns all numbers of a line of `metrics.jsonl` except its step, in order.
 pub(super) fn figures(line: &impl Serialize) -> Vec<Figure> {
     let Ok(Value::Object(line)) = serde_json::to_value(line) else { unreachable!("lines are objects") };
     let figure = |(name, value): (String, Value)| {
@@ -29,7 +29,7 @@ pub(super) fn figures(line: &impl Serialize) -> Vec<Figure> {
     line.into_iter().filter_map(figure).collect()
 }
 
-/// What a run file says, by key.
+/// Returns the settings of a run file, by dotted key.
 fn parameters(config: &Resolved) -> Vec<(String, String)> {
     fn add(key: String, value: &toml::Value, found: &mut Vec<(String, String)>) {
         match value {
@@ -49,25 +49,25 @@ fn parameters(config: &Resolved) -> Vec<(String, String)> {
     found
 }
 
-/// Files beside `metrics.jsonl` that have the same figures in another form.
+/// An output besides `metrics.jsonl` with the same figures in another format.
 pub(super) trait Sink: Send {
-    /// What is named when it can not be written.
+    /// The path to name in errors.
     fn path(&self) -> &Path;
 
-    /// A step is done.
+    /// Writes the figures of a step.
     ///
     /// # Errors
-    /// If it can not be written.
+    /// If they cannot be written.
     fn step(&mut self, step: u64, figures: &[Figure]) -> io::Result<()>;
 
-    /// A set was evaluated on after `step` steps.
+    /// Writes the figures of an evaluation of a set after `step` steps.
     ///
     /// # Errors
-    /// If it can not be written.
+    /// If they cannot be written.
     fn evaluation(&mut self, step: u64, set: &str, figures: &[Figure]) -> io::Result<()>;
 }
 
-/// What the first rank of a run writes its metrics to.
+/// All outputs to which the first rank of a run writes its metrics.
 pub(crate) struct Recorder {
     out_dir: PathBuf,
     file: MetricsFile,
@@ -76,7 +76,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Goes on in an output folder after `step` steps, or begins: what is there of later steps is cut off.
+    /// Continues in an output folder after `step` steps, or starts there; metrics of later steps are cut off.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].
@@ -84,7 +84,8 @@ impl Recorder {
         let out_dir = Path::new(&config.run.out_dir);
         let file = MetricsFile::resume(out_dir, step)?;
         let failed = |name| TrainError::io("write", out_dir.join(name));
-        // Also what this run does not write: later steps of a former one would be taken for its own.
+        // This includes formats that the run does not write: later steps of an earlier run would be mistaken for its
+        // own.
         tensorboard::cut(out_dir, step).map_err(failed(tensorboard::TENSORBOARD))?;
         csv::cut(out_dir, step).map_err(failed(csv::STEPS))?;
         mlflow::cut(out_dir, step).map_err(failed(mlflow::MLFLOW))?;
@@ -109,7 +110,7 @@ impl Recorder {
         Ok(Self { out_dir: out_dir.to_owned(), file, sinks, exposition: None })
     }
 
-    /// Also answers questions with the figures of the last step.
+    /// Also serves the figures of the last step over HTTP.
     pub(crate) fn expose(&mut self, exposition: Exposition) {
         self.exposition = Some(exposition);
     }
@@ -135,7 +136,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Records an evaluation on a set, unless it is recorded already.
+    /// Records an evaluation of a set, unless it is recorded already.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -165,12 +166,12 @@ impl Recorder {
         })
     }
 
-    /// Whether the run ends with this step so far, without an evaluation on one of these sets.
+    /// Whether this is the last step recorded so far, and an evaluation of one of these sets is missing.
     pub(crate) fn lacks_evaluation<'s>(&self, step: u64, sets: impl Iterator<Item = &'s str>) -> bool {
         self.file.lacks_evaluation(step, sets)
     }
 
-    /// Makes everything so far visible. In a folder it is.
+    /// Uploads everything so far. In a folder it is visible already.
     ///
     /// # Errors
     /// [`TrainError::Io`], [`TrainError::Checkpoint`].

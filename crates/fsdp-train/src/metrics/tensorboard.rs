@@ -1,7 +1,7 @@
 //! Event files of `TensorBoard`.
 //!
-//! Such a file is a row of `TFRecord`s, each a serialized `Event` (tensorflow/core/util/event.proto). Of the protocol buffers
-//! three messages and seven fields are needed, which is why they are written by hand:
+//! A file is a sequence of `TFRecord`s, each a serialized `Event` (tensorflow/core/util/event.proto). The messages are
+//! encoded by hand, because only these messages and fields of the protocol buffers are needed:
 //!
 //! ```text
 //! Event   { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; SessionLog session_log = 7 }
@@ -9,8 +9,8 @@
 //! SessionLog { SessionStatus status = 1 }
 //! ```
 //!
-//! Each start of a run writes a file of its own, because a reader that is open has seen the others already; steps that a start
-//! does again are cut off from these.
+//! Each start of a run writes a separate file, because an open reader has already consumed the others. Steps that a
+//! start repeats are cut off from the earlier files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,29 +22,29 @@ use crc_fast::CrcAlgorithm;
 use super::recorder::{Figure, Sink};
 use crate::whole_file;
 
-/// The folder of the files, in the output folder.
+/// Name of the folder with the files, in the output folder.
 pub(crate) const TENSORBOARD: &str = "tensorboard";
 
-/// What their names begin with; without `tfevents` they would not be found.
+/// Prefix of file names; readers only find names that contain `tfevents`.
 const NAME: &str = "events.out.tfevents.";
 
-/// The version of the format that is written. From this one on readers understand [`START`].
+/// The version of the format. Readers support [`START`] from this version on.
 const VERSION: &str = "brain.Event:2";
 
 /// `SessionStatus.START`: later steps of earlier files do not count.
 const START: u64 = 1;
 
-/// An event file that is written.
+/// An event file that is being written.
 pub(super) struct EventFile {
     path: PathBuf,
     file: File,
 }
 
 impl EventFile {
-    /// Begins a file in an output folder for steps after `step`.
+    /// Creates a file in an output folder for steps after `step`.
     ///
     /// # Errors
-    /// If it can not be written.
+    /// If it cannot be written.
     pub(super) fn begin(out_dir: &Path, step: u64) -> io::Result<Self> {
         let folder = out_dir.join(TENSORBOARD);
         fs::create_dir_all(&folder)?;
@@ -93,7 +93,7 @@ impl Sink for EventFile {
     }
 }
 
-/// Makes a file that sorts behind those of earlier starts.
+/// Creates a file whose name sorts after those of earlier starts.
 fn create(folder: &Path) -> io::Result<(PathBuf, File)> {
     let mut seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     loop {
@@ -105,11 +105,11 @@ fn create(folder: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// Cuts later steps than `step` off all event files in an output folder, with everything behind the first that is incomplete
-/// or damaged. A file in which no step is left is removed.
+/// Removes steps after `step` from all event files of an output folder, and everything from the first incomplete or
+/// damaged record on. A file without remaining steps is removed.
 ///
 /// # Errors
-/// If a file can not be read or replaced.
+/// If a file cannot be read or replaced.
 pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     let entries = match fs::read_dir(out_dir.join(TENSORBOARD)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -132,15 +132,15 @@ pub(super) fn cut(out_dir: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What is read of an event.
+/// The fields of an event that are read.
 struct Event {
     step: u64,
     has_summary: bool,
-    /// Where its record ends in the file.
+    /// End of its record in the file.
     end: usize,
 }
 
-/// The events of a file, up to the first that is incomplete or damaged.
+/// Returns the events of a file, up to the first that is incomplete or damaged.
 fn events(bytes: &[u8]) -> impl Iterator<Item = Event> {
     let mut end = 0;
     std::iter::from_fn(move || {
@@ -158,13 +158,13 @@ fn events(bytes: &[u8]) -> impl Iterator<Item = Event> {
     })
 }
 
-/// A record: the length and the data, each followed by its checksum.
+/// Encodes a record: the length and the data, each followed by its checksum.
 fn record(data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u64).to_le_bytes();
     [&len[..], &masked_crc(&len), data, &masked_crc(data)].concat()
 }
 
-/// The data of the first record, and the length of that record, if it is whole.
+/// Returns the data of the first record, and the length of that record; `None` if it is not intact.
 fn unframe(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let (len, rest) = bytes.split_first_chunk::<8>()?;
     let (crc, rest) = rest.split_first_chunk::<4>()?;
@@ -174,14 +174,15 @@ fn unframe(bytes: &[u8]) -> Option<(&[u8], usize)> {
     (*crc == masked_crc(data)).then_some((data, bytes.len() - rest.len()))
 }
 
-/// The CRC-32C of bytes, rotated and moved, as `TFRecord` has it: a checksum of data that holds checksums would be weak.
+/// Computes the CRC-32C of bytes, rotated and offset as in `TFRecord`: a plain checksum of data that contains checksums
+/// would be weak.
 fn masked_crc(bytes: &[u8]) -> [u8; 4] {
     const DELTA: u32 = 0xa282_ead8;
     let crc = u32::try_from(crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes)).expect("it has 32 bits");
     crc.rotate_right(15).wrapping_add(DELTA).to_le_bytes()
 }
 
-/// A message of protocol buffers that is written.
+/// A protocol buffers message that is being written.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -227,13 +228,13 @@ impl Message {
     }
 }
 
-/// A value of a field, as far as events are read.
+/// A value of a field, as far as it is needed for reading events.
 enum Wire {
     Number(u64),
     Other,
 }
 
-/// The fields of a message, in order; `None` for what is none.
+/// Iterator over the fields of a message, in order; yields `None` for invalid data.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

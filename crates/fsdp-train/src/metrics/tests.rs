@@ -3,7 +3,7 @@ use serde_json::json;
 use super::file::lines;
 use super::*;
 
-/// What is written into an empty file.
+/// Returns the text that is written to an empty file.
 fn written(write: impl FnOnce(&mut MetricsFile)) -> String {
     let dir = tempfile::tempdir().unwrap();
     write(&mut MetricsFile::resume(dir.path(), 0).unwrap());
@@ -28,7 +28,7 @@ pub(super) fn metrics(step: u64, utilization: Option<Utilization>) -> StepMetric
     }
 }
 
-/// A step that has every figure.
+/// Returns a step with all figures.
 pub(super) fn full(step: u64) -> StepMetrics {
     let waiting = Waiting::of(step, &[Duration::ZERO]);
     StepMetrics {
@@ -185,7 +185,7 @@ fn utilization_by_6n_matches_by_hand() {
     assert!(utilization.mfu > utilization.mfu_6n);
 }
 
-/// The steps in a file that held `before`, after it was resumed at `step` and the next step was written.
+/// Returns the steps of a file that contained `before`, was resumed at `step`, and then received the next step.
 fn resumed(before: &[u8], step: u64) -> Vec<u64> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);

@@ -1,4 +1,4 @@
-//! One rank alone writes a value that is not finite: all ranks end at the same step, and the error says where it is.
+//! A single rank writes a non-finite value: all ranks end at the same step, and the error names the location.
 
 use std::sync::Mutex;
 
@@ -15,13 +15,13 @@ use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
 
-/// Tokens that the data has; the model knows two more, whose rows of the embedding no batch reads.
+/// Number of tokens in the data; the model knows two more, whose embedding rows no batch reads.
 const TOKENS: u16 = 7;
 
 /// The last row of the embedding.
 const UNREAD_ROW: usize = 8;
 
-/// The values of the embedding grow out of bounds by weight decay.
+/// Weight decay makes the values of the embedding grow without bound.
 const SGD: &str = "{ name = 'sgd', lr = 1.0, weight_decay = 3.0 }";
 
 type Trainer<'a> = RankTrainer<'a, HostMemory, Mlp>;
@@ -46,7 +46,7 @@ fn job(dir: &std::path::Path, optimizer: &str, [fsdp, ranks]: [&str; 2]) -> Job<
     Job::new(parsed.config, model, init).unwrap()
 }
 
-/// Meshes and policies: numbers of ranks, and keys of `fsdp`.
+/// Meshes and policies: number of ranks, and keys of `fsdp`.
 const CASES: [[&str; 2]; 7] = [
     ["mesh = { replicate = 1 }", "1"],
     ["mesh = { replicate = 1 }", "2"],
@@ -64,7 +64,7 @@ fn launcher() -> Threads<HostMemory> {
     })
 }
 
-/// Runs all ranks; the one that failed first, why, and the errors of all.
+/// Runs all ranks; returns the first one that failed, its error, and the messages of all.
 fn failure(
     job: &Job<Mlp>,
     rank: impl Fn(&mut Trainer<'_>) -> Result<(), TrainError> + Sync,
@@ -80,7 +80,7 @@ fn failure(
     (failure.rank, error, errors.into_inner().unwrap())
 }
 
-/// Puts a value into rows of parameters in the last replica. Returns whether this rank has one of them there.
+/// Puts a value into chosen rows of parameters in the last replica. Returns whether this rank holds one of them.
 fn put(trainer: &mut Trainer<'_>, value: f64, is_chosen: impl Fn(&str, usize) -> bool) -> bool {
     let job = trainer.job;
     let is_last = job.plan.mesh.replica_of(trainer.rank()) + 1 == job.plan.mesh.replicas();
@@ -100,7 +100,7 @@ fn put(trainer: &mut Trainer<'_>, value: f64, is_chosen: impl Fn(&str, usize) ->
     holds
 }
 
-/// Puts a value into the row of the embedding that no batch reads.
+/// Puts a value into an embedding row that no batch reads.
 fn put_in_unread_row(trainer: &mut Trainer<'_>, value: f64) -> bool {
     put(trainer, value, |name, row| name == "embed.weight" && row == UNREAD_ROW)
 }
@@ -124,7 +124,7 @@ fn step(trainer: &mut Trainer<'_>, number: u64) -> Result<StepReport, TrainError
     trainer.step(number, false, &mut ProgramOrder, &mut ())
 }
 
-/// That the rank which has the value failed with it, and the others because of that.
+/// Asserts that the rank that holds the value failed because of it, and the others because of that rank.
 fn assert_told((rank, error, errors): (Rank, TrainError, Vec<String>), holder: Option<usize>, what: &str) {
     assert_eq!(Some(rank.0), holder, "{what}: {error}");
     for (other, message) in errors.iter().enumerate().filter(|(other, _)| *other != rank.0) {
@@ -173,7 +173,7 @@ fn a_value_of_state_is_named_as_in_checkpoints() {
         let culprit = job.plan.mesh.world() - 1;
         let failed = failure(&job, |trainer| {
             if trainer.rank().0 == culprit {
-                // What is there after a square that was too large.
+                // As if a square had overflowed.
                 let mut left = true;
                 let filled = trainer.engine.load_state(Origin::Computed, |tensor, _, values| {
                     if tensor.name == "exp_avg_sq" && std::mem::take(&mut left) {

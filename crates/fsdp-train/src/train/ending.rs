@@ -1,4 +1,4 @@
-//! What becomes of a run that does not reach its end, as its error says it.
+//! What happened to the state of a run that did not complete, as part of its error.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,26 @@ use super::run::Log;
 use crate::checkpoint::SaveFailure;
 use crate::error::TrainError;
 
-/// Where the state of a run is that something beside the computation has ended.
+/// The state of a run that was ended by a failure outside the computation.
 #[derive(Debug)]
 pub struct Ending {
     /// Steps done.
     pub done: u64,
-    /// Where that state is, or why it could not be saved.
+    /// Where the state was saved, or why it could not be saved; `None` if no failed save was recorded.
     pub state: Result<Kept, Option<Arc<SaveFailure>>>,
 }
 
-/// Where a state was saved.
+/// The location of a saved state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// In this checkpoint of the output folder.
+    /// This checkpoint in the output folder.
     InOutDir(PathBuf),
-    /// In this checkpoint in a directory of its own, because the output folder can not be written.
+    /// This checkpoint in a separate directory, because the output folder cannot be written.
     Elsewhere(PathBuf),
 }
 
 impl Ending {
-    /// What became of a run that wrote to `out_dir` and was stopped after `done` steps.
+    /// Describes a run that writes to `out_dir` and was stopped after `done` steps.
     pub(super) fn of(log: &Log, out_dir: &Path, done: u64) -> Self {
         let checkpoints = out_dir.join(RunDir::CHECKPOINTS);
         let kept = |path: &PathBuf| match path.parent() == Some(&checkpoints) {
@@ -63,28 +63,29 @@ impl fmt::Display for Ending {
     }
 }
 
-/// From where a run can go on whose loss or state is not finite any more.
+/// Where a run can resume after its loss or state has become non-finite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
-    /// A checkpoint whose weights gave a loss or a gradient that is not finite, and its name from now on.
+    /// The new name of the checkpoint whose weights gave a non-finite loss or gradient; `None` if there is no such
+    /// checkpoint.
     pub aside: Option<PathBuf>,
-    /// Why it could not be given that name: it is still taken for one to go on from.
+    /// Why that checkpoint could not be renamed: a run would still resume from it.
     pub not_aside: Option<String>,
-    /// The newest checkpoint before it, with the steps that it has done.
+    /// The newest checkpoint before it, with its number of steps.
     pub newest: Option<(u64, PathBuf)>,
 }
 
 impl Divergence {
-    /// Sets the checkpoint aside that `error` speaks of, if there is one, and finds the newest of the others. Other errors
-    /// are returned as they are, and so are all without the lock of the output folder.
+    /// Sets aside the checkpoint that `error` condemns, if there is one, and finds the newest checkpoint before it.
+    /// Returns other errors unchanged, and every error if there is no lock of the output folder.
     ///
-    /// Loss and gradient of a step are those of the weights of the step before. No learning rate makes them finite, so
-    /// a run must go back further.
+    /// Loss and gradient of a step are computed from the weights of the previous step. No learning rate makes them
+    /// finite, so a run must go back further.
     pub(super) fn of(error: TrainError, lock: Option<&Arc<RunLock>>) -> TrainError {
         let (TrainError::RankFailed { source, .. }, Some(lock)) = (&error, lock) else { return error };
         let condemned = match **source {
             TrainError::NotFinite { step, .. } | TrainError::LossScale { step, .. } => step - 1,
-            // The weights of this step are finite, and give a loss that is not.
+            // The weights of this step are finite, but their loss is not.
             TrainError::EvaluationNotFinite { step, .. } => step,
             // Such a state is never saved.
             TrainError::StateNotFinite { step, .. } => step,

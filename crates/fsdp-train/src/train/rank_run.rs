@@ -1,5 +1,5 @@
-//! The run as each rank lives it: steps, with what is recorded, saved and evaluated between them; then the end, where
-//! the state comes first and the model second.
+//! The run of one rank: its steps, with metrics, saves and evaluations between them; at the end, first the state is
+//! saved and then the model exported.
 
 use std::time::Instant;
 
@@ -18,26 +18,26 @@ use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
 use crate::waiting::{self, Heard, WaitTimer};
 
-/// One rank on its way.
+/// The run of one rank.
 pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     run: &'r Run<'a, A>,
     trainer: RankTrainer<'a, M, A>,
     saver: Option<Saver>,
-    /// On the first rank, after a save.
+    /// Work after a save, on the first rank.
     tidying: Option<Tidying>,
-    /// A checkpoint whose weights have not given a loss yet: older ones are kept until they have.
+    /// A checkpoint whose weights have not produced a loss yet. Older ones are kept until they have.
     unproven: Option<u64>,
-    /// The losses that say whether the run is over, and which states are the best.
+    /// The losses that decide whether the run is over and which states are the best.
     watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
-    /// On the first rank.
+    /// Waiting times of other ranks, on the first rank.
     heard: Heard,
     /// When the step whose report is read next began, as far as the host can tell.
     clock: Instant,
 }
 
 impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
-    /// A rank that is ready for its first step.
+    /// Creates a rank that is ready for its first step.
     pub(super) fn new(
         run: &'r Run<'a, A>,
         trainer: RankTrainer<'a, M, A>,
@@ -49,7 +49,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Self { run, trainer, saver, tidying: None, unproven: None, watched, observer, heard, clock }
     }
 
-    /// The whole way.
+    /// Runs all steps, then saves and exports.
     pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let done = self.steps()?;
         self.end_save()?;
@@ -67,14 +67,14 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Ok(RankResult { usage, traffic, done, watched: self.watched, is_over })
     }
 
-    /// All steps, with the evaluations and saves between them; returns how many are done.
+    /// Runs all steps, with evaluations and saves between them; returns the number of steps done.
     fn steps(&mut self) -> Result<u64, TrainError> {
         let (job, start) = (self.run.job, self.run.start);
         let (steps, every) = (job.config.train.steps, job.config.data.eval_every);
         let evaluates_after = |done: u64| done == steps || (every > 0 && done.is_multiple_of(every));
         let evaluates = evaluates_after(start.step);
         let is_missing = start.step == steps || evaluates && self.lacks_evaluation()?;
-        // A checkpoint is older than the evaluation of its step.
+        // The checkpoint of a step is saved before the evaluation, so its losses may be missing.
         if is_missing || evaluates && self.lacks_watched(start.step) {
             let stop = self.evaluate(start.step, is_missing)?;
             if stop {
@@ -96,12 +96,12 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let mut timer = WaitTimer::new(&mut *self.observer);
             self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
             let waited = timer.waited();
-            // On a device that works behind the host it is the device that waits.
+            // With an asynchronous device, the device waits and not the host.
             if !is_behind && job.plan.mesh.world() > 1 {
                 waiting::tell(self.run.assembly, step, self.trainer.rank(), waited)?;
             }
-            // The host goes ahead of a device that works behind it, by one step, but not past what reads the state, nor where
-            // the next step depends on what this one finds.
+            // The host runs one step ahead of an asynchronous device, but not past anything that reads the state, nor
+            // if the next step depends on this report.
             let mut stop = self.read_until(usize::from(is_behind && !scales && !is_due && !evaluates))?;
             if stop {
                 self.read_until(0)?;
@@ -115,7 +115,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             stop |= evaluates && self.evaluate(done, true)?;
             let is_over = evaluates && self.is_over();
             let is_best = evaluates && self.run.saves.best(&self.watched).contains(&done);
-            // What is over needs no state to go on from, unless states are kept.
+            // A run that is over needs no state to resume from, unless checkpoints are kept.
             if !is_saved && (stop || is_best || is_over && job.config.checkpoint.every > 0) {
                 self.save(done)?;
             }
@@ -126,7 +126,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Ok(steps)
     }
 
-    /// Reads the reports of steps until no more than `unread` are left; returns whether some rank asked to stop.
+    /// Reads step reports until no more than `unread` are left; returns whether some rank requested a stop.
     fn read_until(&mut self, unread: usize) -> Result<bool, TrainError> {
         let mut stop = false;
         while self.trainer.unread() > unread {
@@ -147,10 +147,10 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Ok(stop)
     }
 
-    /// Saves the state after `step` steps, in this step or behind the next ones.
+    /// Saves the state after `step` steps, blocking or in the background.
     fn save(&mut self, step: u64) -> Result<(), TrainError> {
         self.tidied();
-        // All ranks have begun the save before this one when they answer.
+        // A rank that answers has begun the previous save.
         self.trainer.check_state(step)?;
         self.note_save();
         self.begin_save(step, Place::OutDir)?;
@@ -165,20 +165,20 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         saver.save(self.trainer.engine(), state, place)
     }
 
-    /// Waits for the save under way, if there is one.
+    /// Waits for the save in progress, if any.
     fn end_save(&mut self) -> Result<(), TrainError> {
         self.trainer.meet()?;
         self.note_save();
         Ok(())
     }
 
-    /// Waits for the save under way, if there is one, which all ranks have begun.
+    /// Waits for the save in progress, if any. All ranks must have begun it.
     fn note_save(&mut self) {
         let outcome = self.saver.as_mut().and_then(Saver::finish);
         self.note(outcome);
     }
 
-    /// Notes how a save has ended, if one has and this is the first rank.
+    /// Records the result of a save; `Some` only on the first rank.
     fn note(&mut self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
             self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
@@ -186,8 +186,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
     }
 
-    /// After the report of `step` (from 0), which is finite: a checkpoint that its weights came from is proven. Old ones may
-    /// go, and the next one may have their space.
+    /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from: old
+    /// ones may now be deleted, and space be reserved for the next.
     fn tidy(&mut self, step: u64) {
         let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
         self.tidied();
@@ -200,7 +200,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
     }
 
-    /// Waits for the end of what [`RankRun::tidy`] began.
+    /// Waits for the work that [`RankRun::tidy`] started.
     fn tidied(&mut self) {
         let Some(Tidied { pruned, reserved }) = self.tidying.take().map(Tidying::finish) else { return };
         if let Err(error) = pruned {
@@ -211,7 +211,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         }
     }
 
-    /// Sees to it that there is a checkpoint of the last step, wherever there is room for it.
+    /// Ensures that there is a checkpoint of the last step, wherever there is room for it.
     fn secure(&mut self, step: u64) -> Result<(), TrainError> {
         for place in [Place::OutDir, Place::Elsewhere] {
             let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
@@ -219,7 +219,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
                 return Ok(());
             }
             if self.is_first() {
-                // If this fails, so will the save, which says why.
+                // If this fails, so will the save, which reports the reason.
                 let _ = self.run.saves.discard(step);
             }
             self.trainer.check_state(step)?;
@@ -229,7 +229,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Ok(())
     }
 
-    /// Exports the model; false, on all ranks, if that failed.
+    /// Exports the model; returns false, on all ranks, if that failed.
     fn export(&mut self, done: u64) -> Result<bool, TrainError> {
         if is_url(&self.run.job.config.run.out_dir) {
             return self.export_object(done);
@@ -242,14 +242,14 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         if self.is_first() {
             is_exported = self.run.commit_export();
         }
-        // To add adapters to a base may take longer than a collective may.
+        // Merging adapters into their base may take longer than the time limit of a collective.
         if merges(&self.run.job.config) {
             return self.run.tell_exported(self.trainer.rank(), is_exported);
         }
         Ok(!self.trainer.any(!is_exported)?)
     }
 
-    /// As [`RankRun::export`], to an object store.
+    /// Like [`RankRun::export`], to an object store.
     fn export_object(&mut self, done: u64) -> Result<bool, TrainError> {
         let is_saved = self.is_first() && self.run.checkpoint_of(done).is_some();
         if !self.trainer.any(is_saved)? {
@@ -260,7 +260,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         self.run.tell_exported(self.trainer.rank(), is_exported)
     }
 
-    /// Evaluates, and records what it finds if it `records`; returns whether some rank asked to stop before it was done.
+    /// Evaluates, and records the results if `records`; returns whether some rank requested a stop before the end.
     fn evaluate(&mut self, step: u64, records: bool) -> Result<bool, TrainError> {
         if self.is_first() {
             events::evaluation_begins(step);
@@ -281,14 +281,14 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         Ok(false)
     }
 
-    /// Whether the evaluation is missing after the step that the run goes on from, which it follows.
+    /// Whether the metrics lack the evaluation after the step from which the run resumes.
     fn lacks_evaluation(&mut self) -> Result<bool, TrainError> {
         let step = self.run.start.step;
         let is_missing = step > 0 && self.is_first() && self.run.lacks_evaluation(step);
         self.trainer.any(is_missing)
     }
 
-    /// Whether evaluations say that nothing more is learned: the same on all ranks.
+    /// Whether early stopping ends the run: equal on all ranks.
     fn is_over(&self) -> bool {
         self.run
             .job
@@ -299,13 +299,13 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             .is_some_and(|early_stop| early_stop.is_over(&self.watched))
     }
 
-    /// Whether the loss after this step is to be watched, and is not known.
+    /// Whether the loss after this step is to be watched and is missing.
     fn lacks_watched(&self, step: u64) -> bool {
         let is_known = || self.watched.iter().any(|watched| watched.step == step);
         step > 0 && self.run.job.config.watches() && !is_known()
     }
 
-    /// Whether this is the first rank of all.
+    /// Whether this is the first rank of the world.
     fn is_first(&self) -> bool {
         self.trainer.rank().0 == 0
     }

@@ -1,4 +1,5 @@
-//! What the ranks of a run share: the output folder, the log of the first rank, the export, and what asks all to stop.
+//! State shared by the ranks of a run: the output folder, the log of the first rank, the export, and the reasons to
+//! stop.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -30,65 +31,65 @@ use crate::rule::TrainBackend;
 use crate::told;
 use crate::whole_file::write_small;
 
-/// Where ranks give what they have exported.
+/// Topic on which ranks give the receipts of their exports.
 const RECEIPTS: &str = "receipts";
 
-/// Where they say that they have come to their end.
+/// Topic on which ranks report that they have ended.
 const ENDS: &str = "ends";
 
-/// How long ranks wait for the model to be exported by the first one.
+/// How long ranks wait for the first one to export the model.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 
-/// What one rank brings back.
+/// The result of one rank.
 pub(super) struct RankResult {
     pub(super) usage: Usage,
     pub(super) traffic: Traffic,
     /// Steps done.
     pub(super) done: u64,
-    /// The losses that were watched.
+    /// The watched losses.
     pub(super) watched: Vec<WatchedLoss>,
-    /// Whether they ended the run.
+    /// Whether early stopping ended the run.
     pub(super) is_over: bool,
 }
 
-/// What is noted of a run, by the first rank of this process unless it says otherwise.
+/// The records of a run, kept by the first rank of this process unless noted otherwise.
 #[derive(Default)]
 pub(super) struct Log {
-    /// On the first rank of all, from the moment where the output folder is this run's, until it can not be written.
+    /// On the first rank of the world, from taking over the output folder until writing to it fails.
     metrics: Option<Recorder>,
     pub(super) records: Vec<StepMetrics>,
-    /// Which rank the others wait for, on the first rank of all.
+    /// The rank that others wait for, on the first rank of the world.
     slow: SlowRank,
-    /// The last evaluation, of all sets.
+    /// The results of the last evaluation, on all sets.
     pub(super) evaluations: Vec<Evaluation>,
     /// The last step whose weights are known to give a finite loss.
     pub(super) proven: u64,
-    /// The newest checkpoint of this run.
+    /// The newest checkpoint saved by this run.
     pub(super) saved: Option<Saved>,
-    /// The last save that failed.
+    /// The last failed save.
     pub(super) not_saved: Option<Arc<SaveFailure>>,
-    /// The first failure beside the computation. All ranks stop after the step under way, save their state and export.
+    /// The first failure outside the computation. All ranks stop after the current step, save their state and export.
     pub(super) trouble: Option<TrainError>,
-    /// The files that the model is exported to, in the process of the first rank.
+    /// The files that receive the exported model, in the process of the first rank.
     export: Option<Export>,
 }
 
-/// What the ranks of a run share that this process holds.
+/// The state shared by the ranks of a run in this process.
 pub(super) struct Run<'a, A> {
     pub(super) job: &'a Job<A>,
     pub(super) options: &'a RunOptions<'a>,
     pub(super) start: &'a Start,
     pub(super) saves: &'a Arc<SaveOptions>,
     pub(super) assembly: &'a dyn Assembly,
-    /// The files of the exported model.
+    /// The layout of the exported model's files.
     pub(super) plan: ExportPlan,
-    /// What is copied beside it, in the process of the first rank.
+    /// Files to copy beside the exported model, in the process of the first rank.
     companions: Companions,
     log: Mutex<Log>,
 }
 
 impl<'a, A: Architecture + Clone> Run<'a, A> {
-    /// A run that is about to start.
+    /// Creates a run that is about to start.
     pub(super) fn new(
         job: &'a Job<A>,
         options: &'a RunOptions<'a>,
@@ -101,7 +102,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Self { job, options, start, saves, assembly, plan, companions, log }
     }
 
-    /// Everything that one rank does. What fails is told to all.
+    /// Runs one rank. A failure is announced to all ranks.
     pub(super) fn rank<M: TrainBackend>(&self, seat: Seat<M>) -> Result<RankResult, TrainError> {
         let rank = seat.rank;
         self.live(seat).inspect_err(|error| self.assembly.fail(rank, error.kind(), error.to_string()))
@@ -116,7 +117,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             }
             None => RankTrainer::new(self.job, seat)?,
         };
-        // When all have answered, nothing that was given can be at fault; only then is an earlier run replaced.
+        // When all ranks have answered, all inputs are known to be valid; only then is an earlier run replaced.
         if trainer.any(self.options.stop.load(Ordering::Relaxed))? {
             return Err(TrainError::Stopped);
         }
@@ -126,13 +127,13 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         RankRun::new(self, trainer, observer).run()
     }
 
-    /// What is noted so far.
+    /// The records so far.
     pub(super) fn log(&self) -> MutexGuard<'_, Log> {
-        // Every change under the lock is complete before anything can panic.
+        // A panic cannot leave data under the lock half-changed.
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was noted.
+    /// The final records.
     pub(super) fn into_log(self) -> Log {
         self.log.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,12 +143,12 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.options.stop.load(Ordering::Relaxed) || self.log().trouble.is_some()
     }
 
-    /// Makes the output folder this run's, with the disk space that its end will need.
+    /// Takes over the output folder, and reserves disk space for the first save.
     fn take_over(&self) -> Result<(), TrainError> {
-        // A run that trains no step saves nothing.
+        // A run without steps saves nothing.
         let reserve =
             || if self.start.step < self.job.config.train.steps { self.saves.reserve() } else { Ok(()) };
-        // Nothing is touched before it is known that there is room; what an earlier run gives up may be part of it.
+        // Nothing is changed until there is known to be room, which may include the space of an earlier run.
         if self.options.overwrite {
             self.saves.expect_room_after_clearing()?;
         } else {
@@ -165,7 +166,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Ok(())
     }
 
-    /// Lets Prometheus ask, if the run is to; that nobody can listen there ends no run.
+    /// Opens the Prometheus endpoint, if configured. If that fails, the run continues.
     fn expose(&self, metrics: &mut Recorder) {
         let Some(address) = self.job.config.run.metrics_listen else { return };
         match Exposition::listen(address, self.job.config.train.steps, self.start.step) {
@@ -185,7 +186,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.options.census.clone().unwrap_or_else(alone)
     }
 
-    /// Records a step, with the scale of the loss that it used.
+    /// Records a step, with the loss scale that it used.
     pub(super) fn record(
         &self,
         step: u64,
@@ -233,7 +234,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         log.records.push(metrics);
     }
 
-    /// Records an evaluation after `step` steps, on all sets.
+    /// Records the evaluation after `step` steps, on all sets.
     pub(super) fn record_evaluation(&self, step: u64, evaluations: Vec<Evaluation>) {
         let mut log = self.log();
         for evaluation in &evaluations {
@@ -246,14 +247,14 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         (log.evaluations, log.proven) = (evaluations, step);
     }
 
-    /// Whether the run that goes on from `step` was interrupted before the evaluation that followed it was recorded. In the
+    /// Whether a run that resumes from `step` was interrupted before the evaluation after it was recorded. In the
     /// process of the first rank.
     pub(super) fn lacks_evaluation(&self, step: u64) -> bool {
         let sets = self.job.data.eval_sets().map(|(name, _)| name);
         self.log().metrics.as_ref().is_some_and(|recorder| recorder.lacks_evaluation(step, sets))
     }
 
-    /// Notes how a save has ended.
+    /// Records the result of a save.
     pub(super) fn note_save(&self, outcome: Outcome) {
         events::checkpoint(&outcome);
         let mut log = self.log();
@@ -270,7 +271,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         }
     }
 
-    /// Notes what a rank has exported; false if that failed.
+    /// Gives the receipt of a rank's export to the first rank; returns false if that or the export failed.
     pub(super) fn note_export(&self, rank: Rank, exported: Result<Option<Receipt>, TrainError>) -> bool {
         let given = exported.and_then(|receipt| {
             let given = self.assembly.give(RECEIPTS, rank, told::encode(Ok(&receipt)));
@@ -279,7 +280,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.log().is_exported(given)
     }
 
-    /// Gives the exported model its final name, after all ranks have exported their rows; false if that failed.
+    /// Gives the exported model its final name, after all ranks have exported their rows; returns false if that failed.
     pub(super) fn commit_export(&self) -> bool {
         let export = self.log().export.take().expect("an export is committed once");
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
@@ -295,7 +296,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.log().is_exported(complete)
     }
 
-    /// The checkpoint of the state after `done` steps, as far as the process of the first rank knows of one.
+    /// The checkpoint of the state after `done` steps, if the process of the first rank knows one.
     pub(super) fn checkpoint_of(&self, done: u64) -> Option<PathBuf> {
         let saved =
             self.log().saved.as_ref().filter(|saved| saved.step == done).map(|saved| saved.path.clone());
@@ -306,11 +307,11 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         saved.or_else(source)
     }
 
-    /// Exports the model to an object store, out of the checkpoint of its state; false if that failed. By the first rank:
-    /// an object can not be written by several.
+    /// Exports the model to an object store, from the checkpoint of its state; returns false if that failed. Called by
+    /// the first rank, since several ranks cannot write one object.
     pub(super) fn export_object(&self, done: u64) -> bool {
         let model = self.out_dir().join(MODEL);
-        // Why there is none has been noted.
+        // If there is none, the reason has been recorded.
         let Some(checkpoint) = self.checkpoint_of(done) else { return false };
         let config = self.options.config_json.as_deref();
         let exported = export_checkpoint(&checkpoint, &model.join(MODEL_FILE), self.job, config);
@@ -318,7 +319,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         self.log().is_exported(complete)
     }
 
-    /// Writes what belongs beside the weights.
+    /// Writes the files that accompany the weights.
     fn complete_export(&self) -> Result<(), TrainError> {
         let (config, model) = (&self.job.config, self.out_dir().join(MODEL));
         if config.adapter.is_some() {
@@ -340,7 +341,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Ok(())
     }
 
-    /// The other ranks learn whether the model is exported; that may take longer than a collective may.
+    /// Announces to the other ranks whether the model is exported, which may take longer than the time limit of a
+    /// collective.
     pub(super) fn tell_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
         const TOPIC: &str = "exported";
         if rank.0 > 0 {
@@ -350,7 +352,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         told.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
     }
 
-    /// A rank has come to its end, with what has gone wrong in its process besides.
+    /// Reports that a rank has ended, with any failure outside the computation in its process.
     pub(super) fn note_end(&self, rank: Rank) -> Result<(), TrainError> {
         let log = self.log();
         let trouble = log.trouble.as_ref().filter(|_| rank.0 == self.assembly.local().start);
@@ -358,8 +360,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         Ok(self.assembly.give(ENDS, rank, ended).map_err(fsdp_core::Error::from)?)
     }
 
-    /// Where all ranks have come to their end: what has gone wrong besides, in any process. In the process of the first
-    /// rank.
+    /// Waits for all ranks to end and returns a failure outside the computation, if there is one in any process. In the
+    /// process of the first rank.
     pub(super) fn trouble(&self) -> Option<TrainError> {
         if let Some(trouble) = self.log().trouble.take() {
             return Some(trouble);
@@ -376,8 +378,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         ends.iter().enumerate().find_map(failed)
     }
 
-    /// Takes away what is not finished, and what was set aside for saves, when all ranks here have ended. Where there are no
-    /// locks and others were lost, they may have begun anew, and it may be theirs: then the next start does that.
+    /// Removes unfinished files and space reserved for saves, after all ranks of this process have ended. If the run
+    /// failed on a file system without locks, lost processes may have started again and own these files; they are then
+    /// left to the next start.
     pub(super) fn clear(&self, has_succeeded: bool) -> Result<(), fsdp_ckpt::Error> {
         match self.start.lock() {
             Some(lock) if has_succeeded || lock.is_exclusive() => lock.remove_leftovers(),
@@ -394,8 +397,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
 }
 
 impl Log {
-    /// Writes into the metrics, if they can be written. Once that fails, the rest of the run is not recorded: it is about
-    /// to stop.
+    /// Writes metrics, if they can be written. After a failure the rest of the run is not recorded: it is about to
+    /// stop.
     fn write(&mut self, write: impl FnOnce(&mut Recorder) -> Result<(), TrainError>) {
         if let Some(Err(error)) = self.metrics.as_mut().map(write) {
             self.metrics = None;
@@ -403,7 +406,7 @@ impl Log {
         }
     }
 
-    /// Copies metrics to where users look for them.
+    /// Publishes metrics at the location that users see.
     pub(super) fn publish_metrics(&mut self) {
         if let Some(Err(error)) = self.metrics.as_ref().map(Recorder::publish) {
             self.metrics = None;
@@ -411,7 +414,7 @@ impl Log {
         }
     }
 
-    /// Asks all ranks to stop, and says why.
+    /// Requests all ranks to stop, for this reason.
     pub(super) fn is_in_trouble(&mut self, error: TrainError) {
         self.trouble.get_or_insert(error);
     }

@@ -1,4 +1,4 @@
-//! What is left of a run that could not begin, or that something beside the computation has ended.
+//! The files left by a run that could not begin, or that was ended by a failure outside the computation.
 
 #[cfg(feature = "object-store")]
 mod in_store;
@@ -44,18 +44,18 @@ fn train_on(job: &Job<Mlp>, reporter: &dyn Reporter) -> Result<Summary, TrainErr
     run(job, reporter, Resume::Fresh, &going_on(), Setup::Works)
 }
 
-/// Nobody asks to stop.
+/// A stop flag that is not raised.
 fn going_on() -> Arc<AtomicBool> {
     Arc::new(AtomicBool::new(false))
 }
 
-/// What happens while ranks are set up.
+/// Events during the setup of ranks.
 #[derive(Clone, Copy, PartialEq)]
 enum Setup {
     Works,
     /// Rank 1 has no memory.
     Fails,
-    /// A stop is asked for; the run is to replace an earlier one.
+    /// A stop is requested while the run is about to replace an earlier one.
     IsStopped,
 }
 
@@ -98,7 +98,7 @@ fn run_observed(
     train(job, &launcher, &options)
 }
 
-/// Does something to the output folder after a step, when all ranks are in the middle of the run.
+/// Calls a function after a step, while all ranks are in the middle of the run.
 struct After<F>(u64, F);
 
 impl<F: Fn() + Sync> Reporter for After<F> {
@@ -109,7 +109,7 @@ impl<F: Fn() + Sync> Reporter for After<F> {
     }
 }
 
-/// How a run ended that something beside the computation has ended.
+/// The error and the ending of a run that was ended by a failure outside the computation.
 fn ended(result: Result<Summary, TrainError>) -> (TrainError, Ending) {
     match result {
         Err(TrainError::Ended { source, ending }) => (*source, ending),
@@ -124,7 +124,7 @@ fn kept(ending: &Ending) -> &Path {
     }
 }
 
-/// A checkpoint is whole, and of this step.
+/// Asserts that a checkpoint is complete and of this step.
 fn check(path: &Path, step: u64) {
     let reader = NativeReader::open(path).unwrap();
     reader.verify().unwrap();
@@ -147,7 +147,7 @@ fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
 
 #[test]
 fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
-    // With and without a checkpoint that is due after the last step.
+    // Without and with a checkpoint due after the last step.
     for every in [100, 0] {
         for is_async in [true, false] {
             let dir = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
             assert_eq!(ending.done, 4);
             check(kept(&ending), 4);
             assert!(ending.to_string().contains("--resume"), "{ending}");
-            // It is as the message says.
+            // The run behaves as the message says.
             let summary = run(&job, &(), Resume::Newest, &going_on(), Setup::Works).unwrap();
             assert_eq!((summary.steps, summary.resumed_from), (4, Some(4)));
             assert!(dir.path().join("out/model/model.safetensors").exists());
@@ -173,7 +173,7 @@ fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
         let dir = tempfile::tempdir().unwrap();
         let checkpoint = format!("checkpoint = {{ every = 3, async = {is_async} }}\n");
         let job = job(dir.path(), &(steps(1000) + &checkpoint));
-        // Only rank 1 finds its file there already.
+        // The file already exists only for rank 1.
         let block = After(2, || {
             let checkpoints = dir.path().join("out/checkpoints");
             let mut names = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name());
@@ -210,7 +210,7 @@ fn a_state_that_the_output_folder_does_not_take_is_saved_elsewhere() {
     let Ok(Kept::Elsewhere(path)) = &ending.state else { panic!("{ending}") };
     check(path, ending.done);
     assert!(ending.to_string().contains("--resume-from"), "{ending}");
-    // The model is exported all the same.
+    // The model is exported nevertheless.
     assert!(dir.path().join("out/model/model.safetensors").exists());
     fs::remove_dir_all(path.parent().unwrap().parent().unwrap()).unwrap();
 }
@@ -282,7 +282,7 @@ fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was()
 
 #[test]
 fn the_rank_that_is_slow_is_named() {
-    /// Takes its time, on one rank, before an operation that computes.
+    /// Delays computing operations on one rank.
     struct Slow(bool);
     impl Observer for Slow {
         fn begin(&mut self, _op: OpId, kind: &OpKind) {
@@ -301,7 +301,7 @@ fn the_rank_that_is_slow_is_named() {
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .filter_map(|line| line["slowest_rank"].as_u64())
         .collect();
-    // The other one may have to wait for a core of this machine now and then.
+    // The other rank may occasionally have to wait for a core of this machine.
     assert!(named.iter().filter(|&&rank| rank == 1).count() >= 3, "{named:?}");
 }
 
@@ -327,7 +327,7 @@ fn metrics_say_at_every_start_who_takes_part_and_how_long_ranks_waited_for_each_
     }
     for line in lines.iter().filter(|line| line["step"].is_u64()) {
         let step = line["step"].as_u64().unwrap();
-        // Of the step before, but for the first one of a start.
+        // The waiting times are of the previous step; the first step after a start has none.
         let expected = if [1, 5].contains(&step) { None } else { Some(step - 1) };
         assert_eq!(line["wait_step"].as_u64(), expected, "{line}");
         if expected.is_some() {

@@ -1,7 +1,7 @@
-//! How far a run may be from the oracle where bits are not promised, derived in docs/numerics.md.
+//! Error bounds for runs without a promise of equal bits, derived in docs/numerics.md.
 //!
-//! Both add the same leaves, in different orders; an average rounds reciprocals and products besides. What is judged
-//! are the gradients of the first step that was not skipped, element by element, and their norm.
+//! A run and the oracle add the same leaves in different orders; averaging also rounds reciprocals and products. The
+//! bounds apply to the gradients of the first step that was not skipped, element by element, and to their norm.
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
@@ -11,18 +11,18 @@ use super::{Promise, RankRun, Reference};
 use crate::held::Kind;
 use crate::job::Job;
 
-/// The largest distance of an element of the first gradient from the oracle's.
+/// The largest permitted distance of an element of the first gradient from the oracle's.
 struct Bound {
-    /// Times the sum of the absolute leaves.
+    /// Factor of the sum of the absolute leaves.
     relative: f64,
-    /// What products lose that are no normal numbers.
+    /// Error of products that are subnormal.
     absolute: f64,
-    /// Times the largest sum of absolute leaves of the parameter: for kernels that are not the oracle's.
+    /// Factor of the parameter's largest sum of absolute leaves, for kernels other than the oracle's.
     kernels: f64,
 }
 
-/// How many rounding errors of the largest gradient of a parameter other kernels may be off. It is chosen, not derived: XLA's
-/// on processors stay within it in the models of the tests.
+/// Tolerance for other kernels, in rounding errors of the largest gradient of a parameter. It is chosen, not derived:
+/// the kernels of XLA on CPUs stay within it for the models of the tests.
 const KERNEL_ROUNDINGS: f64 = 64.0;
 
 /// The largest relative error of one rounded operation.
@@ -42,7 +42,7 @@ impl Bound {
             Promise::Bits | Promise::Bounds => 0.0,
         };
         let unit_roundoff = unit_roundoff(plan.policy.reduce_dtype);
-        // The smallest number above zero.
+        // The smallest positive number.
         let smallest = match plan.policy.reduce_dtype {
             DType::F64 => f64::from_bits(1),
             DType::Bf16 => 2f64.powi(-133),
@@ -58,7 +58,7 @@ impl Bound {
         let averaged = if inexact == 0.0 {
             additions
         } else {
-            // The reciprocal and the product of every such axis, and the product that undoes them.
+            // The reciprocal and the product of every such axis, and the product that reverts them.
             let roundings = leaves - 1.0 + 2.0 * inexact + 1.0;
             (roundings * unit_roundoff.ln_1p()).exp_m1()
         };
@@ -66,14 +66,15 @@ impl Bound {
         Self { relative: additions + averaged, absolute, kernels }
     }
 
-    /// For an element with this sum of absolute leaves, of a parameter with this largest one.
+    /// The bound of an element with sum of absolute leaves `magnitude`, whose parameter has the largest such sum
+    /// `largest`.
     fn at(&self, magnitude: f64, largest: f64) -> f64 {
         self.relative * magnitude + self.absolute + self.kernels * largest
     }
 }
 
-/// Elements of the first step's gradients outside their bounds, by parameter, and the norm outside of its own. Without a step
-/// that was not skipped there are none.
+/// Lists gradient elements outside their bounds in the first step that was not skipped, one per piece of a parameter,
+/// and the norm if it is outside its bound. Empty if all steps were skipped.
 pub(super) fn broken<A>(
     job: &Job<A>,
     reference: &Reference,
@@ -116,7 +117,7 @@ fn squares_of(bound: &Bound, magnitudes: &[f64]) -> f64 {
     magnitudes.iter().map(|&magnitude| bound.at(magnitude, largest).powi(2)).sum()
 }
 
-/// The norm of the first step, if it is outside its bound: norms differ by no more than the norm of the difference.
+/// Describes the first gradient norm if it is outside its bound: norms differ by at most the norm of the difference.
 fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound) -> Option<String> {
     let first = reference.reports.iter().position(|report| report.finite)?;
     let (got, want) = (ranks[0].reports.get(first)?, &reference.reports[first]);
@@ -131,7 +132,7 @@ fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bound: &Bound
         .then(|| format!("the first gradient norm is off by {distance:e}, bound {bound:e}"))
 }
 
-/// The first loss, if it is not the oracle's, or not near it where that is all that is promised.
+/// Describes the first loss if it differs from the oracle's, or, under [`Promise::Near`], is not near it.
 pub(super) fn first_loss<A>(job: &Job<A>, got: f64, want: f64, promise: Promise) -> Option<String> {
     let distance = match promise {
         Promise::Near => KERNEL_ROUNDINGS * unit_roundoff(job.plan.policy.param_dtype) * want.abs(),

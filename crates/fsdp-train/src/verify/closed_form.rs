@@ -1,7 +1,7 @@
-//! Communication by formulas, written without looking at the compiler.
+//! Closed forms for the communication of a step, written independently of the schedule compiler.
 //!
-//! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a
-//! reduce-scatter, and 2 (n - 1) / n of the bytes in an all-reduce; in a broadcast (n - 1) / n of the bytes, on average.
+//! With n ranks in a group, a rank sends (n - 1) / n of the unsharded bytes in an all-gather or a reduce-scatter, and
+//! 2 (n - 1) / n of the bytes in an all-reduce. In a broadcast it sends (n - 1) / n of the bytes, on average.
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::layout::Segment;
@@ -9,7 +9,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Reshard};
 use fsdp_core::update::RuleDecl;
 
-/// What one rank communicates in one training step with an update rule.
+/// The communication of one rank in one training step with an update rule.
 pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     let mut traffic = Traffic::default();
     let (replicas, shards, world) = (plan.mesh.replicas(), plan.mesh.shards(), plan.mesh.world());
@@ -54,7 +54,7 @@ pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
                 add_all_reduce(&mut traffic, bytes / shards, replicas);
             }
         }
-        // Directions travel as segments do, of those that hold a parameter with some.
+        // Update directions are gathered by segment, for segments with a parameter that needs them whole.
         let is_whole =
             |segment: &&Segment| segment.params.iter().any(|place| rule.whole.contains(&place.param));
         let elements: usize =
@@ -70,7 +70,7 @@ pub fn expected_traffic(plan: &Plan, rule: &RuleDecl) -> Traffic {
     traffic
 }
 
-/// What one rank communicates before the first step, when starting parameters are read from files: the shards of every
+/// The communication of one rank before the first step, if initial parameters are read from files: the shards of every
 /// unit are broadcast to all replicas.
 pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     let mut traffic = Traffic::default();
@@ -78,7 +78,7 @@ pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     if replicas > 1 {
         for unit in &plan.layout.units {
             let kept = |segment: &Segment| plan.policy.kept_dtype(segment.trainable);
-            // Parameters of one type travel together.
+            // Parameters of one dtype are broadcast together.
             for segments in unit.segments.chunk_by(|a, b| kept(a) == kept(b)) {
                 let elements: usize = segments.iter().map(|segment| segment.unsharded_len() / shards).sum();
                 let bytes = elements * kept(&segments[0]).size_bytes();
@@ -90,8 +90,8 @@ pub fn expected_loading_traffic(plan: &Plan) -> Traffic {
     traffic
 }
 
-/// The first block whose values are read in backward: the first trained one, or, when layers are recomputed,
-/// the first of its layer.
+/// The first block whose parameters backward reads: the first trained one or, if layers are recomputed, the first of
+/// its layer.
 fn first_reread_block(plan: &Plan) -> usize {
     let blocks = &plan.spec.blocks;
     let first = plan.spec.first_trainable_block().map_or(blocks.len(), |block| block.0);

@@ -1,4 +1,4 @@
-//! Comparing what the ranks of a world found with the oracle.
+//! Compares the results of the ranks of a world with the oracle.
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::{Origin, StepReport};
@@ -19,7 +19,7 @@ use crate::held::Kind;
 use crate::job::Job;
 use crate::rule::TrainBackend;
 
-/// The report of one world size.
+/// Creates the report of one world size.
 pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     reference: &Reference,
@@ -74,7 +74,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     Ok(report)
 }
 
-/// Collectives that are not those of the closed form.
+/// Describes collectives that differ from the closed form.
 fn unexpected_traffic(lines: &[TrafficLine]) -> impl Iterator<Item = String> {
     let unexpected =
         lines.iter().filter(|line| (line.calls, line.bytes) != (line.expected_calls, line.expected_bytes));
@@ -84,7 +84,7 @@ fn unexpected_traffic(lines: &[TrafficLine]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Memory that is not what the ledger predicts.
+/// Describes memory that differs from the ledger's prediction.
 fn unpredicted_memory(lines: &[MemoryLine]) -> impl Iterator<Item = String> {
     lines.iter().filter(|line| line.predicted_bytes != line.counted_bytes).map(|line| {
         let MemoryLine { place, category, predicted_bytes, counted_bytes } = line;
@@ -93,14 +93,14 @@ fn unpredicted_memory(lines: &[MemoryLine]) -> impl Iterator<Item = String> {
     })
 }
 
-/// A report, so that what is no number equals itself.
+/// The bits of a report, so that NaN equals itself.
 fn bits(report: &StepReport) -> (u64, u64, u64, bool) {
     let StepReport { loss, targets, grad_norm, finite, .. } = *report;
     (loss.to_bits(), targets, grad_norm.to_bits(), finite)
 }
 
-/// Steps that only one of both skips, for gradients that overflow; and whether there is none that both apply. Of bounds the
-/// steps are judged up to the first one that is applied.
+/// Describes steps that only the oracle or only the ranks skipped because of overflow; also if all steps were skipped.
+/// Unless bits are promised, steps after the first applied one are not compared.
 fn skipped(promise: Promise, want: &[StepReport], got: &[StepReport]) -> Vec<String> {
     let first = want.iter().position(|report| report.finite);
     let judged = first.filter(|_| promise != Promise::Bits).map_or(want.len(), |first| first + 1);
@@ -115,7 +115,7 @@ fn skipped(promise: Promise, want: &[StepReport], got: &[StepReport]) -> Vec<Str
     failures
 }
 
-/// What ranks must agree on among themselves, whatever the oracle says.
+/// Describes disagreements between ranks, which are errors regardless of the oracle.
 fn disagreements(ranks: &[RankRun]) -> Vec<String> {
     let mut failures = Vec::new();
     for (rank, run) in ranks.iter().enumerate() {
@@ -127,7 +127,7 @@ fn disagreements(ranks: &[RankRun]) -> Vec<String> {
     failures
 }
 
-/// What is compared that some replica does not hold, and replicas that differ.
+/// Describes values that a replica lacks, and replicas that differ.
 fn gaps<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String> {
     let (spec, mesh) = (&job.plan.spec, job.plan.mesh);
     let first: Vec<&Pieces> = ranks.iter().map(|run| &run.first).collect();
@@ -140,7 +140,7 @@ fn gaps<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun]) -> Vec<String
     failures
 }
 
-/// What has not the oracle's bits.
+/// Describes values that differ from the oracle's in bits.
 fn other_bits(report: &WorldReport) -> Vec<String> {
     let values = [
         ("parameters", &report.params),
@@ -157,8 +157,8 @@ fn other_bits(report: &WorldReport) -> Vec<String> {
     failures
 }
 
-/// What a rank needs more of after the last step than after the first. Buffers are compared, not the storage
-/// behind them: when the pool is asked for that depends on which collectives happen to overlap.
+/// Describes memory that a rank needs in addition after the last step, compared with the first. Buffers are compared,
+/// not their storage in the pool: its requests depend on which collectives overlap.
 fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
     Category::ALL.into_iter().flat_map(move |category| {
         let pairs = [
@@ -173,7 +173,7 @@ fn growth(first: &Usage, last: &Usage) -> impl Iterator<Item = String> {
     })
 }
 
-/// The largest difference of values of a kind; [`coverage`] says whether all of them were there to compare.
+/// The largest difference of values of a kind. [`coverage`] checks that all of them are held.
 fn difference<'a>(
     spec: &ModelSpec,
     reference: &Snapshot,

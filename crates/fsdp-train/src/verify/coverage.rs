@@ -1,9 +1,9 @@
-//! Whether the ranks hold what they should, before anything is said of its values.
+//! Checks that ranks hold the values that they should, before these are compared.
 //!
-//! A comparison of the elements that are there says nothing of those that are not. Every replica must hold each
-//! parameter and gradient element once, and each value of the optimizer at least once (Adafactor's means of
-//! columns lie on every rank that holds rows). Replicas of a shard compute the same thing, so they must hold the
-//! same bits whatever is promised against the oracle (contract D0).
+//! Comparing the elements that exist says nothing about missing ones. Every replica must hold each parameter and
+//! gradient element exactly once, and each optimizer value at least once (all ranks with rows of a parameter hold
+//! Adafactor's column means). Replicas of a shard compute the same values, so they must hold the same bits, whatever is
+//! promised relative to the oracle (contract D0).
 
 use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::{Mesh, Rank};
@@ -11,14 +11,14 @@ use fsdp_core::{Mesh, Rank};
 use super::snapshot::{Pieces, Snapshot};
 use crate::held::Kind;
 
-/// Values of one kind that a parameter has.
+/// All values of one kind that a parameter has.
 pub(super) struct Expected {
     kind: Kind,
     param: ParamId,
     len: usize,
 }
 
-/// All values of a model whose kind is wanted.
+/// All values of a model of the kinds that are wanted.
 pub(super) fn expected(reference: &Snapshot, wanted: impl Fn(Kind) -> bool) -> Vec<Expected> {
     let mut all = Vec::new();
     let mut add = |kind, param, len| {
@@ -40,7 +40,7 @@ pub(super) fn expected(reference: &Snapshot, wanted: impl Fn(Kind) -> bool) -> V
     all
 }
 
-/// What is not held by the ranks (by number) of some replica as it should be, a sentence each.
+/// Describes values that a replica does not hold as it should, one sentence each. `ranks` is indexed by rank.
 pub(super) fn gaps(spec: &ModelSpec, mesh: Mesh, expected: &[Expected], ranks: &[&Pieces]) -> Vec<String> {
     let mut found = Vec::new();
     for replica in 0..mesh.replicas() {
@@ -66,7 +66,7 @@ pub(super) fn gaps(spec: &ModelSpec, mesh: Mesh, expected: &[Expected], ranks: &
     found
 }
 
-/// The elements in the union of sorted runs.
+/// Number of elements in the union of sorted ranges.
 fn distinct(runs: &[[usize; 2]]) -> usize {
     let (mut count, mut reached) = (0, 0);
     for &[first, end] in runs {
@@ -76,7 +76,7 @@ fn distinct(runs: &[[usize; 2]]) -> usize {
     count
 }
 
-/// The ranks whose values are not those of the first replica's rank with the same shard, a sentence each.
+/// Describes ranks whose values differ from those of the first rank with the same shard, one sentence each.
 pub(super) fn unequal_replicas(mesh: Mesh, ranks: &[&Pieces]) -> Vec<String> {
     let shard = |rank: usize| mesh.shard_of(Rank(rank));
     let mut found = Vec::new();

@@ -1,12 +1,12 @@
 //! Verification: sharded training against the oracle, on the user's own configuration.
 //!
-//! For each world size, the sharded engine and the plain unsharded [oracle](crate::Oracle) train the same
-//! steps. Where contract D2 promises bits (docs/numerics.md), everything must be equal; elsewhere the
-//! gradients of the first step and their norm must lie within derived bounds, and losses are printed with their largest
-//! difference. Communication is compared with closed forms, memory with the ledger, to the byte.
+//! For each world size, the sharded engine and the plain unsharded [oracle](crate::Oracle) train the same steps. Where
+//! contract D2 promises equal bits (docs/numerics.md), everything must be equal. Elsewhere the gradients of the first
+//! step and their norm must be within derived bounds, and losses are printed with their largest difference.
+//! Communication is compared with closed forms and memory with the ledger, to the byte.
 //!
-//! Where ranks are in several processes, the oracle runs in the first one, and all others tell it what their ranks hold: each
-//! rank up to a gibibyte, which is some 26 million parameters of it with AdamW.
+//! With ranks in several processes, the oracle runs in the first process, and the others send it the values of their
+//! ranks: up to one gibibyte per rank, which is some 26 million parameters per rank with AdamW.
 
 mod bound;
 mod closed_form;
@@ -43,29 +43,28 @@ use crate::told;
 
 use snapshot::{Pieces, Snapshot};
 
-/// Where the first process says that the oracle has ended, what ranks give that they have found, and where it says whether
-/// promises were kept.
+/// Topics: the oracle has ended, the results of each rank, and whether all promises were kept.
 const ORACLE: &str = "oracle";
 const FOUND: &str = "found";
 const HOLDS: &str = "holds";
 
-/// How long processes wait for each other beside collectives. A process that fails ends all waiting at once.
+/// How long processes wait for each other outside of collectives. A process that fails ends all waiting at once.
 const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What to verify.
+/// Options of a verification.
 pub struct VerifyOptions<'a> {
-    /// World sizes; those that do not fit the configuration are reported as skipped.
+    /// World sizes to verify; those that do not fit the configuration are reported as skipped.
     pub world_sizes: Vec<usize>,
-    /// Steps to train.
+    /// Number of steps to train.
     pub steps: u64,
-    /// Makes the order in which each rank issues operations.
+    /// Creates the order in which each rank issues operations.
     pub order: &'a (dyn Fn(fsdp_core::Rank) -> Box<dyn IssueOrder> + Sync),
-    /// Told which world size begins; `None` is the oracle.
+    /// Called when a world size begins; with `None`, the oracle.
     pub progress: &'a (dyn Fn(Option<usize>) + Sync),
 }
 
 impl VerifyOptions<'_> {
-    /// `steps` steps at `world_sizes`, in program order.
+    /// Verifies `steps` steps at each of `world_sizes`, issuing operations in program order.
     pub fn new(world_sizes: &[usize], steps: u64) -> Self {
         Self {
             world_sizes: world_sizes.to_vec(),
@@ -76,41 +75,41 @@ impl VerifyOptions<'_> {
     }
 }
 
-/// What the oracle found.
+/// The results of the oracle.
 struct Reference {
     reports: Vec<StepReport>,
-    /// After the first step that was not skipped: gradients, and the sums of absolute leaves.
+    /// Values after the first step that was not skipped; `magnitudes` are its sums of absolute leaves.
     first: Snapshot,
     magnitudes: Vec<Vec<f64>>,
     last: Snapshot,
 }
 
-/// What one rank found.
+/// The results of one rank.
 struct RankRun {
     reports: Vec<StepReport>,
     first: Pieces,
     last: Pieces,
     traffic: Traffic,
-    /// After the first step, and after the last.
+    /// Memory usage after the first step; `usage` is that after the last.
     settled: Usage,
     usage: Usage,
 }
 
-/// What a verification came to, as each process knows it.
+/// The result of a verification, in each process.
 pub struct Verified {
-    /// What [`VerifyReport::holds`] says.
+    /// The result of [`VerifyReport::holds`], in all processes.
     pub holds: bool,
-    /// In the process of the first rank.
+    /// The report; `Some` only in the process of the first rank.
     pub report: Option<VerifyReport>,
 }
 
-/// Trains `job` unsharded and sharded, and compares. The launcher has all ranks in this process.
+/// Trains `job` unsharded and sharded, and compares. All ranks of the launcher must be in this process.
 ///
 /// # Errors
-/// [`TrainError`] when a run fails. Broken promises are no errors: [`VerifyReport::holds`] says.
+/// [`TrainError`] if a run fails. A broken promise is not an error: see [`VerifyReport::holds`].
 ///
 /// # Panics
-/// When the first rank is in another process.
+/// If the first rank is in another process.
 pub fn verify<L, A>(
     job: &Job<A>,
     launcher: &L,
@@ -125,11 +124,11 @@ where
     Ok(verified.report.expect("all ranks are of this process"))
 }
 
-/// As [`verify`], with ranks that may be in several processes, all of which call it. The launcher runs worlds of one rank in
-/// the process of the first rank alone.
+/// Like [`verify`], with ranks in one or several processes, all of which call it. The launcher runs a world of one rank
+/// in the process of the first rank only.
 ///
 /// # Errors
-/// As [`verify`]; [`TrainError::TooMuchToCompare`].
+/// Errors of [`verify`]; [`TrainError::TooMuchToCompare`].
 pub fn verify_together<L, A>(
     job: &Job<A>,
     launcher: &L,
@@ -166,7 +165,7 @@ where
             assembly.announce(ORACLE, Vec::new()).map_err(fsdp_core::Error::from)?;
             Some(reference)
         }
-        // Before its end they would wait for the first rank in a collective, which has a limit.
+        // Without this, they would wait for the first rank in a collective, which has a time limit.
         false => {
             assembly.hear(ORACLE, PATIENCE).map_err(not_heard)?;
             None
@@ -188,7 +187,7 @@ where
     conclude(&*assembly, report)
 }
 
-/// Brings what the ranks of all processes found to the first one.
+/// Collects the results of all ranks in the first process; `None` in the others.
 fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<RankRun>>, TrainError> {
     if ranks.len() == assembly.world() {
         return Ok(Some(ranks));
@@ -207,7 +206,7 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
     Ok(Some(found.iter().map(|bytes| wire::decode(bytes)).collect()))
 }
 
-/// Tells all processes whether promises were kept.
+/// Announces to all processes whether all promises were kept.
 fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, TrainError> {
     if assembly.is_leader() {
         let holds = report.holds();

@@ -1,4 +1,4 @@
-//! What the numerics contract promises of a configuration.
+//! The promise of the numerics contract for a configuration.
 
 use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
@@ -6,41 +6,40 @@ use fsdp_core::schedule::AccumulationOrder;
 
 use crate::config::{Device, OptimizerConfig, Resolved};
 
-/// What is promised of a sharded run, compared with the oracle.
+/// The promise for a sharded run, compared with the oracle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
     /// Contract D2: every loss, norm, parameter and optimizer element has the same bits.
     Bits,
-    /// The loss of the first step has the same bits; its gradients, and so their norm, lie within a derived bound of the
-    /// oracle's: `2 (n - 1) u sum |leaf|` where they are summed.
+    /// The loss of the first step has the same bits. Its gradients, and so their norm, are within a derived bound of
+    /// the oracle's: `2 (n - 1) u sum |leaf|` if they are summed.
     Bounds,
-    /// Its kernels are not the oracle's, so that all that can be said is how far they have been seen to be apart: losses
-    /// and gradients of the first step are near the oracle's, within some rounding errors of the largest gradient of the
-    /// parameter.
+    /// The kernels are not the oracle's, so only an observed tolerance applies: losses and gradients of the first step
+    /// are near the oracle's, within some rounding errors of the largest gradient of the parameter.
     Near,
 }
 
 impl Promise {
-    /// The promise for a configuration.
+    /// Returns the promise for a configuration.
     pub fn of(config: &Resolved) -> Self {
         let (replicas, fsdp) = (config.fsdp.mesh.replicate, &config.fsdp);
         let axes = [replicas, config.run.ranks / replicas];
         let micro_batches = config.train.micro_batches_per_step();
         let powers = axes.into_iter().chain([micro_batches]).all(usize::is_power_of_two);
-        // With one rank the running order is the oracle's.
+        // On one rank, the running order is the oracle's.
         let ordered = match fsdp.accumulation_order {
             AccumulationOrder::Tree => powers,
             AccumulationOrder::Running => axes == [1, 1],
         };
-        // An average over one rank is a product with one; over more, a product may be no normal number.
+        // Averaging over one rank multiplies by one; over more, a product may be subnormal.
         let summed = fsdp.reduce_op == ReduceOp::Sum || axes == [1, 1];
         let exact_dtype = fsdp.reduce_dtype != DType::Bf16;
-        // All others work on elements, on blocks of rows, which no cut divides, or on whole matrices.
+        // All other rules work on elements, on blocks within rows, which are never split, or on whole matrices.
         let ignores_cuts = !matches!(config.train.optimizer, OptimizerConfig::Adafactor(_));
         if config.run.device == Device::Xla {
             return Promise::Near;
         }
-        // libtorch does not say that its kernels give the same bits wherever their operands lie.
+        // libtorch does not guarantee that its kernels give the same bits for any alignment of their operands.
         let own_kernels = config.run.device == Device::Cpu;
         if ordered && summed && exact_dtype && ignores_cuts && own_kernels {
             Promise::Bits

@@ -11,41 +11,42 @@ use crate::job::Job;
 pub struct Difference {
     /// Largest absolute difference; 0 when all bits are equal.
     pub largest: f64,
-    /// The parameter with the largest difference.
+    /// The parameter with the largest difference; `None` if all bits are equal.
     pub param: Option<String>,
     /// Index of the element within it.
     pub element: usize,
-    /// Elements whose bits differ.
+    /// Number of elements whose bits differ.
     pub differing: u64,
-    /// Elements compared.
+    /// Number of elements compared.
     pub compared: u64,
 }
 
-/// Predicted and counted bytes of one memory category (the largest rank).
+/// Predicted and counted bytes of one memory category, on the worst rank: one whose prediction fails, else the one that
+/// counts most.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryLine {
-    /// Whose memory: `device` or `host`.
+    /// The memory: `device` or `host`.
     pub place: &'static str,
     /// The category, or `total`.
     pub category: &'static str,
-    /// The ledger's peak.
+    /// The peak that the ledger predicts.
     pub predicted_bytes: usize,
-    /// The memory's own peak.
+    /// The peak that the memory counted.
     pub counted_bytes: usize,
 }
 
-/// One kind of collective: measured and expected, summed over all ranks and steps.
+/// One kind of collective: counted and expected, summed over all ranks, with all steps and the loading of weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TrafficLine {
     /// The collective.
     pub collective: &'static str,
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Calls by the closed form.
+    /// Number of calls according to the closed form.
     pub expected_calls: u64,
     /// Bytes sent.
     pub bytes: u64,
-    /// Bytes by the closed form.
+    /// Bytes sent according to the closed form.
     pub expected_bytes: u64,
 }
 
@@ -57,14 +58,14 @@ impl TrafficLine {
                 (got.map(|count| *count), want.map(|count| *count));
             TrafficLine { collective, calls, expected_calls, bytes, expected_bytes }
         });
-        // Only weights from files are broadcast, and only to replicas.
+        // Only weights from files are broadcast, and only if there are several replicas.
         lines.filter(|line| line.collective != BROADCAST || line.calls + line.expected_calls > 0).collect()
     }
 }
 
 const BROADCAST: &str = "broadcast";
 
-/// The collectives that are counted, by name: calls and bytes.
+/// The counters of each kind of collective, by name: calls and bytes.
 pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4] {
     let Traffic {
         all_gathers,
@@ -84,32 +85,32 @@ pub(super) fn counts(traffic: &mut Traffic) -> [(&'static str, [&mut u64; 2]); 4
     ]
 }
 
-/// One world size.
+/// The result for one world size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorldReport {
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
     /// Size of the replicate axis.
     pub replicas: usize,
     /// Size of the shard axis.
     pub shards: usize,
-    /// What is promised.
+    /// The name of the promise.
     pub promise: &'static str,
-    /// Losses of all steps.
+    /// The losses of all steps.
     pub losses: Vec<f64>,
-    /// Largest difference of a loss.
+    /// Largest absolute difference between a loss and the oracle's.
     pub loss_difference: f64,
-    /// Largest difference of a gradient norm.
+    /// Largest absolute difference between a gradient norm and the oracle's.
     pub norm_difference: f64,
-    /// Parameters after the last step.
+    /// Difference of the parameters after the last step.
     pub params: Difference,
-    /// Gradients of the first step.
+    /// Difference of the gradients of the first step that was not skipped.
     pub gradients: Difference,
-    /// Optimizer state after the last step.
+    /// Difference of the optimizer state after the last step.
     pub states: Difference,
-    /// Communication.
+    /// Communication, by kind of collective.
     pub traffic: Vec<TrafficLine>,
-    /// Memory.
+    /// Memory, by category.
     pub memory: Vec<MemoryLine>,
     /// Broken promises, each a sentence.
     pub failures: Vec<String>,
@@ -118,28 +119,28 @@ pub struct WorldReport {
 /// A world size that does not fit the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Skipped {
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Why.
+    /// Why it was skipped.
     pub reason: String,
 }
 
 /// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VerifyReport {
-    /// Elements of the model.
+    /// Number of elements in all parameters of the model.
     pub parameters: usize,
-    /// Units.
+    /// Number of units.
     pub units: usize,
     /// Micro-batches per step, V.
     pub micro_batches: usize,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Losses of the oracle; none when no world size fits.
+    /// The losses of the oracle; empty if no world size fits.
     pub oracle_losses: Vec<f64>,
     /// One entry per verified world size.
     pub worlds: Vec<WorldReport>,
-    /// World sizes that do not fit.
+    /// World sizes that do not fit the configuration.
     pub skipped: Vec<Skipped>,
 }
 
@@ -163,7 +164,7 @@ impl VerifyReport {
 }
 
 impl MemoryLine {
-    /// Lines of all categories and the total, of the device and then of the host.
+    /// Creates the lines of all categories and the total, for the device and then for the host.
     pub(super) fn all(predicted: &Usage, counted: &Usage) -> Vec<Self> {
         let mut lines = Self::of("device", &predicted.device, &counted.device);
         lines.extend(Self::of("host", &predicted.host, &counted.host));

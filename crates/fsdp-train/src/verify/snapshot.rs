@@ -1,4 +1,4 @@
-//! Values of a whole model, and the pieces of it that one rank holds.
+//! The values of a whole model, and the pieces of it that one rank holds.
 
 use fsdp_core::engine::Engine;
 use fsdp_core::model::{ModelSpec, ParamId};
@@ -11,11 +11,11 @@ use crate::held::{Kind, Run, runs};
 use crate::oracle::Oracle;
 use crate::rule::TrainBackend;
 
-/// All values of a model, by parameter.
+/// All values of a model, indexed by parameter.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub(super) params: Vec<Vec<f64>>,
-    /// Sums of micro-batch gradients, not scaled; `None` where frozen.
+    /// Sums of micro-batch gradients, unscaled; `None` for frozen parameters.
     pub(super) gradients: Vec<Option<Vec<f64>>>,
     pub(super) states: Vec<Vec<Vec<f64>>>,
 }
@@ -34,17 +34,17 @@ impl Snapshot {
     }
 }
 
-/// A run of values that one rank holds; of a gradient, the sum of micro-batch gradients, whatever was reduced.
+/// Contiguous values that one rank holds; for a gradient, the sum of micro-batch gradients even if ranks average them.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) kind: Kind,
     pub(super) param: ParamId,
-    /// Index of the first one among all values of this kind that the parameter has.
+    /// Index of the first value among all values of this kind that the parameter has.
     pub(super) first: usize,
     pub(super) values: Vec<f64>,
 }
 
-/// Values that one rank holds.
+/// All values that one rank holds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pieces {
     pub(super) values: Vec<Held>,

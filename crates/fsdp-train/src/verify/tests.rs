@@ -1,4 +1,4 @@
-//! What ranks hold is tampered with after a run that kept every promise: the comparison must notice.
+//! Changes the results of ranks after a run that kept every promise; the comparison must notice.
 
 use std::sync::Arc;
 

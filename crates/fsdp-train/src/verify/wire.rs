@@ -1,5 +1,5 @@
-//! What a rank found, as words of 64 bits: on its way to the process that compares. Numbers keep their bits, also those that
-//! are not finite.
+//! Encodes the results of a rank as 64-bit words, for the process that compares them. Floats keep their bits, including
+//! non-finite ones.
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::StepReport;
@@ -11,10 +11,10 @@ use super::report::counts;
 use super::snapshot::{Held, Pieces};
 use crate::held::Kind;
 
-/// What was encoded, by the same program: ranks make sure of that before they begin.
+/// Panic message for malformed bytes: ranks verify that they run the same program before they begin.
 const SAME_PROGRAM: &str = "a rank of the same program has encoded it";
 
-/// The bytes of what a rank found. Of the first step these are the gradients: nothing else of it is compared.
+/// Encodes the results of a rank. Of the first step only gradients are included, since nothing else of it is compared.
 pub(super) fn encode(run: &RankRun) -> Vec<u8> {
     let mut to = Writer(Vec::new());
     to.number(run.reports.len());
@@ -40,10 +40,10 @@ pub(super) fn encode(run: &RankRun) -> Vec<u8> {
     to.0
 }
 
-/// What [`encode`] made bytes of.
+/// Decodes the bytes of [`encode`].
 ///
 /// # Panics
-/// When it has not.
+/// If the bytes are not from [`encode`].
 pub(super) fn decode(bytes: &[u8]) -> RankRun {
     let mut from = Reader(bytes);
     let reports = from.list(|from| StepReport {

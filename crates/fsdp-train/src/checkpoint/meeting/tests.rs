@@ -1,4 +1,4 @@
-//! Ranks that write, fail, hang and never come, without files.
+//! Ranks that write, fail, hang or never arrive, without files.
 
 use std::thread;
 
@@ -21,7 +21,7 @@ fn begin(assembly: &Arc<dyn Assembly>, rank: usize) -> Meeting {
     Meeting::begin(assembly, 0, rank, assembly.world()).unwrap()
 }
 
-/// A report as a rank makes it of its file.
+/// A report as a rank creates it for its file.
 fn report(dir: &std::path::Path) -> RankReport {
     let (run, plan) = (RunDir::new(dir), SavePlan::new(1, Vec::new()).unwrap());
     let lock = run.lock().unwrap();
@@ -46,7 +46,7 @@ fn the_first_failure_by_rank_is_told_at_once() {
         let ok = || Ok(report(&dir.path().join(rank.to_string())));
         begin(&assembly, rank).report(if rank < 2 { ok() } else { Err(failure(rank)) });
     }
-    // Nobody waits for the limit.
+    // This does not wait for the limit.
     let error = begin(&assembly, 0).reports(LONG).unwrap_err();
     assert!(matches!(error, TrainError::RankFailed { rank: Rank(2), .. }), "{error}");
     assert_eq!(error.kind(), failure(2).kind());

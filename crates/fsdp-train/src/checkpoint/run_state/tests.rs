@@ -42,7 +42,7 @@ fn state(config: &str) -> RunState {
     }
 }
 
-/// The changes from `CONFIG` to a text in which something was replaced.
+/// The changes from `CONFIG` to the same text with one replacement.
 fn changes(from: &str, to: &str) -> Result<Vec<Change>, Vec<Difference>> {
     assert!(CONFIG.contains(from), "the test replaces something");
     state(CONFIG).changes_to(&state(&CONFIG.replace(from, to)))
@@ -81,7 +81,7 @@ fn recorded_keys_are_recorded_with_both_values() {
 fn everything_else_is_refused_and_all_of_it_is_named() {
     assert_eq!(refusal(changes("seed = 1", "seed = 2")), ["model.seed"]);
     assert_eq!(refusal(changes("adamw", "sgd")), ["train.optimizer.name"]);
-    // The name of a free key with something behind it is another key.
+    // A key that merely starts with the name of a free key is not free.
     assert_eq!(refusal(changes(r#""tree""#, r#""running""#)), ["fsdp.accumulation_order"]);
     let mut other = state(&CONFIG.replace("seed = 1", "seed = 2"));
     other.data.digest = "crc64:2".into();

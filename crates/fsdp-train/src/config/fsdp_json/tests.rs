@@ -4,7 +4,7 @@ fn read(text: &str) -> FsdpJson {
     parse(text, "fsdp_config.json").unwrap()
 }
 
-/// The keys of `[fsdp]` that a text has.
+/// Parses keys of `[fsdp]`.
 fn keys(text: &str) -> Table {
     toml::from_str(text).unwrap()
 }

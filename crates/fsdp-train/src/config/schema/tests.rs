@@ -3,7 +3,7 @@ use std::path::Path;
 use super::*;
 use crate::config::tests::FULL;
 
-/// Where a value does not fit a schema, and what it does not fit; a keyword that is not known here fails the test.
+/// Returns where and why a value does not fit a schema; panics on a keyword that this function does not know.
 fn fault(schema: &Value, value: &Value, place: &str) -> Option<String> {
     let keywords = schema.as_object().unwrap().iter();
     let mut faults = keywords.filter_map(|(keyword, wanted)| {

@@ -1,4 +1,4 @@
-//! What is refused, and what the error names.
+//! Configurations that are rejected, and the text of the errors.
 
 use super::*;
 

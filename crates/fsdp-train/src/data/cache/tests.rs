@@ -16,7 +16,7 @@ use crate::data::{Dataset, Loading, Watch};
 
 const TEXT: &str = "the cat sat the cat sat the dog";
 
-/// A text, its tokenizer, and a folder for what is kept.
+/// A text, its tokenizer, and a cache folder.
 struct Place {
     folder: TempDir,
     config: DataConfig,
@@ -56,7 +56,7 @@ impl Place {
         place
     }
 
-    /// A tokenizer that knows three words.
+    /// Writes a tokenizer that knows three words.
     fn write_tokenizer(&self, [one, two, three]: [&str; 3]) {
         let text = format!(
             r#"{{"version": "1.0", "pre_tokenizer": {{"type": "Whitespace"}}, "model": {{"type": "WordLevel",
@@ -73,20 +73,20 @@ impl Place {
         Dataset::load(&self.config.train, &self.config, &Loading::quietly(&self.path("out"))).unwrap()
     }
 
-    /// The files in the folder of the cache.
+    /// Returns the files in the cache folder.
     fn kept(&self) -> Vec<PathBuf> {
         let folder = self.config.cache_folder(&self.path("out"));
         fs::read_dir(folder)
             .map_or(Vec::new(), |entries| entries.map(|entry| entry.unwrap().path()).collect())
     }
 
-    /// The one file there.
+    /// Returns the only file in the cache.
     fn file(&self) -> PathBuf {
         let [file] = self.kept().try_into().unwrap();
         file
     }
 
-    /// Replaces the one file; it can not be written to, so that nobody does so by mistake.
+    /// Replaces the only file, which is read-only as a guard against writes by mistake.
     fn replace(&self, bytes: &[u8]) {
         let file = self.file();
         fs::remove_file(&file).unwrap();
@@ -107,7 +107,7 @@ fn tokens_come_from_the_cache_where_it_has_them() {
     let second = place.load();
     assert_eq!((ids(&second), second.digest()), (ids(&first), first.digest()));
 
-    // Other tokens under the same key show that it is not the tokenizer that gives them.
+    // Different tokens under the same key show that the tokens do not come from the tokenizer.
     let file = DataFile { path: place.path("a.txt"), named: true, kind: Kind::Text, compression: None };
     let tokenizer = Tokenizer::load(&place.config.tokenizer).unwrap();
     let text = Text {
@@ -151,7 +151,7 @@ fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
     changed(&place, "the format", true);
     fs::write(place.path("b.txt"), "{\"text\": \"the\"}\n").unwrap();
     changed(&place, "text", true);
-    // Two files are not one that has the content of both.
+    // Two files differ from one file with the content of both.
     place.config.train.push(place.config.train[0].clone());
     changed(&place, "a second file", true);
 }
@@ -229,7 +229,7 @@ fn those_who_come_at_the_same_time_make_the_same_file() {
 #[test]
 fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
     let mut place = Place::new();
-    // Not even root writes there.
+    // Not even root can write there.
     for folder in ["/proc/fsdp", place.path("a.txt/below").to_str().unwrap()] {
         place.config.cache = Some(folder.to_owned());
         let data = place.load();

@@ -1,11 +1,11 @@
-//! What stands for chat templates in a build that has no engine for them.
+//! Replaces chat templates in a build without a template engine.
 
 use serde::Serialize;
 
 use super::Rendered;
 use super::fault::RenderFault;
 
-/// There is none.
+/// A chat template, of which there are none in this build.
 #[derive(Debug)]
 pub(in crate::data) enum ChatTemplate {}
 

@@ -1,11 +1,11 @@
-//! Which tokens of a conversation a model is to say.
+//! Finds the tokens of a conversation that the model should learn to say.
 
 use std::ops::Range;
 
 use super::{Chat, Rendered};
 use crate::data::tokenizer::{Encoded, Tokenizer};
 
-/// Tokens and what they are made of.
+/// Tokens, and the text that they were made from.
 pub(super) struct Tokenized<'a> {
     pub(super) text: &'a str,
     pub(super) tokens: Encoded,
@@ -13,7 +13,7 @@ pub(super) struct Tokenized<'a> {
 }
 
 impl Tokenized<'_> {
-    /// The tokens that have a part in a range of bytes.
+    /// Returns the tokens that overlap a byte range.
     fn within(&self, bytes: &Range<usize>) -> Range<usize> {
         let offsets = &self.tokens.offsets;
         let first = offsets.partition_point(|token| token.end <= bytes.start);
@@ -21,26 +21,26 @@ impl Tokenized<'_> {
         first..end.max(first)
     }
 
-    /// The last token of a range that is more than white space.
+    /// Returns the last token of a range that is more than white space.
     fn last_said(&self, tokens: Range<usize>) -> Option<usize> {
         let is_said = |&token: &usize| !self.text[self.tokens.offsets[token].clone()].trim().is_empty();
         tokens.rev().find(is_said)
     }
 
-    /// The special token that ends a range, but for white space behind it.
+    /// Returns the special token that ends a range, ignoring white space after it.
     fn closing(&self, tokens: Range<usize>) -> Option<usize> {
         self.last_said(tokens).filter(|&token| self.tokenizer.is_special(self.tokens.ids[token]))
     }
 }
 
-/// Whether each token is part of an answer.
+/// Returns whether each token is part of an answer.
 ///
-/// A template with blocks of `{% generation %}` says so itself. Of others, message i is rendered as the last one, and the
-/// messages before it with the prompt of an answer: if both begin the whole text, the answer is what lies between. White
-/// space behind the token that ends a turn is the template's, and does not count.
+/// A template with `{% generation %}` blocks marks the answers itself. For other templates, the text is rendered up to
+/// and including message i, and up to the prompt for message i. If both are prefixes of the whole text, the answer is
+/// the difference. White space after the token that ends a turn belongs to the template and does not count.
 ///
 /// # Errors
-/// In words, that it can not be known.
+/// A description of why the answers cannot be determined.
 pub(super) fn find(
     chat: &Chat<'_>,
     whole: &Rendered,
@@ -61,7 +61,7 @@ pub(super) fn find(
     Ok(is_answer)
 }
 
-/// Where the text of an answer begins: behind the prompt for it.
+/// Returns where the text of an answer starts: after the prompt for it.
 fn start_of(chat: &Chat<'_>, whole: &Rendered, index: usize) -> Result<usize, String> {
     if index == 0 {
         return Err(unknown(index, "it is the first"));
@@ -88,8 +88,8 @@ fn of_message(
         let end = tokenized.closing(tokens.clone()).map_or(tokens.end, |closing| closing + 1);
         return Ok(tokens.start..end);
     }
-    // Some templates leave out of earlier answers what the last one has, such as reasoning. A turn still ends with the same
-    // token.
+    // Some templates omit parts of earlier answers that they write for the last one, such as reasoning. The turn still
+    // ends with the same token.
     let last = chat.tokenize(&upto)?;
     let closing = last.closing(0..last.tokens.ids.len()).map(|token| last.tokens.ids[token]);
     let mut tokens = tokenized.within(&(start..whole.text.len()));

@@ -1,26 +1,26 @@
-//! Conversations, as records have them.
+//! Conversations, as found in records.
 
 use serde_json::{Map, Value};
 
-/// The role whose messages a model is to learn.
+/// The role whose messages the model learns.
 const ASSISTANT: &str = "assistant";
 
-/// Messages, and what a template is told beside them.
+/// Messages, and the other variables that the record has for a template.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::data) struct Conversation {
     /// The messages, at least one.
     pub(super) messages: Vec<Value>,
-    /// Messages before this one are a prompt: they do not count.
+    /// Number of leading messages that form the prompt and do not count in the loss.
     pub(super) prompt: usize,
-    /// What the record has beside the messages: `tools`, and the fields of `chat_template_kwargs`.
+    /// Other variables of the record: `tools`, and the fields of `chat_template_kwargs`.
     pub(super) context: Map<String, Value>,
 }
 
 impl Conversation {
-    /// Takes a value for messages, of which the first `prompt` are only read.
+    /// Checks messages, of which the first `prompt` do not count in the loss.
     ///
     /// # Errors
-    /// What is wrong with them, in words.
+    /// A description of what is wrong with them.
     pub(in crate::data) fn new(
         messages: Vec<Value>,
         prompt: usize,
@@ -36,16 +36,16 @@ impl Conversation {
         Ok(Conversation { messages: messages.collect::<Result<_, _>>()?, prompt, context })
     }
 
-    /// The indices of the messages that count.
+    /// Returns the indices of the messages that count in the loss.
     pub(super) fn answers(&self) -> impl Iterator<Item = usize> {
         (self.prompt..self.messages.len()).filter(|&index| self.messages[index]["role"] == ASSISTANT)
     }
 }
 
-/// What a record says of its conversation beside the messages.
+/// Takes the template variables other than messages out of a record.
 ///
 /// # Errors
-/// A field of another type.
+/// If a field has the wrong type.
 pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<String, Value>, String> {
     let mut context = match record.remove("chat_template_kwargs") {
         None | Some(Value::Null) => Map::new(),
@@ -53,7 +53,7 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
         Some(_) => return Err("\"chat_template_kwargs\" must be an object".to_owned()),
     };
     let tools = match record.remove("tools") {
-        // Tables whose columns have one type each keep tools, which have many, as text.
+        // Columnar formats have one type per column, so tools, whose types vary, are stored there as text.
         Some(Value::String(json)) => {
             serde_json::from_str(&json).map_err(|fault| format!("\"tools\": {fault}"))?
         }
@@ -67,8 +67,8 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
     Ok(context)
 }
 
-/// A message with a role, and something to say. Fields that are null are left out, because a table has all columns in all
-/// rows, and templates ask whether there is such a field; but the content of a call of tools may be null.
+/// Checks that a message has a role and content. Null fields are dropped, because every row of a table has all columns,
+/// and templates test whether a field exists. The content of a message with tool calls may be null.
 fn checked(message: Value) -> Result<Value, String> {
     let Value::Object(mut message) = message else {
         return Err("is no object with role and content".to_owned());

@@ -1,16 +1,16 @@
-//! Why a conversation has no tokens.
+//! Reasons why a conversation cannot be turned into tokens.
 
-/// Instructions of the template engine for one rendering: some seconds. A message takes about a hundred.
+/// Limit on the instructions of the template engine per rendering: some seconds. A message takes about a hundred.
 pub(super) const FUEL: u64 = 50_000_000;
 
-/// Why a template makes no text of a conversation.
+/// Reasons why a template does not render a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(not(feature = "tokenizers"), expect(dead_code, reason = "no template is rendered"))]
 pub(in crate::data) enum RenderFault {
-    /// What the template says by `raise_exception`.
+    /// The template called `raise_exception` with this message.
     #[error("the chat template refuses it: {0}")]
     Refused(String),
-    /// The template takes longer than any should.
+    /// The template exceeds the limit on instructions.
     #[error(
         "the chat template does not end within {FUEL} instructions: is there a loop in it, or is this not one conversation?"
     )]
@@ -18,15 +18,15 @@ pub(in crate::data) enum RenderFault {
     /// The template asks for the date.
     #[error("the chat template writes today's date; data.date must say which, such as \"2024-07-26\"")]
     Date,
-    /// The messages hold what a text is marked with.
+    /// The messages contain one of the characters that mark answers in a rendered text.
     #[error("it holds the character U+{0:04X}, which Unicode keeps out of texts; remove it")]
     Noncharacter(u32),
-    /// The template can not do with the messages what it wants to.
+    /// The template fails on the messages.
     #[error("the chat template fails in line {line}: {reason}")]
     Failed {
         /// The line of the template, from 1.
         line: usize,
-        /// Why.
+        /// The error message.
         reason: String,
     },
 }

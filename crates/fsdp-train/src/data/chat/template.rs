@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::Rendered;
 use super::fault::{FUEL, RenderFault};
 
-/// The name of a template in its environment: without an ending that would ask for HTML.
+/// Name of the template in its environment. It has no file extension that would enable HTML escaping.
 const NAME: &str = "chat template";
 
 /// A chat template.
@@ -24,17 +24,17 @@ pub(in crate::data) struct ChatTemplate {
     has_generation: bool,
 }
 
-/// What a template raises.
+/// The message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
 impl ChatTemplate {
-    /// Compiles a template. `date` is what `strftime_now` writes: a function of the clock would make of the same data
-    /// other tokens every day. Without a date a template can not call it.
+    /// Compiles a template. `strftime_now` formats `date` instead of the current time, which would make the tokens of
+    /// the same data change from day to day. Without a date, a template cannot call it.
     ///
     /// # Errors
-    /// Text that is no template: line and column, and why.
+    /// If the text is not a template: line, column and reason.
     pub(in crate::data) fn parse(source: &str, date: Option<&str>) -> Result<ChatTemplate, String> {
         let date = date.and_then(|date| date.parse().ok());
         let (source, has_generation) = generation::rewrite(source);
@@ -48,12 +48,12 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, has_generation })
     }
 
-    /// Whether it says itself what an assistant says.
+    /// Whether the template marks the assistant's text itself.
     pub(in crate::data) fn has_generation(&self) -> bool {
         self.has_generation
     }
 
-    /// The text that it makes of a context: `messages`, `tools`, special tokens and so on.
+    /// Renders a context: `messages`, `tools`, special tokens and so on.
     ///
     /// # Errors
     /// [`RenderFault`].
@@ -62,7 +62,7 @@ impl ChatTemplate {
         let marked = template.render(context).map_err(|fault| told(&fault))?;
         let is_mark = |c: &char| generation::MARKS.contains(c);
         if let Some(mark) = marked.chars().find(is_mark) {
-            // Only blocks of the template may put marks there, not what it is told.
+            // Only blocks of the template may write marks; the context must not contain any.
             let told = serde_json::to_string(context).unwrap_or_default();
             if !self.has_generation || told.chars().any(|c| is_mark(&c)) {
                 return Err(RenderFault::Noncharacter(mark.into()));
@@ -72,7 +72,7 @@ impl ChatTemplate {
     }
 }
 
-/// Jinja as transformers sets it up.
+/// Sets up Jinja as transformers does.
 fn environment(date: Option<NaiveDate>) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -86,7 +86,7 @@ fn environment(date: Option<NaiveDate>) -> Environment<'static> {
         let is_cut = |c: char| chars.as_ref().map_or_else(|| c.is_whitespace(), |chars| chars.contains(c));
         python::text(value).trim_matches(is_cut).to_owned()
     });
-    // Strings and dictionaries are sequences of Python, and have a length.
+    // In Python, strings and dictionaries are sequences and have a length.
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
@@ -103,7 +103,7 @@ fn environment(date: Option<NaiveDate>) -> Environment<'static> {
     environment
 }
 
-/// What Python's `strftime` makes of the first moment of a day.
+/// Formats the first moment of a day as Python's `strftime` does.
 fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
     let mut text = String::new();
     let written =
@@ -129,7 +129,7 @@ fn told(fault: &Error) -> RenderFault {
     }
 }
 
-/// What the engine says, without the name and the line of the template.
+/// Returns the engine's error message, without the name and the line of the template.
 fn reason(fault: &Error) -> String {
     let inner = fault.source().map_or(String::new(), |source| format!(": {source}"));
     match fault.detail() {

@@ -1,4 +1,4 @@
-//! Where a chat template comes from: the files beside a tokenizer, as transformers looks for them.
+//! Finds chat templates next to a tokenizer, where transformers looks for them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,20 +12,20 @@ use crate::config::DataConfig;
 use crate::data::error::DataError;
 use crate::input_file::{self, CONFIG_BYTES_MAX};
 
-/// The name of the template that a list has for conversations without tools, and of that with them.
+/// Names, in a list of templates, of the one for conversations without tools and the one for conversations with tools.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// The texts of templates, by name.
+/// Sources of templates, by name.
 #[derive(Debug)]
 pub(in crate::data) struct Templates {
-    /// Where they are from, for errors.
+    /// Where the templates come from, for errors.
     origin: String,
     sources: BTreeMap<String, String>,
     date: Option<String>,
 }
 
-/// Templates that are ready to be rendered.
+/// Templates that are ready to render.
 #[derive(Debug)]
 pub(super) struct Compiled {
     plain: ChatTemplate,
@@ -33,11 +33,11 @@ pub(super) struct Compiled {
 }
 
 impl Templates {
-    /// Reads `data.chat_template`, or what lies in the folder of the tokenizer, or takes what its `tokenizer_config.json` has;
-    /// nothing is looked at yet, because data may have no conversations.
+    /// Reads `data.chat_template`, or the files in the tokenizer's folder, or else takes those of its
+    /// `tokenizer_config.json`. The templates are not compiled yet, because the data may have no conversations.
     ///
     /// # Errors
-    /// A file that is there and can not be read.
+    /// If a file exists but cannot be read.
     pub(in crate::data) fn find(
         config: &DataConfig,
         folder: Option<&Path>,
@@ -63,15 +63,15 @@ impl Templates {
         Ok(Templates { origin, sources: named(listed), date })
     }
 
-    /// Stands for all that decides what is rendered.
+    /// Digest of everything that determines the rendered text.
     pub(in crate::data) fn digest(&self) -> Digest {
         Digest::of(&(&self.sources, &self.date))
     }
 
-    /// Makes them ready.
+    /// Compiles the templates.
     ///
     /// # Errors
-    /// [`DataError::ChatTemplate`]: there is none, or it is no template.
+    /// [`DataError::ChatTemplate`] if there is no template, or if it does not compile.
     pub(super) fn compile(&self) -> Result<Compiled, DataError> {
         let failed = |reason| DataError::ChatTemplate { origin: self.origin.clone(), reason };
         let parse = |name| {
@@ -90,7 +90,7 @@ impl Templates {
 }
 
 impl Compiled {
-    /// The template for a conversation.
+    /// Returns the template for a conversation with or without tools.
     pub(super) fn of(&self, has_tools: bool) -> &ChatTemplate {
         self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.plain)
     }
@@ -100,7 +100,7 @@ fn single(source: String) -> BTreeMap<String, String> {
     BTreeMap::from([(DEFAULT.to_owned(), source)])
 }
 
-/// The templates of a `tokenizer_config.json`: one, or a list of named ones.
+/// Returns the templates of a `tokenizer_config.json`: a single one, or a list of named ones.
 fn named(value: &Value) -> BTreeMap<String, String> {
     match value {
         Value::String(source) => single(source.clone()),
@@ -114,7 +114,7 @@ fn named(value: &Value) -> BTreeMap<String, String> {
     }
 }
 
-/// The text of a file, if there is one.
+/// Returns the text of a file; `None` if it does not exist.
 fn read(file: &Path) -> Result<Option<String>, DataError> {
     match input_file::read_text(file, CONFIG_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),

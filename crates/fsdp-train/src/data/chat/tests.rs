@@ -9,7 +9,7 @@ fn conversation(messages: &Value) -> Conversation {
     Conversation::new(messages.as_array().unwrap().clone(), 0, Map::new()).unwrap()
 }
 
-/// What makes tokens of conversations by a tokenizer of the fixtures, with its own template or another one.
+/// Loads a tokenizer of the fixtures, with its own chat template or another one.
 fn chats(tokenizer: &str, template: Option<&str>) -> (Chats, Tokenizer) {
     let mut config = config();
     config.tokenizer = format!("{FOLDER}/tokenizers/{tokenizer}/tokenizer.json");
@@ -19,7 +19,7 @@ fn chats(tokenizer: &str, template: Option<&str>) -> (Chats, Tokenizer) {
     (Chats::find(&config, &tokenizer).unwrap(), tokenizer)
 }
 
-/// The parts of the text that count.
+/// Returns the parts of the text that count in the loss.
 fn answers((chats, tokenizer): &(Chats, Tokenizer), messages: &Value) -> Result<Vec<String>, String> {
     let made = chats.encode(&conversation(messages), tokenizer);
     let Marked { ids, counts } = made.map_err(|fault| fault.to_string())?;
@@ -66,7 +66,7 @@ fn answers_count_with_the_token_that_ends_them() {
     for template in ["turns", "generation", "reasoning"] {
         assert_eq!(answers(&chats("plain", Some(template)), &turns()), expected, "{template}");
     }
-    // What ends these turns are no special tokens of this tokenizer.
+    // The ends of these turns are not special tokens of this tokenizer.
     let expected = Ok(vec!["It is 4.</turn>\n".to_owned(), "A test.</turn>\n".to_owned()]);
     assert_eq!(answers(&chats("plain", Some("parts")), &turns()), expected);
     let brackets = answers(&chats("plain", Some("brackets")), &turns());

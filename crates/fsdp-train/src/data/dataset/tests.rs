@@ -12,7 +12,7 @@ mod ends;
 mod files;
 mod tokens;
 
-/// Words, with truncation and padding switched on, which must not be obeyed.
+/// Whole words, with truncation and padding enabled, both of which must be ignored.
 #[cfg(feature = "tokenizers")]
 const TOKENIZER: &str = r#"{
   "version": "1.0",
@@ -26,7 +26,7 @@ const TOKENIZER: &str = r#"{
             "unk_token": "<unk>"}
 }"#;
 
-/// Files in a folder that vanishes with the value.
+/// Files in a temporary folder that is deleted on drop.
 struct Files {
     folder: TempDir,
 }
@@ -169,7 +169,7 @@ fn a_packed_sample_holds_documents_that_begin_at_position_0() {
         positions
     };
     assert_eq!(positions(Some(0)), [0, 1, 0, 1, 2, 0]);
-    // Clipped, and so without its eos.
+    // Truncated, and so without its eos.
     assert_eq!(data.sample(1).1, ids("bcdefg"));
     assert_eq!(positions(Some(1)), [0, 1, 2, 3, 4, 5]);
     assert_eq!(positions(None), [0, 1, 2, 3, 4, 5]);
@@ -286,7 +286,7 @@ proptest! {
                 document.push((input, target));
             }
         }
-        // What is left is padding.
+        // The rest is padding.
         found.retain(|document| document[0].1 != IGNORE);
         expected.sort_unstable();
         found.sort_unstable();

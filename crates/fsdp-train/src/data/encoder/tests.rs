@@ -3,7 +3,7 @@ use serde_json::{Map, json};
 use super::*;
 use crate::data::testing::chats;
 
-/// The tokens of a JSON object whose field `x` is the document, by the tokenizer of bytes.
+/// Returns the tokens of a JSON object whose field `x` is the document, with the byte tokenizer.
 fn encode(value: Value) -> Result<Vec<u32>, String> {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(Some("x")), chats: chats() };
@@ -60,7 +60,7 @@ fn prompts_and_messages_are_told_from_texts() {
         mixed,
         "\"prompt\" is a string and \"completion\" is a list; both must be strings, or both lists of messages"
     );
-    // That there is no template is no fault of the record.
+    // A missing template is not a fault of the record.
     let turn = json!({"messages": [{"role": "user", "content": "a"}]});
     assert!(matches!(encode(turn), Err(EncodeFault::Data(_))));
 }

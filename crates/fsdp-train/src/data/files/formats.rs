@@ -1,4 +1,4 @@
-//! What files hold, by `data.format` and by their names.
+//! Determines the kinds of files by `data.format` and by their names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use crate::config::Format;
 use crate::data::error::DataError;
 use crate::data::tokens::Width;
 
-/// Files that are named where nobody can tell what is data.
+/// Maximum number of files named in the error for a folder whose data is ambiguous.
 const OTHERS_NAMED: usize = 3;
 
-/// What a file holds.
+/// Kind of a file's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::data) enum Kind {
-    /// A document of text.
+    /// A text document.
     Text,
-    /// Objects of JSON, one per line.
+    /// JSON objects, one per line.
     Jsonl,
     /// Rows, in row groups.
     Parquet,
@@ -30,13 +30,13 @@ pub(in crate::data) enum Kind {
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::data) enum Compression {
-    /// By gzip: `.gz`.
+    /// gzip: `.gz`.
     Gzip,
-    /// By zstd: `.zst`.
+    /// zstd: `.zst`.
     Zstd,
 }
 
-/// What a folder is searched for.
+/// Describes the files that a folder is searched for.
 pub(in crate::data) fn wanted(format: Format) -> &'static str {
     match format {
         Format::Auto => "files",
@@ -48,11 +48,11 @@ pub(in crate::data) fn wanted(format: Format) -> &'static str {
     }
 }
 
-/// A name in lower case: its last extension, that before a compression's, and the compression.
+/// A name in lower case: its extension before that of a compression, and the compression.
 struct Name {
     extension: String,
     compression: Option<Compression>,
-    /// Whether `datasets` gives such names to what it has computed from data.
+    /// Whether `datasets` gives such names to files that it computes from data.
     is_derived: bool,
 }
 
@@ -69,7 +69,7 @@ impl Name {
         Name { extension: extension.to_owned(), compression, is_derived }
     }
 
-    /// What is a record format, whoever named it.
+    /// Returns the kind if the name is that of a record format.
     fn records(&self) -> Option<Kind> {
         match (&*self.extension, self.compression) {
             ("jsonl" | "ndjson", _) => Some(Kind::Jsonl),
@@ -79,7 +79,8 @@ impl Name {
         }
     }
 
-    /// Whether such files stand beside data and are none: descriptions of data sets, and what `datasets` has computed.
+    /// Whether such files accompany data without being data: descriptions of data sets, and files that `datasets`
+    /// computes.
     fn is_companion(&self) -> bool {
         let is_described =
             matches!(&*self.extension, "" | "json" | "lock" | "md" | "py" | "txt" | "yaml" | "yml");
@@ -87,10 +88,10 @@ impl Name {
     }
 }
 
-/// A file that the user named.
+/// Returns a file that the user named.
 ///
 /// # Errors
-/// [`DataError::Malformed`]: its name does not say what it holds, or what it holds is not read in this form.
+/// [`DataError::Malformed`] if its name does not tell its kind, or if its kind cannot be read compressed.
 pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataError> {
     let name = Name::of(&path);
     let kind = match format {
@@ -127,10 +128,10 @@ fn by_name(name: &Name) -> Result<Kind, String> {
     }
 }
 
-/// Those of the files of a folder that are data.
+/// Returns the files of a folder that are data.
 ///
 /// # Errors
-/// [`DataError::Malformed`]: its files do not say what is data and what is not.
+/// [`DataError::Malformed`] if it is ambiguous which files are data.
 pub(super) fn of_folder(
     folder: &Path,
     found: Vec<PathBuf>,
@@ -147,14 +148,14 @@ pub(super) fn of_folder(
         if !name_is_of(&name, format) {
             continue;
         }
-        // Other archives in a folder of text are no text, or not that of a document.
+        // In a folder of text, other compressed files are not text, or not a single document.
         let compression = name.compression.filter(|_| format != Format::Text || name.extension == "txt");
         files.push(DataFile { named: false, compression, ..of_named(path, format)? });
     }
     Ok(files)
 }
 
-/// The format of a folder that nobody named.
+/// Determines the format of a folder when none is set.
 fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
     let names: Vec<Name> = found.iter().map(|path| Name::of(path)).collect();
     let count = |kind: Kind| names.iter().filter(|name| name.records() == Some(kind)).count();
@@ -183,14 +184,14 @@ fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
     }
 }
 
-/// Words in the names of files and folders that say which split of a data set is there, as Hugging Face reads them.
+/// Words in the names of files and folders that denote the split of a data set, as Hugging Face reads them.
 const SPLITS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "val", "dev"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// Nobody trains on what is to be evaluated on because both lie in one folder.
+/// Rejects folders with several splits, so that a run does not train on evaluation data that is in the same folder.
 fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
     let data = found.iter().filter(|path| Name::of(path).records().is_some());
     let splits: BTreeSet<&str> = data.filter_map(|path| split(folder, path)).collect();
@@ -205,7 +206,7 @@ fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
     Err(refused(folder, &reason))
 }
 
-/// The split that the path of a file in a folder names, if it names one.
+/// Returns the split that the path of a file in a folder names, if any.
 fn split(folder: &Path, path: &Path) -> Option<&'static str> {
     let inside = path.strip_prefix(folder).unwrap_or(path).to_string_lossy().to_lowercase();
     let words: Vec<&str> = inside.split(|letter: char| !letter.is_alphanumeric()).collect();

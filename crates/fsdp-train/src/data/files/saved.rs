@@ -1,6 +1,6 @@
-//! Folders that `save_to_disk` of Hugging Face's `datasets` has written: which of their files are the data.
+//! Folders written by `save_to_disk` of Hugging Face's `datasets`: determines which of their files are data.
 //!
-//! A data set is a folder with Arrow files and a `state.json`, which names them in their order; a dictionary of splits is a
+//! A data set is a folder with Arrow files and a `state.json` that lists them in order; a dictionary of splits is a
 //! folder of such folders with a `dataset_dict.json`.
 
 use std::fs;
@@ -12,12 +12,12 @@ use super::formats::refused;
 use super::unreadable;
 use crate::data::error::DataError;
 
-/// What a `state.json` says, as far as it says which rows there are.
+/// The part of a `state.json` that determines the rows.
 #[derive(Deserialize)]
 struct State {
     #[serde(rename = "_data_files")]
     data_files: Vec<DataFile>,
-    /// Versions before 2.0 chose rows by a table of their numbers.
+    /// Versions before 2.0 select rows by a table of indices.
     #[serde(rename = "_indices_data_files", default)]
     indices: Option<Vec<serde_json::Value>>,
 }
@@ -27,7 +27,7 @@ struct DataFile {
     filename: String,
 }
 
-/// What a `dataset_dict.json` says.
+/// The contents of a `dataset_dict.json`.
 #[derive(Deserialize)]
 struct Splits {
     splits: Vec<String>,
@@ -40,10 +40,10 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// The saved data sets among the files of a folder.
+    /// Finds the saved data sets among the files of a folder.
     ///
     /// # Errors
-    /// [`DataError`]: a `state.json` beside Arrow files can not be read, or names files that are not there.
+    /// [`DataError`] if a `state.json` next to Arrow files cannot be read, or names files that do not exist.
     pub(super) fn among(found: &[PathBuf]) -> Result<Vec<Saved>, DataError> {
         let is_state = |path: &&PathBuf| path.file_name().is_some_and(|name| name == "state.json");
         let is_beside = |state: &Path, path: &PathBuf| {
@@ -71,16 +71,16 @@ impl Saved {
         }
     }
 
-    /// Whether a file lies in its folder and is not one of its files.
+    /// Whether a file is in the folder of the data set without being one of its files.
     pub(super) fn leaves_out(&self, path: &Path) -> bool {
         path.parent() == Some(&*self.folder) && !self.files.iter().any(|file| file == path)
     }
 }
 
-/// Nobody trains on what is to be evaluated on because a folder holds all splits.
+/// Rejects folders with several splits, so that a run does not train on evaluation data that is in the same folder.
 ///
 /// # Errors
-/// [`DataError::Malformed`]: it holds several.
+/// [`DataError::Malformed`] if there are several splits.
 pub(super) fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), DataError> {
     for path in found.iter().filter(|path| path.file_name().is_some_and(|name| name == "dataset_dict.json")) {
         let Splits { splits } = read(path)?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::{Format, Resolved};
 use crate::data::tokens::Width;
 
-/// A folder with empty files.
+/// Creates a folder with empty files.
 fn folder(files: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in files {
@@ -15,7 +15,7 @@ fn folder(files: &[&str]) -> TempDir {
     folder
 }
 
-/// What paths in a folder lead to: names, kinds and compressions.
+/// Returns the files found for paths in a folder: names, kinds and compressions.
 fn found(
     folder: &TempDir,
     paths: &[&str],
@@ -118,7 +118,7 @@ fn a_folder_of_sources_is_text_and_what_is_mixed_is_refused() {
     assert_eq!(names(found(&many, &[""], Format::Arrow)), ["a.arrow"]);
 }
 
-/// A folder as `save_to_disk` leaves it, with two splits.
+/// Creates a folder as `save_to_disk` writes it, with two splits.
 fn saved() -> tempfile::TempDir {
     let saved = folder(&[
         "dataset_dict.json",

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Slow and obvious: numbers are dealt out one by one, each to its source by the mix.
+/// A slow reference: deals numbers one by one to the sources that the mix gives.
 fn dealt(mix: &Mix, count: u64) -> BTreeMap<usize, u64> {
     let mut dealt = BTreeMap::new();
     for number in 0..count {

@@ -40,8 +40,8 @@ fn huge_lengths_cost_no_memory() {
     assert!((0..1000).all(|position| permutation.at(position) < 1 << 40));
 }
 
-/// Over many epochs every element is at every position, and every ordered pair at the front, about equally
-/// often: chi-square within six standard deviations of its mean.
+/// Over many epochs, every element is equally likely at every position, and so is every ordered pair at the front:
+/// chi-square stays within six standard deviations of its mean.
 #[test]
 fn positions_and_neighbours_are_uniform_over_epochs() {
     const LEN: usize = 10;

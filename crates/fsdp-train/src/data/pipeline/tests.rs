@@ -11,7 +11,7 @@ use crate::data::record::Fields;
 use crate::data::testing::chats;
 use crate::data::tokenizer::Tokenizer;
 
-/// Tokens of a text, as its documents, with this many threads.
+/// Returns the documents of a text, tokenized with this many threads.
 fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, DataError> {
     let mut documents = Vec::new();
     let mut write = |batch: Encoded| -> Result<(), DataError> {
@@ -23,7 +23,7 @@ fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, 
         Ok(())
     };
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    // What is written is written by one thread, outside of the pool.
+    // The output is written by one thread, outside of the pool.
     let mut encoded = Vec::new();
     let outcome = pool.install(|| {
         run(text, |batch| -> Result<(), DataError> {
@@ -38,7 +38,7 @@ fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, 
 #[test]
 fn documents_come_in_their_order_and_progress_ends_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
-    // Several rounds, one of them of a single line.
+    // Several rounds, one of which is a single line.
     let mut lines: Vec<String> =
         (0..40_000).map(|index| format!("{index} {}", "x".repeat(index % 900))).collect();
     lines.push("y".repeat(ROUND_BYTES + 7));
@@ -74,7 +74,7 @@ fn documents_come_in_their_order_and_progress_ends_at_the_end() {
         Tokenizing { read_bytes: all_bytes, all_bytes, documents: 80_004, tokens, is_done: true }
     );
     assert!(told.len() > 8, "{} reports", told.len());
-    // Around each text of a line there are 13 bytes; besides that, a buffer is read.
+    // Each line has 13 bytes besides its text; in addition, a buffer may have been read ahead.
     let has_tokens = |now: &Tokenizing| now.read_bytes <= now.tokens + 13 * now.documents + (1 << 20);
     assert!(told[..told.len() - 1].iter().all(has_tokens), "{told:?}");
 }

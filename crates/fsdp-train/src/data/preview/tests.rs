@@ -23,13 +23,13 @@ fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
     let short = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
     let parts = vec![part("ab", false), part("cde", true)];
     assert_eq!(short, (true, Preview { parts, tokens: 5, counted: 3 }));
-    // What is clipped is not shown: eight inputs, and the target of the last.
+    // Truncated tokens are not shown: eight inputs, and the target of the last.
     let long = show(&config, r#"{"prompt": "abcd", "completion": "efghijkl"}"#);
     let parts = vec![part("abcd", false), part("efghi", true)];
     assert_eq!(long, (true, Preview { parts, tokens: 9, counted: 5 }));
     config.loss_on = crate::config::LossOn::All;
     let all = show(&config, r#"{"prompt": "ab", "completion": "cde"}"#);
-    // The first token is no target.
+    // The first token is not a target.
     let parts = vec![part("a", false), part("bcde", true)];
     assert_eq!(all, (false, Preview { parts, tokens: 5, counted: 4 }));
 }

@@ -1,7 +1,7 @@
-//! Arrow: streams of record batches, as Hugging Face's `datasets` keeps data on disk. One batch is in memory at a time, with all
-//! of its columns.
+//! Reads Arrow streams of record batches, as Hugging Face's `datasets` stores data on disk. One batch is in memory at a
+//! time, with all of its columns.
 //!
-//! Compressed batches and files with a footer (Feather) are not read: `datasets` writes neither.
+//! Compressed batches and files with a footer (Feather) are not supported: `datasets` writes neither.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -27,19 +27,19 @@ use crate::data::record::{BESIDE, Fields, Record};
 use crate::data::tokens::SILENT;
 use crate::input_file;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// How a stream ends.
+/// The last bytes of a stream.
 const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
-/// How a file with a footer begins.
+/// The first bytes of a file with a footer.
 const FEATHER: &[u8; 6] = b"ARROW1";
 
-/// Batches of the rows of a file.
+/// Returns batches of the rows of a file.
 ///
 /// # Errors
-/// [`DataError`]: it can not be read, is no Arrow stream, or has no such column.
+/// [`DataError`] if the file cannot be read, is not an Arrow stream, or lacks the columns.
 pub(super) fn open(
     index: usize,
     file: &DataFile,
@@ -74,7 +74,7 @@ pub(super) fn open(
     Ok(Box::new(Rows { index, file: file.clone(), stream, columns, batch, at: 0, row: 0 }))
 }
 
-/// The first and the last bytes of a file, which is then read from its beginning.
+/// Returns the first and the last bytes of a file, and rewinds it.
 fn edges(file: &mut File) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut edge = |at| -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
@@ -88,16 +88,16 @@ fn edges(file: &mut File) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((begins, ends))
 }
 
-/// Record batches, as they come.
+/// Reads record batches one by one.
 struct Stream {
     reader: Metered<File>,
     decoder: StreamDecoder,
-    /// Bytes that the decoder has not had.
+    /// Bytes that were not yet passed to the decoder.
     unread: Buffer,
 }
 
 impl Stream {
-    /// The next record batch, if there is one.
+    /// Returns the next record batch; `None` at the end.
     fn next(&mut self) -> Result<Option<RecordBatch>, String> {
         loop {
             if self.unread.is_empty() {
@@ -123,16 +123,16 @@ struct Rows {
     file: DataFile,
     stream: Stream,
     columns: Vec<String>,
-    /// The record batch that is read; none behind the last one.
+    /// The current record batch; `None` after the last one.
     batch: Option<RecordBatch>,
-    /// The next row in it.
+    /// The next row in the record batch.
     at: usize,
-    /// The next row of the file.
+    /// The next row in the file.
     row: u64,
 }
 
 impl Rows {
-    /// Rows of one record batch, until they fill a batch; none at the end.
+    /// Returns rows of one record batch, up to a full batch; `None` at the end.
     fn read(&mut self) -> Result<Option<Batch>, DataError> {
         while let Some(batch) = &self.batch {
             let column =
@@ -171,7 +171,7 @@ impl Iterator for Rows {
     }
 }
 
-/// The record of a row.
+/// Returns the record of a row.
 fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> {
     if let [(name, array)] = columns {
         if let Some(text) = text(array, row) {
@@ -188,7 +188,7 @@ fn record(columns: &[(String, ArrayRef)], row: usize) -> Result<Record, String> 
     columns.iter().map(field).collect::<Result<Map<_, _>, String>>().map(Record::Object)
 }
 
-/// A text, if it is one and not null, or the byte from which on it is none.
+/// Returns a text, or the offset of the first byte that is not UTF-8; `None` if the value is null or has another type.
 fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
     if array.is_null(row) {
         return None;
@@ -208,7 +208,7 @@ fn text(array: &dyn Array, row: usize) -> Option<Result<String, usize>> {
     Some(std::str::from_utf8(bytes).map(str::to_owned).map_err(|fault| fault.valid_up_to()))
 }
 
-/// Where the value of a row lies, if the array is one of numbers of values.
+/// Returns the values of a dictionary-encoded array and the index of a row's value; `None` for other arrays.
 fn entry(array: &dyn Array, row: usize) -> Option<(&ArrayRef, usize)> {
     let dictionary = array.as_any_dictionary_opt()?;
     let at = number(dictionary.keys(), row).ok()?.as_u64()?;
@@ -219,7 +219,7 @@ fn not_text(column: &str, at: usize) -> String {
     format!("column \"{column}\" is not UTF-8 text (byte {at})")
 }
 
-/// The items of a list, if it is one and not null.
+/// Returns the items of a list; `None` if the value is null or not a list.
 fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
     if array.is_null(row) {
         return None;
@@ -232,8 +232,8 @@ fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
     }
 }
 
-/// The token ids of a list, if it holds integers only; none of them if one of these is no token id. Of 32 bits, the highest
-/// marks tokens that do not count.
+/// Returns the token ids of a list; `None` if it has items other than integers, and `Some(None)` if an integer is not a
+/// token id. The highest of 32 bits marks tokens that do not count.
 fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
     fn of<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
         let ids = items.as_primitive::<T>().values().iter();
@@ -258,10 +258,10 @@ fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
     }
 }
 
-/// A value as JSON has it.
+/// Returns a value in its JSON form.
 ///
 /// # Errors
-/// Its type, if JSON has none such.
+/// The type of the value, if it has no JSON form.
 fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
     if array.is_null(row) {
         return Ok(Value::Null);
@@ -316,7 +316,7 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
     })
 }
 
-/// Runs the library; a panic of it is an error.
+/// Runs code of the library, and returns a panic as an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, ArrowError>) -> Result<T, String> {
     panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
 }

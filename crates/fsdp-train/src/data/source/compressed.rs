@@ -1,4 +1,4 @@
-//! Files as they are, or decompressed while they are read.
+//! Opens files and decompresses them while they are read.
 
 use std::io::{self, BufRead, BufReader};
 
@@ -9,10 +9,11 @@ use crate::data::files::{self, Compression, DataFile};
 use crate::data::progress::{Meter, Metered};
 use crate::input_file;
 
-/// Bytes that are read at once.
+/// Buffer size of a reader.
 const BUFFER_BYTES: usize = 1 << 16;
 
-/// The content of a file. A decompressor needs memory that does not depend on the file: zstd refuses windows above 128 MiB.
+/// Opens the content of a file. The memory of a decompressor is bounded, whatever the file: zstd rejects windows above
+/// 128 MiB.
 ///
 /// # Errors
 /// [`DataError::Read`].
@@ -30,7 +31,7 @@ pub(super) fn open(file: &DataFile, meter: &Meter) -> Result<Box<dyn BufRead + S
     })
 }
 
-/// The error for content that can not be read: damage, if the file is compressed.
+/// Returns the error for content that cannot be read. If the file is compressed, the content is damaged.
 pub(super) fn failed(file: &DataFile, read_bytes: u64, source: io::Error) -> DataError {
     let name = match file.compression {
         Some(Compression::Gzip) => "gzip",

@@ -1,4 +1,4 @@
-//! JSON lines: blocks of whole lines, which workers take apart.
+//! Reads JSON Lines in blocks of whole lines, which workers parse.
 
 use std::io::{self, BufRead, Read};
 
@@ -7,10 +7,10 @@ use crate::data::error::DataError;
 use crate::data::files::DataFile;
 use crate::data::progress::Meter;
 
-/// What editors of Windows write in front of UTF-8, and nobody means.
+/// A mark that Windows editors write in front of UTF-8 text, and that is not part of it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Batches of the lines of a file.
+/// Returns batches of the lines of a file.
 ///
 /// # Errors
 /// [`DataError::Read`].
@@ -23,14 +23,14 @@ struct Lines {
     index: usize,
     file: DataFile,
     content: Box<dyn BufRead + Send>,
-    /// The number of the next line.
+    /// Number of the next line, from 1.
     line: u64,
-    /// What was read before it.
+    /// Number of bytes read before the next line.
     read_bytes: u64,
 }
 
 impl Lines {
-    /// Whole lines, until they fill a batch; none at the end.
+    /// Returns whole lines, up to a full batch; `None` at the end.
     fn read(&mut self) -> Result<Option<Batch>, DataError> {
         let (mut bytes, first) = (Vec::new(), self.line);
         while bytes.len() < BATCH_BYTES {

@@ -1,7 +1,7 @@
-//! Where records come from: one file after the other, in batches that worker threads take apart.
+//! Reads records from one file after the other, in batches that worker threads parse.
 //!
-//! Reading and decompressing is one thread's work, in the order of the files. What costs time is left in the batches:
-//! parsing, checking of UTF-8, and (by the [encoder](super::encoder)) tokenizing.
+//! One thread reads and decompresses the files in order. The expensive work is left to the users of the batches:
+//! parsing, UTF-8 validation, and (by the [encoder](super::encoder)) tokenizing.
 
 mod arrow;
 mod compressed;
@@ -14,49 +14,49 @@ use super::files::{DataFile, Kind};
 use super::progress::Meter;
 use super::record::{Fields, Place, Record};
 
-/// The longest line or compressed document. What is longer is no text that anybody trains on, but a damaged file, or one
-/// that was made to exhaust memory.
+/// Maximum size of a line or a compressed document. Anything longer is not training text, but a damaged file or one
+/// made to exhaust memory.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 
-/// Bytes of lines or rows from which a batch is full.
+/// Size of lines or rows, in bytes, from which a batch is full.
 const BATCH_BYTES: usize = 1 << 17;
 
-/// Rows after which a batch is full, however short they are.
+/// Number of rows from which a batch is full, however short they are.
 const BATCH_ROWS: usize = 1 << 12;
 
-/// Some records of a file, in order.
+/// Consecutive records of a file.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// The index of the file.
+    /// Index of the file.
     pub(super) file: usize,
-    /// What was read.
+    /// The data as read.
     content: Content,
 }
 
 #[derive(Debug)]
 enum Content {
-    /// A document that is a file.
+    /// A document that is a whole file.
     Whole(Vec<u8>),
-    /// Lines of JSON, the first of which has this number.
+    /// JSON Lines, with the number of the first line.
     Lines { first: u64, bytes: Vec<u8> },
-    /// Rows of a row group or of a file, the first of which has this number.
+    /// Rows of a row group or of a file, with the number of the first row.
     Rows { group: Option<usize>, first: u64, records: Vec<Result<Record, String>>, bytes: usize },
 }
 
-/// Why there is no record.
+/// Reasons why there is no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoRecord {
-    /// The file is not UTF-8, from this byte on.
+    /// The file is not UTF-8 from this byte on.
     NotText(usize),
-    /// The record is not what it should be, in words.
+    /// The record is malformed; describes how.
     Malformed(String),
 }
 
-/// A record or what is wrong with it, and where it stands.
+/// A record, or what is wrong with it, and its position.
 pub(super) type Found = (Place, Result<Record, NoRecord>);
 
 impl Batch {
-    /// The bytes that it holds.
+    /// Size of the contents, in bytes.
     pub(super) fn len_bytes(&self) -> usize {
         match &self.content {
             Content::Whole(bytes) | Content::Lines { bytes, .. } => bytes.len(),
@@ -64,7 +64,8 @@ impl Batch {
         }
     }
 
-    /// Shortens a document that is a file to so many bytes, but not within a character; says whether it was longer.
+    /// Truncates a document that is a whole file to at most `bytes_max` bytes, at a character boundary. Returns whether
+    /// it was longer.
     pub(super) fn cut(&mut self, bytes_max: usize) -> bool {
         let Content::Whole(bytes) = &mut self.content else { return false };
         if bytes.len() <= bytes_max {
@@ -76,7 +77,7 @@ impl Batch {
         true
     }
 
-    /// Its records, in order. Lines without text have none.
+    /// Calls `found` with each record, in order. Blank lines are skipped.
     pub(super) fn for_each(self, fields: &Fields, mut found: impl FnMut(Found)) {
         match self.content {
             Content::Whole(bytes) => {
@@ -99,13 +100,13 @@ impl Batch {
     }
 }
 
-/// Batches of a file.
+/// Iterator over the batches of a file.
 pub(super) type Batches = Box<dyn Iterator<Item = Result<Batch, DataError>> + Send>;
 
-/// Opens a file, whose bytes are counted while they are read.
+/// Opens a file; `meter` counts its bytes as they are read.
 ///
 /// # Errors
-/// [`DataError`]: it can not be read, is not what it should be, or has no such column.
+/// [`DataError`] if the file cannot be read, has another format, or lacks the columns.
 pub(super) fn open(
     index: usize,
     file: &DataFile,
@@ -121,7 +122,7 @@ pub(super) fn open(
     }
 }
 
-/// What is wrong with a column of token ids.
+/// Returns the error for a column of token ids.
 fn no_id(column: &str) -> String {
     format!("column \"{column}\" holds a number that is no token id, an integer from 0 to 2147483647")
 }

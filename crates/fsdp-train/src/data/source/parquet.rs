@@ -1,4 +1,4 @@
-//! Parquet: row group by row group, only the column that is asked for.
+//! Reads Parquet by row group, and only the selected columns.
 
 use std::fs::File;
 use std::panic::AssertUnwindSafe;
@@ -20,13 +20,13 @@ use crate::data::record::{BESIDE, Fields, Record};
 use crate::data::tokens::SILENT;
 use crate::input_file;
 
-/// Values that are decoded ahead: rows may be long.
+/// Number of values decoded ahead, which is small because rows may be long.
 const VALUES_AHEAD: usize = 64;
 
-/// Batches of the rows of a file.
+/// Returns batches of the rows of a file.
 ///
 /// # Errors
-/// [`DataError`]: it can not be read, is no Parquet file, or has no such column.
+/// [`DataError`] if the file cannot be read, is not a Parquet file, or lacks the columns.
 pub(super) fn open(
     index: usize,
     file: &DataFile,
@@ -47,7 +47,7 @@ pub(super) fn open(
     Ok(Box::new(Rows { index, file, meter, reader, schema, columns, group: 0, row: 0, rows: None }))
 }
 
-/// The schema with some columns.
+/// Returns the schema reduced to some columns.
 fn projection(root: &Type, columns: &[String]) -> Result<SchemaDescPtr, ParquetError> {
     let is_wanted = |name: &str| columns.iter().any(|column| column == name);
     let wanted = root.get_fields().iter().filter(|field| is_wanted(field.name())).cloned().collect();
@@ -62,15 +62,15 @@ struct Rows {
     reader: SerializedFileReader<File>,
     schema: SchemaDescPtr,
     columns: Vec<String>,
-    /// The row group that is read.
+    /// Index of the current row group.
     group: usize,
-    /// The next row in it.
+    /// The next row in the row group.
     row: u64,
     rows: Option<ReaderIter>,
 }
 
 impl Rows {
-    /// Rows of one row group, until they fill a batch; none at the end.
+    /// Returns rows of one row group, up to a full batch; `None` at the end.
     fn read(&mut self) -> Result<Option<Batch>, DataError> {
         while self.group < self.reader.num_row_groups() {
             let (first, mut records, mut bytes) = (self.row, Vec::new(), 0);
@@ -85,7 +85,7 @@ impl Rows {
                 let content = Content::Rows { group: Some(self.group), first, records, bytes };
                 return Ok(Some(Batch { file: self.index, content }));
             }
-            // Other columns are not read; as far as the user is told, they are.
+            // The progress counts all columns of the row group, although only some are read.
             let bytes = self.reader.metadata().row_group(self.group).compressed_size();
             self.meter.add(u64::try_from(bytes).unwrap_or(0));
             (self.group, self.row, self.rows) = (self.group + 1, 0, None);
@@ -126,7 +126,7 @@ impl Iterator for Rows {
     }
 }
 
-/// The record of a row.
+/// Returns the record of a row.
 fn record(row: Row) -> Result<Record, String> {
     let mut fields = row.into_columns();
     if fields.len() > 1 {
@@ -156,7 +156,7 @@ fn is_id(field: &Field) -> bool {
     matches!(field, Byte(_) | Short(_) | Int(_) | Long(_) | UByte(_) | UShort(_) | UInt(_) | ULong(_))
 }
 
-/// A token id. Of 32 bits, the highest marks tokens that do not count.
+/// Returns a token id. The highest of 32 bits marks tokens that do not count.
 fn id(field: &Field) -> Option<u32> {
     let id = match *field {
         Field::Byte(id) => i64::from(id),
@@ -172,7 +172,7 @@ fn id(field: &Field) -> Option<u32> {
     u32::try_from(id).ok().filter(|&id| id < SILENT)
 }
 
-/// Runs the library; a panic of it is an error.
+/// Runs code of the library, and returns a panic as an error.
 fn guarded<T>(run: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, String> {
     panics::caught(AssertUnwindSafe(run))?.map_err(|fault| fault.to_string())
 }

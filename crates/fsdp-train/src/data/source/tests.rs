@@ -56,12 +56,12 @@ fn assert_refused(path: &Path, config: &DataConfig, fragments: &[&str]) {
     }
 }
 
-/// Everything that a trainer sees.
+/// Returns all data that a trainer sees.
 fn seen(data: &Dataset) -> Vec<(Vec<u32>, Vec<u32>)> {
     (0..data.len()).map(|index| data.sample(index)).collect()
 }
 
-/// A file of a column `text`, `None` being null, in row groups of these lengths.
+/// Writes a file with a column `text`, in which `None` is null, and with row groups of these lengths.
 fn parquet_of_text(path: &Path, groups: &[&[Option<&str>]], codec: Codec) {
     let schema = parse_message_type("message m { optional binary text (UTF8); required int64 id; }").unwrap();
     let properties = WriterProperties::builder().set_compression(codec).build();
@@ -99,7 +99,7 @@ fn write_part(path: &Path, documents: &[String], form: usize, rows_per_group: us
         }
         2 => (named("jsonl.zst"), zstd::encode_all(&*lines, 1).unwrap()),
         3 => {
-            // Members and frames that follow each other are one content.
+            // Concatenated members and frames form a single content.
             let half = lines.len() / 2;
             let frames = [&lines[..half], &lines[half..]].map(|part| zstd::encode_all(part, 1).unwrap());
             (named("jsonl.zst"), frames.concat())
@@ -261,7 +261,7 @@ fn truncated_and_damaged_files_are_refused_wherever_they_are_cut() {
             fs::write(&path, &whole[..cut]).unwrap();
             assert_refused(&path, &config(), &["truncated"]);
         }
-        // A changed byte is an error or changes what is read; it never ends the process.
+        // A changed byte causes an error or different data, but never ends the process.
         for at in (0..whole.len()).step_by(7) {
             let mut changed = whole.clone();
             changed[at] ^= 0x55;
@@ -278,8 +278,8 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/data/source/fixtures").join(name)
 }
 
-/// What `fixtures/write.py` writes: `pyarrow` and `datasets`, with all codecs, page versions and types, and folders that
-/// `save_to_disk` has written.
+/// Reads the output of `fixtures/write.py`: written by `pyarrow` and `datasets`, with all codecs, page versions and
+/// types, and with folders of `save_to_disk`.
 #[test]
 fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
     let dir = tempfile::tempdir().unwrap();

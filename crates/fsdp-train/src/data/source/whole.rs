@@ -1,4 +1,4 @@
-//! Text: the file is one document.
+//! Reads text files, each of which is one document.
 
 use std::io::Read;
 use std::iter;
@@ -9,13 +9,13 @@ use crate::data::files::{self, DataFile};
 use crate::data::progress::Meter;
 use crate::input_file;
 
-/// The one document of a file.
+/// Returns the only document of a file.
 ///
 /// # Errors
 /// [`DataError::Read`].
 pub(super) fn open(index: usize, file: &DataFile, meter: &Meter) -> Result<Batches, DataError> {
     let bytes = match file.compression {
-        // It is as long as it says, on a disk.
+        // The file takes as much memory as it takes on disk, so there is no limit.
         None => {
             let read = input_file::read(&file.path, u64::MAX);
             let bytes = read.map_err(|fault| files::unreadable(&file.path, fault))?;

@@ -25,7 +25,7 @@ fn of_little_text_all_is_known_and_of_much_the_beginning() {
     let (_dir, paths) = written("a.txt", "a".repeat(33));
     let found = of(&paths, &config(), &BATCH, 256).unwrap();
     assert_eq!(found.whole, Some(Whole { tokens: 33, samples: 4 }));
-    // The cut is within a character of three bytes, behind which there is no text: nobody has looked at it.
+    // The cut is within a character of three bytes. The text ends there, and the invalid byte after it is not examined.
     let text = "\u{20ac}".repeat(LOOKED_AT_BYTES / 3 + 1).into_bytes();
     let (_dir, paths) = written("b.txt", [&*text, &[0xff]].concat());
     let found = of(&paths, &config(), &BATCH, 256).unwrap();

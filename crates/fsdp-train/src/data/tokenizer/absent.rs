@@ -1,10 +1,10 @@
-//! What stands for a `tokenizer.json` in a build that has no library for it.
+//! Replaces `tokenizer.json` support in a build without the tokenizer library.
 
 use super::fault::{Source, TokenizerFault};
 use super::special::SpecialToken;
 use super::{Encoded, Ends};
 
-/// There is none.
+/// A vocabulary, of which there are none in this build.
 #[derive(Clone, Debug)]
 pub(super) enum Vocabulary {}
 

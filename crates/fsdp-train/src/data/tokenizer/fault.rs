@@ -1,42 +1,42 @@
-//! Why a `tokenizer.json` is refused.
+//! Reasons to reject a `tokenizer.json`.
 
-/// How much longer a normalizer may make a text: writing `▁` for each space makes it three times as long, and published
-/// tokenizers have few such steps.
+/// Maximum factor by which a normalizer may lengthen a text. Writing `▁` for each space triples its length, and
+/// published tokenizers have few such steps.
 pub(super) const GROWTH_MAX: u64 = 1024;
 
-/// The rules of SentencePiece, a table in front of a text: its length in bytes is in its first four.
+/// The rules of SentencePiece: a table followed by a text. The first four bytes are the length of the table in bytes.
 pub(super) const CHARSMAP: &str = "precompiled_charsmap";
 
-/// What the library and [`TokenizerFault`] become in an error about a file.
+/// Common type for errors of the library and [`TokenizerFault`].
 pub(super) type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a tokenizer is refused.
+/// A reason to reject a tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerFault {
-    /// A table that says that it is longer than all that is there.
+    /// The claimed length of a table exceeds the available bytes.
     #[error("its {CHARSMAP} says that it has a table of {table_bytes} bytes, and has {bytes} in all")]
     Charsmap {
-        /// What it says.
+        /// The claimed length of the table.
         table_bytes: u64,
-        /// What is there.
+        /// The available bytes.
         bytes: u64,
     },
-    /// Replacements that blow texts up.
+    /// The normalizer lengthens texts too much.
     #[error(
         "its normalizer makes texts {growth} times as long or more, at most {GROWTH_MAX} times are accepted"
     )]
     Growth {
-        /// How many times.
+        /// The factor by which it may lengthen a text.
         growth: u64,
     },
-    /// The library that reads it is not part of this build.
+    /// This build does not include the tokenizer library.
     #[error("this fsdp was built without tokenizers; build it with `--features tokenizers`")]
     Feature,
-    /// The library panicked on it.
+    /// The tokenizer library panicked.
     #[error("it contradicts itself: {message}")]
     Panic {
-        /// What the library said.
+        /// The message of the panic.
         message: String,
     },
 }

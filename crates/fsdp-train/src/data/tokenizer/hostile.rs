@@ -1,8 +1,8 @@
-//! What keeps a `tokenizer.json` from ending the process.
+//! Keeps a malicious `tokenizer.json` from ending the process.
 //!
-//! The library that reads it trusts it: it allocates what the file says, indexes with numbers of the file, and writes
-//! whatever text a normalizer makes. What would allocate without bound is looked for before the file is handed over;
-//! panics are caught, here and when text is encoded.
+//! The tokenizer library trusts its input: it allocates as much as the file asks for, indexes with numbers from the
+//! file, and writes texts of any length that a normalizer produces. Contents that would cause unbounded allocations are
+//! rejected before the library sees the file; panics are caught both on loading and on encoding.
 
 use std::panic::AssertUnwindSafe;
 
@@ -12,17 +12,17 @@ use serde_json::Value;
 use super::fault::{CHARSMAP, GROWTH_MAX, Source, TokenizerFault};
 use crate::data::panics;
 
-/// The part of the file in which text is written.
+/// The part of the file that can write text.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
     normalizer: Value,
 }
 
-/// Looks for what would allocate without bound.
+/// Rejects files that would cause unbounded allocations.
 ///
 /// # Errors
-/// [`TokenizerFault`]; JSON that is none.
+/// [`TokenizerFault`], or invalid JSON.
 pub(super) fn check(text: &str) -> Result<(), Source> {
     let parts: Parts = serde_json::from_str(text)?;
     let growth = growth(&parts.normalizer)?;
@@ -32,13 +32,13 @@ pub(super) fn check(text: &str) -> Result<(), Source> {
     Ok(())
 }
 
-/// Runs the library; a panic of it is an error, and says nothing by itself.
+/// Runs code of the library. A panic is returned as an error, without output on stderr.
 pub(super) fn guarded<T>(run: impl FnOnce() -> Result<T, Source>) -> Result<T, Source> {
     panics::caught(AssertUnwindSafe(run))
         .unwrap_or_else(|message| Err(TokenizerFault::Panic { message }.into()))
 }
 
-/// How many times longer a normalizer may make a text. Steps follow each other, so their growths multiply.
+/// Returns the factor by which a normalizer may lengthen a text. Consecutive steps multiply.
 fn growth(normalizer: &Value) -> Result<u64, TokenizerFault> {
     match normalizer {
         Value::Array(steps) => {
@@ -48,7 +48,7 @@ fn growth(normalizer: &Value) -> Result<u64, TokenizerFault> {
             if let Some(Value::String(charsmap)) = step.get(CHARSMAP) {
                 check_charsmap(charsmap)?;
             }
-            // What is replaced is at least one byte; a pattern that matches nothing matches between any two.
+            // Each replaced part is at least one byte; an empty pattern matches between any two bytes.
             let written = step.get("content").and_then(Value::as_str).map_or(1, |text| text.len().max(1));
             let inner = step.get("normalizers").map_or(Ok(1), growth)?;
             Ok(inner.saturating_mul(written as u64))
@@ -66,7 +66,7 @@ fn check_charsmap(base64: &str) -> Result<(), TokenizerFault> {
     Ok(())
 }
 
-/// The first four bytes of a base64 text, as a little-endian number. What is no base64 the library refuses.
+/// Returns the first four bytes of a base64 text as a little-endian number. The library rejects invalid base64.
 fn first_word(base64: &str) -> Option<u32> {
     let six_bits = |digit: u8| match digit {
         b'A'..=b'Z' => Some(digit - b'A'),

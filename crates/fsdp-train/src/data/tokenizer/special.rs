@@ -1,4 +1,4 @@
-//! What stands beside a `tokenizer.json`: `tokenizer_config.json`, read as transformers reads it.
+//! The files next to a `tokenizer.json`: `tokenizer_config.json`, read as transformers reads it.
 
 use std::io;
 use std::path::Path;
@@ -8,54 +8,54 @@ use serde_json::{Map, Value};
 use super::fault::Source;
 use crate::input_file::{self, TOKENIZER_BYTES_MAX};
 
-/// Tokens that have a role, in the order in which transformers registers them.
+/// Roles of tokens, in the order in which transformers registers them.
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The role of the token that ends a text.
 pub(super) const EOS: &str = "eos_token";
 
-/// Lists of further ones; the second is the older name.
+/// Keys for further special tokens; the second is the older name.
 const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
-/// The file, and that which older tokenizers have for special tokens.
+/// The configuration file, and the file in which older tokenizers keep special tokens.
 const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 
-/// The files of a model beside them that say which tokens end a text, in the order in which transformers believes them.
+/// Model files that name the tokens that end a text, in the order in which transformers prefers them.
 const MODEL: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// What a `tokenizer_config.json` says.
+/// The contents of a `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TokenizerConfig {
-    /// Tokens by their role, as a chat template names them.
+    /// Tokens by role, under the names that chat templates use.
     pub(super) roles: Map<String, Value>,
-    /// Tokens that are to be known, whether or not the `tokenizer.json` has them.
+    /// Tokens that must be known, even if the `tokenizer.json` lacks them.
     pub(super) special: Vec<SpecialToken>,
-    /// What it says of templates for chats.
+    /// The value of `chat_template`.
     pub(super) chat_template: Value,
     /// `truncation_side`.
     pub(super) truncation_side: Option<String>,
-    /// The token that ends a text by the files of the model, where no role is said to.
+    /// The token that ends a text according to the model files, if no token has that role.
     pub(super) eos_id: Option<u32>,
 }
 
-/// A token that is found in text before anything else is done with it.
+/// A token that is matched in text before any other processing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SpecialToken {
-    /// Its text.
+    /// Text of the token.
     pub(super) content: String,
-    /// Whether white space before it, and behind it, belongs to it.
+    /// Whether the token includes white space before it, and after it.
     pub(super) strips: [bool; 2],
-    /// Whether it is found as a word of its own only.
+    /// Whether it only matches as a separate word.
     pub(super) single_word: bool,
 }
 
 impl TokenizerConfig {
-    /// Reads the files beside a `tokenizer.json`; none are needed.
+    /// Reads the files next to a `tokenizer.json`, all of which are optional.
     ///
     /// # Errors
-    /// A file that is there and can not be read, or is no JSON object.
+    /// If a file exists but cannot be read, or is not a JSON object.
     pub(super) fn beside(tokenizer: &Path) -> Result<TokenizerConfig, Source> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut fields = read(&folder.join(CONFIG))?;
@@ -73,7 +73,7 @@ impl TokenizerConfig {
         let mut roles: Map<String, Value> = Map::new();
         let mut special = Vec::new();
         let extra = EXTRA.iter().find_map(|name| fields.remove(*name));
-        // A model's own roles, such as `image_token`, are in an object of their own, or among the others.
+        // Roles specific to a model, such as `image_token`, are in a separate object or among the other roles.
         let own = extra.as_ref().and_then(Value::as_object).into_iter().flatten();
         let others =
             fields.iter().filter(|(name, _)| name.ends_with("_token") && !ROLES.contains(&name.as_str()));
@@ -94,7 +94,7 @@ impl TokenizerConfig {
 }
 
 impl SpecialToken {
-    /// A token by its text, or an object with it.
+    /// Reads a token from its text, or from an object with its text.
     fn of(value: &Value) -> Option<SpecialToken> {
         let content = value.as_str().or_else(|| value["content"].as_str()).filter(|text| !text.is_empty())?;
         let is = |name: &str| value[name].as_bool().unwrap_or(false);
@@ -103,7 +103,7 @@ impl SpecialToken {
     }
 }
 
-/// The first of the tokens that end a text.
+/// Returns the first of the tokens that end a text.
 fn eos_id(fields: &Map<String, Value>) -> Option<u32> {
     let id = fields.get("eos_token_id")?;
     u32::try_from(id.get(0).unwrap_or(id).as_u64()?).ok()

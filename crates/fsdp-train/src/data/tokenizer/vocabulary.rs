@@ -1,4 +1,4 @@
-//! A `tokenizer.json`, read by the library of Hugging Face.
+//! A `tokenizer.json`, read by Hugging Face's library.
 
 use tokenizers::{AddedToken, TruncationDirection};
 
@@ -7,10 +7,10 @@ use super::hostile;
 use super::special::SpecialToken;
 use super::{Encoded, Ends};
 
-/// A text that every tokenizer has tokens for, to see what is put around them.
+/// A text that every tokenizer can encode, used to find the tokens added around a text.
 const ANY_TEXT: &str = "a";
 
-/// The tokens of a `tokenizer.json`, and how text becomes them.
+/// The vocabulary of a `tokenizer.json`, and the rules for encoding text.
 #[derive(Clone, Debug)]
 pub(super) struct Vocabulary {
     library: Box<tokenizers::Tokenizer>,
@@ -18,11 +18,11 @@ pub(super) struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Truncation and padding that the file may ask for are turned off: cutting is the packing's task. Tokens of `special`
-    /// that it does not know as such become known.
+    /// Parses a `tokenizer.json`. Truncation and padding that the file may request are disabled, because packing takes
+    /// care of them. Tokens of `special` that the file does not list as special are added.
     ///
     /// # Errors
-    /// If the text is no tokenizer, or would take more memory than it has bytes by far.
+    /// If the text is not a tokenizer, or would need far more memory than its size.
     pub(super) fn parse(text: &str, special: &[SpecialToken]) -> Result<Vocabulary, Source> {
         hostile::guarded(|| {
             hostile::check(text)?;
@@ -38,12 +38,12 @@ impl Vocabulary {
         })
     }
 
-    /// The number of ids.
+    /// Number of ids.
     pub(super) fn size(&self) -> usize {
         self.library.get_vocab_size(true)
     }
 
-    /// The ids of a text, without any that the tokenizer would put around it.
+    /// Returns the ids of a text, without those that the tokenizer would add around it.
     ///
     /// # Errors
     /// If the library fails.
@@ -52,7 +52,7 @@ impl Vocabulary {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The same, with the bytes of the text that each is made of.
+    /// Returns the ids of a text as [`encode`](Vocabulary::encode) does, with the byte range of each.
     ///
     /// # Errors
     /// If the library fails.
@@ -62,7 +62,7 @@ impl Vocabulary {
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
     }
 
-    /// What the tokenizer puts around a text.
+    /// Returns the tokens that the tokenizer adds around a text.
     ///
     /// # Errors
     /// If the library fails.
@@ -75,7 +75,7 @@ impl Vocabulary {
         Ok(Ends { before: ids[..before].to_vec(), after: ids[after..].to_vec() })
     }
 
-    /// The text of tokens, special ones included.
+    /// Returns the text of tokens, including special ones.
     ///
     /// # Errors
     /// If the library fails.
@@ -83,18 +83,18 @@ impl Vocabulary {
         hostile::guarded(|| self.library.decode(ids, false))
     }
 
-    /// Whether the file says that what is too long loses its beginning.
+    /// Whether the file asks to truncate texts at their start.
     pub(super) fn truncates_left(&self) -> bool {
         self.truncates_left
     }
 
-    /// Whether a token is a special one.
+    /// Whether a token is special.
     pub(super) fn is_special(&self, id: u32) -> bool {
         let added = self.library.get_added_vocabulary();
         added.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 
-    /// The id of a token, if it is one.
+    /// Returns the id of a token; `None` if the text is not a single token.
     pub(super) fn id(&self, token: &str) -> Option<u32> {
         self.library.token_to_id(token)
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What is read is compared with these: all ids in a vector.
+/// Reference implementation: reads all ids into a vector.
 fn plain(bytes: &[u8], width: Width) -> Vec<u32> {
     let id = |bytes: &[u8]| bytes.iter().rev().fold(0, |id, &byte| id << 8 | u32::from(byte));
     bytes.chunks_exact(width.bytes()).map(id).collect()
@@ -17,7 +17,7 @@ fn noise(len: usize, seed: u8) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Lengths around the one from which files are mapped, and around blocks of a scan.
+    /// Tests lengths around the minimum for mapping, and around the blocks of a scan.
     #[test]
     fn tokens_of_a_file_are_those_of_a_plain_reader(
         around in prop::sample::select(vec![0, MAPPED_BYTES_MIN as usize, BLOCK_BYTES, 3 * BLOCK_BYTES]),
@@ -58,7 +58,7 @@ fn what_is_behind_the_ids_is_no_id() {
     assert_eq!((tokens.len(), tokens.bytes().len()), (2, 8));
 }
 
-/// Files of so many ids, of which sample `index` is `index * 7 % 40_000`.
+/// Creates files with these numbers of ids; id `index` of a file is `index * 7 % 40_000`.
 fn files(lens: &[usize]) -> Vec<Tokens> {
     let file = |&len: &usize| {
         let ids = (0..len).flat_map(|index| ((index * 7 % 40_000) as u16).to_le_bytes());
@@ -83,7 +83,7 @@ fn long_files_are_sampled_everywhere_and_with_their_lengths() {
         bytes[2 * index + 1] = 0xff;
         scan(&files)
     };
-    // Few blocks: all of them are sampled at their beginnings.
+    // There are few blocks, and the start of each is sampled.
     for (file, index) in
         [(0, 0), (0, 17 * ids_of_block + SAMPLE_BYTES / 2 - 1), (0, lens[0] - 1), (1, 2), (2, 0)]
     {
@@ -92,20 +92,20 @@ fn long_files_are_sampled_everywhere_and_with_their_lengths() {
         assert!(other.id_max >= Some(0xff00), "id {index} of file {file}");
     }
     assert_eq!(changed(0, SAMPLE_BYTES / 2), base, "between samples");
-    // One id moves from a file to its neighbour.
+    // One id moves from a file to the next.
     assert_ne!(scan(&files(&[lens[0] - 1, 4, lens[2]])).digest, base.digest);
 }
 
 #[test]
 fn there_are_enough_samples_however_many_bytes_there_are() {
-    // Holes of a file read as zeros, and take no space.
+    // Holes in a file are read as zeros, and take no space.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("long.bin");
     for len_bytes in [3 << 30, (1 << 34) + 2] {
         fs::File::create(&path).unwrap().set_len(len_bytes).unwrap();
         let tokens = Tokens::new(Bytes::open(&path).unwrap(), Width::U16, len_bytes as usize / 2);
         let scan = Scan::of_files([&tokens].into_iter(), WHOLE_BYTES_MAX);
-        // An id becomes four bytes. The last block may be short.
+        // Each id becomes four bytes. The last block may be short.
         let samples = (scan.len_bytes - 8).div_ceil(2 * SAMPLE_BYTES as u64) as usize;
         assert!((SAMPLES_MIN..2 * SAMPLES_MIN).contains(&samples), "{samples}");
     }

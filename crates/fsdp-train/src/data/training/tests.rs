@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::Resolved;
 
-/// Files `a.jsonl`, `b.jsonl`, .. with these many documents of one sample each, and the run file around a `[data]` table.
+/// Writes files `a.jsonl`, `b.jsonl`, ... with these numbers of documents, each of which is one sample.
 fn sources(documents: &[usize]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, &count) in ('a'..).zip(documents) {
@@ -30,7 +30,7 @@ fn load(config: &Resolved) -> Result<Training, DataError> {
     Training::load(&config.data, &config.train, &Loading::quietly(Path::new("out")), 256)
 }
 
-/// The texts of all samples of some steps.
+/// Returns the texts of all samples in the first `steps` steps.
 fn texts(training: &Training, steps: u64) -> Vec<String> {
     let places = (0..steps).flat_map(|step| (0..training.micro_batches()).map(move |index| (step, index)));
     let samples = places.flat_map(|(step, index)| training.batch(step, index));

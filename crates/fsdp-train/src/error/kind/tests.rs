@@ -32,7 +32,7 @@ fn of_rank(source: impl Into<TrainError>) -> TrainError {
     TrainError::RankFailed { rank: Rank(1), source: Box::new(source.into()) }
 }
 
-/// What fails beside the computation calls for the same whether the state could be saved or not.
+/// A failure outside the computation has the same kind whether the state could be saved or not.
 fn ended(source: TrainError) -> TrainError {
     TrainError::Ended { source: Box::new(source), ending: Ending { done: 1, state: Err(None) } }
 }

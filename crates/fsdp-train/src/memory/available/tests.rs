@@ -4,13 +4,13 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// The files of a machine.
+/// The system files of a machine.
 struct Machine {
     root: TempDir,
 }
 
 impl Machine {
-    /// One with 1000 MiB available, of which nothing is limited.
+    /// A machine with 1000 MiB available and no limits.
     fn new() -> Self {
         let machine = Self { root: tempfile::tempdir().unwrap() };
         machine.write("proc/meminfo", "MemTotal: 2048000 kB\nMemAvailable: 1024000 kB\nSwapFree: 0 kB\n");
@@ -38,7 +38,7 @@ impl Machine {
         self.write(&at("memory.stat"), &format!("anon 7\nfile 9\ninactive_file {cached}\nactive_file 0\n"));
     }
 
-    /// What is left, in MiB, and what limits it, without the place of the machine.
+    /// The MiB that are left, and the source of the limit, relative to the machine's root.
     fn left(&self) -> (u64, String) {
         let Available { bytes, limit } = Available::under(self.root.path()).unwrap();
         (bytes / MIB, limit.to_string().replace(&self.root.path().display().to_string(), ""))
@@ -69,7 +69,7 @@ fn of_nested_groups_the_one_that_leaves_least_decides() {
     assert_eq!(machine.left(), (300, "the control group /sys/fs/cgroup/jobs".into()));
     machine.group("/jobs/mine", &(350 * MIB).to_string(), 100 * MIB, 0);
     assert_eq!(machine.left(), (250, "the control group /sys/fs/cgroup/jobs/mine".into()));
-    // A group that has used more than it may leaves nothing.
+    // A group that has used more than its limit leaves nothing.
     machine.group("/jobs/mine/inner", &MIB.to_string(), 2 * MIB, 0);
     assert_eq!(machine.left().0, 0);
 }
@@ -87,7 +87,7 @@ fn a_container_that_sees_a_part_of_the_tree_is_limited_by_what_it_sees() {
     machine.group("/inner", "max", 0, 0);
     machine.group("", &(64 * MIB).to_string(), 4 * MIB, 0);
     assert_eq!(machine.left().0, 60);
-    // With a name space of its own, its own place is the root; and what lies outside of the mount is not seen.
+    // In a separate namespace, the process's own group is the root, and groups outside of the mount are not visible.
     for membership in ["/", "/../../elsewhere"] {
         let machine = Machine::new().unified(membership, "/");
         machine.group("", &(64 * MIB).to_string(), 4 * MIB, 0);

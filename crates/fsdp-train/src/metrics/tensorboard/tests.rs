@@ -2,7 +2,7 @@ use super::*;
 use crate::metrics::recorder::figures;
 use crate::metrics::tests::metrics;
 
-/// All files of a folder, in the order in which they are read.
+/// Returns all files of a folder, in the order in which they are read.
 fn files(out_dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(out_dir.join(TENSORBOARD)).unwrap();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -10,7 +10,7 @@ fn files(out_dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The steps in all files.
+/// Returns the steps of all files.
 fn steps(out_dir: &Path) -> Vec<u64> {
     let bytes = files(out_dir).into_iter().map(|file| fs::read(file).unwrap());
     let of_file =
@@ -26,7 +26,8 @@ fn write(out_dir: &Path, from: u64, steps: std::ops::RangeInclusive<u64>) {
 
 #[test]
 fn checksums_are_those_of_the_format() {
-    // CRC-32C of 32 bytes of zeros is 0x8a9136aa (RFC 3720, appendix B.4); `masked_crc32c` of tensorboard 2.21 makes this of it.
+    // CRC-32C of 32 zero bytes is 0x8a9136aa (RFC 3720, appendix B.4); `masked_crc32c` of tensorboard 2.21 turns it
+    // into this.
     assert_eq!(masked_crc(&[0; 32]), 0x0fd7_fffa_u32.to_le_bytes());
 }
 
@@ -41,7 +42,7 @@ fn an_event_has_the_bytes_of_its_message() {
             value.float(2, 0.5);
         });
     });
-    // As `Event.SerializeToString` of tensorboard 2.21 gives them.
+    // The output of `Event.SerializeToString` of tensorboard 2.21.
     let expected = b"\x09\0\0\0\0\0\0\xf8\x3f\x10\xac\x02\x2a\x0c\x0a\x0a\x0a\x03a/b\x15\0\0\0\x3f";
     assert_eq!(event.0, expected);
 }
@@ -67,7 +68,7 @@ fn what_is_damaged_is_cut_off_with_everything_behind_it() {
     let file = files(dir.path()).remove(0);
     let whole = fs::read(&file).unwrap();
     let ends: Vec<usize> = events(&whole).map(|event| event.end).collect();
-    // Behind the version and the start, whose records are the first two.
+    // The first two records are the version and the start.
     for at in [ends[3], ends[3] + 9, ends[3] + 20, ends[4] - 1] {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x40;

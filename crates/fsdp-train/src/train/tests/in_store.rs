@@ -8,14 +8,14 @@ use super::*;
 
 const SAVES: &str = "checkpoint = { every = 2, async = false }\n";
 
-/// A job with another output folder.
+/// Creates a job with another output folder.
 fn job_in(dir: &Path, out_dir: &str, settings: &str) -> Job<Mlp> {
     let mut job = job(dir, settings);
     out_dir.clone_into(&mut job.config.run.out_dir);
     job
 }
 
-/// Asks to stop after a step.
+/// Requests a stop after a step.
 struct StopAfter(u64, AtomicBool);
 
 impl Reporter for StopAfter {
@@ -55,7 +55,7 @@ fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     reader.manifest().tensors.keys().map(of).collect()
 }
 
-/// Step and loss of each line of the metrics.
+/// The step and loss of each line of the metrics.
 fn losses(metrics: &[u8]) -> Vec<(u64, u64)> {
     let lines = std::str::from_utf8(metrics).unwrap().lines();
     let values = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

@@ -1,23 +1,23 @@
-//! `{% generation %}`: the blocks in which a template writes what an assistant says.
+//! `{% generation %}`: the blocks in which a template writes what the assistant says.
 //!
-//! Jinja has no such block; transformers adds it to Jinja, and notes where the text of a block begins and ends. The template
-//! engine here takes no new statements, so the tags become those of a filter that puts a mark before and behind what it is
-//! given, in a scope of its own. The marks are taken out of the rendered text again. They are noncharacters of Unicode, which
-//! no text holds.
+//! Jinja has no such block; transformers adds it, and records where the text of a block starts and ends. The template
+//! engine used here cannot be extended with statements, so the tags are rewritten to a filter, with a scope of its own,
+//! that puts a mark before and after its input. The marks are removed again from the rendered text. They are Unicode
+//! noncharacters, which do not occur in text.
 
 use crate::data::chat::Rendered;
 
-/// Stands before and behind what an assistant says.
+/// The marks before and after the assistant's text.
 pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
-/// The filter that the tags become.
+/// The filter that replaces the tags.
 pub(super) const FILTER: &str = "_generation_";
 
-/// The tags, and what becomes of them, in the same line.
+/// The tags and their replacements, which stay on the same line.
 const TAGS: [(&str, &str); 2] =
     [("generation", "filter _generation_ %}{% with"), ("endgeneration", "endwith %}{% endfilter")];
 
-/// Rewrites the tags of a template; says whether there are any.
+/// Rewrites the tags of a template, and returns whether it has any.
 pub(super) fn rewrite(template: &str) -> (String, bool) {
     let mut out = String::with_capacity(template.len());
     let (mut rest, mut is_raw, mut has_tags) = (template, false, false);
@@ -57,7 +57,7 @@ pub(super) fn rewrite(template: &str) -> (String, bool) {
     (out, has_tags)
 }
 
-/// Where code ends, not counting what is in strings.
+/// Returns where code ends, ignoring the contents of strings.
 fn end_of(code: &str, close: &str) -> Option<usize> {
     let (bytes, mut at) = (code.as_bytes(), 0);
     let mut quote = None;
@@ -75,13 +75,13 @@ fn end_of(code: &str, close: &str) -> Option<usize> {
     None
 }
 
-/// The filter [`FILTER`]: a text between marks.
+/// The filter [`FILTER`]: puts a text between marks.
 pub(super) fn mark(text: &str) -> String {
     let [open, close] = MARKS;
     format!("{open}{text}{close}")
 }
 
-/// Takes the marks out of a text.
+/// Removes the marks from a text and records their positions.
 pub(super) fn unmark(marked: &str) -> Rendered {
     let mut rendered = Rendered { text: String::with_capacity(marked.len()), generated: Vec::new() };
     let (mut depth, mut start) = (0usize, 0);

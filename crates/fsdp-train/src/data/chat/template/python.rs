@@ -1,18 +1,17 @@
-//! Values as Python writes them: what `str` and `json.dumps` make of them, because chat templates were written for Jinja in
-//! Python.
+//! Formats values as Python's `str` and `json.dumps` do, because chat templates are written for Jinja in Python.
 
 use std::fmt::{self, Write};
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// The most spaces of an indentation.
+/// Maximum width of an indentation, in spaces.
 const INDENT_MAX: usize = 64;
 
-/// How `json.dumps` writes.
+/// Options of `json.dumps`.
 #[derive(Debug)]
 struct Json {
-    /// What one level is indented by; without it, all is in one line.
+    /// Indentation of one level; `None` writes everything on one line.
     indent: Option<String>,
     between_items: String,
     after_key: String,
@@ -20,11 +19,11 @@ struct Json {
     has_sorted_keys: bool,
 }
 
-/// The filter `tojson` of transformers: `json.dumps` with `ensure_ascii=False`, and without the escapes for HTML of Jinja's
-/// own.
+/// The filter `tojson` of transformers: `json.dumps` with `ensure_ascii=False`, and without the HTML escapes of Jinja's
+/// own filter.
 ///
 /// # Errors
-/// For what has no JSON form (undefined values), and for arguments that the filter does not have.
+/// For values without a JSON form (undefined values), and for arguments that the filter does not have.
 pub(super) fn tojson(value: &Value, is_ascii: Option<bool>, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = indent.filter(|indent| !indent.is_none()).map(|indent| match indent.as_usize() {
@@ -141,20 +140,20 @@ impl Json {
     }
 }
 
-/// What `str` makes of a value: how `{{ value }}` writes it.
+/// Formats a value as Python's `str` does, which is also how `{{ value }}` writes it.
 pub(super) fn text(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
         None => {
             let mut out = String::new();
-            // A string takes everything.
+            // Writing to a string cannot fail.
             let _ = write_repr(&mut out, value);
             out
         }
     }
 }
 
-/// What `repr` makes of a value.
+/// Formats a value as Python's `repr` does.
 fn write_repr(out: &mut String, value: &Value) -> fmt::Result {
     match value.kind() {
         ValueKind::Undefined => {}
@@ -193,7 +192,7 @@ fn write_items(
     Ok(())
 }
 
-/// Single quotes, unless there are some in the text and no double ones.
+/// Writes single quotes, unless the text has some and no double quotes.
 fn quote(out: &mut String, text: &str) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -214,12 +213,12 @@ fn quote(out: &mut String, text: &str) -> fmt::Result {
     Ok(())
 }
 
-/// The value of a number that is no integer.
+/// Returns the value of a number that is not an integer.
 fn float(value: &Value) -> Option<f64> {
     if value.is_integer() { None } else { f64::try_from(value.clone()).ok() }
 }
 
-/// The shortest digits that give the number back, with a signed exponent of two digits, as Python writes it.
+/// Writes the shortest digits that round-trip, with a signed exponent of at least two digits, as Python does.
 fn float_text(float: f64) -> String {
     let text = format!("{float:?}");
     match text.split_once('e') {

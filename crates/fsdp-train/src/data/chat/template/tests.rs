@@ -36,7 +36,7 @@ fn templates_are_rendered_as_transformers_renders_them() {
         } else if let Some(raised) = case["raised"].as_str() {
             assert_eq!(outcome, Err(RenderFault::Refused(raised.to_owned())), "{what}");
         } else {
-            // What Python says of it is not what we say.
+            // Python's error message differs from ours.
             assert!(matches!(outcome, Err(RenderFault::Failed { .. })), "{what}: {outcome:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What is put around documents, by what they were.
+//! Tokens that are added around documents, depending on their form.
 
 use super::tokens::{of_lines, with_tokenizer::fixture};
 use super::*;
@@ -6,7 +6,7 @@ use super::*;
 const CHAT: &str =
     r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A test."}]}"#;
 
-/// The tokens of each document as a sample of its own, and what is said of them.
+/// Returns the tokens of each document as a sample of its own, and the warnings.
 fn documents(
     lines: &[&str],
     tokenizer: &str,

@@ -1,4 +1,4 @@
-//! Which files are read, and of what form.
+//! Which files are read, and in which format.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn token_files_are_little_endian_and_whole() {
 #[test]
 fn samples_of_mapped_files_are_those_of_tokens_in_memory() {
     for (format, width) in [(Format::TokensU16, 2), (Format::TokensU32, 4)] {
-        // The middle ones are read, the others mapped; none ends where a sample does.
+        // The middle files are read into memory, the others mapped; no file ends at the end of a sample.
         let mut next = 0u32..;
         let tokens: Vec<Vec<u32>> =
             [50_001, 0, 3, 40_000].map(|len| next.by_ref().take(len).map(|id| id % 60_000).collect()).into();
@@ -127,7 +127,7 @@ fn what_lies_in_the_output_folder_is_not_data() {
         (data.corpus.len(), data.digest())
     };
     assert_eq!(digest("out").0, 8);
-    // By whatever name, and also before it is there.
+    // Under any of its names, and before it exists.
     assert_eq!(digest("z/latest"), digest("out"));
     assert_eq!(digest("z/../out"), digest("out"));
     assert_eq!(digest("new/out").0, 12, "the outputs of another run are, in the file and by the link to it");

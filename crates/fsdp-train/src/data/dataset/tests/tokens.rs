@@ -1,4 +1,4 @@
-//! Tokenizers, vocabularies, and which tokens count.
+//! Tokenizers, vocabularies, and which tokens count in the loss.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
     assert_message(error, &["b.txt: token id 122 (sample 1, position 3)"]);
 }
 
-/// Documents by the tokenizer of bytes, of JSON lines.
+/// Reads documents from JSON lines with the byte tokenizer.
 pub(super) fn of_lines(text: &str, change: impl FnOnce(&mut DataConfig)) -> Dataset {
     read(text, change).unwrap()
 }
@@ -90,7 +90,7 @@ fn read(text: &str, change: impl FnOnce(&mut DataConfig)) -> Result<Dataset, Dat
     Dataset::load(&config.train, &config, &Loading::quietly(&dir.path().join("out")))
 }
 
-/// The samples that are as short as can be and have a target that counts, as the error says that is told of shorter ones.
+/// Returns the least sample length with a target that counts, as reported by the error for shorter samples.
 fn needed(text: &str, seq_len: usize, change: &dyn Fn(&mut DataConfig)) -> Option<usize> {
     let of = |seq_len| {
         read(text, |config| {
@@ -160,7 +160,7 @@ fn where_nothing_counts_the_error_says_what_would() {
         assert_eq!(needed(empty, 4, &|config| config.packing = packing), None);
     }
     assert_eq!(needed(empty, 4, &|config| config.eos = id(2)), Some(5));
-    // A stream has its end, wherever that is.
+    // A stream includes its eos at any sample length.
     of_lines(empty, |config| (config.packing, config.eos) = (Packing::Stream, id(2)));
 }
 

@@ -8,7 +8,7 @@ use crate::data::files::{DataFile, Kind};
 use crate::data::progress::Meter;
 use crate::data::record::{Fields, Place, Record};
 
-/// The records of a file with their places.
+/// Returns the records of a file with their positions.
 fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(Place, Result<Record, NoRecord>)> {
     let file = DataFile { path, named: true, kind, compression: None };
     let mut found = Vec::new();
@@ -62,7 +62,7 @@ fn cut_and_damaged_streams_are_refused_and_never_end_the_process() {
             fs::write(&path, &whole[..cut]).unwrap();
             assert_refused(&path, &config(), &["truncated"]);
         }
-        // The end alone is there, as of a file whose middle was lost.
+        // Only the end is intact, as in a file whose middle was lost.
         for cut in (8..whole.len() - 8).step_by(8) {
             fs::write(&path, [&whole[..cut], &whole[whole.len() - 8..]].concat()).unwrap();
             drop(load(std::slice::from_ref(&path), &config()));

@@ -16,7 +16,7 @@ fn tokenizer(changes: Value) -> Value {
     file
 }
 
-/// What becomes of a text with a tokenizer: its ids, or the error.
+/// Encodes a text with a changed tokenizer; returns its ids, or the error.
 fn encoded(changes: Value) -> Result<Vec<u32>, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
@@ -38,7 +38,7 @@ fn charsmap(base64: &str) -> Value {
 
 #[test]
 fn a_table_that_is_longer_than_its_file_is_not_allocated() {
-    // 2^32 - 1 bytes, in which the library would reserve 8 GiB.
+    // 2^32 - 1 bytes, for which the library would reserve 8 GiB.
     refused(charsmap("/////2FiY2Q="), "a table of 4294967295 bytes, and has 8 in all");
     let nested = json!({"normalizer": {"type": "Sequence", "normalizers": [
         {"type": "Sequence", "normalizers": [charsmap("/////2FiY2Q=")["normalizer"]]}]}});

@@ -51,7 +51,7 @@ fn files_are_not_needed_but_must_be_sound() {
     assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap(), TokenizerConfig::default());
     std::fs::write(dir.path().join(MAP), r#"{"bos_token": "<s>"}"#).unwrap();
     assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special.len(), 1);
-    // Newer tokenizers have all in one file.
+    // Newer tokenizers have everything in one file.
     std::fs::write(dir.path().join(CONFIG), r#"{"added_tokens_decoder": {}}"#).unwrap();
     assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special, []);
     std::fs::write(dir.path().join(CONFIG), "[]").unwrap();

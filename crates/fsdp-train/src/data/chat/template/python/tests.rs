@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn numbers_are_written_as_python_writes_them() {
-    // The right sides are what Python 3.11 prints.
+    // The expected values were printed by Python 3.11.
     for (number, expected) in [
         (0.1, "0.1"),
         (1.0, "1.0"),
