@@ -1,26 +1,26 @@
-//! The logical account of one rank's memory: bytes in use and their peaks, by category.
+//! Memory accounting of one rank: bytes in use and their peaks, by category.
 //!
-//! It counts what was asked for, not where it lies: storage that is pooled, shared or not yet taken does not
-//! matter here. A [`Lease`] is one entry; the account closes it when the last handle of a buffer is dropped.
+//! The account counts what was requested, independent of whether the storage is pooled, shared or not yet allocated.
+//! A [`Lease`] is one entry; it is closed when the last handle of its buffer is dropped.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Bytes, Category, Usage};
 
-/// The counters of one rank.
+/// The memory counters of one rank.
 #[derive(Debug, Default)]
 pub struct Account {
     usage: Mutex<Usage>,
 }
 
 impl Account {
-    /// Counts a new buffer of the device.
+    /// Counts a new device buffer.
     pub fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
         self.lease(Place::Device, category, dtype, len)
     }
 
-    /// Counts a new buffer in host memory.
+    /// Counts a new host buffer.
     pub fn open_host(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
         self.lease(Place::Host, category, dtype, len)
     }
@@ -31,7 +31,7 @@ impl Account {
         Arc::new(Lease { account: Arc::clone(self), place, category, bytes })
     }
 
-    /// Forgets the peaks: they are what is in use now.
+    /// Resets the peaks to the current usage.
     pub fn reset_peaks(&self) {
         self.change(|usage| {
             usage.device.reset_peaks();
@@ -39,7 +39,7 @@ impl Account {
         });
     }
 
-    /// The counters now.
+    /// Returns the current counters.
     pub fn usage(&self) -> Usage {
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,7 +49,7 @@ impl Account {
     }
 }
 
-/// Whose memory a buffer takes.
+/// The memory that holds a buffer.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Device,
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// One counted buffer; all its handles share the lease.
+/// The account entry of one buffer, shared by all its handles.
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
@@ -80,7 +80,7 @@ impl Lease {
         self.account.change(|usage| usage.allocations += 1);
     }
 
-    /// What the buffer is for.
+    /// Returns the buffer's category.
     pub fn category(&self) -> Category {
         self.category
     }

@@ -1,4 +1,4 @@
-//! What a backend does: it runs an [`Op`] on operands.
+//! The [`Backend`] trait, which runs an [`Op`] on operands, and the types of its operands.
 //!
 //! All outputs are buffers of the caller. Work goes to the compute queue.
 
@@ -13,12 +13,12 @@ pub use crate::op::{AttentionDims, Dropout, HeadDims, IGNORED_TARGET, LinearDims
 
 use crate::op::{Activation, Lookup, Op, Pass, Pointwise};
 
-/// An operand that is written.
+/// A written operand.
 #[derive(Debug)]
 pub struct Write<'a, B> {
-    /// The range.
+    /// The range to write.
     pub slice: SliceMut<'a, B>,
-    /// Whether to add to what is there, where the operation can, instead of overwriting it.
+    /// Whether to add to the current contents instead of overwriting them, if the operation supports it.
     pub accumulate: bool,
 }
 
@@ -28,7 +28,7 @@ impl<'a, B: Buffer> Write<'a, B> {
         Self { slice, accumulate: false }
     }
 
-    /// The same operand for a shorter time.
+    /// Reborrows the operand for a shorter lifetime.
     pub fn reborrow(&mut self) -> Write<'_, B> {
         Write { slice: self.slice.reborrow(), accumulate: self.accumulate }
     }
@@ -43,34 +43,35 @@ impl<'a, B> From<GradientTarget<'a, B>> for Write<'a, B> {
 /// The operands of one call, in the order of [`Op::describe`].
 #[derive(Debug)]
 pub struct Operands<'o, 'a, B> {
-    /// What is only read.
+    /// Read-only operands.
     pub reads: &'o [Slice<'a, B>],
-    /// What is written.
+    /// Written operands.
     pub writes: &'o mut [Write<'a, B>],
-    /// What is known on the host of the micro-batch.
+    /// Host-side facts about the micro-batch.
     pub batch: BatchFacts<'o>,
 }
 
-/// What an operation may want to know of a micro-batch on the host, beside its operands.
+/// Host-side facts about a micro-batch that operations may need beside their operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BatchFacts<'o> {
-    /// Dropout keys, one per sample, where the operation drops anything.
+    /// Dropout keys, one per sample, if the operation drops elements.
     pub keys: &'o [u64],
-    /// The rows of each document, in order, where samples hold several that do not see each other.
+    /// The rows of each document, in order, if samples pack several documents that do not attend to each other.
     pub documents: &'o [Range<usize>],
-    /// Targets that count.
+    /// Number of counted targets.
     pub targets: u64,
-    /// Of each sample the rows up to its last counted target: what is behind them, padding above all, has no part in any loss.
+    /// Per sample, the number of rows up to its last counted target. Later rows, mostly padding, contribute to no
+    /// loss.
     pub lengths: &'o [usize],
 }
 
 impl<'o> BatchFacts<'o> {
-    /// Dropout keys alone.
+    /// Facts with dropout keys only.
     pub fn with_keys(keys: &'o [u64]) -> Self {
         Self { keys, ..Self::default() }
     }
 
-    /// Which of so many rows count.
+    /// For each of `rows` rows, whether it counts.
     pub fn counted(&self, rows: usize) -> impl Iterator<Item = bool> + use<'o> {
         let seq = rows / self.lengths.len().max(1);
         self.lengths.iter().flat_map(move |&length| (0..seq).map(move |row| row < length))
@@ -78,15 +79,15 @@ impl<'o> BatchFacts<'o> {
 }
 
 impl<'o, 'a, B: Buffer> Operands<'o, 'a, B> {
-    /// The same operands for a shorter time.
+    /// Reborrows the operands for a shorter lifetime.
     pub fn reborrow(&mut self) -> Operands<'_, 'a, B> {
         Operands { reads: self.reads, writes: self.writes, batch: self.batch }
     }
 
-    /// Operands that were checked, by number: what is read, what is written, and one more written where there is one.
+    /// Splits checked operands into fixed numbers of reads and writes and the remaining writes.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// If there are fewer.
     pub fn split<const R: usize, const W: usize>(
         self,
     ) -> ([Slice<'a, B>; R], [Write<'o, B>; W], impl Iterator<Item = Write<'o, B>>) {
@@ -98,40 +99,41 @@ impl<'o, 'a, B: Buffer> Operands<'o, 'a, B> {
 
 const CHECKED: &str = "operands were checked";
 
-/// Whether a device has run an operation.
+/// Whether a backend ran an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an operation that is not supported has not run"]
 pub enum Outcome {
-    /// It has, or has it on its queue.
+    /// The operation has run or is queued.
     Done,
-    /// It has no way to run it, and has done nothing.
+    /// The backend does not implement the operation and has done nothing.
     Unsupported,
 }
 
-/// A memory that can compute.
+/// A [`Memory`] that executes operations.
 pub trait Backend: Memory {
-    /// Runs an operation on operands that were checked, if this backend has it.
+    /// Runs an operation on checked operands, if this backend implements it.
     ///
     /// # Errors
     /// Those of the memory ([`Error::Shared`], [`Error::Released`], [`Error::OutOfMemory`]).
     fn execute(&self, op: &Op, operands: Operands<'_, '_, Self::Buffer>) -> Result<Outcome, Error>;
 
-    /// How many rows of logits the head makes at once. Predictions of memory must be made for the same.
+    /// How many rows of logits the head computes at once. Memory predictions must use the same value.
     fn head_chunks(&self) -> HeadChunks {
         HeadChunks::Small
     }
 
-    /// What is computed of `kept` from now on was computed before, and is computed again for a backward that continues from
-    /// `gradient`. Devices that run operations when they are told to have nothing to do; a compiler must not take the first results.
+    /// Marks the start of recomputation: everything computed from `kept` from now on repeats earlier work, for a
+    /// backward pass that continues from `gradient`. Eager backends do nothing; a compiler must not reuse the earlier
+    /// results.
     fn recompute(&self, _kept: &mut Self::Buffer, _gradient: &Self::Buffer) {}
 
-    /// Checks operands, and runs an operation on them: by the memory, by this backend, or made of other operations.
+    /// Checks the operands and runs an operation: by the memory, by this backend, or composed of other operations.
     ///
     /// # Errors
     /// As [`Backend::execute`].
     ///
     /// # Panics
-    /// When operands do not fit, or this backend does not have the operation.
+    /// If the operands do not fit or the backend cannot run the operation.
     fn run(&self, op: &Op, mut operands: Operands<'_, '_, Self::Buffer>) -> Result<(), Error> {
         op.check(&operands);
         match *op {
@@ -157,7 +159,7 @@ pub trait Backend: Memory {
     }
 }
 
-/// [`Pass::BackwardAgain`] of activations is made of the two other passes where a device does not have them in one.
+/// Composes [`Pass::BackwardAgain`] of an activation from its two other passes, for backends without a fused one.
 fn composed<M: Backend + ?Sized>(
     memory: &M,
     op: &Op,

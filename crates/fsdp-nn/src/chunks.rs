@@ -1,41 +1,43 @@
-//! How many rows of logits the output head makes at once.
+//! How many rows of logits the output head computes at once.
 //!
-//! A chunk's logits take room and are read several times; every chunk reads the whole weight twice, and reads and
-//! writes the whole gradient of the weight. So chunks are small where caches hold them and memory is the smaller concern
-//! of a product, and large where products are so fast that the traffic of a small chunk takes longer than they do.
+//! The logits of a chunk take memory and are read several times; every chunk reads the whole weight twice, and reads
+//! and writes the weight's whole gradient. Chunks are therefore small on CPUs, where caches hold them and memory
+//! traffic is the smaller cost of a product, and large on devices, where the products are so fast that the traffic of
+//! a small chunk would take longer.
 
 use fsdp_core::DType;
 
-/// Which chunks a backend wants. Sums over rows are cut where chunks end, so this decides bits.
+/// The chunk size that a backend uses. Sums over rows are split at chunk boundaries, so the choice affects result
+/// bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HeadChunks {
-    /// For processors: a few megabytes of logits.
+    /// For CPUs: a few megabytes of logits.
     #[default]
     Small,
-    /// For devices: up to two gigabytes of logits.
+    /// For accelerators: up to two gigabytes of logits.
     Large,
 }
 
-/// Logits of a small chunk, as long as it keeps at least [`SMALL_ROWS_MIN`] rows.
+/// Number of logits in a small chunk, unless that gives fewer than [`SMALL_ROWS_MIN`] rows.
 const SMALL_LOGITS: usize = 1 << 20;
-/// With fewer rows, reading and writing the gradient of the weight costs more than the product itself on a processor.
+/// With fewer rows, a CPU spends more time reading and writing the weight's gradient than on the product itself.
 const SMALL_ROWS_MIN: usize = 128;
 
-/// Logits of a large chunk. The traffic of the weight's gradient (8 bytes for each of its elements and chunk) against the
-/// three products (6 operations for each of its elements and row): 4096 rows keep the first near a twentieth of the
-/// second where a device does 150 operations in the time of a byte. With a vocabulary of 128 Ki that is this many.
+/// Number of logits in a large chunk. The weight gradient's traffic is 8 bytes per element and chunk; the three
+/// products take 6 operations per element and row. On a device that does 150 operations in the time of a byte, 4096
+/// rows keep the traffic near a twentieth of the products. With a vocabulary of 128 Ki that is this many logits.
 const LARGE_LOGITS: usize = 1 << 29;
-/// Large chunks are multiples of this many rows: whole tiles of the products.
+/// Row multiple of large chunks, so that products use whole tiles.
 const LARGE_ROWS: usize = 256;
 
 impl HeadChunks {
-    /// Whether the gradient of a chunk's logits, made in the master dtype, takes room of its own in `dtype` too: where it
-    /// is read by large products, and those take operands of one dtype.
+    /// Whether the gradient of a chunk's logits, computed in the master dtype, is also stored in `dtype`: large
+    /// products read it, and take operands of one dtype.
     pub fn round(self, dtype: DType) -> bool {
         self == HeadChunks::Large && dtype != dtype.master()
     }
 
-    /// Rows of a chunk, for a head of `vocab` classes over `rows` rows.
+    /// Rows of a chunk, for a head over `rows` rows and `vocab` classes.
     pub fn rows(self, rows: usize, vocab: usize) -> usize {
         match self {
             HeadChunks::Small => rows.min(SMALL_ROWS_MIN.max(SMALL_LOGITS / vocab)),
@@ -61,7 +63,7 @@ mod tests {
     #[test]
     fn large_chunks_are_few_and_of_one_size() {
         let rows = |rows, vocab| HeadChunks::Large.rows(rows, vocab);
-        // GPT-2 and Llama as they are benchmarked: 7 and 4 chunks.
+        // GPT-2 and Llama at their benchmark sizes: 7 and 4 chunks.
         assert_eq!(rows(64 * 1024, 50304), 9472);
         assert_eq!(rows(8 * 2048, 128_256), 4096);
         assert_eq!([rows(100, 50304), rows(0, 7), rows(1000, 1 << 30)], [100, 0, 256]);

@@ -1,41 +1,41 @@
-//! What can go wrong in a model, apart from the memory underneath.
+//! Errors of models, apart from those of the memory.
 //!
-//! Blocks report these inside [`fsdp_core::Error::Program`], which names the block.
+//! Blocks report them inside [`fsdp_core::Error::Program`], which names the block.
 
-/// A model, its data or its description does not fit.
+/// An inconsistency in a model, its data or its description.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// An operation was given rows of another width than its parameters have.
+    /// The width of a tensor differs from the width that the operation's parameters imply.
     #[error("{op} expects rows of {expected} elements, but was given rows of {got}")]
     Width {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// What its parameters say.
+        /// Elements per row, according to the parameters.
         expected: usize,
-        /// What the tensor has.
+        /// Elements per row of the tensor.
         got: usize,
     },
-    /// A block was called before what it builds on.
+    /// A block was called before the call it depends on.
     #[error("{call} needs {missing}, which no earlier call left behind")]
     OutOfOrder {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// What is not there.
+        /// The missing state.
         missing: &'static str,
     },
-    /// Activation checkpointing was asked of a block outside all layers.
+    /// Activation checkpointing was requested for a block that belongs to no layer.
     #[error("only the blocks of a repeated layer can be recomputed, and this one belongs to none")]
     NotInLayer,
-    /// A micro-batch that the step does not have.
+    /// A micro-batch index beyond the step's micro-batches.
     #[error("micro-batch {round} was asked for, but this rank's step has {rounds}")]
     NoMicroBatch {
-        /// The micro-batch, counted from 0.
+        /// Index of the micro-batch, from 0.
         round: usize,
-        /// How many there are.
+        /// Number of micro-batches in the step.
         rounds: usize,
     },
-    /// A batch whose parts have different lengths.
+    /// The parts of a batch differ in length.
     #[error(
         "a batch of {samples} samples of {seq} tokens has {ids} ids, {targets} targets and positions of {positions} tokens"
     )]
@@ -44,35 +44,35 @@ pub enum ModelError {
         samples: usize,
         /// Tokens per sample.
         seq: usize,
-        /// Number of ids.
+        /// Number of token ids.
         ids: usize,
         /// Number of targets.
         targets: usize,
-        /// Number of positions; as many as ids where there need be none.
+        /// Number of positions; equal to the number of ids if the batch has none.
         positions: usize,
     },
-    /// A token that the vocabulary does not have.
+    /// A token id outside the vocabulary.
     #[error(
         "token id {id} is outside the vocabulary of {vocab}; choose the tokenizer the model was made for"
     )]
     Token {
-        /// The token.
+        /// The token id.
         id: u32,
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// A position that continues no document.
+    /// A position that neither continues a document nor begins one.
     #[error(
         "token {row} of the batch has position {position}; a sample begins at 0, and each token has the position after that \
          of the token before it, or begins a document at 0"
     )]
     Position {
-        /// The token.
+        /// Index of the token in the batch.
         row: usize,
         /// Its position.
         position: u32,
     },
-    /// A sequence beyond the position table.
+    /// A sequence longer than the position table.
     #[error("sequences of {seq} tokens exceed the model's {positions} positions")]
     Positions {
         /// Tokens per sample.

@@ -1,10 +1,10 @@
-//! What the calls of a model's blocks allocate: their plans, walked with an account instead of a device.
+//! Memory footprints of a model's block calls: their plans are walked with an account instead of a device.
 //!
-//! Between calls live, as [`Category::Activation`]: the activation or gradient that travels from block to
-//! block, what blocks keep, and checkpointed inputs of layers. A block's input belongs to whoever keeps
-//! it, so what a call gives up depends on the calls before it: footprints are those of a whole micro-batch's
-//! calls in order. The data of a step (tokens, targets, losses) is allocated before the first micro-batch and
-//! stays: see [`Footprints::data_bytes`].
+//! Three things stay allocated between calls, as [`Category::Activation`]: the activation or gradient that travels
+//! from block to block, the values that blocks keep, and checkpointed inputs of layers. A block's input is freed by
+//! its last owner, so the memory that a call frees depends on the calls before it; footprints therefore cover all
+//! calls of a micro-batch, in order. The data of a step (tokens, targets, losses) is allocated before the first
+//! micro-batch and stays allocated: see [`Footprints::data_bytes`].
 
 use std::sync::Arc;
 
@@ -20,27 +20,27 @@ use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks, Shape, token_bytes};
 use crate::op::LossTerms;
 
-/// The shape of a micro-batch and the dtypes that a program is run with.
+/// The shape of a micro-batch and the dtypes that a program runs with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunShape {
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub samples: usize,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub seq: usize,
-    /// The dtype of unsharded parameters and values.
+    /// The dtype of unsharded parameters and activations.
     pub dtype: DType,
     /// The dtype of gradient slots.
     pub gradient_dtype: DType,
-    /// Which chunks of logits the backend of the run wants.
+    /// The chunk size that the backend uses for logits.
     pub head_chunks: HeadChunks,
-    /// What training adds to the loss.
+    /// The loss terms that training adds.
     pub terms: LossTerms,
-    /// Whether samples hold several documents that do not see each other.
+    /// Whether samples pack several documents that do not attend to each other.
     pub packed: bool,
 }
 
 impl RunShape {
-    /// The shape of the graphs of a call.
+    /// Returns the shape of the graphs of a call.
     pub(crate) fn of(&self, call: BlockCall) -> Shape {
         let Self { samples, seq, dtype, head_chunks, terms, packed, .. } = *self;
         let training = !matches!(call, BlockCall::Forward(_, ForwardMode::Evaluate) | BlockCall::Evaluate(_));
@@ -48,17 +48,17 @@ impl RunShape {
     }
 }
 
-/// What the calls of a micro-batch allocate.
+/// The memory that the calls of a micro-batch allocate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprints {
-    /// Per call, in order.
+    /// One footprint per call, in order.
     pub calls: Vec<CallFootprint>,
     /// Bytes of activations per micro-batch of the step that
     /// [`ModelProgram::set_batches`](crate::model::ModelProgram::set_batches) keeps from step to step.
     pub data_bytes: usize,
 }
 
-/// Walks the plans of the calls of one micro-batch.
+/// Computes the footprints of the calls of one micro-batch.
 ///
 /// # Errors
 /// Those of the model: operations that do not fit each other, or calls out of order.

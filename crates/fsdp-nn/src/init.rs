@@ -1,13 +1,13 @@
-//! Initial values of parameters, from generators keyed by (seed, name) and counted by element.
+//! Initial values of parameters, from counter-based generators keyed by (seed, name).
 //!
-//! Every element is a function of the seed, the parameter's name and its index, so a rank makes its shard
-//! without the rest, and the same model starts the same at every world size.
+//! Every element is a function of the seed, the parameter's name and its index. A rank therefore computes its shard
+//! without the rest, and a model has the same initial values at every world size.
 
 use rayon::prelude::*;
 
 use crate::random;
 
-/// Elements that one core writes at a time: a few milliseconds.
+/// Elements that one core writes at a time; takes a few milliseconds.
 const PART_ELEMS: usize = 1 << 16;
 
 /// The distribution of a parameter's initial values.
@@ -22,7 +22,7 @@ pub enum Init {
         /// The standard deviation.
         std: f64,
     },
-    /// Uniform between `-bound` and `bound`.
+    /// Uniform in `-bound .. bound`.
     Uniform {
         /// The bound.
         bound: f64,
@@ -30,7 +30,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// The values of the elements `offset ..` of the parameter `fqn`, without end.
+    /// Returns the values of the elements `offset ..` of the parameter `fqn`, as an endless iterator.
     pub fn values(self, seed: u64, fqn: &str, offset: usize) -> impl Iterator<Item = f64> {
         let key = random::key(&[seed, random::name_part(fqn)]);
         (offset as u64..).map(move |element| match self {
@@ -41,18 +41,18 @@ impl Init {
         })
     }
 
-    /// Writes [`Init::values`] in single precision.
+    /// Writes [`Init::values`] as `f32`.
     pub fn fill_f32(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f32]) {
         self.fill(seed, fqn, offset, elements, |value| value as f32);
     }
 
-    /// Writes [`Init::values`] in double precision.
+    /// Writes [`Init::values`] as `f64`.
     pub fn fill_f64(self, seed: u64, fqn: &str, offset: usize, elements: &mut [f64]) {
         self.fill(seed, fqn, offset, elements, |value| value);
     }
 
-    /// Parts of long ranges are written by all cores: an element takes a logarithm and a cosine, and large models have
-    /// billions of them.
+    /// Writes long ranges on all cores: each element takes a logarithm and a cosine, and large models have billions
+    /// of them.
     fn fill<E: Send>(
         self,
         seed: u64,

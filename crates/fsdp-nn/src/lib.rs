@@ -1,18 +1,18 @@
 //! Compute: operations, graphs of them, layers, models, update rules and the host backend.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`op`], [`backend`] | operations as values, each forward and backward; what runs them |
+//! | [`op`], [`backend`] | operations as values, each with forward and backward; the trait that executes them |
 //! | [`graph`] | a block as a graph of calls, and the lists of calls that run it |
-//! | [`layer`], [`model`] | layers, the trait of a model ([`model::Architecture`]), decoders such as Llama, GPT-2, an MLP |
-//! | [`hf`] | Hugging Face `config.json` and names of tensors |
-//! | [`update`] | AdamW, SGD and Adafactor over shards |
-//! | [`random`] | numbers from keys and counters, for initial values and dropout |
-//! | [`sampling`] | which token follows, by its logits |
+//! | [`layer`], [`model`] | layers, the model trait ([`model::Architecture`]), decoders such as Llama, GPT-2, an MLP |
+//! | [`hf`] | Hugging Face `config.json` and tensor names |
+//! | [`update`] | update rules over shards: AdamW (also 8-bit), SGD, Lion, Adafactor, Muon |
+//! | [`random`] | counter-based random numbers for initial values and dropout |
+//! | [`sampling`] | choice of the next token from logits |
 //! | [`host`] | memory and kernels on the CPU |
-//! | [`conformance`] | the suite that every backend must pass |
-//! | [`accounting`], [`lengths`] | what every memory counts, and what every backend checks |
-//! | [`footprint`], [`listing`] | what a model allocates and runs, found without running it |
+//! | [`conformance`] | the test suite that every backend must pass |
+//! | [`accounting`], [`lengths`] | memory accounting and argument checks shared by all backends |
+//! | [`footprint`], [`listing`] | allocations and operations of a model, determined without running it |
 
 pub mod accounting;
 pub mod backend;

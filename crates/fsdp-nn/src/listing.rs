@@ -1,4 +1,4 @@
-//! What the calls of a model's blocks run: for whoever reads, prices or compiles it.
+//! Lists the operations of a model's block calls, for display, cost estimates and compilation.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use crate::model::unsharded::BlockCall;
 use crate::model::{Architecture, Blocks};
 use crate::op::{Cost, Role};
 
-/// What a call of a block runs.
+/// The operations of one block call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listing {
-    /// The places of its block.
+    /// The places (buffers) of the block.
     pub places: Vec<Decl>,
-    /// The calls of operations, over these.
+    /// The calls of operations over these places.
     pub list: List,
 }
 
 impl Listing {
-    /// What it costs.
+    /// Returns the total cost.
     pub fn cost(&self, shape: RunShape) -> Cost {
         self.list.steps.iter().map(|step| step.call.cost(shape.dtype, shape.gradient_dtype)).sum()
     }
 
-    /// A step in words: the operation, what it reads and writes, and the places that end with it.
+    /// Formats a step: the operation, its reads and writes, and the places that end with it.
     pub fn describe(&self, step: &Step, spec: &ModelSpec, block: BlockId) -> String {
         let of = step.call.op.describe();
         let operand = |(role, operand): (&Role, &Operand)| {
@@ -43,7 +43,7 @@ impl Listing {
         format!("{}({}) -> {}{ends}", of.name, reads.join(", "), writes.join(", "))
     }
 
-    /// An operand in words: its name, shape and dtype.
+    /// Formats an operand: its name, shape and dtype.
     pub fn operand(&self, operand: Operand, spec: &ModelSpec, block: BlockId) -> String {
         let param = |index: usize| {
             let param = spec.param(spec.block(block).params[index]);
@@ -70,7 +70,7 @@ impl Listing {
     }
 }
 
-/// Notes lists instead of running them.
+/// A runner that records lists instead of running them.
 struct Noting {
     counting: Counting,
     noted: Option<Listing>,
@@ -92,7 +92,7 @@ impl Runner for Noting {
     }
 }
 
-/// What each of the calls of one micro-batch runs.
+/// Returns the listing of each call of one micro-batch.
 ///
 /// # Errors
 /// Those of the model: operations that do not fit each other, or calls out of order.

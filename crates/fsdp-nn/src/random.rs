@@ -1,8 +1,8 @@
-//! Random numbers that are functions of a key and a counter: no state, so every rank can make any element.
+//! Stateless random numbers, as functions of a key and a counter: every rank can compute any element.
 //!
-//! The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2,
-//! 3", 2011): it passes BigCrush, and ten rounds of 32-bit multiplications vectorise. A key is mixed from
-//! its parts (seed, name, step, sample, site), each by SplitMix64's finaliser; the counter is the element.
+//! The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011).
+//! It passes BigCrush, and its ten rounds of 32-bit multiplications vectorize. A key is mixed from its parts (seed,
+//! name, step, sample, site) with the SplitMix64 finalizer; the counter is the element index.
 
 use crate::host::raw::vectorized;
 
@@ -11,28 +11,28 @@ const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
 
-/// Blocks of four words that are computed together.
+/// Number of four-word blocks computed together.
 const BATCH: usize = 16;
 
-/// A key made of parts; their order matters.
+/// Combines parts into a key; their order matters.
 pub fn key(parts: &[u64]) -> u64 {
     parts.iter().fold(0x6673_6470, |key: u64, &part| mix(key.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(part)))
 }
 
-/// A part of a key made of a name (FNV-1a, 64 bits).
+/// Hashes a name to a part of a key (FNV-1a, 64 bits).
 pub fn name_part(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// A number in `0 .. 1`, uniform over multiples of `2^-53`.
+/// Returns a number in `0 .. 1`, uniform over multiples of `2^-53`.
 pub fn uniform(key: u64, counter: u64) -> f64 {
     let [low, high, ..] = block(key, counter);
     fraction(low, high)
 }
 
-/// A number of the standard normal distribution (Box-Muller).
+/// Returns a number from the standard normal distribution (Box-Muller).
 pub fn normal(key: u64, counter: u64) -> f64 {
     let [a, b, c, d] = block(key, counter);
     // 1 - u is in (0, 1], so that the logarithm is finite.
@@ -40,7 +40,7 @@ pub fn normal(key: u64, counter: u64) -> f64 {
     radius * (std::f64::consts::TAU * fraction(c, d)).cos()
 }
 
-/// The words `start ..` of the stream of `key`: word `i` is word `i % 4` of block `i / 4`.
+/// Writes the words `start ..` of the stream of `key`: word `i` is word `i % 4` of block `i / 4`.
 pub fn words(key: u64, start: u64, words: &mut [u32]) {
     let lead = (start % 4) as usize;
     let mut batch = [0; 4 * BATCH];
@@ -58,7 +58,7 @@ pub fn words(key: u64, start: u64, words: &mut [u32]) {
 }
 
 vectorized! {
-    /// The words of consecutive blocks.
+    /// Writes the words of consecutive blocks.
     #[expect(clippy::needless_range_loop, reason = "lanes of four arrays, in lockstep")]
     fn fill(key: u64, first: u64, words: &mut [u32; 4 * BATCH]) {
         let mut x = [[0u32; BATCH]; 4];
@@ -85,7 +85,7 @@ vectorized! {
     }
 }
 
-/// One block of the generator.
+/// Computes one block of the generator.
 fn block(key: u64, counter: u64) -> [u32; 4] {
     let mut x = [counter as u32, (counter >> 32) as u32, 0, 0];
     let mut keys = [key as u32, (key >> 32) as u32];
@@ -113,13 +113,13 @@ fn next_keys(keys: [u32; 2]) -> [u32; 2] {
     [keys[0].wrapping_add(WEYL[0]), keys[1].wrapping_add(WEYL[1])]
 }
 
-/// 53 bits as a number in `0 .. 1`.
+/// Converts 53 bits to a number in `0 .. 1`.
 fn fraction(low: u32, high: u32) -> f64 {
     let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
     bits as f64 * (1.0 / (1u64 << 53) as f64)
 }
 
-/// The finaliser of SplitMix64.
+/// The finalizer of SplitMix64.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -130,7 +130,7 @@ fn mix(mut z: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The generator with all four counter words, as its authors' test vectors need.
+    /// The generator with all four counter words, as the authors' test vectors require.
     fn philox(mut x: [u32; 4], mut keys: [u32; 2]) -> [u32; 4] {
         for _ in 0..ROUNDS {
             x = round(x, keys);

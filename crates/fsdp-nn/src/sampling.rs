@@ -1,26 +1,27 @@
-//! Which token follows: the likeliest one, or one that is drawn.
+//! Choice of the next token from logits: the likeliest one, or a random one.
 
 use crate::random;
 
-/// How a token is drawn. The steps are those of transformers, in its order: logits are divided by the temperature, all but
-/// the `top_k` largest are left out, then the least likely ones that together have no more than `1 - top_p`.
+/// Settings for drawing a token. The steps and their order are those of transformers: logits are divided by the
+/// temperature, all but the `top_k` largest are removed, then the least likely tokens whose probabilities together
+/// are at most `1 - top_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by, above 0.
+    /// Divisor of the logits, above 0.
     pub temperature: f64,
-    /// How many of the largest logits are left, at least 1; equal ones stay together.
+    /// Number of largest logits to keep, at least 1; logits equal to the smallest kept one are kept too.
     pub top_k: Option<usize>,
-    /// The probability that is left at least, above 0 and at most 1.
+    /// Minimum total probability to keep, above 0 and at most 1.
     pub top_p: Option<f64>,
-    /// The key of the random numbers, one for each token.
+    /// Seed of the random numbers; each token uses one.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// The probability of each token.
+    /// Returns the probability of each token.
     ///
     /// # Panics
-    /// Without a logit.
+    /// If `logits` is empty.
     pub fn probabilities(&self, logits: &[f64]) -> Vec<f64> {
         let mut logits: Vec<f64> = logits.iter().map(|logit| logit / self.temperature).collect();
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -42,7 +43,7 @@ impl Sampling {
         softmax(&logits)
     }
 
-    /// Draws the token at a place of the text: the same one for the same logits, seed and place.
+    /// Draws the token at position `place` of the text. Deterministic in logits, seed and place.
     ///
     /// # Panics
     /// As [`Sampling::probabilities`].
@@ -54,13 +55,13 @@ impl Sampling {
             sum += probability;
             drawn < sum
         });
-        // Sums of rounded numbers may end a little below 1.
+        // Rounding may leave the sum of the probabilities slightly below 1.
         let last = || probabilities.iter().rposition(|&probability| probability > 0.0);
         found.or_else(last).unwrap_or_default() as u32
     }
 }
 
-/// The token with the largest logit; of equal ones the first.
+/// Returns the token with the largest logit, or the first of equal ones.
 pub fn likeliest(logits: &[f64]) -> u32 {
     let larger = |best: usize, token: usize| if logits[token] > logits[best] { token } else { best };
     (0..logits.len()).fold(0, larger) as u32

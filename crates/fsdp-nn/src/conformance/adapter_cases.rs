@@ -1,4 +1,4 @@
-//! The operations that adapters add: products beside what is there, and factors.
+//! The operations of adapters: accumulating products, and scaling.
 
 use super::calls::Calls;
 use super::cases::{Sizes, magnitudes};
@@ -6,7 +6,7 @@ use super::kit::{Case, Kit, numbers};
 use crate::backend::{Backend, LinearDims, Orientation};
 use crate::op::{Linear, Op, Pointwise};
 
-/// A product that is added to a block of columns of what is there.
+/// A product that is added to a block of columns of existing values.
 pub(super) fn linear_add<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner, outer, seed } = sizes;
     let y_stride = outer + 2;

@@ -1,8 +1,9 @@
-//! Attention at the sizes that fused kernels take, with its gradients, in every dtype.
+//! Tests attention at the sizes that fused kernels support, with its gradients, in every dtype.
 //!
-//! The reference computes from scores, in double precision, and carries along with each number by how much an
-//! implementation may be off: every sum may be taken in any order in the type of arithmetic, and probabilities, their
-//! gradients and results may be rounded to the dtype of the operands. A wrong mask, scale, head or position is far outside.
+//! The reference computes from scores, in double precision, and tracks for each number the permitted error of an
+//! implementation: every sum may be taken in any order in the type of arithmetic, and probabilities, their gradients
+//! and results may be rounded to the dtype of the operands. A wrong mask, scale, head or position exceeds these
+//! bounds by far.
 
 use fsdp_core::DType;
 
@@ -17,8 +18,8 @@ const PLAIN: Scores = Scores { dropout: 0.0, scale: None, softcap: None, window:
 const WINDOW: Scores = Scores { window: Some(37), ..PLAIN };
 const SCALE: Scores = Scores { scale: Some(0.2), ..PLAIN };
 
-/// Heads of the sizes that models have, positions that fill no block, and in turn shared and own keys; samples, positions,
-/// query heads, key heads, and elements of a head.
+/// Head sizes of real models, positions that do not fill blocks, and both shared and separate keys: samples,
+/// positions, query heads, key heads, and elements per head.
 const CASES: [(DType, [usize; 5], Scores); 10] = [
     (DType::Bf16, [2, 67, 4, 2, 64], PLAIN),
     (DType::Bf16, [1, 160, 2, 2, 128], PLAIN),
@@ -32,10 +33,10 @@ const CASES: [(DType, [usize; 5], Scores); 10] = [
     (DType::F16, [2, 67, 4, 2, 64], WINDOW),
 ];
 
-/// Outputs and gradients of attention lie within what its roundings allow.
+/// Checks that outputs and gradients of attention are within the bounds of its roundings.
 ///
 /// # Panics
-/// When one does not.
+/// If one is not.
 pub fn attention_is_precise<M: Backend>(subject: &Subject<'_, M>) {
     for (dtype, [batch, seq, heads, kv_heads, head_dim], scores) in CASES {
         let dims = AttentionDims { batch, seq, heads, kv_heads, head_dim };
@@ -77,7 +78,7 @@ fn compare(dtype: DType, dims: AttentionDims, what: &str, got: &[f64], expected:
     }
 }
 
-/// A number, and by how much an implementation may be off, to first order.
+/// A number with the permitted error of an implementation, to first order.
 #[derive(Clone, Copy, Debug, Default)]
 struct Approximate {
     value: f64,
@@ -98,12 +99,12 @@ impl Approximate {
         Self { value: self.value - other.value, error: self.error + other.error }
     }
 
-    /// The result of a rounding to nearest.
+    /// Rounds to nearest.
     fn rounded(self, unit: f64) -> Self {
         Self { error: self.error + unit * (self.value.abs() + self.error), ..self }
     }
 
-    /// A sum in any order, each partial sum and each term rounded.
+    /// A sum in any order, with each partial sum and each term rounded.
     fn sum(unit: f64, terms: impl Iterator<Item = Self>) -> Self {
         let (mut sum, mut magnitude, mut count) = (Self::default(), 0.0, 0.0);
         for term in terms {
@@ -115,13 +116,13 @@ impl Approximate {
     }
 }
 
-/// The reference, over one kind of numbers.
+/// The reference computation.
 struct Reference<'a> {
     dims: AttentionDims,
     scores: Scores,
     qkv: &'a [f64],
     dy: &'a [f64],
-    /// One rounding of the operands' dtype, and one of the type of arithmetic.
+    /// Relative error of one rounding: in the operands' dtype, and in the type of arithmetic.
     stored: f64,
     unit: f64,
     y: Vec<Approximate>,
@@ -135,7 +136,7 @@ impl<'a> Reference<'a> {
         Self { dims, scores, qkv, dy, stored, unit, y, dqkv: vec![Approximate::default(); qkv.len()] }
     }
 
-    /// A row of a packed head: heads of queries come first, then those of keys, then those of values.
+    /// Returns the offset of a head in a packed row: query heads come first, then key heads, then value heads.
     fn packed(&self, row: usize, head: usize) -> usize {
         row * self.dims.packed() + head * self.dims.head_dim
     }
@@ -154,7 +155,7 @@ impl<'a> Reference<'a> {
             let kv_head = heads + head / (heads / kv_heads);
             self.head(sample, [head, kv_head, kv_head + kv_heads]);
         }
-        // Heads that share keys may have rounded their parts before these were added.
+        // Heads that share keys may have rounded their contributions before adding them.
         let (stored, unit) = (self.stored, self.unit);
         for result in self.y.iter_mut().chain(&mut self.dqkv) {
             *result = result.rounded(stored + heads as f64 * unit);
@@ -163,7 +164,7 @@ impl<'a> Reference<'a> {
         self
     }
 
-    /// One head of a sample: output and gradients.
+    /// Computes output and gradients of one head of a sample.
     fn head(&mut self, sample: usize, [q, k, v]: [usize; 3]) {
         let AttentionDims { seq, heads, head_dim, .. } = self.dims;
         let first = sample * seq;
@@ -199,8 +200,8 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// Probabilities of the keys that a query sees. Their error is that of the exponent: of the score, of the largest
-    /// score's share in the log-sum-exp, and of the exponential.
+    /// Returns the probabilities of the keys that a query sees. Their error is that of the exponent: of the score, of
+    /// the largest score's share in the log-sum-exp, and of the exponential.
     fn probabilities(&self, own: usize, keys: &[[usize; 2]], scale: Approximate) -> Vec<Approximate> {
         let scores: Vec<Approximate> =
             keys.iter().map(|at| self.dot(own, at[0]).times(scale).rounded(2.0 * self.unit)).collect();
@@ -216,7 +217,8 @@ impl<'a> Reference<'a> {
         scores.iter().map(probability).collect()
     }
 
-    /// Adds to a gradient; heads and positions may come in any order, and each head's part may be rounded.
+    /// Adds to a gradient; heads and positions may be added in any order, and each head's contribution may be
+    /// rounded.
     fn add(&mut self, at: usize, term: Approximate) {
         let rounded = (self.dims.seq * self.dims.heads) as f64 * self.unit + self.stored;
         let sum = &mut self.dqkv[at];

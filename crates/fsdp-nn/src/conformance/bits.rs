@@ -1,4 +1,4 @@
-//! The same bits for every number of threads and every alignment.
+//! Checks that bits are identical for every number of threads and every alignment.
 
 use fsdp_core::DType;
 
@@ -6,18 +6,18 @@ use super::cases::{Sizes, all};
 use super::kit::{Case, Kit};
 use crate::backend::Backend;
 
-/// Outputs and gradients, as bits.
+/// Returns outputs and gradients as bits.
 fn bits<M>(case: &Case<M>, kit: &Kit<M>) -> Vec<Vec<u64>> {
     let mut all = (case.backward)(kit, &case.inputs, &case.doutput);
     all.push((case.forward)(kit, &case.inputs));
     all.into_iter().map(|values| values.into_iter().map(f64::to_bits).collect()).collect()
 }
 
-/// Every operation has the same bits on a memory made by `first` as on those made by `others`, whose operands begin so
-/// many elements into their buffers.
+/// Checks that every operation gives the same bits on a memory made by `first` as on those made by `others`, each
+/// with the offset of operands within their buffers.
 ///
 /// # Panics
-/// When bits differ.
+/// If bits differ.
 pub fn bits_are_equal<M: Backend>(
     sizes: Sizes,
     dtypes: &[DType],

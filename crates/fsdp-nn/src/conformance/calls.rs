@@ -1,4 +1,4 @@
-//! Operations as functions of their operands, sizes taken from these: for checks, which call them by hand.
+//! Operations as functions of their operands, for checks that call them directly. Sizes are taken from the operands.
 
 use fsdp_core::Error;
 use fsdp_core::memory::{Slice, SliceMut};

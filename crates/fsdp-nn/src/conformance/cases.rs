@@ -1,4 +1,4 @@
-//! The operations under test, for dimensions chosen by the caller.
+//! The operations under test, at sizes chosen by the caller.
 
 use std::ops::Range;
 
@@ -15,20 +15,20 @@ use crate::backend::{
 use crate::layer::Rope;
 use crate::op::{Activation, Attention, Function, LossTerms, Op, Pass, Pointwise, Scores};
 
-/// Dimensions, in the roles that each case gives them.
+/// Sizes of a case; each case defines their roles.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Rows: tokens or positions.
+    /// Number of rows: tokens or positions.
     pub rows: usize,
-    /// Columns of an input.
+    /// Number of columns of an input.
     pub inner: usize,
-    /// Columns of an output, or classes.
+    /// Number of columns of an output, or of classes.
     pub outer: usize,
-    /// Decides the numbers.
+    /// Seed of the inputs.
     pub seed: u64,
 }
 
-/// All operations at these sizes.
+/// Returns all operations at these sizes.
 pub(crate) fn all<M: Backend>(sizes: Sizes) -> Vec<Case<M>> {
     vec![
         linear(sizes, Orientation::OutIn, 0),
@@ -183,7 +183,8 @@ fn rms_norm<M: Backend>(sizes: Sizes, offset: f64) -> Case<M> {
                 .unwrap();
             vec![kit.get(&dx), kit.get(&dweight)]
         }),
-        // A sum of `width` squares, and six operations on it. A sum with the offset is wrong by its own size.
+        // A sum of `width` squares, and six operations on it. Adding the offset has a rounding error relative to the
+        // sum.
         bound: Box::new(move |_, y| (width as f64 + 6.0 + offset, magnitudes(y))),
     }
 }
@@ -217,7 +218,7 @@ fn layer_norm<M: Backend>(sizes: Sizes) -> Case<M> {
             memory.linear_backward_bias(dims, dy, kit.target(&mut dbias)).unwrap();
             vec![kit.get(&dx), kit.get(&dweight), kit.get(&dbias)]
         }),
-        // The mean is wrong by width * u * max |x|; deviations are scaled by at most 1 / sqrt(eps).
+        // The error of the mean is width * u * max |x|; deviations are scaled by at most 1 / sqrt(eps).
         bound: Box::new(move |inputs, y| {
             let per_row = largest(&inputs[0]) * largest(&inputs[1]) / EPS.sqrt();
             (3.0 * width as f64 + 12.0, y.iter().map(|y| y.abs() + per_row).collect())
@@ -230,13 +231,13 @@ fn attention_dims(sizes: Sizes, kv_heads: usize, group: usize) -> AttentionDims 
     AttentionDims { batch: 2, seq: sizes.rows, heads: kv_heads * group, kv_heads, head_dim }
 }
 
-/// The rows of documents of two samples: two in the first, unless it is short, and one in the second.
+/// Returns the rows of documents of two samples: two in the first, unless it is short, and one in the second.
 fn documents(seq: usize) -> Vec<Range<usize>> {
     let cut = seq.div_ceil(3);
     [0..cut, cut..seq, seq..2 * seq].into_iter().filter(|rows| !rows.is_empty()).collect()
 }
 
-/// Of a head, a part rotates; where that is not all, with a factor. Positions are those within samples or documents.
+/// Rotates `part` of a head, with a factor unless it is the whole head. Positions count within samples or documents.
 fn rope<M: Backend>(sizes: Sizes, part: f64, packed: bool) -> Case<M> {
     let dims = attention_dims(sizes, 2, 2);
     let pairs = (dims.head_dim as f64 / 2.0 * part).ceil() as i32;
@@ -302,9 +303,9 @@ fn attention<M: Backend>(sizes: Sizes, kv_heads: usize, group: usize, scores: Sc
             kit.memory.run(&Op::Attention(Attention::Backward { dims, scores }), operands).unwrap();
             vec![kit.get(&dqkv)]
         }),
-        // Scores of magnitude head_dim * max^2 * scale are wrong by head_dim + 3 roundings, and by some more when
-        // they are capped, which makes none larger. So are probabilities, relatively; a sum of `seq` of them weights values
-        // of at most max.
+        // Scores of magnitude head_dim * max^2 * scale have an error of head_dim + 3 roundings, and some more if they
+        // are capped, which makes none larger. This is the relative error of probabilities; a sum of `seq` of them
+        // weights values of at most max.
         bound: Box::new(move |inputs, y| {
             let max = largest(&inputs[0]);
             let (dim, capped) = (dims.head_dim as f64, if scores.softcap.is_some() { 8.0 } else { 0.0 });
@@ -352,9 +353,9 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
             let x = largest(&inputs[0]);
             let roundings = match function {
                 Function::Silu => 10.0,
-                // The exponent is wrong by five roundings relative to itself.
+                // The exponent has a relative error of five roundings.
                 Function::GeluTanh => 9.0 + 5.0 * 1.6 * (x + 0.05 * x * x * x),
-                // As is this one, by two, and the series by some for each of the terms that matter.
+                // The exponent has a relative error of two roundings; the series has some for each relevant term.
                 Function::Gelu => 32.0 + x * x,
             };
             (roundings, magnitudes(y))
@@ -362,7 +363,7 @@ fn activation<M: Backend>(sizes: Sizes, function: Function, gated: bool) -> Case
     }
 }
 
-/// Two blocks of columns side by side, behind a gap in the rows of the first one.
+/// Concatenates two blocks of columns; the rows of the first one have a gap between them.
 fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner, outer, seed } = sizes;
     let (width, both) = (inner + 2, inner + outer);
@@ -400,7 +401,7 @@ fn columns<M: Backend>(sizes: Sizes) -> Case<M> {
     }
 }
 
-/// Blocks of columns in another order.
+/// Reorders blocks of columns.
 fn regroup<M: Backend>(sizes: Sizes) -> Case<M> {
     let Sizes { rows, inner: width, seed, .. } = sizes;
     let len = rows * 4 * 3 * width;
@@ -450,7 +451,7 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
     Case {
         name: "head_loss",
         inputs: vec![numbers(seed, rows * hidden), numbers(seed + 1, vocab * hidden)],
-        // Losses, and what of them is z-loss.
+        // Losses, and their z-loss part.
         doutput: [vec![1.0; rows], vec![0.0; z_rows]].concat(),
         forward: Box::new(move |kit, inputs| {
             let [x, weight] = [0, 1].map(|i| kit.put(&inputs[i]));
@@ -479,7 +480,7 @@ fn head<M: Backend>(sizes: Sizes, softcap: Option<f64>, terms: LossTerms) -> Cas
                 .unwrap();
             vec![kit.get(&dx), kit.get(&dweight)]
         }),
-        // A logit is a sum of `hidden` products; the log-sum-exp is no less precise than the worst of them.
+        // A logit is a sum of `hidden` products; the log-sum-exp is at least as precise as the worst of these.
         bound: Box::new(move |inputs, y| {
             let logit = hidden as f64 * largest(&inputs[0]) * largest(&inputs[1]);
             (2.0 * hidden as f64 + vocab as f64 + 16.0, vec![logit + 1.0; y.len()])

@@ -1,11 +1,11 @@
-//! Small decoders of every kind, which the suite runs.
+//! The small decoders that the suite runs, one of every kind.
 
 use std::sync::Arc;
 
 use crate::model::{DecoderConfig, LayerConfig, Mixture, Names, NormKind, QkNorm, RopeConfig, RopeScaling};
 use crate::op::Function;
 
-/// A Llama with everything on.
+/// A Llama with every option enabled.
 pub(crate) fn llama() -> DecoderConfig {
     let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 1.0, scaling: RopeScaling::Default }));
     DecoderConfig {
@@ -41,7 +41,7 @@ pub(crate) fn llama() -> DecoderConfig {
     }
 }
 
-/// What families change of a Llama, two or three changes in each.
+/// The variations of other families on Llama, two or three per configuration.
 pub(crate) fn relatives() -> [DecoderConfig; 6] {
     let layers = |scaling, window| {
         let rope = Some(Arc::new(RopeConfig { theta: 1000.0, partial: 0.67, scaling }));
@@ -86,7 +86,7 @@ pub(crate) fn relatives() -> [DecoderConfig; 6] {
     ]
 }
 
-/// Attention and MLP side by side, packed projections head by head, layer norms, no gate (GPT-NeoX).
+/// Parallel attention and MLP, packed projections ordered by head, layer norms, no gate (GPT-NeoX).
 fn neox() -> DecoderConfig {
     let names = Names {
         class: "Neox",
@@ -110,7 +110,7 @@ fn neox() -> DecoderConfig {
     }
 }
 
-/// Norms on both sides with weights around zero, scaled embeddings, caps and scales (Gemma).
+/// Norms on both sides with weights centered at zero, scaled embeddings, caps and scales (Gemma).
 fn gemma() -> DecoderConfig {
     let names = Names {
         class: "Gemma",
@@ -132,8 +132,8 @@ fn gemma() -> DecoderConfig {
     }
 }
 
-/// Mixtures of experts, whose weights sum to one in the first layer (Mixtral) and not in the second (Qwen 3), with their balancing
-/// loss.
+/// Mixtures of experts, with weights that sum to one in the first layer (Mixtral) and not in the second (Qwen 3), and
+/// a balancing loss.
 fn mixture() -> DecoderConfig {
     let layer = |is_normalized| LayerConfig {
         rope: None,

@@ -11,7 +11,7 @@ use crate::op::{Balance, Experts, Op, Routing};
 
 const EXPERTS: usize = 5;
 
-/// All of them at these sizes. One expert has no row.
+/// Returns all operations of mixtures at these sizes. One expert has no rows.
 pub(super) fn all<M: Backend>(sizes: Sizes) -> impl Iterator<Item = Case<M>> {
     let routed = [route(sizes, 1, false), route(sizes, 2, false), route(sizes, 3, true)];
     routed.into_iter().chain([balance(sizes), dispatch(sizes), product(sizes), combine(sizes)])
@@ -21,7 +21,7 @@ fn routing(sizes: Sizes, top: usize) -> Routing {
     Routing { rows: sizes.rows, experts: EXPERTS, top }
 }
 
-/// Two different experts for every row, never the second one.
+/// Returns two different experts for every row, never the second one.
 fn routes(sizes: Sizes) -> Vec<u32> {
     let first = integers(sizes.seed + 7, sizes.rows, EXPERTS);
     let other = |first: u32| if first == 1 { [2, 4] } else { [first, if first == 0 { 3 } else { 0 }] };
@@ -32,7 +32,7 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most, value| value.abs().max(most))
 }
 
-/// Logits that lie apart, so that rounding them changes no order.
+/// Returns logits that are so far apart that rounding does not change their order.
 fn logits(seed: u64, rows: usize) -> Vec<f64> {
     let first = integers(seed, rows, EXPERTS);
     let apart = |expert: usize, first: u32| ((expert as u32 * 2 + first) % EXPERTS as u32) as f64 * 0.5;
@@ -43,7 +43,7 @@ fn logits(seed: u64, rows: usize) -> Vec<f64> {
         .collect()
 }
 
-/// The load and the routes of a mixture, of whose rows the last one does not count.
+/// Computes the load and the routes of a mixture whose last row does not count.
 fn loaded<M: Backend>(
     kit: &Kit<M>,
     (routing, load): (Routing, Balance),
@@ -99,7 +99,7 @@ fn balance<M: Backend>(sizes: Sizes) -> Case<M> {
             };
             logits.iter().zip(&found).map(gradient).collect()
         }),
-        // As routes; sums are in double precision.
+        // As for routes; sums are in double precision.
         bound: Box::new(|inputs, y| {
             (4.0 * largest(&inputs[0]).max(largest(&inputs[1])) + 16.0, magnitudes(y))
         }),
@@ -127,7 +127,7 @@ fn route<M: Backend>(sizes: Sizes, top: usize, normalized: bool) -> Case<M> {
             kit.memory.call(op, &[logits.read(), routes.read(), dy.read()], [dx.write()]).unwrap();
             vec![kit.get(&dx)]
         }),
-        // Differences of logits up to twice the largest, exponentials, two sums of five, two quotients.
+        // Differences of logits up to twice the largest, exponentials, two sums of five terms, two quotients.
         bound: Box::new(|inputs, y| (4.0 * largest(&inputs[0]) + 16.0, magnitudes(y))),
     }
 }

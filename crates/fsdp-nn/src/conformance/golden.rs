@@ -1,4 +1,4 @@
-//! Models of all families against transformers on PyTorch: loss, logits, gradients and SGD (`tests/golden`).
+//! Compares models of all families with transformers on PyTorch: loss, logits, gradients and SGD (`tests/golden`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Case {
         self.subject.run_on(memory, &self.batch, Pass::Train)
     }
 
-    /// Compares a tensor of every parameter within a fraction of the tensor's largest value.
+    /// Compares a tensor of every parameter; `band` is relative to the tensor's largest value.
     fn compare(&self, prefix: &str, tensors: &[Vec<f64>], band: f64) {
         for (param, values) in self.subject.spec.params.iter().zip(tensors) {
             let name = format!("{prefix}.{}", param.fqn);
@@ -74,11 +74,11 @@ fn mean(outcome: &Outcome) -> Vec<Vec<f64>> {
     outcome.gradients.iter().map(scale).collect()
 }
 
-/// Loss, logits, gradients and three steps of SGD of models of all families (each folder in `families`, and the first ones) are PyTorch's, within bands of the largest value
-/// of each tensor.
+/// Checks that loss, logits, gradients and three steps of SGD of models of all families (each folder in `families`,
+/// and the models in `CASES`) equal PyTorch's, within bands relative to the largest value of each tensor.
 ///
 /// # Panics
-/// When one is not, or `folder` has no such files.
+/// If one does not, or `folder` lacks these files.
 pub fn golden_models<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
     for name in CASES {
         single_precision(subject, folder, name);
@@ -105,7 +105,7 @@ fn single_precision<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &
 fn double_precision<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &str) {
     let case = Case::load(folder, name, "config.json", DType::F64);
     let outcome = case.run(&(subject.memory)());
-    // The rotary frequencies of Llama are kept in single precision.
+    // The rotary frequencies of Llama are in single precision.
     let band = if name == "gpt2" { 1e-12 } else { 1e-6 };
     close(name, &[outcome.loss / outcome.count as f64], &case.expected["loss64"], band);
     case.compare("grad64", &mean(&outcome), band);
@@ -123,12 +123,12 @@ fn three_sgd_steps<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &s
             });
         }
     }
-    // After three steps, the Gemma 3 of transformers in f32 is 3.4e-5 of a tensor's largest value from itself in f64.
+    // After three steps, transformers' own Gemma 3 in f32 differs from its f64 by 3.4e-5 of a tensor's largest value.
     let band = if name == "gemma3_text" { 7e-5 } else { 1e-5 };
     case.compare("sgd", &case.subject.values, band);
 }
 
-/// In bf16 an activation is wrong by 2^-8 after every operation; a loss is a mean of many.
+/// In bf16 an activation has a relative error of 2^-8 after every operation; a loss is a mean of many.
 fn half_precision<M: Backend>(subject: &Subject<'_, M>, folder: &Path, name: &str) {
     let case = Case::load(folder, name, "config.json", DType::Bf16);
     let outcome = case.run(&(subject.memory)());

@@ -1,4 +1,4 @@
-//! Operations against PyTorch in double precision (tests/golden/ops.safetensors).
+//! Compares operations with PyTorch in double precision (tests/golden/ops.safetensors).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::backend::{AttentionDims, Backend, BatchFacts, HeadDims, IGNORED_TARGE
 use crate::layer::Rope;
 use crate::op::Scores;
 
-/// The tensors of one case, on a memory, in one dtype.
+/// The tensors of one case, with a memory and a dtype to run it in.
 struct Case<'a, M> {
     tensors: &'a BTreeMap<String, Vec<f64>>,
     name: &'a str,
@@ -25,14 +25,14 @@ struct Case<'a, M> {
     band: f64,
 }
 
-/// What is compared with what.
+/// The backend under test, and the expected tensors.
 struct Golden<'a, M> {
     subject: &'a Subject<'a, M>,
     tensors: BTreeMap<String, Vec<f64>>,
 }
 
 impl<M: Backend> Golden<'_, M> {
-    /// Runs a check on every case, in both precisions that PyTorch's numbers can tell apart.
+    /// Runs a check on every case, in both precisions that PyTorch's numbers can distinguish.
     fn each(&self, cases: &[&str], check: impl Fn(&Case<'_, M>)) {
         for name in cases {
             for (dtype, band) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
@@ -43,10 +43,10 @@ impl<M: Backend> Golden<'_, M> {
     }
 }
 
-/// Operations are PyTorch's, within bands of their largest value.
+/// Checks that operations equal PyTorch's, within bands relative to their largest value.
 ///
 /// # Panics
-/// When one is not, or `folder` has no `ops.safetensors`.
+/// If one does not, or `folder` lacks `ops.safetensors`.
 pub fn golden_operations<M: Backend>(subject: &Subject<'_, M>, folder: &Path) {
     let golden = Golden { subject, tensors: safetensors::read(&folder.join("ops.safetensors")) };
     rms_norm(&golden);
@@ -147,7 +147,7 @@ fn rms_norm<M: Backend>(golden: &Golden<'_, M>) {
 
 fn layer_norm<M: Backend>(golden: &Golden<'_, M>) {
     golden.each(&["layer_norm", "layer_norm_odd", "layer_norm_flat"], |case| {
-        // The mean is large beside the deviations from it, so that their differences lose digits.
+        // The mean is large compared to the deviations from it, so their differences lose digits.
         let is_flat = case.name == "layer_norm_flat";
         if is_flat && case.dtype == DType::F32 {
             return;
@@ -188,7 +188,7 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
     ] {
         let packed = Packed { dims: AttentionDims { batch, seq, heads, kv_heads, head_dim } };
         let dims = packed.dims;
-        // In every sample documents of 4, 1 and 4 positions.
+        // In every sample, documents of 4, 1 and 4 positions.
         let starts = |sample| [0, 4, 5, 9].map(|start| sample * seq + start);
         let documents: Vec<_> = (0..batch)
             .flat_map(|sample| starts(sample).windows(2).map(|at| at[0]..at[1]).collect::<Vec<_>>())
@@ -206,7 +206,7 @@ fn attention<M: Backend>(golden: &Golden<'_, M>) {
             let mut dqkv = case.room(qkv.len());
             let (qkv, y, lse, dy) = (all(&qkv), all(&y), all(&lse), all(&dy));
             case.memory.attention_backward(dims, facts, qkv, y, lse, dy, out(&mut dqkv)).unwrap();
-            // In parts of it, such as those of a single position, everything cancels.
+            // Compared as a whole, because in parts of it, such as those of a single position, everything cancels.
             let expected = packed.pack(["dq", "dk", "dv"].map(|tensor| case.values(tensor)));
             let what = format!("{}.dqkv in {}", case.name, case.dtype);
             close(&what, &case.download(&dqkv), &expected, case.band);
@@ -220,7 +220,7 @@ fn rope<M: Backend>(golden: &Golden<'_, M>) {
     {
         let packed = Packed { dims: AttentionDims { batch: 2, seq, heads, kv_heads: 1, head_dim } };
         golden.each(&[name], |case| {
-            // Frequencies are kept in single precision.
+            // Frequencies are in single precision.
             let case = &Case { band: 1e-5, ..*case };
             let factor = if rotary_dim < head_dim { case.scalar("factor") } else { 1.0 };
             let rope = Rope { factor, ..Rope::new(case.scalar("base"), rotary_dim) };
@@ -294,7 +294,7 @@ fn embedding<M: Backend>(golden: &Golden<'_, M>) {
     });
 }
 
-/// The head multiplies by its weight first: with the identity, hidden states are logits.
+/// The head first multiplies by its weight; with the identity, hidden states are logits.
 fn cross_entropy<M: Backend>(golden: &Golden<'_, M>) {
     golden.each(&["cross_entropy", "cross_entropy_ignore", "cross_entropy_sharp"], |case| {
         let (x, targets) = (case.input("logits"), case.tokens("targets"));

@@ -1,4 +1,4 @@
-//! Backward against central differences of forward, in double precision.
+//! Compares backward with central differences of forward, in double precision.
 
 use fsdp_core::DType;
 
@@ -12,7 +12,7 @@ fn objective<M>(case: &Case<M>, kit: &Kit<M>, inputs: &[Vec<f64>]) -> f64 {
     (case.forward)(kit, inputs).iter().zip(&case.doutput).map(|(y, dy)| y * dy).sum()
 }
 
-/// The slope of the objective along `direction` of one input.
+/// The derivative of the objective along `direction` of one input.
 fn slope<M>(case: &Case<M>, kit: &Kit<M>, input: usize, direction: &[f64]) -> f64 {
     const STEP: f64 = 1e-5;
     let shifted = |step: f64| {
@@ -44,20 +44,20 @@ fn check<M>(case: &Case<M>, kit: &Kit<M>) {
     }
 }
 
-/// Gradients of every operation are slopes.
+/// Checks that the gradients of every operation are derivatives.
 ///
 /// # Panics
-/// When one is not.
+/// If one is not.
 pub fn gradients_are_slopes<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     for case in all(sizes) {
         check(&case, &Kit::new((subject.memory)(), DType::F64));
     }
 }
 
-/// Gradients are added to what is there where the target says so.
+/// Checks that gradients are added to the current contents if the target accumulates.
 ///
 /// # Panics
-/// When they are not.
+/// If they are not.
 pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     for case in all(sizes) {
         let plain = (case.backward)(&Kit::new((subject.memory)(), DType::F64), &case.inputs, &case.doutput);
@@ -76,7 +76,7 @@ pub fn accumulation_adds<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
 fn accumulates(operation: &str, gradient: usize) -> bool {
     match operation {
         "linear" | "embedding" | "rms_norm" | "layer_norm" | "dispatch" | "expert_product" => true,
-        // The gradient of what is added to is that of the sum.
+        // The gradient of the addend is the gradient of the sum.
         "linear_add" => gradient < 2,
         // The gradient of the hidden states is overwritten.
         "head_loss" => gradient == 1,

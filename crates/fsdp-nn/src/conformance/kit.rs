@@ -1,7 +1,7 @@
-//! How operations are run: from numbers to numbers.
+//! Runs operations on plain numbers.
 //!
-//! A [`Case`] is one operation with inputs: forward and backward as functions, run by a [`Kit`] that fixes memory, dtype
-//! and the offset of operands within their buffers.
+//! A [`Case`] is one operation with inputs: forward and backward as functions, run by a [`Kit`] that fixes the
+//! memory, the dtype and the offset of operands within their buffers.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
@@ -10,7 +10,7 @@ use fsdp_core::{DType, Queue};
 use crate::backend::Backend;
 use crate::{HostMemory, HostOptions, random};
 
-/// The host's memory, on one thread, which fills what was not written with NaN.
+/// Creates host memory that uses one thread and fills unwritten storage with NaN.
 ///
 /// # Panics
 /// Never: no thread is started.
@@ -18,20 +18,20 @@ pub fn host() -> HostMemory {
     HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap()
 }
 
-/// How operations are run.
+/// The settings for running operations.
 pub(crate) struct Kit<M> {
     pub(crate) memory: M,
     pub(crate) dtype: DType,
-    /// Elements in front of every operand.
+    /// Offset of every operand within its buffer, in elements.
     pub(crate) shift: usize,
-    /// What gradients are added to; overwritten when absent.
+    /// Initial value of gradients that accumulate; `None` to overwrite.
     pub(crate) base: Option<f64>,
-    /// Dtype of gradient slots.
+    /// The dtype of gradient slots.
     pub(crate) slots: DType,
 }
 
 impl Kit<HostMemory> {
-    /// The host's memory on one thread: what others are compared with.
+    /// Host memory on one thread, the reference for other backends.
     pub(crate) fn host(dtype: DType) -> Self {
         Self::new(host(), dtype)
     }
@@ -42,7 +42,7 @@ impl<M: Backend> Kit<M> {
         Self { memory, dtype, shift: 0, base: None, slots: dtype }
     }
 
-    /// An operand with these values.
+    /// Returns an operand with these values.
     pub(crate) fn put(&self, values: &[f64]) -> Operand<M::Buffer> {
         self.put_as(self.dtype, values)
     }
@@ -60,7 +60,7 @@ impl<M: Backend> Kit<M> {
         operand
     }
 
-    /// An operand for results: poisoned.
+    /// Returns an operand for results, without contents.
     pub(crate) fn room(&self, dtype: DType, len: usize) -> Operand<M::Buffer> {
         let buffer = self.memory.allocate(Category::Activation, dtype, self.shift + len).unwrap();
         Operand { buffer, offset: self.shift, len }
@@ -74,7 +74,7 @@ impl<M: Backend> Kit<M> {
         self.room(self.dtype.master(), len)
     }
 
-    /// A gradient slot.
+    /// Returns a gradient slot.
     pub(crate) fn slot(&self, len: usize) -> Operand<M::Buffer> {
         match self.base {
             Some(base) => self.put_as(self.slots, &vec![base; len]),
@@ -82,7 +82,7 @@ impl<M: Backend> Kit<M> {
         }
     }
 
-    /// An activation gradient that accumulates when slots do.
+    /// Returns an activation gradient that accumulates if slots do.
     pub(crate) fn input_gradient(&self, len: usize) -> Operand<M::Buffer> {
         match self.base {
             Some(base) => self.put(&vec![base; len]),
@@ -134,19 +134,20 @@ pub(crate) struct Case<M> {
     /// The gradient of the outputs.
     pub(crate) doutput: Vec<f64>,
     pub(crate) forward: Forward<M>,
-    /// Gradients of all inputs.
+    /// Computes the gradients of all inputs.
     pub(crate) backward: Backward<M>,
-    /// Rounding errors of the arithmetic type that an output may gather, and what each is relative to.
+    /// The number of rounding errors of the arithmetic type that an output may accumulate, and the magnitudes they
+    /// are relative to.
     pub(crate) bound: Bound,
 }
 
-/// Normally distributed numbers that are exact in bf16 and in f16.
+/// Returns normally distributed numbers that are exact in bf16 and in f16.
 pub(crate) fn numbers(key: u64, len: usize) -> Vec<f64> {
     let exact = |value: f64| half::f16::from_f64(half::bf16::from_f64(value).to_f64()).to_f64();
     (0..len as u64).map(|i| exact(random::normal(random::key(&[key]), i))).collect()
 }
 
-/// Integers below `end`.
+/// Returns integers below `end`.
 pub(crate) fn integers(key: u64, len: usize, end: usize) -> Vec<u32> {
     (0..len as u64).map(|i| (random::uniform(random::key(&[key, 1]), i) * end as f64) as u32).collect()
 }

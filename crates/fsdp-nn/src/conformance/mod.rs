@@ -1,11 +1,11 @@
-//! The suite that every backend must pass.
+//! The test suite that every backend must pass.
 //!
-//! Each check is a function over a [`Subject`], which makes memories of the backend; it panics with what it found.
-//! Results are compared with the host's kernels in double precision and with numbers from PyTorch (`tests/golden`), within
-//! bounds that follow from how often a result may be rounded; gradients with central differences. [`operations`] runs the
-//! checks of single operations.
+//! Each check is a function of a [`Subject`], which creates memories of the backend; it panics with its findings.
+//! Results are compared with the host's kernels in double precision and with numbers from PyTorch (`tests/golden`),
+//! within bounds derived from the number of roundings; gradients are compared with central differences.
+//! [`operations`] runs the checks of single operations.
 //!
-//! Memories should fill what was not written with NaN where they can, so that a read of it shows.
+//! Memories should fill unwritten storage with NaN if they can, which exposes reads of it.
 
 mod adapter_cases;
 mod attention;
@@ -38,18 +38,19 @@ use crate::backend::Backend;
 
 /// A backend under test.
 pub struct Subject<'a, M> {
-    /// Makes a memory.
+    /// Creates a memory.
     pub memory: &'a dyn Fn() -> M,
-    /// Whether attention without dropout rounds probabilities to the dtype of its operands before they weight values.
+    /// Whether attention without dropout rounds probabilities to the dtype of its operands before it multiplies them
+    /// by values.
     pub rounds_probabilities: bool,
-    /// Whether a gradient is added in the same order whatever the dtype of its slot.
+    /// Whether a gradient is summed in the same order for every dtype of its slot.
     pub adds_alike: bool,
 }
 
-/// Checks every operation, at sizes that span blocks and are no multiple of anything.
+/// Checks every operation, at sizes that span several blocks and are not multiples of them.
 ///
 /// # Panics
-/// When a check fails.
+/// If a check fails.
 pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
     for (rows, inner, outer) in [(1, 1, 1), (2, 3, 5), (150, 17, 7), (67, 64, 129)] {
         let sizes = Sizes { rows, inner, outer, seed: 5 };

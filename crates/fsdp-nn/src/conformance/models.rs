@@ -1,4 +1,4 @@
-//! A model whole on one memory, run micro-batch by micro-batch.
+//! Runs an unsharded model on one memory, micro-batch by micro-batch.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::model::{
 };
 use crate::op::LossTerms;
 
-/// A model with values.
+/// A model with parameter values.
 pub(crate) struct Sample<A> {
     pub(crate) architecture: A,
     pub(crate) spec: ModelSpec,
@@ -32,7 +32,7 @@ pub(crate) struct Sample<A> {
     pub(crate) loss_scale: f64,
 }
 
-/// What a micro-batch gave.
+/// The results of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) loss: f64,
@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
 }
 
 impl<A: Architecture + Clone> Sample<A> {
-    /// A model with its initial values. Norms and biases are disturbed, so that none is 0 or 1 by chance.
+    /// Creates a model with its initial values plus noise, so that no element of a norm or bias is exactly 0 or 1.
     pub(crate) fn new(architecture: A, dtype: DType) -> Self {
         let description = architecture.description();
         let spec = description.spec.clone();
@@ -100,7 +100,7 @@ impl<A: Architecture + Clone> Sample<A> {
         Outcome { loss: ExactSum::from_words(&loss).value(), count, gradients }
     }
 
-    /// The logits of every token.
+    /// Returns the logits of every token.
     pub(crate) fn logits<M: Backend>(&self, memory: &M, batch: &Batch) -> Vec<f64> {
         let mut program = self.program();
         program.set_batches(memory, self.step, vec![batch.clone()]).unwrap();
@@ -119,7 +119,7 @@ impl<A: Architecture + Clone> Sample<A> {
     }
 }
 
-/// Samples of tokens that follow no pattern.
+/// Returns samples of tokens without an obvious pattern.
 pub(crate) fn batch(samples: usize, seq: usize, vocab: usize) -> Batch {
     let token = |i: usize| ((i * i * 7 + i * 3 + 1) % vocab) as u32;
     Batch {
@@ -137,7 +137,7 @@ pub(crate) fn packed_batch(samples: usize, seq: usize, vocab: usize) -> Batch {
     Batch { positions: Some(positions), ..batch(samples, seq, vocab) }
 }
 
-/// A GPT-2 with everything on.
+/// A GPT-2 with every option enabled.
 pub(crate) fn gpt2() -> Gpt2Config {
     Gpt2Config {
         vocab_size: 13,
@@ -155,7 +155,7 @@ pub(crate) fn gpt2() -> Gpt2Config {
     }
 }
 
-/// A tied MLP of odd sizes.
+/// A tied MLP with odd sizes.
 pub(crate) fn mlp() -> MlpConfig {
     MlpConfig { vocab: 13, widths: vec![5, 7, 5], bias: true, tied: true, std: 0.5 }
 }
@@ -165,7 +165,7 @@ pub(crate) fn hf_models() -> [HfModel; 2] {
     [Arc::new(Decoder::new(&llama()).unwrap()), Arc::new(Gpt2::new(&gpt2()).unwrap())]
 }
 
-/// A model with adapters beside all of its linear maps, and one of its own parameters trained as well.
+/// Adds adapters to all linear maps of a model, and also trains one of its own parameters.
 pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64) -> Adapted<A> {
     let mut description = base.description().clone();
     let targets: Vec<usize> = (0..description.linears.len()).collect();
@@ -173,12 +173,12 @@ pub(crate) fn adapted<A: Architecture>(base: A, dropout: f64) -> Adapted<A> {
     Adapted::new(base, description)
 }
 
-/// The MLP.
+/// The MLP of [`mlp`].
 pub(crate) fn small() -> Mlp {
     Mlp::new(&mlp()).unwrap()
 }
 
-/// Packs rows of queries, keys and values, or takes a packed row apart.
+/// Packs rows of queries, keys and values, or extracts them.
 pub(crate) struct Packed {
     pub(crate) dims: AttentionDims,
 }

@@ -1,4 +1,5 @@
-//! How far results in f32, bf16 and f16 may be from the host's in double precision, and gradients in slots of other dtypes.
+//! Bounds the error of results in f32, bf16 and f16 relative to the host's in double precision, and of gradients in
+//! slots of other dtypes.
 
 use fsdp_core::DType;
 
@@ -10,7 +11,7 @@ use crate::backend::Backend;
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 
-/// The error of one rounding to nearest, relative.
+/// Relative error of one rounding to nearest.
 pub(super) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON / 2.0,
@@ -20,16 +21,16 @@ pub(super) fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// The error of a rounding that does not grow with the number: half of the smallest one above zero, or what is nothing
-/// beside the results of the suite.
+/// Absolute error of a rounding: in f16, half of the smallest positive number; otherwise a value that is negligible
+/// for the results of the suite.
 fn least(dtype: DType) -> f64 {
     if dtype == DType::F16 { half::f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0 } else { 1e-38 }
 }
 
-/// Outputs of every operation lie within the bounds of their arithmetic, and of one rounding when they are stored.
+/// Checks that outputs of every operation are within the bounds of their arithmetic and of one rounding when stored.
 ///
 /// # Panics
-/// When one does not.
+/// If one is not.
 pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     for (case, reference) in all(sizes).into_iter().zip(all::<HostMemory>(sizes)) {
         let exact = (reference.forward)(&Kit::host(DType::F64), &case.inputs);
@@ -37,8 +38,8 @@ pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
         let largest = case.inputs[0].iter().fold(0.0, |a: f64, b| b.abs().max(a));
         for dtype in FLOATS {
             let got = (case.forward)(&Kit::new((subject.memory)(), dtype), &case.inputs);
-            // A sum of probabilities p, each wrong by a factor of 1 + u, times values v is wrong by at most
-            // u * sum p |v| <= u * max |v|.
+            // A sum of values v weighted by probabilities p, each with an error factor of 1 + u, has an error of at
+            // most u * sum p |v| <= u * max |v|.
             let by_kernels = ["attention", "attention of documents"];
             let is_rounded = subject.rounds_probabilities && by_kernels.contains(&case.name);
             let probabilities = if is_rounded { unit(dtype) * largest } else { 0.0 };
@@ -56,18 +57,18 @@ pub fn outputs_are_precise<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     }
 }
 
-/// Gradients in slots of another dtype are those of a slot in the type of arithmetic, rounded.
+/// Checks that gradients in slots of another dtype equal those of a slot in the type of arithmetic, rounded.
 ///
 /// # Panics
-/// When one is not.
+/// If one does not.
 pub fn slots_may_have_any_float_dtype<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     let named = ["linear", "embedding", "rms_norm"];
     for case in all(sizes).into_iter().filter(|case| named.contains(&case.name)) {
         for dtype in FLOATS {
             let wide = Kit { slots: dtype.master(), ..Kit::new((subject.memory)(), dtype) };
             let expected = (case.backward)(&wide, &case.inputs, &case.doutput);
-            // Kernels may add in another order when the slot is of another dtype: then sums of so many terms, of so large
-            // ones, differ by their own roundings.
+            // Kernels may add in another order for another slot dtype; the sums then differ by their own roundings,
+            // in proportion to the number and size of terms.
             let order = if subject.adds_alike { 0.0 } else { reordering(&case.inputs, &case.doutput, dtype) };
             for slots in FLOATS {
                 let kit = Kit { slots, ..Kit::new((subject.memory)(), dtype) };
@@ -87,8 +88,8 @@ pub fn slots_may_have_any_float_dtype<M: Backend>(subject: &Subject<'_, M>, size
     }
 }
 
-/// By how much two orders of adding a gradient may differ: `2 (n - 1) u` times the sum of the absolute terms, of which
-/// there are no more than `n` rows, and none larger than a product of the largest factors.
+/// Bound of the difference between two orders of adding a gradient: `2 (n - 1) u` times the sum of the absolute
+/// terms, where there are at most `n` rows, and no term exceeds the product of the largest factors.
 fn reordering(inputs: &[Vec<f64>], doutput: &[f64], dtype: DType) -> f64 {
     let largest = |values: &[f64]| values.iter().fold(0.0, |a: f64, b| b.abs().max(a));
     let factors = inputs.iter().map(|input| largest(input).max(1.0)).product::<f64>() * largest(doutput);

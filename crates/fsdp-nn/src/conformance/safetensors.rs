@@ -1,11 +1,11 @@
-//! A reader of safetensors files that we wrote ourselves: enough for golden files, no checks.
+//! An independent safetensors reader: sufficient for golden files, without checks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// The tensors of a file, as `f64`.
+/// Returns the tensors of a file as `f64`.
 pub(crate) fn read(path: &Path) -> BTreeMap<String, Vec<f64>> {
     let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

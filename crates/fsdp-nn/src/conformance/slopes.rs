@@ -1,5 +1,5 @@
-//! Gradients in `f64` against central differences of the loss, for a model of each kind with all its dropouts
-//! (the masks are functions of counters, so they stay put) and for one that uses values in odd ways.
+//! Compares gradients in `f64` with central differences of the loss, for a model of each kind with all its dropouts
+//! (whose masks are functions of counters, so they do not change) and for one that uses values in unusual ways.
 
 use fsdp_core::model::BlockId;
 use fsdp_core::{DType, Error};
@@ -43,11 +43,12 @@ fn check<M: Backend, A: Architecture + Clone>(
     }
 }
 
-/// Gradients of a Llama and its relatives, a GPT-2, an MLP, a model that uses values several times and one that caps what it can are slopes of the loss, in double
-/// precision and with all dropouts, of samples and of documents packed into them.
+/// Checks that gradients of a Llama and its relatives, a GPT-2, an MLP, a model that uses values several times and a
+/// model with every possible cap are derivatives of the loss, in double precision and with all dropouts, for plain
+/// samples and for packed documents.
 ///
 /// # Panics
-/// When one is not.
+/// If one is not.
 pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     for model in hf_models() {
         check(subject, Sample::new(model.clone(), DType::F64), batch(3, 7, 13));
@@ -64,10 +65,10 @@ pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     check(subject, Sample::new(Capped::new(), DType::F64), packed_batch(3, 7, 13));
 }
 
-/// As [`gradients_of_models_are_slopes`], of models whose linear maps have adapters and are frozen themselves.
+/// As [`gradients_of_models_are_slopes`], for frozen models with adapters on their linear maps.
 ///
 /// # Panics
-/// When one is not.
+/// If one is not.
 pub fn gradients_of_adapters_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     for dropout in [0.0, 0.25] {
         for model in hf_models() {
@@ -79,8 +80,8 @@ pub fn gradients_of_adapters_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     }
 }
 
-/// A model with what other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores and logits (Gemma
-/// 2), windows (Mistral), scales of scores, and heads that rotate in part (Phi).
+/// A model with features that other families add to a Llama: norms of heads (Qwen 3), GELU as a gate, capped scores
+/// and logits (Gemma 2), windows (Mistral), scales of scores, and partially rotated heads (Phi).
 #[derive(Clone)]
 struct Capped {
     description: Description,
@@ -162,7 +163,7 @@ impl Architecture for Capped {
     }
 }
 
-/// A model whose block uses values several times, in place and not, kept and computed again.
+/// A model whose block uses values several times: in place or not, kept or recomputed.
 #[derive(Clone)]
 struct Odd {
     description: Description,
@@ -208,7 +209,7 @@ impl Architecture for Odd {
         if block == BlockId(1) {
             return Ok(x);
         }
-        // Dropout of a value that is used again must not change it, nor what a norm computes again.
+        // Dropout must not change a value that is used again, nor one that a norm recomputes.
         let h = b.rms_norm(x, &self.norm)?;
         let dropped = b.dropout(h, 0.3);
         let g = b.activation(Function::GeluTanh, h);

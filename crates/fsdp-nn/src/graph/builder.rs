@@ -1,5 +1,5 @@
-//! What a model's code is run against: every operation of a block, once, leaving a graph. The operations are methods
-//! that stand beside their descriptions, in `op`.
+//! The [`Builder`], which runs a model's code once per block and records its operations as a graph. The methods for
+//! operations are defined in `op`, next to their descriptions.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::error::ModelError;
 use crate::layer::Adapter;
 use crate::op::{Balance, Op};
 
-/// A matrix of rows that an operation makes. It may be used any number of times.
+/// A handle to the rows that an operation produces. It may be used any number of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     id: usize,
@@ -20,18 +20,18 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Elements of a row.
+    /// Elements per row.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// A range that begins in a column of the first row.
+    /// A range that starts `offset` elements into the rows.
     pub(crate) fn columns(&self, offset: usize, len: usize) -> Operand {
         Operand::Local { id: self.id, offset, len }
     }
 }
 
-/// Collects the operations of one block.
+/// Records the operations of one block.
 pub struct Builder<'a> {
     spec: &'a ModelSpec,
     block: BlockId,
@@ -49,8 +49,9 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// For a block, with the adapters of its linear maps, over micro-batches of `samples` samples of `seq` tokens that end texts of `length`, which hold
-    /// several documents each if they are `packed`; dropout acts in training.
+    /// A builder for a block and the adapters of its linear maps. Micro-batches have `samples` samples of `seq`
+    /// tokens, which are the last tokens of texts of `length`, and hold several documents each if `packed`. Dropout
+    /// is active if `training`.
     pub(crate) fn new(
         (spec, block): (&'a ModelSpec, BlockId),
         adapters: &'a BTreeMap<ParamId, Adapter>,
@@ -76,38 +77,39 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// With the balancing loss of the model's mixtures.
+    /// Sets the balancing loss of the model's mixtures.
     pub(crate) fn balanced(self, balance: Option<Balance>) -> Self {
         Self { balance, ..self }
     }
 
-    /// The block that ends with `output`.
+    /// Returns the graph of the block, whose output is `output`.
     pub(crate) fn finish(self, input: Option<Tensor>, output: Tensor) -> BlockGraph {
         let input = input.map(|input| input.id);
         BlockGraph { values: self.values, nodes: self.nodes, input, output: output.id }
     }
 
-    /// The block.
+    /// Returns the block.
     pub fn block(&self) -> BlockId {
         self.block
     }
 
-    /// What is added to the linear map of a weight.
+    /// Returns the adapter of the linear map with this weight.
     pub(crate) fn adapter(&self, weight: ParamId) -> Option<Adapter> {
         self.adapters.get(&weight).copied()
     }
 
-    /// An error of this block.
+    /// Wraps an error with the name of this block.
     pub fn error(&self, source: ModelError) -> Error {
         Error::Program { block: self.spec.block(self.block).name.clone(), source: Box::new(source) }
     }
 
-    /// Calls that belong together; the last works in place of `update` where there is one.
+    /// Adds calls that belong together; the last one works in place of `update`, if given.
     pub(crate) fn node(&mut self, calls: Vec<Call>, update: Option<Tensor>) {
         self.nodes.push(Node { calls, update: update.map(|x| x.id) });
     }
 
-    /// An operation that leaves some statistics of every row beside its output; the widths of both.
+    /// Adds an operation that writes statistics of every row beside its output; `width` and `per_row` are the widths
+    /// of the output and of the statistics.
     pub(crate) fn with_statistics(
         &mut self,
         op: Op,
@@ -122,7 +124,7 @@ impl<'a> Builder<'a> {
         y
     }
 
-    /// An operation that works in place, and reads what is no value besides.
+    /// Adds an operation that works in place of `x`; `reads` are its other operands, which are not values.
     pub(crate) fn in_place(&mut self, x: Tensor, op: Op, reads: Vec<Operand>, site: Option<u64>) -> Tensor {
         let y = self.rows(x.width);
         let writes = vec![(self.whole(y), false)];
@@ -130,14 +132,14 @@ impl<'a> Builder<'a> {
         y
     }
 
-    /// The next place of the model's code that may drop, if it does. All are counted, so that a number stands for the
-    /// same place whatever acts.
+    /// Returns the number of the next dropout site, if it drops elements. Inactive sites are counted too, so that a
+    /// number always denotes the same place in the model's code.
     pub(crate) fn site(&mut self, p: f64) -> Option<u64> {
         self.sites += 1;
         (self.training && p > 0.0).then_some(self.sites - 1)
     }
 
-    /// New rows, for an operation to make.
+    /// Declares the rows that an operation produces.
     pub(crate) fn rows(&mut self, width: usize) -> Tensor {
         self.value(width, self.dtype, Category::Activation)
     }
@@ -155,32 +157,32 @@ impl<'a> Builder<'a> {
         self.samples * self.seq
     }
 
-    /// The type of its values.
+    /// The dtype of values.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The balancing loss of the model's mixtures, in training.
+    /// The balancing loss of the model's mixtures; `None` outside of training.
     pub(crate) fn balance(&self) -> Option<Balance> {
         self.balance.filter(|_| self.training)
     }
 
-    /// Whether samples hold several documents.
+    /// Whether samples pack several documents.
     pub(crate) fn is_packed(&self) -> bool {
         self.packed
     }
 
-    /// Samples, and tokens of each.
+    /// The number of samples, and of tokens per sample.
     pub(crate) fn batch(&self) -> (usize, usize) {
         (self.samples, self.seq)
     }
 
-    /// Tokens of the text that a sample ends; those before it are not among the rows.
+    /// Total tokens of the text that a sample ends; the earlier ones are not among the rows.
     pub(crate) fn length(&self) -> usize {
         self.length
     }
 
-    /// A parameter of the block.
+    /// Returns the operand of a parameter of the block.
     pub(crate) fn param(&self, id: ParamId) -> Result<Operand, Error> {
         let block = self.spec.block(self.block);
         block.params.iter().position(|&param| param == id).map(Operand::Param).ok_or_else(|| {

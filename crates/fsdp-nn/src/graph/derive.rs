@@ -1,8 +1,8 @@
-//! Backward of a block: the rules of its operations, which stand beside their descriptions in `op`, from the last one to
-//! the first.
+//! Derives the backward of a block by applying the rules of its operations, defined in `op`, from the last to the
+//! first.
 //!
-//! Numbers below that of the graph's values stand for these, which backward reads and forward therefore keeps; those
-//! from there on are places of backward's own. A gradient that several values share is copied before it is written.
+//! Ids below the number of graph values denote those values; backward reads them, so forward keeps them. Higher ids
+//! are places of backward. A gradient shared by several values is copied before it is written.
 
 use fsdp_core::memory::Category;
 
@@ -10,7 +10,7 @@ use super::list::Draft;
 use super::{BlockGraph, Call, Decl, Node, Operand, Trained};
 use crate::op::Op;
 
-/// Which values have a gradient: a trained parameter, of this block or an earlier one, has a part in them.
+/// Returns which values have a gradient: those that depend on a trained parameter of this block or an earlier one.
 pub(super) fn with_gradients(graph: &BlockGraph, trained: &Trained) -> Vec<bool> {
     let mut needs = vec![false; graph.values.len()];
     if let Some(input) = graph.input {
@@ -25,21 +25,21 @@ pub(super) fn with_gradients(graph: &BlockGraph, trained: &Trained) -> Vec<bool>
     needs
 }
 
-/// Backward of a block in the making.
+/// The backward of a block under construction.
 pub(crate) struct Backward<'a> {
     pub(super) graph: &'a BlockGraph,
     pub(super) trained: &'a Trained,
     pub(crate) needs: Vec<bool>,
-    /// The values of the graph, then the places of backward.
+    /// Places (the values of the graph, then those of backward) and calls.
     pub(crate) draft: Draft,
     /// The gradient of each value so far.
     pub(crate) gradients: Vec<Option<usize>>,
-    /// Gradients that the operation at hand reads.
+    /// Gradients that the current operation reads.
     pub(super) read_now: Vec<usize>,
 }
 
 impl<'a> Backward<'a> {
-    /// Before anything is known.
+    /// A backward without gradients or calls.
     pub(super) fn new(graph: &'a BlockGraph, trained: &'a Trained) -> Self {
         let draft = Draft { places: graph.values.clone(), calls: Vec::new() };
         let gradients = vec![None; graph.values.len()];
@@ -51,7 +51,7 @@ impl<'a> Backward<'a> {
         self.needs[self.graph.output]
     }
 
-    /// Derives all calls from the place of the output's gradient; returns that of the input's gradient.
+    /// Derives all calls from the place of the output's gradient; returns the place of the input's gradient.
     pub(super) fn derive(&mut self, output_gradient: usize) -> Option<usize> {
         if !self.leads_back() {
             return None;
@@ -65,7 +65,7 @@ impl<'a> Backward<'a> {
         self.gradients[self.graph.input?]
     }
 
-    /// The elements of a value: kept, or computed again.
+    /// Returns the place of a value: the kept one, or one that is recomputed here.
     pub(crate) fn load(&mut self, value: usize) -> usize {
         let Some(node) = self.recomputed(value) else { return value };
         let call = node.main();
@@ -88,19 +88,20 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// The operation that makes a value again.
+    /// Returns the operation that recomputes a value, if it is not kept.
     pub(crate) fn recomputed(&self, value: usize) -> Option<&'a Node> {
         let (_, node) = self.graph.producer(value)?;
         (node.op().describe().is_recomputed && self.needs[value] && node.writes().next() == Some(value))
             .then_some(node)
     }
 
-    /// Whether a single operation reads a value, so that its gradient is complete behind that one.
+    /// Whether exactly one operation reads a value, so that the value's gradient is complete after that operation's
+    /// backward.
     pub(crate) fn is_read_once(&self, value: usize) -> bool {
         self.graph.nodes.iter().filter(|node| node.reads().any(|id| id == value)).count() == 1
     }
 
-    /// The gradient of the output of an operation that works in place becomes that of its input, by `op`.
+    /// Turns the gradient of the output of an in-place operation into the gradient of its input, by `op`.
     pub(crate) fn in_place(&mut self, node: &Node, output: usize, op: Op) {
         let Some(gradient) = self.gradients[output].take() else { return };
         let input = node.update.expect("it works in place");

@@ -1,4 +1,4 @@
-//! Forward of a block, whole or in part: which operations run, and which of them in place.
+//! Lowers a block's forward, whole or in part: selects the operations to run, and which of them run in place.
 
 use fsdp_core::memory::Category;
 
@@ -6,21 +6,21 @@ use super::list::Draft;
 use super::{BlockGraph, Call, Decl, Node, Operand};
 use crate::op::{Op, Pointwise};
 
-/// A run of a block forward.
+/// A forward run of a block under construction.
 pub(super) struct Forward<'a> {
     pub(super) graph: &'a BlockGraph,
-    /// Where values lie that are there before.
+    /// The place of each value computed so far, including those available before the run.
     pub(super) places: Vec<Option<usize>>,
-    /// Values that somebody reads afterwards, the output apart.
+    /// Values that are read afterwards, except the output.
     pub(super) kept: &'a [usize],
-    /// Whether somebody reads the output.
+    /// Whether the output is read afterwards.
     pub(super) with_output: bool,
-    /// Whether somebody else reads the input.
+    /// Whether the input has another reader.
     pub(super) input_held: bool,
 }
 
 impl Forward<'_> {
-    /// Adds the calls that make what is read afterwards; says where values lie.
+    /// Adds the calls that compute the values read afterwards; returns the places of values.
     pub(super) fn emit(mut self, draft: &mut Draft) -> Vec<Option<usize>> {
         let needed = self.needed();
         for (index, node) in self.graph.nodes.iter().enumerate() {
@@ -34,7 +34,7 @@ impl Forward<'_> {
         self.places
     }
 
-    /// Which operations make something that is read and not there.
+    /// Returns which operations compute a value that is read and not yet available.
     fn needed(&self) -> Vec<bool> {
         let mut wanted = vec![false; self.graph.values.len()];
         self.kept.iter().for_each(|&value| wanted[value] = true);
@@ -88,13 +88,13 @@ impl Forward<'_> {
         }
     }
 
-    /// An operand that is written, in a place that is there or new.
+    /// Returns a written operand, in its existing place or a new one.
     fn write(&mut self, draft: &mut Draft, (operand, add): (Operand, bool)) -> (Operand, bool) {
         if let Operand::Local { id, .. } = operand
             && self.places[id].is_none()
         {
             let decl = self.graph.values[id];
-            // Statistics that backward reads are no scratch.
+            // Statistics that backward reads are not scratch.
             let category = if self.kept.contains(&id) { Category::Activation } else { decl.category };
             self.places[id] = Some(draft.place(Decl { category, ..decl }));
         }
@@ -106,7 +106,7 @@ impl Forward<'_> {
     }
 }
 
-/// The place of an operand that is a value.
+/// Replaces a value by its place; other operands stay as they are.
 pub(super) fn at(places: &[Option<usize>], operand: Operand) -> Operand {
     match operand {
         Operand::Local { id, offset, len } => {

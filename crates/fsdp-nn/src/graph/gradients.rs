@@ -1,5 +1,5 @@
-//! Gradients of values in backward: the first that reaches a value is written, later ones are added, and what several
-//! values share is copied before it is written.
+//! Gradients of values in backward. The first contribution to a value is written, later ones are added, and a
+//! gradient shared by several values is copied before it is written.
 
 use fsdp_core::memory::Category;
 
@@ -8,8 +8,8 @@ use super::{Decl, Operand};
 use crate::op::{Op, Pointwise};
 
 impl Backward<'_> {
-    /// Where the gradient of a parameter goes, if it is trained. Whether it is added to is known when the call runs: the first of
-    /// a micro-batch overwrites.
+    /// Returns the destination of a parameter's gradient, or `None` if the parameter is not trained. Whether the call
+    /// accumulates is decided when it runs: the first one of a micro-batch overwrites.
     pub(crate) fn target(&self, param: Operand) -> Option<(Operand, bool)> {
         match param {
             Operand::Param(index) if self.trained.params[index] => {
@@ -19,14 +19,14 @@ impl Backward<'_> {
         }
     }
 
-    /// The complete gradient of a value, for an operation that reads it.
+    /// Takes the complete gradient of a value, for an operation that reads it.
     pub(crate) fn take(&mut self, value: usize) -> Option<usize> {
         let gradient = self.gradients[value].take();
         self.read_now.extend(gradient);
         gradient
     }
 
-    /// Passes a complete contribution to the gradient of a value on to it.
+    /// Adds a complete contribution to the gradient of a value.
     pub(crate) fn put(&mut self, value: usize, gradient: usize) {
         if !self.needs[value] {
             return;
@@ -45,7 +45,7 @@ impl Backward<'_> {
         self.gradients[value] = Some(total);
     }
 
-    /// Where an operation that can add writes the gradient of a value, and whether it adds.
+    /// Returns the destination of a value's gradient for an operation that can accumulate, and whether it must.
     pub(crate) fn add_to(&mut self, value: usize) -> (Operand, bool) {
         let (place, add) = match self.gradients[value].take() {
             Some(so_far) => (self.own(value, so_far, None), true),
@@ -55,7 +55,8 @@ impl Backward<'_> {
         (self.draft.whole(place), add)
     }
 
-    /// Where an operation that can only overwrite leaves a gradient that is then [`Backward::put`].
+    /// Returns a place for an operation that can only overwrite, or `None` if the value needs no gradient. The result
+    /// is then passed to [`Backward::put`].
     pub(crate) fn overwrite(&mut self, value: usize) -> Option<usize> {
         match (self.needs[value], self.gradients[value]) {
             (false, _) => None,
@@ -64,7 +65,7 @@ impl Backward<'_> {
         }
     }
 
-    /// Where a gradient goes that nobody wants, for operations that can not do without.
+    /// Returns a scratch destination for an unused gradient, for operations that always write it.
     pub(crate) fn scratch(&mut self, value: usize) -> (Operand, bool) {
         let place = self.temporary(value);
         (self.draft.whole(place), false)
@@ -75,7 +76,7 @@ impl Backward<'_> {
         self.draft.place(decl)
     }
 
-    /// The same gradient where nobody else reads it.
+    /// Returns the gradient itself if nothing else reads it, or a copy.
     pub(super) fn own(&mut self, value: usize, gradient: usize, other: Option<usize>) -> usize {
         let is_read = self.read_now.contains(&gradient) || other == Some(gradient);
         if !is_read && !self.gradients.contains(&Some(gradient)) {
@@ -84,7 +85,7 @@ impl Backward<'_> {
         self.draft.copy(gradient, self.decl(value))
     }
 
-    /// The same gradient, where it may leave the block if it is that of the block's input.
+    /// Returns the gradient, copied if it is the gradient of the block's input and its place cannot leave the block.
     pub(super) fn travel(&mut self, value: usize, gradient: usize) -> usize {
         let decl = self.decl(value);
         let is_temporary = self.draft.places[gradient].category == Category::Workspace;
@@ -94,7 +95,7 @@ impl Backward<'_> {
         gradient
     }
 
-    /// The place of a gradient. That of the block's input travels on to the block before it.
+    /// The declaration of a value's gradient. The gradient of the block's input travels to the previous block.
     fn decl(&self, value: usize) -> Decl {
         let travels = self.graph.input == Some(value);
         let category = if travels { Category::Activation } else { Category::Workspace };

@@ -1,4 +1,4 @@
-//! Lists of calls over places, and from which call to which a place lives.
+//! Lists of calls over places, and the live range of each place.
 
 use super::{Call, Decl, Operand};
 use crate::op::{Op, Pointwise};
@@ -6,25 +6,26 @@ use crate::op::{Op, Pointwise};
 /// A call, and the places that begin before it and end after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// The call; its operands are places.
+    /// The call; its local operands are places.
     pub call: Call,
-    /// Places that are allocated for it.
+    /// Places that are allocated before the call.
     pub begins: Vec<usize>,
-    /// Places that nobody reads after it.
+    /// Places that are not read after the call.
     pub ends: Vec<usize>,
 }
 
 /// Calls in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct List {
-    /// Places that were there before and that nobody reads: they end at once.
+    /// Places that were live before the list but are not used by it; they end at once.
     pub unread: Vec<usize>,
     /// The calls.
     pub steps: Vec<Step>,
 }
 
 impl List {
-    /// Finds where places begin and end. Those of `before` are there, and those of `after` stay.
+    /// Computes the live ranges of places. Those of `before` are live at the start, and those of `after` stay live at
+    /// the end.
     pub(super) fn new(calls: Vec<Call>, before: &[usize], after: &[usize]) -> Self {
         let reads = |id: usize| calls.iter().any(|call| call.locals().any(|local| local == id));
         let unread = before.iter().copied().filter(|&id| !reads(id) && !after.contains(&id)).collect();
@@ -53,7 +54,7 @@ impl List {
     }
 }
 
-/// A list in the making: calls, and the places that there are.
+/// A list under construction: its calls, and all places so far.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) places: Vec<Decl>,
@@ -61,23 +62,23 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// A new place.
+    /// Declares a new place.
     pub(crate) fn place(&mut self, decl: Decl) -> usize {
         self.places.push(decl);
         self.places.len() - 1
     }
 
-    /// A whole place as an operand.
+    /// Returns a whole place as an operand.
     pub(crate) fn whole(&self, id: usize) -> Operand {
         Operand::Local { id, offset: 0, len: self.places[id].len() }
     }
 
-    /// A call of an operation without dropout.
+    /// Adds a call of an operation without dropout.
     pub(crate) fn call(&mut self, op: Op, reads: Vec<Operand>, writes: Vec<(Operand, bool)>) {
         self.calls.push(Call::new(op, reads, writes));
     }
 
-    /// A copy of a place in a new one.
+    /// Adds a copy of a place to a new one.
     pub(super) fn copy(&mut self, from: usize, decl: Decl) -> usize {
         let to = self.place(decl);
         let (reads, writes) = (vec![self.whole(from)], vec![(self.whole(to), false)]);

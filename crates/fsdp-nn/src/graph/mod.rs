@@ -1,11 +1,13 @@
-//! Blocks as graphs of calls: a model is written as forward only, and what runs is worked out before it runs.
+//! Blocks as graphs of calls. A model is written as forward code only; the calls of every way to run it are derived
+//! in advance.
 //!
-//! A model's code runs once per block against a [`Builder`], which leaves a `BlockGraph`: values, and the calls that
-//! make them. A `BlockPlan` is made of it for each way to run a block: lists of calls for forward, recomputation and
-//! backward over *places*, which begin and end with certain calls of a list. Running a block is walking a list, and so
-//! is predicting its memory.
+//! A model's code runs once per block against a [`Builder`], which produces a `BlockGraph`: values, and the calls
+//! that compute them. For each way to run a block, the graph is lowered to a `BlockPlan`: lists of calls for forward,
+//! recomputation and backward over *places*, whose live ranges begin and end at calls of a list. Running a block
+//! means walking a list; so does predicting its memory.
 //!
-//! **Backward** is derived by a rule for each operation, which stands beside it in `op`. What forward keeps is what backward reads:
+//! **Backward** is derived by one rule per operation, defined next to it in `op`. Forward keeps the values that
+//! backward reads:
 //!
 //! | operation | kept |
 //! |---|---|
@@ -16,21 +18,22 @@
 //! | rope, add, dropout, embedding, regroup | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
-//! Routers whose experts are balanced leave a *load* each, in a table of the micro-batch that is no place: the loss and every
-//! router's backward read all of it. A second forward writes the same numbers again.
+//! Routers with a balancing loss each write a *load* to a table of the micro-batch, which is not a place: the loss
+//! and every router's backward read the whole table. A second forward writes the same numbers again.
 //!
-//! The output of a norm or an activation is never kept: backward computes it again from what is kept anyway, one
-//! pass over memory, with the same bits. The first gradient that reaches a value is written, later ones are added, in
-//! backward order.
+//! The output of a norm or an activation is never kept: backward recomputes it from values that are kept anyway, in
+//! one pass over memory, with the same bits. The first contribution to a value's gradient is written, later ones are
+//! added, in backward order.
 //!
-//! **Recomputation** is the part of forward that backward, or the next block, reads. With selective checkpointing it
-//! begins at the outputs of linear maps and of attention, which forward kept; without, at the block's input.
+//! **Recomputation** is the part of forward whose results backward or the next block reads. With selective
+//! checkpointing it starts from the outputs of linear maps and of attention, which forward kept; otherwise from the
+//! block's input.
 //!
-//! **In place** work operations where nobody reads the value afterwards: no later call, no backward, and nobody outside
-//! of the block.
+//! **In place** operations overwrite a value that is not read afterwards: by no later call, not by backward, and not
+//! outside of the block.
 //!
-//! Values of forward are counted as [`Category::Activation`], as is the gradient of a block's input; all else in
-//! backward, and scratch, is `Workspace`.
+//! Values of forward are counted as [`Category::Activation`], as is the gradient of a block's input; everything else
+//! in backward, and scratch, is `Workspace`.
 
 mod batch;
 mod builder;
@@ -54,56 +57,57 @@ pub use list::{List, Step};
 pub(crate) use plan::{BlockPlan, HeadCall, Request, Route};
 pub(crate) use walk::{Counting, DeviceRunner, Inputs, Routers, Runner, walk};
 
-/// A value of a graph, or a place of a plan: some rows.
+/// The declaration of a value of a graph or a place of a plan: a matrix of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decl {
     /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
-    /// Their type.
+    /// The dtype of the elements.
     pub dtype: DType,
-    /// What the place of it is counted as.
+    /// The category its memory is counted in.
     pub category: Category,
 }
 
 impl Decl {
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows * self.width
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What a call reads or writes.
+/// An operand of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// A range of a value, in a graph, or of a place, in a plan.
+    /// A range of a value (in a graph) or of a place (in a plan).
     Local {
-        /// Which.
+        /// Index of the value or place.
         id: usize,
         /// The first element.
         offset: usize,
         /// Number of elements.
         len: usize,
     },
-    /// A parameter, by its number in the block's list.
+    /// A parameter, by its index in the block's list.
     Param(usize),
-    /// The gradient of a parameter, which the first write of a micro-batch overwrites and others add to.
+    /// The gradient of a parameter, by the same index. The first write of a micro-batch overwrites it, later ones add
+    /// to it.
     ParamGradient(usize),
-    /// The tokens of the micro-batch.
+    /// The token ids of the micro-batch.
     Ids,
-    /// The position of each of them within its document, where samples hold several.
+    /// The position of each token within its document, if samples are packed.
     Positions,
     /// The tokens to predict.
     Targets,
     /// The losses of the micro-batch.
     Losses,
-    /// What of them is z-loss.
+    /// The z-loss part of the losses.
     ZLosses,
     /// The load of the block's experts in the micro-batch.
     Load,
@@ -118,21 +122,22 @@ pub enum Operand {
 pub struct Call {
     /// The operation.
     pub op: Op,
-    /// What it reads, in the order of [`Op::describe`].
+    /// Operands that are read, in the order of [`Op::describe`].
     pub reads: Vec<Operand>,
-    /// What it writes, and whether it adds to what is there. (For gradients of parameters that is known when it runs.)
+    /// Operands that are written, and whether the call adds to their contents. (For gradients of parameters, that is
+    /// decided at run time.)
     pub writes: Vec<(Operand, bool)>,
-    /// Which dropout of the block it is, counted from 0, where it drops anything.
+    /// Index of the dropout site within the block, from 0; `None` if the call drops nothing.
     pub site: Option<u64>,
 }
 
 impl Call {
-    /// A call that drops nothing.
+    /// A call without dropout.
     pub(crate) fn new(op: Op, reads: Vec<Operand>, writes: impl Into<Vec<(Operand, bool)>>) -> Self {
         Self { op, reads, writes: writes.into(), site: None }
     }
 
-    /// What it costs, with gradients of parameters of a dtype.
+    /// Returns the cost, with values and parameter gradients of these dtypes.
     pub fn cost(&self, values: DType, gradients: DType) -> Cost {
         let added = self.writes.iter().zip(self.op.describe().writes).filter(|((_, add), _)| *add);
         let read_again: usize = added.map(|(_, role)| role.touched * values.size_bytes()).sum();
@@ -140,7 +145,7 @@ impl Call {
         Cost { bytes_read: cost.bytes_read + read_again as u64, ..cost }
     }
 
-    /// The places or values among its operands: what is read, then what is written.
+    /// Returns the places or values among the operands: reads first, then writes.
     fn locals(&self) -> impl Iterator<Item = usize> {
         self.reads.iter().chain(self.writes.iter().map(|(operand, _)| operand)).filter_map(Operand::local)
     }
@@ -155,12 +160,12 @@ impl Operand {
     }
 }
 
-/// Calls that belong together: linear maps of one input, or a single operation.
+/// A group of calls: linear maps of one input, or a single operation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node {
-    /// Their operands are values.
+    /// The calls; their local operands are values.
     pub(crate) calls: Vec<Call>,
-    /// The value that the operation turns into the first one that the last call writes, where it works in place.
+    /// For an in-place operation, the value that it overwrites with the first output of the last call.
     pub(crate) update: Option<usize>,
 }
 
@@ -169,7 +174,7 @@ impl Node {
         &self.main().op
     }
 
-    /// The last call: those before it prepare it, or are alike.
+    /// Returns the last call; the others prepare it or are of the same kind.
     pub(crate) fn main(&self) -> &Call {
         self.calls.last().expect("a node has a call")
     }
@@ -185,18 +190,18 @@ impl Node {
     }
 }
 
-/// A block, forward.
+/// The forward graph of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BlockGraph {
     values: Vec<Decl>,
     nodes: Vec<Node>,
-    /// The value that comes from the block before.
+    /// The output of the previous block; `None` for the first block.
     input: Option<usize>,
     output: usize,
 }
 
 impl BlockGraph {
-    /// By what queries and keys are rotated.
+    /// Returns the rotations of queries and keys.
     pub(crate) fn ropes(&self) -> impl Iterator<Item = &Rope> {
         self.nodes.iter().filter_map(|node| match node.op() {
             Op::Attention(Attention::Rope { rope, .. }) => Some(rope),
@@ -209,11 +214,11 @@ impl BlockGraph {
     }
 }
 
-/// What of a block is trained.
+/// Which parts of a block are trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trained {
-    /// By number in the block's list of parameters.
+    /// Per parameter of the block's list, whether it is trained.
     pub(crate) params: Vec<bool>,
-    /// Whether something is trained before the block, so that its input has a gradient.
+    /// Whether a parameter before the block is trained, so that the block's input has a gradient.
     pub(crate) input: bool,
 }

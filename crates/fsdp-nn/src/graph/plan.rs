@@ -1,4 +1,4 @@
-//! From a graph to the lists of calls of one way to run a block.
+//! Lowers a graph to the lists of calls for one way to run a block.
 
 use fsdp_core::memory::Category;
 
@@ -11,18 +11,18 @@ use crate::op::{Balance, Experts, Head, HeadDims, LossTerms, Op};
 /// A way to run a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// Forward, keeping nothing.
+    /// Forward, without keeping values.
     Evaluate,
-    /// Forward, keeping what backward reads; then backward.
+    /// Forward, keeping the values that backward reads; then backward.
     Record,
-    /// Forward, keeping nothing but what [`Route::Again`] starts from: products, if `products`.
+    /// Forward, keeping only what [`Route::Again`] starts from: the outputs of products, if `products`.
     Checkpoint {
         /// Whether the outputs of linear maps and of attention are kept.
         products: bool,
     },
-    /// Forward a second time, as far as it is read, keeping what backward reads; then backward.
+    /// Second forward, as far as its results are read, keeping the values that backward reads; then backward.
     Again {
-        /// Whether products were kept.
+        /// Whether the first forward kept the outputs of products.
         products: bool,
     },
     /// The last block: forward, head, loss and backward.
@@ -33,71 +33,71 @@ pub(crate) enum Route {
     Logits,
 }
 
-/// What a plan is made for.
+/// The requirements of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The way.
+    /// The way to run the block.
     pub(crate) route: Route,
-    /// Whether somebody else reads the block's input, so that it can not be overwritten.
+    /// Whether the block's input has another reader, so that it cannot be overwritten.
     pub(crate) input_held: bool,
-    /// Whether somebody reads the output of a second forward.
+    /// Whether the output of a second forward is read.
     pub(crate) again_output: bool,
 }
 
-/// The output head behind a block.
+/// The output head after the last block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HeadCall {
     pub(crate) dims: HeadDims,
-    /// The weight, by number in the block's list of parameters.
+    /// Index of the weight in the block's list of parameters.
     pub(crate) weight: usize,
     pub(crate) trained: bool,
-    /// Whether the gradient of logits has room of its own.
+    /// Whether the gradient of the logits has a buffer of its own.
     pub(crate) is_rounded: bool,
-    /// The balancing loss that is added in training, if one is.
+    /// The balancing loss that training adds, if any.
     pub(crate) balance: Option<Balance>,
 }
 
-/// One way to run a block.
+/// A plan for one way to run a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BlockPlan {
-    /// All places.
+    /// The declarations of all places.
     pub(crate) places: Vec<Decl>,
-    /// Where the block's input lies.
+    /// The place of the block's input.
     pub(crate) input: Option<usize>,
-    /// Values that an earlier forward kept, and their places.
+    /// Values kept by an earlier forward, and their places.
     pub(crate) sources: Vec<(usize, usize)>,
-    /// The calls of forward; with a head those of the loss, and of backward, too.
+    /// The calls of forward; with a head, also those of the loss and of backward.
     pub(crate) forward: List,
-    /// What it leaves for the next block: its output, or the gradient of its input or the logits if it is the last.
+    /// The place of the result: the block's output, or, for the last block, the gradient of its input or the logits.
     pub(crate) output: Option<usize>,
-    /// Whether somebody else reads the output.
+    /// Whether the output has another reader.
     pub(crate) output_held: bool,
-    /// Values that stay for a second forward or for backward, and their places.
+    /// Values that stay live for a second forward or for backward, and their places.
     pub(crate) kept: Vec<(usize, usize)>,
-    /// Whether what stays are products.
+    /// Whether the kept values are outputs of products.
     pub(crate) keeps_products: bool,
     /// Backward, if the output has a gradient.
     pub(crate) backward: Option<BackwardPlan>,
 }
 
-/// Backward of a block.
+/// The backward of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackwardPlan {
     /// The calls.
     pub(crate) list: List,
-    /// Where the gradient of the output lies.
+    /// The place of the output's gradient.
     pub(crate) from: usize,
-    /// Where it leaves the gradient of the input, if that has one.
+    /// The place of the input's gradient, if the input has one.
     pub(crate) to: Option<usize>,
 }
 
-/// Backward before it is known where values lie.
+/// Backward before values are assigned to places.
 struct Derived {
     calls: Vec<Call>,
     places: Vec<Decl>,
     from: usize,
     to: Option<usize>,
-    /// Values that it reads.
+    /// Values that backward reads.
     reads: Vec<usize>,
 }
 
@@ -118,8 +118,8 @@ impl Derived {
         Some(Self { calls, places, from, to, reads })
     }
 
-    /// Adds the calls to a draft: where values lie is known, and perhaps where the gradient of the output does. Returns
-    /// the places of the output's and of the input's gradient.
+    /// Adds the calls to a draft, given the places of values and, if known, of the output's gradient. Returns the
+    /// places of the output's and the input's gradient.
     fn emit(
         self,
         draft: &mut Draft,
@@ -142,7 +142,7 @@ impl Derived {
     }
 }
 
-/// The products at which a second forward begins.
+/// Returns the products from which a second forward starts.
 fn products(graph: &BlockGraph, reads: &[usize], with_output: bool) -> Vec<usize> {
     let mut wanted = reads.to_vec();
     wanted.extend(with_output.then_some(graph.output));
@@ -217,7 +217,7 @@ impl BlockPlan {
         Self { places, input, sources, forward, output, output_held, kept, keeps_products, backward }
     }
 
-    /// The plan of the last block: everything in one list.
+    /// The plan of the last block, as a single list.
     fn with_head(
         mut draft: Draft,
         places: &[Option<usize>],
@@ -264,7 +264,7 @@ impl BlockPlan {
                 reads.push(Operand::Targets);
                 let logits = draft.place(scratch(rows.dtype.master()));
                 let writes = vec![losses, (draft.whole(logits), false)];
-                // An evaluation is of the cross-entropy alone.
+                // Evaluation uses the cross-entropy only.
                 let dims = HeadDims { terms: LossTerms::default(), ..dims };
                 draft.call(Op::Head(Head::Loss { dims }), reads, writes);
                 None

@@ -1,4 +1,4 @@
-//! Walking a list: on a device, or to count what that would allocate.
+//! Walks a list of calls: on a device, or to count the memory it would allocate.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,30 +13,30 @@ use super::{Call, Decl, List, MicroBatch, Operand};
 use crate::accounting::{Account, Lease};
 use crate::backend::{Backend, BatchFacts, Operands, Write};
 
-/// The target of spans of calls: that of the engine's operations, within which they lie.
+/// Tracing target of call spans; the same as for the engine's operations, which contain them.
 const CALLS: &str = "fsdp::op";
 
 const ROUTERS: &str = "a model with mixtures has room for what routers leave";
 
-/// Who makes calls.
+/// Executes the steps of a list.
 pub(crate) trait Runner {
-    /// What stands for a place that lives.
+    /// A handle to a live place.
     type Handle: Clone;
 
-    /// A list begins.
+    /// Called before a list is walked.
     fn begin(&mut self, _list: &List, _places: &[Decl]) {}
 
-    /// A place begins.
+    /// Allocates a place.
     fn allocate(&mut self, decl: &Decl) -> Result<Self::Handle, Error>;
 
-    /// What is made of a kept value from now on is made again, for backward, which continues from this gradient.
+    /// Called when recomputation from a kept value begins; backward then continues from `gradient`.
     fn again(&mut self, _kept: &mut Self::Handle, _gradient: &Self::Handle) {}
 
-    /// A call is made.
+    /// Executes a call.
     fn run(&mut self, call: &Call, places: &mut [Option<Self::Handle>]) -> Result<(), Error>;
 }
 
-/// Makes the calls of a list.
+/// Executes the steps of a list.
 pub(crate) fn walk<R: Runner>(
     list: &List,
     decls: &[Decl],
@@ -55,7 +55,7 @@ pub(crate) fn walk<R: Runner>(
     Ok(())
 }
 
-/// Counts places in an account.
+/// A [`Runner`] that only counts places in an account.
 pub(crate) struct Counting(pub(crate) Arc<Account>);
 
 impl Runner for Counting {
@@ -70,30 +70,30 @@ impl Runner for Counting {
     }
 }
 
-/// Makes calls on a device.
+/// A [`Runner`] that executes calls on a device.
 pub(crate) struct DeviceRunner<'a, M: Backend> {
     pub(crate) inputs: Inputs<'a, M>,
-    /// Where the gradients of parameters go.
+    /// The destinations of parameter gradients; `None` if the call computes none.
     pub(crate) gradients: Option<&'a mut Gradients<M::Buffer>>,
-    /// Where the loss of each row goes.
+    /// The destination of the loss of each row.
     pub(crate) losses: SliceMut<'a, M::Buffer>,
-    /// Where what of it is z-loss goes, if there is one.
+    /// The destination of the z-loss part of each loss, if there is a z-loss.
     pub(crate) z_losses: Option<SliceMut<'a, M::Buffer>>,
-    /// What routers leave, if the model has any.
+    /// Destinations of router data, if the model has routers.
     pub(crate) routers: Option<Routers<'a, M::Buffer>>,
 }
 
-/// What the routers of a micro-batch leave.
+/// The data that the routers of a micro-batch write.
 pub(crate) struct Routers<'a, B> {
     /// The loads of all mixtures.
     pub(crate) loads: SliceMut<'a, B>,
-    /// Which of them is the block's, if it is a mixture.
+    /// The range of the block's own load; empty if the block is not a mixture.
     pub(crate) own: Range<usize>,
     /// The balancing loss.
     pub(crate) loss: SliceMut<'a, B>,
 }
 
-/// What calls read that is no place.
+/// The inputs of calls, apart from places.
 pub(crate) struct Inputs<'a, M: Backend> {
     pub(crate) memory: &'a M,
     pub(crate) spec: &'a ModelSpec,
@@ -114,7 +114,7 @@ impl<M: Backend> Runner for DeviceRunner<'_, M> {
     }
 
     fn run(&mut self, call: &Call, places: &mut [Option<M::Buffer>]) -> Result<(), Error> {
-        // What is written is taken out of the table, so that what is read can be borrowed from it.
+        // Written buffers are taken out of the table, so that the table can be borrowed for reads.
         let mut owned: Vec<Option<(usize, M::Buffer)>> = Vec::with_capacity(call.writes.len());
         for (operand, _) in &call.writes {
             owned.push(operand.local().and_then(|id| Some((id, places[id].take()?))));
@@ -135,7 +135,7 @@ impl<M: Backend> DeviceRunner<'_, M> {
         owned: &mut [Option<(usize, M::Buffer)>],
     ) -> Result<(), Error> {
         let inputs = &self.inputs;
-        // Whoever writes a load reads none.
+        // A call that writes a load reads none.
         let writes_load = call.writes.iter().any(|(operand, _)| *operand == Operand::Load);
         let (loads, mut load, mut router_loss) = match &mut self.routers {
             None => (None, None, None),
@@ -152,7 +152,7 @@ impl<M: Backend> DeviceRunner<'_, M> {
         let reads: Vec<Slice<'_, M::Buffer>> = call.reads.iter().map(read).collect::<Result<_, _>>()?;
         let mut losses = Some(self.losses.reborrow());
         let mut z_losses = self.z_losses.as_mut().map(SliceMut::reborrow);
-        // Rules of derivation write the gradient of one parameter a call, so its room need not be shared.
+        // Each derived call writes the gradient of at most one parameter, so the gradients need not be shared.
         let mut gradients = self.gradients.as_deref_mut();
         let mut writes = Vec::with_capacity(call.writes.len());
         for ((operand, accumulate), owned) in call.writes.iter().zip(owned) {
@@ -210,7 +210,7 @@ impl<M: Backend> Inputs<'_, M> {
         })
     }
 
-    /// A parameter by its number in the block's list.
+    /// Returns a parameter by its index in the block's list.
     fn param(&self, index: usize) -> ParamId {
         self.spec.block(self.block).params[index]
     }

@@ -1,4 +1,4 @@
-//! A `config.json` as a whole.
+//! Parses a complete `config.json`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::model::Architecture;
 /// A model of any family.
 pub type HfModel = Arc<dyn Architecture>;
 
-/// A parsed `config.json`, and the file as it was.
+/// A parsed `config.json`, with the original keys.
 #[derive(Clone, Debug)]
 pub struct HfConfig {
     family: &'static Family,
@@ -23,17 +23,18 @@ pub struct HfConfig {
 }
 
 impl HfConfig {
-    /// Reads the text of a `config.json`.
+    /// Parses the text of a `config.json`.
     ///
     /// # Errors
-    /// [`ConfigError`] that names the key.
+    /// [`ConfigError`], which names the key.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let original = object(text)?;
         let (family, sizes) = read(Keys::new(&original, None))?;
         Ok(Self { family, sizes, original })
     }
 
-    /// The keys that the parser of a file's family asks for, and which values it takes where it refuses others.
+    /// Returns the keys that the parser of a file's family reads, each with the accepted values if others are
+    /// refused.
     #[cfg(test)]
     pub(crate) fn asked(
         text: &str,
@@ -43,31 +44,31 @@ impl HfConfig {
         Ok(asked.into_inner())
     }
 
-    /// Describes the model.
+    /// Builds the model.
     ///
     /// # Errors
-    /// [`Error::Model`] when the description contradicts itself.
+    /// [`Error::Model`] if the description is inconsistent.
     pub fn build(&self) -> Result<HfModel, Error> {
         self.sizes.build()
     }
 
-    /// Its family.
+    /// Returns the model's family.
     pub fn family(&self) -> &'static Family {
         self.family
     }
 
-    /// Its sizes.
+    /// Returns the model's sizes.
     pub fn summary(&self) -> Summary {
         self.sizes.summary()
     }
 
-    /// A small model of the same kind ([`Sizes::shrink`]).
+    /// Returns a small model of the same kind ([`Sizes::shrink`]).
     pub fn shrink(&self, to: Small) -> Self {
         Self { sizes: self.sizes.shrink(to), ..self.clone() }
     }
 
-    /// The text of a `config.json` to put beside exported weights of `dtype`: all keys of the original, the
-    /// dtype replaced.
+    /// Returns the text of a `config.json` for exported weights of `dtype`: all keys of the original, with the dtype
+    /// replaced.
     pub fn export(&self, dtype: DType) -> String {
         let name = match dtype {
             DType::F64 => "float64",
@@ -76,7 +77,7 @@ impl HfConfig {
             _ => "float32",
         };
         let mut keys = self.original.clone();
-        // Transformers 4 wrote `torch_dtype`, and transformers 5 still reads it.
+        // Transformers 4 wrote `torch_dtype`, which transformers 5 still reads.
         let key = if keys.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         keys.insert(key.into(), name.into());
         format!("{:#}\n", Value::Object(keys))
@@ -91,7 +92,7 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
     }
 }
 
-/// The family of a file, and what it makes of it.
+/// Determines the family of a file, and parses its sizes.
 fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError> {
     let missing = || ConfigError::Missing { key: keys.path("model_type") };
     let family = Family::of(keys.get("model_type").ok_or_else(missing)?)?;
@@ -105,7 +106,7 @@ fn read(keys: Keys<'_>) -> Result<(&'static Family, Arc<dyn Sizes>), ConfigError
     Ok((family, (family.parse)(keys)?))
 }
 
-/// Whether a list of strings has a member.
+/// Whether a list of strings contains `name`.
 fn lists(names: &Value, name: &str) -> bool {
     names.as_array().is_some_and(|names| names.iter().any(|each| each == name))
 }

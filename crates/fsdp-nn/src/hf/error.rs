@@ -1,16 +1,16 @@
-//! What can be wrong with a `config.json`.
+//! Errors in a `config.json`.
 
-/// A `config.json` that does not describe a model we can run.
+/// A `config.json` that does not describe a supported model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The file is no JSON object.
+    /// The file is not a JSON object.
     #[error("config.json is not a JSON object: {what}")]
     Json {
         /// The parser's message.
         what: String,
     },
-    /// A key that must be there is not.
+    /// A required key is missing.
     #[error("config.json lacks `{key}`; take it from the file that the model was published with")]
     Missing {
         /// The key.
@@ -23,7 +23,7 @@ pub enum ConfigError {
         key: String,
         /// The rejected value, as JSON.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         expected: &'static str,
     },
     /// A size beyond what is supported.
@@ -33,10 +33,10 @@ pub enum ConfigError {
         key: String,
         /// The rejected value, as JSON.
         value: String,
-        /// The largest that is supported.
+        /// The largest supported value.
         limit: usize,
     },
-    /// A `model_type` that no family has.
+    /// A `model_type` that belongs to no family.
     #[error(
         "config.json: `model_type` = {model_type} is not supported; the most similar family that is: \"{nearest}\", all: {}",
         super::families::supported()
@@ -47,14 +47,14 @@ pub enum ConfigError {
         /// The family with the most similar name.
         nearest: &'static str,
     },
-    /// A value that changes the mathematics in a way that is not supported.
+    /// A value that would change the model's mathematics in an unsupported way.
     #[error("config.json: `{key}` = {value} is not supported, only {supported}")]
     Unsupported {
         /// The key.
         key: String,
         /// The rejected value, as JSON.
         value: String,
-        /// The values that are.
+        /// The supported values.
         supported: String,
     },
     /// Two sizes that do not fit each other.

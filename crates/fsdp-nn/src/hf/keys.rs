@@ -7,17 +7,17 @@ use serde_json::{Map, Value};
 
 use super::error::ConfigError;
 
-/// The keys of a JSON object; `null` is the same as absent.
+/// The keys of a JSON object; `null` is treated as absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keys<'a> {
     object: Option<&'a Map<String, Value>>,
-    /// The key that holds the object; `None` for the whole file.
+    /// The key of the object within the file; `None` for the whole file.
     inside: Option<&'static str>,
-    /// Where it is noted what is asked for, if anybody wants to know.
+    /// Records the keys that are read, if needed.
     asked: Option<&'a Asked>,
 }
 
-/// The keys of a file that were asked for, and which values are taken where others are refused.
+/// The keys of a file that were read, each with the accepted values if others are refused.
 pub(super) type Asked = RefCell<BTreeMap<String, Option<String>>>;
 
 impl<'a> Keys<'a> {
@@ -26,7 +26,7 @@ impl<'a> Keys<'a> {
         Self { object: Some(object), inside: None, asked }
     }
 
-    /// The value of a key, or `None` when it is absent or `null`.
+    /// Returns the value of a key, or `None` if it is absent or `null`.
     pub(super) fn get(self, key: &str) -> Option<&'a Value> {
         if let Some(asked) = self.asked {
             asked.borrow_mut().entry(self.path(key)).or_default();
@@ -34,29 +34,29 @@ impl<'a> Keys<'a> {
         self.object?.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether a key is there, if only as `null`.
+    /// Whether a key exists, even as `null`.
     pub(super) fn contains(self, key: &str) -> bool {
         self.object.is_some_and(|object| object.contains_key(key))
     }
 
-    /// A key as errors name it.
+    /// Returns the name of a key for error messages.
     pub(super) fn path(self, key: &str) -> String {
         self.inside.map_or(key.to_owned(), |outer| format!("{outer}.{key}"))
     }
 
-    /// A key whose value is of the wrong type or outside its range.
+    /// An error for a value of the wrong type or outside its range.
     pub(super) fn wrong(self, key: &str, expected: &'static str) -> ConfigError {
         let value = self.get(key).map_or("null".to_owned(), Value::to_string);
         ConfigError::Value { key: self.path(key), value, expected }
     }
 
-    /// A key whose value changes the mathematics in a way that is not supported.
+    /// An error for a value that would change the model's mathematics in an unsupported way.
     pub(super) fn unsupported(self, key: &str, supported: &str) -> ConfigError {
         let value = self.get(key).map_or("null".to_owned(), Value::to_string);
         ConfigError::Unsupported { key: self.path(key), value, supported: supported.to_owned() }
     }
 
-    /// A size from 1 to `limit` under the first of several spellings that is there.
+    /// Reads a size from 1 to `limit`, under the first present one of several spellings.
     pub(super) fn size(self, spellings: &[&str], limit: usize) -> Result<Option<usize>, ConfigError> {
         let found = spellings.iter().find_map(|&key| Some((key, self.get(key)?)));
         let Some((key, value)) = found else { return Ok(None) };
@@ -69,12 +69,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// As [`Keys::size`], but it must be there.
+    /// As [`Keys::size`], for a required key.
     pub(super) fn required_size(self, spellings: &[&str], limit: usize) -> Result<usize, ConfigError> {
         self.size(spellings, limit)?.ok_or_else(|| ConfigError::Missing { key: self.path(spellings[0]) })
     }
 
-    /// A number that `accepts` accepts, if it is there.
+    /// Reads a number for which `accepts` is true, if the key is present.
     pub(super) fn optional_number(
         self,
         key: &str,
@@ -86,7 +86,7 @@ impl<'a> Keys<'a> {
         number.map(Some).ok_or_else(|| self.wrong(key, expected))
     }
 
-    /// As [`Keys::optional_number`], with a value that absence stands for.
+    /// As [`Keys::optional_number`], with a default.
     pub(super) fn number(
         self,
         key: &str,
@@ -97,12 +97,12 @@ impl<'a> Keys<'a> {
         Ok(self.optional_number(key, expected, accepts)?.unwrap_or(default))
     }
 
-    /// A positive number.
+    /// Reads a positive number.
     pub(super) fn positive(self, key: &str, default: f64) -> Result<f64, ConfigError> {
         self.number(key, default, "a positive number", |number| number > 0.0)
     }
 
-    /// A list of so many positive numbers.
+    /// Reads a list of `count` positive numbers.
     pub(super) fn positive_numbers(self, key: &str, count: usize) -> Result<Vec<f64>, ConfigError> {
         let list = self.get(key).ok_or_else(|| ConfigError::Missing { key: self.path(key) })?;
         let list = list.as_array().filter(|list| list.len() == count);
@@ -114,29 +114,29 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A probability of dropping something.
+    /// Reads a dropout rate.
     pub(super) fn probability(self, key: &str, default: f64) -> Result<f64, ConfigError> {
         self.number(key, default, "at least 0 and below 1", |p| (0.0..1.0).contains(&p))
     }
 
-    /// The deviation of initial weights.
+    /// Reads the standard deviation of initial weights.
     pub(super) fn initializer_range(self, absent: f64) -> Result<f64, ConfigError> {
         self.number("initializer_range", absent, "a number that is not negative", |std| std >= 0.0)
     }
 
-    /// A truth value.
+    /// Reads a boolean.
     pub(super) fn flag(self, key: &str, default: bool) -> Result<bool, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(default) };
         value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))
     }
 
-    /// A text.
+    /// Reads a string.
     pub(super) fn text(self, key: &str) -> Result<Option<&'a str>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
     }
 
-    /// Rejects a key whose value is there and none of `accepts`.
+    /// Rejects a key that is present and for which `accepts` is false.
     pub(super) fn only(
         self,
         key: &str,
@@ -163,7 +163,7 @@ impl<'a> Keys<'a> {
         self.only(key, "null", |_| false)
     }
 
-    /// Rejects keys of an object that are none of `known`.
+    /// Rejects keys of an object other than `known`.
     pub(super) fn only_known(self, known: &[&str]) -> Result<(), ConfigError> {
         let mut keys = self.object.into_iter().flatten().filter(|(_, value)| !value.is_null());
         match keys.find(|(key, _)| !known.contains(&key.as_str())) {
@@ -172,14 +172,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// The object under a key; none where that is absent or empty.
+    /// Returns the object under a key; `None` if it is absent or empty.
     pub(super) fn object(self, key: &'static str) -> Result<Option<Keys<'a>>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let object = value.as_object().ok_or_else(|| self.wrong(key, "an object"))?;
         Ok((!object.is_empty()).then_some(Keys { object: Some(object), inside: Some(key), ..self }))
     }
 
-    /// As [`Keys::object`], for an object in an object: `path` names both.
+    /// As [`Keys::object`], for a nested object; `path` names both keys.
     pub(super) fn inner_object(
         self,
         key: &'static str,
@@ -188,7 +188,7 @@ impl<'a> Keys<'a> {
         Ok(self.object(key)?.map(|object| Keys { inside: Some(path), ..object }))
     }
 
-    /// An object without keys that stands for one that is absent.
+    /// Returns an empty object that stands for an absent one.
     pub(super) fn absent(self, key: &'static str) -> Keys<'a> {
         Keys { object: None, inside: Some(key), ..self }
     }

@@ -1,9 +1,8 @@
-//! Hugging Face models: `config.json` in, a described model out, and the names of checkpoint tensors.
+//! Hugging Face models: parses a `config.json` to a described model, and knows the names of checkpoint tensors.
 //!
-//! Every key that changes the mathematics is either supported or rejected by name; all others are ignored,
-//! and the file is kept as it is, so that an export carries them on. Spellings of transformers 4 and 5 are
-//! understood. Names, shapes and orientations need no map: a model's description *is* that of its
-//! checkpoint.
+//! Every key that changes the mathematics is either supported or rejected by name. All others are ignored, and the
+//! file is kept unchanged, so that an export preserves them. Spellings of transformers 4 and 5 are supported. Names,
+//! shapes and orientations need no mapping: a model's description *is* that of its checkpoint.
 
 mod config;
 mod error;

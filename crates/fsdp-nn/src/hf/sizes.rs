@@ -1,7 +1,7 @@
-//! The sizes of a model, whatever its family, and a small model with the same proportions.
+//! The sizes of a model of any family, and a small model with the same proportions.
 //!
-//! Sizes that are equal stay equal and sizes that differ stay different, because parameters with equal row
-//! lengths share a segment.
+//! Equal sizes stay equal and different sizes stay different, because parameters with equal row lengths share a
+//! segment.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,60 +13,61 @@ use crate::model::{Architecture, Decoder, DecoderConfig, Gpt2, Gpt2Config, Layer
 const KV_HEADS_MAX: usize = 2;
 const QUERIES_PER_KV_HEAD_MAX: usize = 4;
 const HEADS_MAX: usize = 4;
-/// Even, for rotary positions; more where only a part of a head rotates.
+/// Even, for rotary positions; exceeded if only a part of a head rotates.
 const HEAD_DIM_MAX: usize = 4;
-/// More than a token is sent to, where that was so.
+/// More than the experts per token, if that was so in the original.
 const EXPERTS_SMALL: usize = 4;
 const TOP_SMALL: usize = 2;
-/// Widths are multiples of it, as those of large models are of larger numbers.
+/// Widths are multiples of this, as those of large models are multiples of larger numbers.
 const WIDTH_STEP: usize = 4;
 
-/// What a family makes of a `config.json`: the description of an architecture.
+/// The sizes that a family parses from a `config.json`; they describe an architecture.
 pub trait Sizes: fmt::Debug + Send + Sync {
-    /// Describes the model.
+    /// Builds the model.
     ///
     /// # Errors
-    /// [`Error::Model`] when the description contradicts itself.
+    /// [`Error::Model`] if the description is inconsistent.
     fn build(&self) -> Result<Arc<dyn Architecture>, Error>;
 
-    /// The numbers that all architectures have.
+    /// Returns the sizes that all architectures have.
     fn summary(&self) -> Summary;
 
-    /// A small model of the same kind: everything that decides over correctness is kept, what decides over time is cut.
+    /// Returns a small model of the same kind: features that affect correctness are kept, sizes that affect run time
+    /// are reduced.
     fn shrink(&self, to: Small) -> Arc<dyn Sizes>;
 }
 
-/// How small a model is to be.
+/// The target size of a small model.
 #[derive(Clone, Copy, Debug)]
 pub struct Small {
-    /// Layers, at most.
+    /// Maximum number of layers.
     pub layers: usize,
-    /// Tokens of the vocabulary, at most (`None`: as many as before).
+    /// Maximum size of the vocabulary; `None` to keep it.
     pub vocab: Option<usize>,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
 }
 
 /// Sizes that every model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Elements of a hidden state.
+    /// Elements per hidden state.
     pub hidden: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
-    /// Elements between the two halves of the MLP.
+    /// Inner width of the MLP.
     pub inner: usize,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// The sequence length that the model was made for.
+    /// Sequence length the model was made for.
     pub positions: usize,
-    /// Whether it has a parameter for each position, so that there are no others.
+    /// Whether positions are learned parameters, which limits the sequence length.
     pub positions_are_learned: bool,
 }
 
@@ -105,7 +106,7 @@ impl Sizes for DecoderConfig {
         let heads = kv_heads * queries.min(QUERIES_PER_KV_HEAD_MAX);
         let head_dim = small_head(self);
         let layers = few(&self.layers, to.layers).into_iter();
-        // A window that leaves something out still does.
+        // Keeps windows smaller than the sequence.
         let cut_window = |window: usize| window.min(to.seq_len.div_ceil(2));
         let attention = self.num_attention_heads * self.head_dim;
         let hidden = scaled(self.hidden_size, attention, heads * head_dim);
@@ -167,7 +168,7 @@ impl Sizes for Gpt2Config {
     }
 }
 
-/// Elements of a small head: as few as have pairs that rotate in every layer that had them.
+/// Elements of a small head: the minimum for which every rotated layer still rotates a whole number of pairs.
 fn small_head(config: &DecoderConfig) -> usize {
     let rotates = |head_dim: usize| {
         let ropes = config.layers.iter().filter_map(|layer| layer.rope.as_ref());
@@ -181,7 +182,7 @@ fn cut(vocab: usize, needed: Option<usize>) -> usize {
     needed.map_or(vocab, |needed| vocab.min(needed))
 }
 
-/// The size that is to `new` what `size` is to `old`.
+/// Scales `size` by the ratio of `new` to `old`.
 fn scaled(size: usize, old: usize, new: usize) -> usize {
     if size == old || new >= old {
         return if size == old { new } else { size };
@@ -191,7 +192,7 @@ fn scaled(size: usize, old: usize, new: usize) -> usize {
     different.min(size)
 }
 
-/// A few of all layers in their order: one of each kind, then the first others.
+/// Selects some layers in their order: one of each kind, then the first of the others.
 fn few<T: Clone + PartialEq>(layers: &[T], count: usize) -> Vec<T> {
     let count = count.min(layers.len());
     let (first, others): (Vec<usize>, Vec<usize>) =

@@ -1,4 +1,4 @@
-//! [`Backend`] on the host: each family of operations has its kernels in a file, behind one `match`.
+//! [`Backend`] on the host: one file of kernels per family of operations, selected by one `match`.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::{DType, Error};
@@ -15,7 +15,7 @@ pub(super) type Call<'o, 'a> = Operands<'o, 'a, HostBuffer>;
 
 impl Backend for HostMemory {
     fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
-        // The dtype of what is computed with: that of the values, or of the logits.
+        // The dtype of the computation: that of the values, or of the logits.
         let first = operands.reads.iter().map(|slice| slice.buffer.dtype());
         let written = operands.writes.iter().map(|write| write.slice.buffer.dtype());
         let dtype = first.chain(written).find(|dtype| dtype.is_float());
@@ -33,7 +33,7 @@ impl Backend for HostMemory {
 }
 
 impl HostMemory {
-    /// A gradient that is overwritten or added to.
+    /// Returns a gradient target that is overwritten or added to.
     pub(super) fn target<'a>(&self, write: Write<'a, HostBuffer>) -> Result<Target<'a>, Error> {
         Ok(Target { data: self.floats_mut(write.slice)?, accumulate: write.accumulate })
     }

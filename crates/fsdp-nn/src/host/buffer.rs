@@ -1,7 +1,7 @@
 //! Handles of host storage.
 //!
-//! A handle is an entry in the rank's account ([`Lease`]) and, once something was written, storage. Both are
-//! reference counted: a handle whose lease or storage has other owners is shared and can not be written.
+//! A handle consists of an entry in the rank's account ([`Lease`]) and, once something was written, storage. Both are
+//! reference counted: a handle whose lease or storage has other owners is shared and cannot be written.
 
 use std::sync::Arc;
 
@@ -19,23 +19,23 @@ pub struct HostBuffer {
     lease: Arc<Lease>,
     source: Source,
     storage: Option<Arc<Block>>,
-    /// Storage that was kept when the contents were given up.
+    /// Storage retained when the contents were released.
     spare: Option<Arc<Block>>,
     dtype: DType,
     len: usize,
 }
 
-/// Where a buffer's storage comes from.
+/// The origin of a buffer's storage.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) pool: Arc<HostPool>,
-    /// Whether storage is poisoned when it is new and when it is given up.
+    /// Whether to poison storage when it is allocated and when it is released.
     pub(super) poison: bool,
-    /// Whether a buffer keeps its storage when its contents are given up.
+    /// Whether a buffer retains its storage when its contents are released.
     pub(super) resident: bool,
 }
 
-/// Storage with a dtype, filled with poison before it goes back to the pool when asked to.
+/// Storage with a dtype. It is filled with poison before it returns to the pool, if `poison` is set.
 #[derive(Debug)]
 struct Block {
     storage: Storage,
@@ -56,12 +56,12 @@ fn poison(storage: &mut Storage, dtype: DType) {
 }
 
 impl HostBuffer {
-    /// A handle without storage.
+    /// Creates a handle without storage.
     pub(super) fn new(lease: Arc<Lease>, source: Source, dtype: DType, len: usize) -> Self {
         Self { lease, source, storage: None, spare: None, dtype, len }
     }
 
-    /// The elements of a range.
+    /// Returns the elements of a range.
     pub(super) fn elements<T: Scalar>(slice: Slice<'_, Self>) -> Result<&[T], Error> {
         let buffer = slice.buffer;
         buffer.expect_dtype::<T>()?;
@@ -73,7 +73,7 @@ impl HostBuffer {
         Ok(&block.storage.elements()[slice.offset..slice.offset + slice.len])
     }
 
-    /// All elements, writable; takes storage from the buffer's own pool if there is none, whoever writes.
+    /// Returns all elements, writable; takes storage from the buffer's own pool if it has none.
     pub(super) fn elements_mut<T: Scalar>(&mut self) -> Result<&mut [T], Error> {
         self.expect_dtype::<T>()?;
         let readers = self.other_handles();
@@ -90,8 +90,8 @@ impl HostBuffer {
         Ok(&mut block.storage.elements_mut()[..len])
     }
 
-    /// Takes storage before it is needed, when the buffer keeps it anyway: else it might get storage that only
-    /// happens to be free, and something else would have to allocate later.
+    /// Takes storage in advance if the buffer is resident. Otherwise it might later get storage that only happens to
+    /// be free, and another buffer would have to allocate.
     pub(super) fn reserve(&mut self) -> Result<(), Error> {
         if self.source.resident && self.len > 0 {
             self.spare = Some(self.take_storage()?);
@@ -111,7 +111,7 @@ impl HostBuffer {
         Ok(Arc::new(Block { storage, dtype: self.dtype, poison: *poisons }))
     }
 
-    /// Gives up the contents, and the storage too unless it is to be kept and nobody else reads it.
+    /// Releases the contents, and the storage too unless it is retained and has no other reader.
     pub(super) fn release(&mut self) {
         let Some(mut block) = self.storage.take() else { return };
         if !self.source.resident {
@@ -125,7 +125,7 @@ impl HostBuffer {
         }
     }
 
-    /// Reads the storage of `other` from now on, if it has any: returns whether it does.
+    /// Shares the storage of `other`; returns whether `other` has storage.
     pub(super) fn share(&mut self, other: &Self) -> bool {
         if other.storage.is_some() {
             self.storage.clone_from(&other.storage);

@@ -1,4 +1,5 @@
-//! Elements of host slices as the bytes of a buffer of any dtype, and back: for memory that moves bytes itself.
+//! Conversions between elements of host slices and the bytes of a buffer of any dtype, for memory that moves bytes
+//! itself.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use fsdp_core::DType;
@@ -9,7 +10,7 @@ use super::floats::{Floats, FloatsMut, transfer};
 /// Writes elements as `dtype`, converting between float dtypes.
 ///
 /// # Panics
-/// When the bytes are not aligned to an element or not as many as needed, or the kinds differ.
+/// If the bytes are not aligned to an element or have the wrong length, or the kinds of dtype differ.
 pub fn convert_to(src: HostSlice<'_>, dtype: DType, bytes: &mut [u8]) {
     match src {
         HostSlice::F32(src) => transfer(Floats::F32(src), floats_mut(dtype, bytes), false),

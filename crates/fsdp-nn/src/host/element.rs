@@ -1,7 +1,7 @@
-//! The element types of kernels: how they are loaded, computed with and rounded.
+//! The element types of kernels: loading, arithmetic and rounding.
 //!
-//! A kernel is generic over the [`Element`] of its tensors and computes in its master type
-//! ([`Element::Acc`], a [`Float`]); bf16 and f16 are widened on load and rounded to nearest even on store.
+//! A kernel is generic over the [`Element`] type of its tensors and computes in its master type ([`Element::Acc`], a
+//! [`Float`]); bf16 and f16 are widened on load and rounded to nearest even on store.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -14,17 +14,17 @@ use half::{bf16, f16};
 use super::floats::{Floats, FloatsMut};
 use super::math;
 
-/// A type that buffers can hold.
+/// An element type of buffers.
 pub(crate) trait Scalar: Pod + Send + Sync + Debug {
-    /// Its run-time name.
+    /// The dtype of this type.
     const DTYPE: DType;
-    /// What released storage is filled with in poison mode: not a number, or an implausible integer.
+    /// The value that fills released storage in poison mode: NaN, or an implausible integer.
     const POISON: Self;
 }
 
-/// A float type of tensors.
+/// A float element type of tensors.
 pub(crate) trait Element: Scalar {
-    /// The type arithmetic is done in.
+    /// The type of arithmetic.
     type Acc: Float;
 
     /// Widens to the type of arithmetic.
@@ -33,10 +33,10 @@ pub(crate) trait Element: Scalar {
     /// Rounds to nearest even.
     fn store(value: Self::Acc) -> Self;
 
-    /// A slice with its type forgotten.
+    /// Erases the element type of a slice.
     fn floats(slice: &[Self]) -> Floats<'_>;
 
-    /// A writable slice with its type forgotten.
+    /// Erases the element type of a writable slice.
     fn floats_mut(slice: &mut [Self]) -> FloatsMut<'_>;
 
     /// Converts from double precision, rounding to nearest even.
@@ -50,7 +50,7 @@ pub(crate) trait Element: Scalar {
     }
 }
 
-/// A type to compute in.
+/// A float type that arithmetic is done in.
 pub(crate) trait Float:
     Element<Acc = Self>
     + Add<Output = Self>
@@ -68,15 +68,15 @@ pub(crate) trait Float:
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// Less than every finite number.
+    /// A value below every finite number.
     const LOWEST: Self;
-    /// Magnitudes as integers: in the order of the numbers, with what is not finite above all that are.
+    /// Magnitudes as integers, ordered like the numbers; non-finite values are above all finite ones.
     type Magnitude: Ord + Copy + Default + Send + Sync;
 
-    /// The slice of this type, if it is one.
+    /// Returns the slice if it has this element type.
     fn from_floats<'a>(floats: Floats<'a>) -> Option<&'a [Self]>;
 
-    /// The writable slice of this type, if it is one.
+    /// Returns the writable slice if it has this element type.
     fn from_floats_mut<'a>(floats: &'a mut FloatsMut<'_>) -> Option<&'a mut [Self]>;
 
     /// Rounds a double precision number.
@@ -88,7 +88,7 @@ pub(crate) trait Float:
     /// The square root, correctly rounded.
     fn sqrt(self) -> Self;
 
-    /// The exponential, within two units in the last place; vectorises for `f32`.
+    /// The exponential, within two units in the last place; vectorizes for `f32`.
     fn exp(self) -> Self;
 
     /// The magnitude.
@@ -136,7 +136,7 @@ impl Scalar for i64 {
     const POISON: Self = i64::MIN;
 }
 
-/// A float type that arithmetic is done in.
+/// Implements the traits for a float type that arithmetic is done in.
 macro_rules! float {
     ($float:ident, $variant:ident, $magnitude:ident, $exp:path) => {
         impl Element for $float {
@@ -201,7 +201,7 @@ macro_rules! float {
                 $exp(self)
             }
 
-            // Signed integers are what all vectors can compare.
+            // Signed, because every vector instruction set can compare signed integers.
             #[inline(always)]
             fn magnitude(self) -> $magnitude {
                 self.to_bits() as $magnitude & $magnitude::MAX
@@ -221,7 +221,7 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    // As `bf16::from_f32`, without a branch, so that it vectorises.
+    // As `bf16::from_f32`, but branchless, so that it vectorizes.
     #[inline(always)]
     fn store(value: f32) -> bf16 {
         let bits = value.to_bits();
@@ -244,12 +244,12 @@ impl Element for bf16 {
     }
 }
 
-// Without branches, so that both vectorise; no intrinsic is needed, and bits do not depend on the processor.
+// Branchless, so that both vectorize, and without intrinsics, so that bits do not depend on the CPU.
 impl Element for f16 {
     type Acc = f32;
 
-    // Exponent and mantissa in their places in an `f32` are 2^-112 of the number, below all but infinity and what is not a
-    // number.
+    // Exponent and mantissa moved to their places in an `f32` give 2^-112 times the number, except for infinity and
+    // NaN.
     #[inline(always)]
     fn load(self) -> f32 {
         let bits = u32::from(self.to_bits());
@@ -259,8 +259,8 @@ impl Element for f16 {
         f32::from_bits(sign | if magnitude >= 0x0f80_0000 { other } else { finite })
     }
 
-    // As M. Dukhan's FP16: a power of two is added below which an `f32` has no more bits than the result may have, so that the
-    // addition rounds. What is too large becomes infinity in the first product.
+    // As in M. Dukhan's FP16: adds a power of two chosen so that the `f32` sum has no more bits than the result, so
+    // the addition rounds. Values that are too large become infinity in the first product.
     #[inline(always)]
     fn store(value: f32) -> f16 {
         let bits = value.to_bits();
@@ -286,7 +286,8 @@ impl Element for f16 {
     }
 }
 
-/// The single precision number between a double and a type with fewer bits, so that what follows from it is rounded once.
+/// Rounds to odd in single precision, so that a following rounding to fewer bits gives the same result as a single
+/// rounding.
 #[inline(always)]
 fn rounded_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -322,7 +323,7 @@ macro_rules! for_float {
 }
 pub(crate) use for_float;
 
-/// [`for_float`] for every dtype.
+/// As `for_float`, for every dtype.
 macro_rules! for_scalar {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -363,7 +364,7 @@ mod tests {
         }
     }
 
-    /// All numbers between which rounding goes the other way, their neighbours, and others.
+    /// Tests all midpoints where the rounding direction changes, their neighbors, and other numbers.
     #[test]
     fn numbers_are_rounded_to_f16_as_the_library_does() {
         let check = |value: f32| {
@@ -375,7 +376,7 @@ mod tests {
             for value in [number, middle, middle.next_up(), middle.next_down()] {
                 [value, -value].into_iter().for_each(check);
             }
-            // As doubles they are nearer to the middle than any single precision number.
+            // Doubles nearer to the midpoint than any single-precision number.
             for (value, up) in [(f64::from(middle).next_up(), 1), (f64::from(middle).next_down(), 0)] {
                 assert_eq!(<f16 as Element>::from_f64(value).to_bits(), bits + up, "{value:e}");
             }

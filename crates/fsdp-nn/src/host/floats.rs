@@ -1,8 +1,8 @@
-//! Ranges whose float type is known at run time only: conversions, and targets of gradients.
+//! Ranges whose float type is known only at run time: conversions, and gradient targets.
 //!
-//! A gradient may be kept in another dtype than the tensors it is computed from. Kernels compute it in
-//! the type of arithmetic and hand it to a [`Target`], which converts and adds or overwrites; each element
-//! is rounded once per call.
+//! A gradient may have another dtype than the tensors it is computed from. Kernels compute it in the type of
+//! arithmetic and pass it to a [`Target`], which converts and adds or overwrites; each element is rounded once per
+//! call.
 
 use half::{bf16, f16};
 
@@ -72,10 +72,10 @@ vectorized! {
     }
 }
 
-/// `dst = src`, or `dst += src` when `accumulate`, each element rounded once.
+/// `dst = src`, or `dst += src` if `accumulate`; each element is rounded once.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub(crate) fn transfer(src: Floats<'_>, dst: FloatsMut<'_>, accumulate: bool) {
     use {Floats as S, FloatsMut as D};
     assert_eq!(src.len(), dst.len(), "elements are converted one to one");
@@ -158,12 +158,12 @@ impl<'a> FloatsMut<'a> {
     }
 }
 
-/// Where a gradient goes.
+/// The destination of a gradient.
 #[derive(Debug)]
 pub(crate) struct Target<'a> {
-    /// The range.
+    /// The range to write.
     pub(crate) data: FloatsMut<'a>,
-    /// Whether to add to what is there.
+    /// Whether to add to the current contents.
     pub(crate) accumulate: bool,
 }
 
@@ -173,7 +173,7 @@ impl<'a> Target<'a> {
         transfer(A::floats(values), self.data.range(start, values.len()), self.accumulate);
     }
 
-    /// The same target for a shorter time.
+    /// Reborrows the target for a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> Target<'_> {
         let len = self.data.len();
         Target { data: self.data.range(0, len), accumulate: self.accumulate }
@@ -185,12 +185,12 @@ impl<'a> Target<'a> {
         self.data.parts(len).into_iter().map(move |data| Target { data, accumulate })
     }
 
-    /// The range itself, when it is of the type of arithmetic.
+    /// Returns the range itself if it has the type of arithmetic.
     pub(crate) fn direct<A: Float>(&mut self) -> Option<&mut [A]> {
         A::from_floats_mut(&mut self.data)
     }
 
-    /// Sets everything to zero.
+    /// Sets all elements to zero.
     pub(crate) fn clear(&mut self) {
         match &mut self.data {
             FloatsMut::F32(slice) => slice.fill(0.0),

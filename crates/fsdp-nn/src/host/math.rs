@@ -1,24 +1,24 @@
-//! Scalar mathematics and reductions that vectorise the same way everywhere.
+//! Scalar mathematics and reductions that vectorize identically everywhere.
 //!
-//! Sums run over [`LANES`] interleaved partial sums that are added pairwise at the end: the order of
-//! additions is a function of the length alone, whatever the width of the machine's vectors. The compiler
-//! never fuses a product and a sum by itself; where [`exp`] does, it says so, in the body of a loop and in
-//! its tail alike. (On a CPU without that instruction the same result is computed slowly.)
+//! Sums run over [`LANES`] interleaved partial sums that are added pairwise at the end, so the order of additions
+//! depends only on the length, not on the width of the CPU's vectors. The compiler never fuses a product and a sum on
+//! its own; [`exp`] requests it explicitly, in the body of a loop and in its tail alike. (On a CPU without that
+//! instruction, the same result is computed slowly.)
 
 use super::element::Float;
 
-/// Interleaved partial sums of a reduction.
+/// Number of interleaved partial sums of a reduction.
 const LANES: usize = 32;
 
-/// `e^x` within two units in the last place (denormal results included), without branches.
+/// `e^x` within two units in the last place (including denormal results), branchless.
 ///
-/// Cody-Waite reduction `x = n ln 2 + r` with `|r| <= ln 2 / 2`, Cephes' polynomial for `e^r`, and `2^n` in
-/// two factors so that neither overflows where the result does not.
+/// Cody-Waite reduction `x = n ln 2 + r` with `|r| <= ln 2 / 2`, Cephes' polynomial for `e^r`, and `2^n` in two
+/// factors, so that neither overflows if the result does not.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Adding this makes the integer part the low bits of the mantissa.
+    // Adding this moves the integer part to the low bits of the mantissa.
     const SHIFT: f32 = 12_582_912.0;
-    // Beyond these the result is 0 or infinite anyway. Comparisons keep NaN.
+    // Beyond these limits the result is 0 or infinite. The comparisons keep NaN.
     let x = if x < -150.0 { -150.0 } else { x };
     let x = if x > 120.0 { 120.0 } else { x };
     let shifted = x.mul_add(std::f32::consts::LOG2_E, SHIFT);
@@ -42,8 +42,8 @@ fn pow2(exponent: i32) -> f32 {
     f32::from_bits((exponent.wrapping_add(127) as u32) << 23)
 }
 
-/// The hyperbolic tangent, within a few units in the last place, without branches: near 0 by a quotient of polynomials
-/// (Lambert's continued fraction), elsewhere by an exponential, whose difference from 1 then loses no digits.
+/// The hyperbolic tangent, within a few units in the last place, branchless: near 0 by a quotient of polynomials
+/// (Lambert's continued fraction), elsewhere by an exponential, whose difference from 1 is then accurate.
 #[inline(always)]
 pub(crate) fn tanh<A: Float>(x: A) -> A {
     let a = if x < A::ZERO { -x } else { x };
@@ -58,19 +58,19 @@ pub(crate) fn tanh<A: Float>(x: A) -> A {
     if a < A::of(0.45) { near } else { far }
 }
 
-/// The sum of `term` over the elements of a slice, in lanes.
+/// Returns the sum of `term` over the elements of a slice, in lanes.
 #[inline(always)]
 pub(crate) fn sum1<A: Float, X: Copy>(x: &[X], term: impl Fn(X) -> A) -> A {
     sum3(x, x, x, |x, _, _| term(x))
 }
 
-/// The sum of `term` over the elements of two slices of equal length, in lanes.
+/// Returns the sum of `term` over the elements of two slices of equal length, in lanes.
 #[inline(always)]
 pub(crate) fn sum2<A: Float, X: Copy, Y: Copy>(x: &[X], y: &[Y], term: impl Fn(X, Y) -> A) -> A {
     sum3(x, y, y, |x, y, _| term(x, y))
 }
 
-/// The sum of `term` over the elements of three slices of equal length, in lanes.
+/// Returns the sum of `term` over the elements of three slices of equal length, in lanes.
 #[inline(always)]
 pub(crate) fn sum3<A: Float, X: Copy, Y: Copy, Z: Copy>(
     x: &[X],
@@ -93,7 +93,7 @@ pub(crate) fn sum3<A: Float, X: Copy, Y: Copy, Z: Copy>(
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest element; NaN elements may be ignored.
+/// Returns the largest element; NaN elements may be ignored.
 #[inline(always)]
 pub(crate) fn max<A: Float>(values: &[A]) -> A {
     let larger = |a: A, b: A| if b > a { b } else { a };
@@ -110,7 +110,7 @@ pub(crate) fn max<A: Float>(values: &[A]) -> A {
     fold(lanes, larger)
 }
 
-/// The sum, lane by lane.
+/// Returns the sum, in lanes.
 #[inline(always)]
 pub(crate) fn sum<A: Float>(values: &[A]) -> A {
     let mut lanes = [A::ZERO; LANES];

@@ -1,4 +1,4 @@
-//! [`Memory`] on the host: every queue is the calling thread, so work is done when a method returns.
+//! [`Memory`] on the host. All queues run on the calling thread, so work is complete when a method returns.
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use super::workers::{TASK_ELEMS, Workers};
 use crate::accounting::Account;
 use crate::lengths;
 
-/// How a rank's host memory works.
+/// Options of a rank's host memory.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// Where storage comes from and goes to; ranks of one world share it.
+    /// The pool that provides storage; shared by the ranks of a world.
     pub pool: Arc<HostPool>,
-    /// Threads that kernels of this rank use; 1 is the calling thread alone.
+    /// Number of threads for this rank's kernels; 1 uses the calling thread only.
     pub threads: usize,
-    /// Whether storage is filled with NaN when it is new and when it is given up, so that a read of
-    /// contents that were not written shows.
+    /// Whether to fill storage with NaN when it is allocated and when it is released, which exposes reads of
+    /// unwritten contents.
     pub poison: bool,
-    /// Whether a buffer keeps its storage when its contents are given up. Then what one rank allocates does not
-    /// depend on the others; else storage goes back to the pool, which takes less of it for many ranks.
+    /// Whether a buffer retains its storage when its contents are released. A rank's allocations are then independent
+    /// of the other ranks. Otherwise storage returns to the pool, which needs less of it for many ranks.
     pub resident: bool,
 }
 
@@ -39,10 +39,10 @@ impl Default for HostOptions {
 
 /// The memory and compute of one rank on the host.
 ///
-/// Accounting is logical: a buffer is counted from [`Memory::allocate`] until its last handle is dropped,
-/// whether or not it has storage, which it takes from the pool when it is first written.
-/// [`Usage::allocations`] counts the storage that the pool had to allocate for this memory. Scratch of
-/// kernels (a few blocks of rows per thread) and the packing buffers of `gemm` are not counted.
+/// Accounting is logical: a buffer is counted from [`Memory::allocate`] until its last handle is dropped, whether or
+/// not it has storage, which it takes from the pool when it is first written. [`Usage::allocations`] counts the
+/// storage that the pool had to allocate for this memory. Scratch of kernels (a few blocks of rows per thread) and
+/// the packing buffers of `gemm` are not counted.
 #[derive(Debug)]
 pub struct HostMemory {
     account: Arc<Account>,
@@ -51,72 +51,72 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// The memory of one rank.
+    /// Creates the memory of one rank.
     ///
     /// # Errors
-    /// [`Error::Device`] when the threads can not be started.
+    /// [`Error::Device`] if the threads cannot be started.
     pub fn new(options: HostOptions) -> Result<Self, Error> {
         Self::with_account(options, Arc::default())
     }
 
-    /// The memory of one rank that counts in `account`, as other memory of the same rank does.
+    /// Creates the memory of one rank with an account that it shares with other memory of the same rank.
     ///
     /// # Errors
-    /// [`Error::Device`] when the threads can not be started.
+    /// [`Error::Device`] if the threads cannot be started.
     pub fn with_account(options: HostOptions, account: Arc<Account>) -> Result<Self, Error> {
         let workers = Workers::new(options.threads, Arc::clone(&options.pool))?;
         let source = Source { pool: options.pool, poison: options.poison, resident: options.resident };
         Ok(Self { account, source, workers })
     }
 
-    /// Forgets the peaks of [`Memory::usage`]: what is in use now is the new peak.
+    /// Resets the peaks of [`Memory::usage`] to the current usage.
     pub fn reset_peaks(&self) {
         self.account.reset_peaks();
     }
 
-    /// Where the elements of a range lie: until its buffer is written by others, released or dropped.
+    /// Returns the address of a range, valid until its buffer is written through another method, released or dropped.
     ///
     /// # Errors
-    /// [`Error::Released`] when the buffer has no contents.
+    /// [`Error::Released`] if the buffer has no contents.
     pub fn address(&self, slice: Slice<'_, HostBuffer>) -> Result<*const u8, Error> {
         for_scalar!(slice.buffer.dtype(), E => Ok(self.elements::<E>(slice)?.as_ptr().cast()))
     }
 
-    /// As [`HostMemory::address`], to be written; the buffer takes storage if it has none.
+    /// As [`HostMemory::address`], for writing; the buffer takes storage if it has none.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles.
+    /// [`Error::Shared`] if the storage has other handles.
     pub fn address_mut(&self, slice: SliceMut<'_, HostBuffer>) -> Result<*mut u8, Error> {
         for_scalar!(slice.buffer.dtype(), E => Ok(self.elements_mut::<E>(slice)?.as_mut_ptr().cast()))
     }
 
-    /// The elements of a range as bytes.
+    /// Returns a range as bytes.
     ///
     /// # Errors
-    /// [`Error::Released`] when the buffer has no contents.
+    /// [`Error::Released`] if the buffer has no contents.
     pub fn bytes<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [u8], Error> {
         bytes_of(slice)
     }
 
-    /// As [`HostMemory::bytes`], to be written; the buffer takes storage if it has none.
+    /// As [`HostMemory::bytes`], for writing; the buffer takes storage if it has none.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when there is no room.
+    /// [`Error::Shared`] if the storage has other handles; [`Error::OutOfMemory`] if memory is exhausted.
     pub fn bytes_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<&'a mut [u8], Error> {
         bytes_of_mut(slice)
     }
 
-    /// The threads of kernels.
+    /// Returns the threads that kernels use.
     pub(crate) fn workers(&self) -> &Workers {
         &self.workers
     }
 
-    /// The elements of a range.
+    /// Returns the elements of a range.
     pub(crate) fn elements<'a, T: Scalar>(&self, slice: Slice<'a, HostBuffer>) -> Result<&'a [T], Error> {
         HostBuffer::elements(slice)
     }
 
-    /// The elements of a range, to be written.
+    /// Returns the elements of a range for writing.
     pub(crate) fn elements_mut<'a, T: Scalar>(
         &self,
         slice: SliceMut<'a, HostBuffer>,
@@ -124,12 +124,12 @@ impl HostMemory {
         elements_of_mut(slice)
     }
 
-    /// The floats of a range.
+    /// Returns a range of floats.
     pub(crate) fn floats<'a>(&self, slice: Slice<'a, HostBuffer>) -> Result<Floats<'a>, Error> {
         for_float!(slice.buffer.dtype(), E => Ok(E::floats(self.elements::<E>(slice)?)))
     }
 
-    /// The floats of a range, to be written.
+    /// Returns a range of floats for writing.
     pub(crate) fn floats_mut<'a>(&self, slice: SliceMut<'a, HostBuffer>) -> Result<FloatsMut<'a>, Error> {
         for_float!(slice.buffer.dtype(), E => Ok(E::floats_mut(self.elements_mut::<E>(slice)?)))
     }
@@ -188,7 +188,7 @@ fn bytes_of_mut(slice: SliceMut<'_, HostBuffer>) -> Result<&mut [u8], Error> {
 }
 
 vectorized! {
-    /// The sum of squares in double precision.
+    /// Returns the sum of squares in double precision.
     fn square_sum_of<E: Element>(row: &[E]) -> f64 {
         math::sum1(row, |value| value.to_f64() * value.to_f64())
     }

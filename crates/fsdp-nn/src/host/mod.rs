@@ -1,9 +1,10 @@
 //! The host backend: memory and kernels of one rank that computes on the CPU.
 //!
-//! Every kernel is deterministic: work is split by shape alone, partial results are combined in index order
-//! and vector bodies round like their scalar tails, so the number of threads, the alignment of a buffer and
-//! its offset never change a bit. Matrix products are those of the `gemm` crate; all other loops are plain
-//! Rust over fixed-width lanes, compiled for several instruction sets (module `raw`).
+//! Every kernel is deterministic: work is split by shape only, partial results are combined in index order, and
+//! vector bodies round like their scalar tails. The number of threads, the alignment of a buffer and its offset
+//! therefore never change a bit. Matrix products use the `gemm` crate (and the CPU's bf16 instructions where they are
+//! faster); all other loops are plain Rust over fixed-width lanes, compiled for several instruction sets (module
+//! `raw`).
 
 mod backend;
 mod buffer;

@@ -1,9 +1,9 @@
 //! Storage of buffers and scratch, kept for reuse and shared by all ranks of a world.
 //!
-//! Storage is whole cache lines, so that every buffer is aligned for the widest vectors, and any dtype can
-//! reuse a block of the same size. Blocks are found again by their exact size: training asks for the same
-//! sizes in every step, so after the first one nothing is allocated. [`Scratch`] is what kernels need within
-//! one call; it is not counted by any rank, and as much exists as was ever in use at once.
+//! Storage is allocated in whole cache lines, so that every buffer is aligned for the widest vectors, and any dtype
+//! can reuse a block of the same size. Free blocks are looked up by exact size: training requests the same sizes in
+//! every step, so nothing is allocated after the first. [`Scratch`] is temporary storage of a kernel call; no rank
+//! counts it, and its total is the maximum ever in use at once.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,21 +18,22 @@ use fsdp_core::memory::Category;
 use fsdp_core::out_of_memory::Size;
 use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
-/// Where storage comes from when it is not the allocator's: host memory that a device can copy from and to.
+/// An alternative source of storage to the allocator: host memory that a device can copy from and to.
 pub trait HostBlocks: Send + Sync + fmt::Debug {
-    /// A block of at least `bytes` bytes of unspecified contents, aligned to 64, for a buffer of a category.
+    /// Allocates a block of at least `bytes` bytes of unspecified contents, aligned to 64, for a buffer of a
+    /// category.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when there is no room.
+    /// [`Error::OutOfMemory`] if memory is exhausted.
     fn allocate(&self, category: Category, bytes: usize) -> Result<Box<dyn HostBlock>, Error>;
 }
 
-/// A block of host memory that is given back when it is dropped.
+/// A block of host memory that is freed when it is dropped.
 pub trait HostBlock: Send + Sync + fmt::Debug {
-    /// All of it.
+    /// Returns the whole block.
     fn bytes(&self) -> &[u8];
 
-    /// All of it, writable.
+    /// Returns the whole block, writable.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
@@ -41,30 +42,30 @@ pub trait HostBlock: Send + Sync + fmt::Debug {
 #[repr(C, align(64))]
 pub(super) struct Line([u8; 64]);
 
-/// Free storage of a world of ranks.
+/// The free storage of a world of ranks.
 #[derive(Debug, Default)]
 pub struct HostPool {
     blocks: Mutex<BTreeMap<usize, Vec<Vec<Line>>>>,
     scratch: Mutex<Vec<Vec<Line>>>,
-    /// Of buffers: in use or free.
+    /// Lines of buffer storage, in use or free.
     held_lines: AtomicUsize,
-    /// What storage of buffers is made of, if not of the allocator's memory.
+    /// The source of buffer storage; `None` for the allocator.
     source: Option<Arc<dyn HostBlocks>>,
 }
 
 impl HostPool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// An empty pool whose buffers lie in blocks of `source`. These are not kept for reuse, because a device may
-    /// still copy from them: whoever made them knows when they can go.
+    /// Creates an empty pool whose buffers use blocks of `source`. Freed blocks are not kept for reuse, because a
+    /// device may still copy from them; `source` decides when to reuse them.
     pub fn of_blocks(source: Arc<dyn HostBlocks>) -> Arc<Self> {
         Arc::new(Self { source: Some(source), ..Self::default() })
     }
 
-    /// Gives the storage that no buffer uses back to the allocator.
+    /// Returns unused storage to the allocator.
     pub fn trim(&self) {
         let free = std::mem::take(&mut *self.blocks.lock().unwrap_or_else(PoisonError::into_inner));
         let trimmed_lines: usize = free.iter().map(|(line_count, blocks)| line_count * blocks.len()).sum();
@@ -72,13 +73,13 @@ impl HostPool {
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Bytes of all storage of buffers that was allocated and not trimmed: what a process really holds, where
-    /// accounting by rank is logical.
+    /// Bytes of all buffer storage that was allocated and not trimmed: the actual memory of the process, whereas
+    /// per-rank accounting is logical.
     pub fn held_bytes(&self) -> usize {
         self.held_lines.load(Ordering::Relaxed) * size_of::<Line>()
     }
 
-    /// Storage for `bytes` bytes of unspecified contents, and whether it is new.
+    /// Returns storage for `bytes` bytes of unspecified contents, and whether it is newly allocated.
     pub(super) fn take(self: &Arc<Self>, category: Category, bytes: usize) -> Result<(Storage, bool), Error> {
         if let Some(source) = &self.source {
             return Ok((Storage::Foreign(source.allocate(category, bytes)?), true));
@@ -106,17 +107,17 @@ impl HostPool {
         OutOfMemory { kind: MemoryKind::Host, category, bytes: Some(bytes), in_use }.into()
     }
 
-    /// `len` elements of unspecified contents for the duration of a kernel.
+    /// Returns `len` elements of unspecified contents for the duration of a kernel.
     ///
     /// # Panics
-    /// When the host has no room for them. A kernel can not fail, and this is little beside what it works on.
+    /// If memory is exhausted. A kernel cannot fail, and its scratch is small compared to its operands.
     pub(crate) fn scratch<A: Pod>(self: &Arc<Self>, len: usize) -> Scratch<A> {
         let line_count = (len * size_of::<A>()).div_ceil(size_of::<Line>());
         let mut free = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = free.iter().rposition(|lines| lines.len() >= line_count);
         let reused = fitting.map(|index| free.swap_remove(index)).or_else(|| free.pop());
         drop(free);
-        // A block that is too small is not worth copying.
+        // A block that is too small is replaced, not grown, which would copy it.
         let lines =
             reused.filter(|lines| lines.len() >= line_count).unwrap_or_else(|| {
                 match try_zeroed_vec(line_count) {
@@ -128,7 +129,7 @@ impl HostPool {
     }
 }
 
-/// A block of storage; dropping it gives it back to where it came from.
+/// A block of storage; dropping it returns it to its origin.
 #[derive(Debug)]
 pub(super) enum Storage {
     Own(PooledLines),
@@ -136,7 +137,7 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    /// All of it, as elements.
+    /// Returns the whole block as elements.
     pub(super) fn elements<T: Pod>(&self) -> &[T] {
         match self {
             Storage::Own(own) => bytemuck::cast_slice(&own.lines),
@@ -144,7 +145,7 @@ impl Storage {
         }
     }
 
-    /// All of it, as writable elements.
+    /// Returns the whole block as writable elements.
     pub(super) fn elements_mut<T: Pod>(&mut self) -> &mut [T] {
         match self {
             Storage::Own(own) => bytemuck::cast_slice_mut(&mut own.lines),
@@ -161,7 +162,7 @@ fn whole_elements<T: Pod>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
 }
 
-/// Lines of a pool.
+/// Lines that return to a pool when dropped.
 #[derive(Debug)]
 pub(super) struct PooledLines {
     lines: Vec<Line>,

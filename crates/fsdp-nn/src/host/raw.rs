@@ -1,8 +1,8 @@
-//! The only unsafe code of this crate: calls of `gemm`, and of functions compiled for wider vectors or for instructions
-//! on bf16.
+//! The only unsafe code of this crate: calls of `gemm`, and of functions compiled for wider vectors or for bf16
+//! instructions.
 //!
-//! They are wrapped so that callers can not break them: matrices come as `ndarray` views, whose pointers and
-//! strides are valid by construction, and such a function is entered only after the CPU was asked.
+//! The wrappers are sound for all callers: matrices are `ndarray` views, whose pointers and strides are valid by
+//! construction, and a function for specific CPU features is called only after their detection.
 
 use std::sync::LazyLock;
 
@@ -13,11 +13,11 @@ use raw_cpuid::CpuId;
 
 use super::element::Float;
 
-/// `dst = lhs * rhs`, or `dst += lhs * rhs`, on `threads` threads of the current rayon pool (1: inline). The
-/// bits do not depend on the number of threads.
+/// `dst = lhs * rhs`, or `dst += lhs * rhs`, on `threads` threads of the current rayon pool (1: inline). The bits do
+/// not depend on the number of threads.
 ///
 /// # Panics
-/// When the shapes do not fit each other.
+/// If the shapes do not fit each other.
 pub(crate) fn product<A: Float>(
     mut dst: ArrayViewMut2<'_, A>,
     accumulate: bool,
@@ -43,9 +43,9 @@ pub(crate) fn product<A: Float>(
         [lhs.strides()[0], lhs.strides()[1]],
         [rhs.strides()[0], rhs.strides()[1]],
     );
-    // SAFETY: pointers, shapes and strides are those of live ndarray views, so every element gemm touches is
-    // in bounds; `dst` is a mutable view, so it overlaps neither input and no two of its elements coincide;
-    // the shapes were checked to fit above; `A` is f32 or f64 (the only `Float`s), which gemm supports.
+    // SAFETY: pointers, shapes and strides come from live ndarray views, so every element gemm touches is in bounds;
+    // `dst` is a mutable view, so it overlaps neither input and no two of its elements coincide; the shapes were
+    // checked to fit above; `A` is f32 or f64 (the only `Float`s), which gemm supports.
     unsafe {
         gemm::gemm(
             m,
@@ -71,17 +71,17 @@ pub(crate) fn product<A: Float>(
     }
 }
 
-/// Rows of a tile of [`Bf16Dot`].
+/// Number of rows in a tile of [`Bf16Dot`].
 pub(crate) const TILE_ROWS: usize = 12;
-/// Columns of a tile of [`Bf16Dot`].
+/// Number of columns in a tile of [`Bf16Dot`].
 pub(crate) const TILE_COLS: usize = 32;
 
-/// Instructions that multiply pairs of bf16 and add in f32. Who has a value has a CPU with them.
+/// Instructions that multiply pairs of bf16 and add in f32. A value of this type proves that the CPU has them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bf16Dot(());
 
 impl Bf16Dot {
-    /// The instructions, if this CPU has them.
+    /// Returns the instructions if this CPU has them.
     pub(crate) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
@@ -90,8 +90,9 @@ impl Bf16Dot {
         None
     }
 
-    /// The instructions, if this CPU has them and products by them are faster than in f32: on AMD's since Zen 4, which are
-    /// nearly twice as fast by them. Intel's (Sapphire Rapids) take half as many pairs a second as they take elements of f32.
+    /// Returns the instructions if this CPU has them and their products are faster than in f32. That is so on AMD
+    /// CPUs since Zen 4, where they are nearly twice as fast. Intel's (Sapphire Rapids) process half as many pairs
+    /// per second as elements of f32.
     pub(crate) fn where_fast() -> Option<Self> {
         static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
             #[cfg(target_arch = "x86_64")]
@@ -102,11 +103,11 @@ impl Bf16Dot {
         Self::detect().filter(|_| *IS_AMD)
     }
 
-    /// The products of rows with columns, into `tile`: of every entry, which holds a pair of elements of each row and column,
-    /// both products are added. Products are exact, sums are rounded; subnormal numbers count as zero.
+    /// Computes the products of rows with columns into `tile`. An entry holds a pair of elements of each row and
+    /// column; both products are added. Products are exact, sums are rounded; subnormal numbers count as zero.
     ///
     /// # Panics
-    /// When there are not as many entries of rows as of columns.
+    /// If the numbers of entries of rows and columns differ.
     pub(crate) fn tile(
         self,
         rows: &[[u32; TILE_ROWS]],
@@ -114,7 +115,7 @@ impl Bf16Dot {
         tile: &mut [[f32; TILE_COLS]; TILE_ROWS],
     ) {
         assert_eq!(rows.len(), columns.len(), "rows and columns are summed together");
-        // SAFETY: `detect` found the features that `bf16_tile` is compiled for, or there would be no `self`.
+        // SAFETY: `self` exists only if `detect` found the features that `bf16_tile` is compiled for.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             bf16_tile(rows, columns, tile);
@@ -135,9 +136,9 @@ fn bf16_tile(
         __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32, _mm512_setzero_ps,
         _mm512_storeu_ps,
     };
-    // SAFETY: both are 64 bytes of plain bits.
+    // SAFETY: both types are 64 bytes of plain bits.
     let pairs = |bits: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(bits) };
-    // In registers: two of 16 columns for every row.
+    // The sums stay in registers: two registers of 16 columns for every row.
     let mut sums = [[_mm512_setzero_ps(); 2]; TILE_ROWS];
     for (row, columns) in rows.iter().zip(columns) {
         let (halves, _) = columns.as_chunks::<16>();
@@ -159,10 +160,10 @@ fn bf16_tile(
     }
 }
 
-/// What the CPU was found to have.
+/// The vector width that the CPU supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vectors {
-    /// What the build assumes.
+    /// The features that the build assumes.
     Baseline,
     /// 256 bits: AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
@@ -172,7 +173,7 @@ pub(crate) enum Vectors {
     Widest,
 }
 
-/// The widest vectors of this CPU; detection is cached by the standard library.
+/// Returns the widest vectors of this CPU; the standard library caches the detection.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn vectors() -> Vectors {
@@ -190,16 +191,16 @@ pub(crate) fn vectors() -> Vectors {
     }
 }
 
-/// The widest vectors of this CPU.
+/// Returns the widest vectors of this CPU.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 pub(crate) fn vectors() -> Vectors {
     Vectors::Baseline
 }
 
-/// Defines a function whose body is compiled for several vector widths, chosen when it is called. The body
-/// must call only functions that are inlined into it. Floating-point results are the same for every width,
-/// because the compiler may neither reorder nor fuse operations.
+/// Defines a function whose body is compiled for several vector widths and selected at run time. The body must call
+/// only functions that are inlined into it. Floating-point results are the same for every width, because the compiler
+/// may neither reorder nor fuse operations.
 macro_rules! vectorized {
     (
         $(#[$meta:meta])*

@@ -1,7 +1,7 @@
-//! The threads a rank computes with.
+//! The threads that a rank computes with.
 //!
-//! A kernel cuts its work by shape into tasks that write disjoint ranges; which thread runs a task, and how
-//! many threads there are, is of no consequence for the result.
+//! A kernel splits its work by shape into tasks that write disjoint ranges. The result does not depend on which
+//! thread runs a task, or on the number of threads.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,14 +12,14 @@ use rayon::prelude::*;
 
 use super::pool::{HostPool, Scratch};
 
-/// Elements of a task of an element-wise kernel: small enough for a core's cache, large enough to outweigh
-/// handing it over.
+/// Elements per task of an element-wise kernel: few enough for a core's cache, enough to outweigh the cost of handing
+/// the task over.
 pub(crate) const TASK_ELEMS: usize = 16 * 1024;
 
-/// Multiplications below which a product is not worth several threads.
+/// Minimum number of multiplications of a product that is run on several threads.
 const PARALLEL_PRODUCT_MIN: usize = 1 << 18;
 
-/// The operating system gives no threads.
+/// The operating system refused to start the threads.
 #[derive(Debug, thiserror::Error)]
 #[error("can not start {threads} threads: {source}")]
 struct NoThreads {
@@ -27,7 +27,7 @@ struct NoThreads {
     source: rayon::ThreadPoolBuildError,
 }
 
-/// A rank's threads, and the scratch memory of what runs on them.
+/// A rank's threads, and the scratch memory of their tasks.
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: Option<ThreadPool>,
@@ -35,7 +35,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// `threads` threads; one (or zero) means the caller's own.
+    /// Starts `threads` threads; with one (or zero), only the calling thread is used.
     pub(crate) fn new(threads: usize, scratch: Arc<HostPool>) -> Result<Self, Error> {
         let build = |threads| {
             rayon::ThreadPoolBuilder::new()
@@ -48,7 +48,7 @@ impl Workers {
         Ok(Self { pool, scratch })
     }
 
-    /// These workers, of which only the caller's own thread works: for what is part of a task.
+    /// Returns workers that use only the calling thread, for work within a task.
     pub(crate) fn inline(&self) -> Self {
         Self { pool: None, scratch: Arc::clone(&self.scratch) }
     }
@@ -76,7 +76,7 @@ impl Workers {
         results.into_iter().map(|result| result.expect("every task was run")).collect()
     }
 
-    /// Runs a product of so many multiplications, telling it how many threads to use.
+    /// Runs a product of `multiplications` multiplications; `run` receives the number of threads to use.
     pub(crate) fn product<R: Send>(&self, multiplications: usize, run: impl FnOnce(usize) -> R + Send) -> R {
         match &self.pool {
             Some(pool) if multiplications >= PARALLEL_PRODUCT_MIN => {
@@ -88,13 +88,14 @@ impl Workers {
         }
     }
 
-    /// Temporary elements of unspecified contents.
+    /// Returns temporary elements of unspecified contents.
     pub(crate) fn scratch<A: Pod>(&self, len: usize) -> Scratch<A> {
         self.scratch.scratch(len)
     }
 }
 
-/// Runs every task of a number. Not generic: else rayon's loop is compiled for each kernel anew, a third of this crate's code.
+/// Runs `count` tasks. Not generic, because otherwise rayon's loop is compiled for each kernel: a third of this
+/// crate's code.
 fn spread(pool: &ThreadPool, count: usize, run: &(dyn Fn(usize) + Sync)) {
     if count < 2 {
         return (0..count).for_each(run);
@@ -102,12 +103,12 @@ fn spread(pool: &ThreadPool, count: usize, run: &(dyn Fn(usize) + Sync)) {
     within(pool, &mut || (0..count).into_par_iter().with_max_len(1).for_each(run));
 }
 
-/// Runs something on the threads of a pool, with the same reason for not being generic.
+/// Runs a function on the threads of a pool. Not generic, for the same reason as [`spread`].
 fn within(pool: &ThreadPool, run: &mut (dyn FnMut() + Send)) {
     pool.install(run);
 }
 
-/// Rows of `width` elements that make one task.
+/// Number of rows of `width` elements per task.
 pub(crate) fn task_rows(width: usize) -> usize {
     (TASK_ELEMS / width.max(1)).max(1)
 }

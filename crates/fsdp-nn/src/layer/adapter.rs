@@ -1,4 +1,4 @@
-//! LoRA: what low-rank adapters add to the linear maps of a described model.
+//! LoRA: low-rank adapters for the linear maps of a described model.
 
 use std::collections::BTreeSet;
 
@@ -10,38 +10,38 @@ use crate::backend::Orientation;
 /// The adapter of a linear map (LoRA: Hu et al., 2021): `y += scale * dropout(x) A^T B^T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adapter {
-    /// `A`, which takes the input to `rank` columns: `rank x inputs`.
+    /// `A`, which maps the input to `rank` columns: `rank x inputs`.
     pub down: Linear,
-    /// `B`, which takes those to the output: `outputs x rank`.
+    /// `B`, which maps these to the output: `outputs x rank`.
     pub up: Linear,
-    /// What the product is multiplied by.
+    /// Factor of the product.
     pub scale: f64,
-    /// Probability of dropping an element of the input.
+    /// Dropout rate of the input.
     pub dropout: f64,
 }
 
-/// How linear maps are adapted.
+/// The settings of LoRA.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lora {
-    /// Rows of `A`, columns of `B`.
+    /// Number of rows of `A` and columns of `B`.
     pub rank: usize,
-    /// What the product is multiplied by: `alpha / rank`, or `alpha / sqrt(rank)` if it is rank-stabilised (rsLoRA:
-    /// Kalajdzievski, 2023).
+    /// Factor of the product: `alpha / rank`, or `alpha / sqrt(rank)` if rank-stabilized (rsLoRA: Kalajdzievski,
+    /// 2023).
     pub scale: f64,
-    /// Probability of dropping an element of the input of `A`.
+    /// Dropout rate of the input of `A`.
     pub dropout: f64,
 }
 
 impl Description {
-    /// Gives linear maps, numbered as in [`Description::linears`], an adapter each, and freezes every other parameter but
-    /// those of `trained`.
+    /// Adds an adapter to each of the linear maps `targets`, numbered as in [`Description::linears`], and freezes all
+    /// other parameters except `trained`.
     ///
-    /// The parameters of an adapter are called `<module>.lora_A.weight` and `<module>.lora_B.weight`. As in PEFT, `A` starts
-    /// uniform (`kaiming_uniform_` with `a = sqrt(5)`: within `1 / sqrt(inputs)`) and `B` zero, so that a model starts as its
-    /// base.
+    /// The parameters of an adapter are named `<module>.lora_A.weight` and `<module>.lora_B.weight`. As in PEFT, `A`
+    /// is initialized uniformly (`kaiming_uniform_` with `a = sqrt(5)`: within `1 / sqrt(inputs)`) and `B` with
+    /// zeros, so that the adapted model initially equals its base.
     ///
     /// # Panics
-    /// When there is no such linear map, or it has an adapter.
+    /// If a linear map does not exist or already has an adapter.
     pub fn adapt(&mut self, targets: &[usize], trained: &BTreeSet<ParamId>, lora: Lora) {
         for (id, param) in self.spec.params.iter_mut().enumerate() {
             param.trainable = trained.contains(&ParamId(id));
@@ -60,7 +60,7 @@ impl Description {
         }
     }
 
-    /// A module below that of a linear map.
+    /// Adds a module below the module of a linear map.
     fn low_rank(&mut self, parent: usize, name: &str, [inputs, outputs]: [usize; 2], init: Init) -> Linear {
         let spec = &mut self.spec;
         let (fqn, weight) = (format!("{}.{name}", spec.modules[parent].fqn), ParamId(spec.params.len()));

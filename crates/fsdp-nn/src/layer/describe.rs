@@ -1,7 +1,7 @@
-//! Writing down a model: modules, parameters, initialisation and blocks, in one pass.
+//! Describes a model in one pass: modules, parameters, initialization and blocks.
 //!
-//! Names are built from the open modules, so that describing a model in the order of its Hugging Face
-//! classes gives the names of its checkpoint.
+//! Names are built from the open modules, so describing a model in the order of its Hugging Face classes gives the
+//! names of its checkpoint.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,34 +19,35 @@ use crate::op::{Balance, LossTerms};
 pub struct Description {
     /// Parameters, modules and blocks.
     pub spec: ModelSpec,
-    /// How each parameter starts, by [`ParamId`].
+    /// Initialization of each parameter, indexed by [`ParamId`].
     pub init: Vec<Init>,
-    /// The linear maps, which can be adapted, with the index of their module.
+    /// The linear maps that can be adapted, each with the index of its module.
     pub linears: Vec<(usize, Linear)>,
-    /// What is added to linear maps, by their weight.
+    /// Adapters of linear maps, by the map's weight.
     pub adapters: BTreeMap<ParamId, Adapter>,
-    /// The part of all tokens that meets a parameter, where that is not every token: those of experts.
+    /// For parameters that do not process every token (those of experts), the fraction of tokens that they process.
     pub token_shares: BTreeMap<ParamId, f64>,
-    /// The blocks that are mixtures, and the experts of each.
+    /// The blocks that are mixtures, with their number of experts.
     pub mixtures: BTreeMap<BlockId, usize>,
-    /// Coefficient of the balancing loss of routers that the model's own configuration asks for; 0 if it asks for none.
+    /// Coefficient of the routers' balancing loss in the model's own configuration; 0 if it has none.
     pub router_loss: f64,
 }
 
 impl Description {
-    /// How a parameter starts.
+    /// Returns the initialization of a parameter.
     pub fn init(&self, id: ParamId) -> Init {
         self.init[id.0]
     }
 
-    /// Its mixtures, if it has any, with the coefficient of their balancing loss; all have as many experts.
+    /// Returns the model's mixtures with the coefficient of their balancing loss, or `None` if it has none. All
+    /// mixtures have the same number of experts.
     pub(crate) fn balance(&self, terms: LossTerms) -> Option<Balance> {
         let LossTerms { router_loss: coefficient, loss_scale, .. } = terms;
         let &experts = self.mixtures.values().next()?;
         Some(Balance { layers: self.mixtures.len(), experts, coefficient, loss_scale })
     }
 
-    /// Where the load of a block's experts lies among those of all mixtures; nowhere, if it is none.
+    /// Returns the range of a block's load among the loads of all mixtures; empty if the block is not a mixture.
     pub(crate) fn load(&self, block: BlockId) -> Range<usize> {
         let len = |experts: &usize| 2 * experts;
         let start = self.mixtures.range(..block).map(|(_, experts)| len(experts)).sum();
@@ -54,7 +55,7 @@ impl Description {
     }
 }
 
-/// Collects a [`Description`].
+/// Builds a [`Description`].
 #[derive(Debug)]
 pub struct Describe {
     description: Description,
@@ -63,7 +64,8 @@ pub struct Describe {
 }
 
 impl Describe {
-    /// Starts a model whose root module is of `class`; weights start normal with deviation `std`.
+    /// Starts a model whose root module is of `class`; weights are initialized from a normal distribution with
+    /// standard deviation `std`.
     pub fn new(class: &str, std: f64) -> Self {
         let root = ModuleSpec { fqn: String::new(), class: class.into(), parent: None, params: Vec::new() };
         let spec = ModelSpec {
@@ -84,7 +86,7 @@ impl Describe {
         Self { description, open: 0, std }
     }
 
-    /// Describes a module: what `inside` adds belongs to it.
+    /// Describes a module; everything that `inside` adds belongs to it.
     pub fn module<T>(&mut self, name: &str, class: &str, inside: impl FnOnce(&mut Self) -> T) -> T {
         let fqn = self.fqn(name);
         let modules = &mut self.description.spec.modules;
@@ -116,14 +118,14 @@ impl Describe {
         })
     }
 
-    /// Adds the router of a mixture of experts: a linear map without a bias, which takes no adapter, as in PEFT.
+    /// Adds the router of a mixture of experts: a linear map without bias, which cannot be adapted, as in PEFT.
     pub fn router(&mut self, name: &str, inputs: usize, experts: usize) -> Linear {
         let init = self.weight_init();
         let weight = self.module(name, "Router", |d| d.param("weight", &[experts, inputs], init));
         Linear { weight, bias: None, inputs, outputs: experts, orientation: Orientation::OutIn }
     }
 
-    /// Adds the weight of an expert (`outputs x inputs`), which a token is sent to with probability `share`.
+    /// Adds the weight of an expert (`outputs x inputs`), to which a fraction `share` of all tokens is routed.
     pub fn expert(&mut self, name: &str, inputs: usize, outputs: usize, share: f64) -> ParamId {
         let init = self.weight_init();
         let weight = self.module(name, "Linear", |d| d.param("weight", &[outputs, inputs], init));
@@ -131,7 +133,8 @@ impl Describe {
         weight
     }
 
-    /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), starting with deviation `std`.
+    /// Adds a module `Conv1D`, GPT-2's linear map (weight `inputs x outputs`), initialized with standard deviation
+    /// `std`.
     pub fn conv1d(&mut self, name: &str, inputs: usize, outputs: usize, std: f64) -> Linear {
         self.module(name, "Conv1D", |d| {
             let weight = d.param("weight", &[inputs, outputs], Init::Normal { std });
@@ -140,7 +143,7 @@ impl Describe {
         })
     }
 
-    /// Notes that the open module is a linear map.
+    /// Records that the open module is a linear map that can be adapted.
     fn adaptable(&mut self, layer: Linear) -> Linear {
         self.description.linears.push((self.open, layer));
         layer
@@ -156,7 +159,7 @@ impl Describe {
         })
     }
 
-    /// Adds an RMS norm of a class (`LlamaRMSNorm`).
+    /// Adds an RMS norm of the given class, for example `LlamaRMSNorm`.
     pub fn rms_norm(&mut self, name: &str, class: &str, width: usize, eps: f64) -> RmsNorm {
         self.module(name, class, |d| RmsNorm {
             weight: d.param("weight", &[width], Init::Ones),
@@ -166,7 +169,7 @@ impl Describe {
         })
     }
 
-    /// As [`Describe::rms_norm`], with a weight that is the scale's difference from one.
+    /// As [`Describe::rms_norm`], with a weight that is added to one to give the scale.
     pub fn centred_rms_norm(&mut self, name: &str, class: &str, width: usize, eps: f64) -> RmsNorm {
         self.module(name, class, |d| RmsNorm {
             weight: d.param("weight", &[width], Init::Zeros),
@@ -186,7 +189,7 @@ impl Describe {
         })
     }
 
-    /// Adds a module `Linear` that is an output head: with weights of its own, or with those of `tied`.
+    /// Adds a module `Linear` as the output head, with its own weight or the one of `tied`.
     pub fn head(&mut self, name: &str, hidden: usize, vocab: usize, tied: Option<&Embedding>) -> Head {
         let init = self.weight_init();
         self.module(name, "Linear", |d| match tied {
@@ -199,7 +202,7 @@ impl Describe {
         })
     }
 
-    /// Adds a block that uses `layers`; `layer` is the repeated layer it belongs to.
+    /// Adds a block that uses `layers`; `layer` is the index of the repeated layer it belongs to.
     pub fn block(&mut self, name: &str, layer: Option<usize>, layers: &[&dyn Layer]) {
         let mut params: Vec<ParamId> = layers.iter().flat_map(|layer| layer.params()).collect();
         params.sort();
@@ -207,21 +210,21 @@ impl Describe {
         self.description.spec.blocks.push(BlockSpec { name: name.into(), params, layer });
     }
 
-    /// Says that the last block is a mixture of so many experts.
+    /// Declares that the last block is a mixture of `experts` experts.
     pub fn mixture(&mut self, experts: usize) {
         let block = BlockId(self.description.spec.blocks.len() - 1);
         self.description.mixtures.insert(block, experts);
     }
 
-    /// The coefficient of the balancing loss of routers that the model's own configuration asks for.
+    /// Sets the coefficient of the routers' balancing loss from the model's own configuration.
     pub fn router_loss(&mut self, coefficient: f64) {
         self.description.router_loss = coefficient;
     }
 
-    /// The finished description.
+    /// Returns the finished description.
     ///
     /// # Errors
-    /// [`Error::Model`] when it contradicts itself (see [`ModelSpec::validate`]).
+    /// [`Error::Model`] if it is inconsistent (see [`ModelSpec::validate`]).
     pub fn finish(mut self) -> Result<Description, Error> {
         self.description.spec.tallies = Counted::tallies(&self.description);
         self.description.spec.validate()?;

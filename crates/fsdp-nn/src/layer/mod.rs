@@ -1,8 +1,8 @@
-//! Layers: plain data that says which parameters an operation reads and how large it is.
+//! Layers: plain data that gives the parameters an operation reads and its sizes.
 //!
-//! A layer holds parameter *ids* and sizes, never values; the operations of a
-//! [`Builder`](crate::graph::Builder) take a layer, and its parameters are looked up when they run. Layers are made by
-//! [`Describe`], which at the same time writes down modules, names, shapes and initialisation.
+//! A layer holds parameter *ids* and sizes, never values. The operations of a [`Builder`](crate::graph::Builder) take
+//! a layer, and its parameters are looked up when they run. [`Describe`] creates layers while it records modules,
+//! names, shapes and initialization.
 
 mod adapter;
 mod describe;
@@ -17,9 +17,9 @@ pub use describe::{Describe, Description};
 
 use crate::backend::{AttentionDims, Orientation};
 
-/// Something that reads parameters.
+/// A layer that reads parameters.
 pub trait Layer {
-    /// The parameters that it reads.
+    /// Returns the parameters that it reads.
     fn params(&self) -> Vec<ParamId>;
 }
 
@@ -34,7 +34,7 @@ pub struct Linear {
     pub inputs: usize,
     /// Columns of `y`.
     pub outputs: usize,
-    /// How the weight is stored.
+    /// Storage order of the weight.
     pub orientation: Orientation,
 }
 
@@ -44,7 +44,7 @@ impl Layer for Linear {
     }
 }
 
-/// The linear maps of experts of one kind, without biases; weights are `outputs x inputs`.
+/// One linear map per expert, without biases; weights are `outputs x inputs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertMaps {
     /// The weight of each expert.
@@ -64,11 +64,11 @@ impl Layer for ExpertMaps {
 /// A table of rows, looked up by token or by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Embedding {
-    /// The table.
+    /// The table's parameter.
     pub table: ParamId,
-    /// Its rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
 }
 
@@ -79,7 +79,7 @@ impl Layer for Embedding {
 }
 
 impl Embedding {
-    /// The output head that shares this table.
+    /// Returns an output head that shares this table.
     pub fn as_head(&self) -> Head {
         Head { weight: self.table, vocab: self.rows, hidden: self.width, softcap: None }
     }
@@ -88,13 +88,13 @@ impl Embedding {
 /// Root-mean-square norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
-    /// The scale, less the offset.
+    /// The scale minus `offset`.
     pub weight: ParamId,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
     /// Added to the mean square.
     pub eps: f64,
-    /// Added to the weight: 0, or 1 where the weight is the scale's difference from one (Gemma).
+    /// Added to the weight: 0, or 1 if the weight is the difference of the scale from one (Gemma).
     pub offset: f64,
 }
 
@@ -111,7 +111,7 @@ pub struct LayerNorm {
     pub weight: ParamId,
     /// The shift.
     pub bias: ParamId,
-    /// Elements of a row.
+    /// Elements per row.
     pub width: usize,
     /// Added to the variance.
     pub eps: f64,
@@ -123,7 +123,7 @@ impl Layer for LayerNorm {
     }
 }
 
-/// A norm of either kind.
+/// Either kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the structs say what they are")]
 pub enum Norm {
@@ -140,16 +140,16 @@ impl Layer for Norm {
     }
 }
 
-/// The map from hidden states to logits; its weight is `vocab x hidden`.
+/// The linear map from hidden states to logits; its weight is `vocab x hidden`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
     /// The weight.
     pub weight: ParamId,
-    /// Classes.
+    /// Number of classes.
     pub vocab: usize,
-    /// Columns of the hidden states.
+    /// Elements per hidden state.
     pub hidden: usize,
-    /// What caps the logits smoothly, if anything does ([`HeadDims::softcap`](crate::op::HeadDims)).
+    /// Soft cap of the logits ([`HeadDims::softcap`](crate::op::HeadDims)). `None` for no cap.
     pub softcap: Option<f64>,
 }
 
@@ -159,37 +159,38 @@ impl Layer for Head {
     }
 }
 
-/// The heads of causal self-attention over packed projections, and which scores they have ([`Scores`](crate::op::Scores)).
+/// The heads of causal self-attention over packed projections, and their score options
+/// ([`Scores`](crate::op::Scores)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
-    /// Probability of dropping an attention weight.
+    /// Dropout rate of attention weights.
     pub dropout: f64,
-    /// What scores are multiplied with, where that is not `1 / sqrt(head_dim)`.
+    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
     pub scale: Option<f64>,
-    /// What caps scores smoothly, if anything does.
+    /// Soft cap of the scores. `None` for no cap.
     pub softcap: Option<f64>,
-    /// Keys that a query sees at most, itself among them, where not all before it.
+    /// Maximum number of keys that a query sees, including its own. `None` for all earlier keys.
     pub window: Option<usize>,
 }
 
 impl Attention {
-    /// Heads that see all keys before them, drop nothing, and scale by `1 / sqrt(head_dim)`.
+    /// Heads without a window, cap or dropout, and with scale `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self { heads, kv_heads, head_dim, dropout: 0.0, scale: None, softcap: None, window: None }
     }
 
-    /// The dimensions for so many samples of so many tokens.
+    /// Returns the dimensions for `batch` samples of `seq` tokens.
     pub fn dims(&self, (batch, seq): (usize, usize)) -> AttentionDims {
         AttentionDims { batch, seq, heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim }
     }
 
-    /// Elements of a packed row of queries, keys and values.
+    /// Elements per packed row of queries, keys and values.
     pub fn packed(&self) -> usize {
         self.dims((1, 1)).packed()
     }
@@ -198,28 +199,29 @@ impl Attention {
 /// The angles of rotary position embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// One per pair of elements that rotates. Where there are fewer than a head has pairs, its first elements rotate and the
-    /// rest stays (GPT-NeoX, Phi).
+    /// One per pair of rotating elements. With fewer than the pairs of a head, only its first elements rotate
+    /// (GPT-NeoX, Phi).
     pub inverse_frequencies: Arc<[f32]>,
-    /// What sines and cosines are multiplied with: the attention factor of YaRN and LongRoPE, else 1.
+    /// Factor of sines and cosines: the attention factor of YaRN and LongRoPE, otherwise 1.
     pub factor: f64,
 }
 
 impl Rope {
-    /// The frequencies `theta^(-2i / rotary_dim)`, in single precision as Hugging Face computes them, for the first
-    /// `rotary_dim` elements of a head: an even number.
+    /// The frequencies `theta^(-2i / rotary_dim)` for the first `rotary_dim` elements of a head (an even number), in
+    /// single precision as Hugging Face computes them.
     pub fn new(theta: f64, rotary_dim: usize) -> Self {
         let frequency = |i: usize| 1.0 / (theta as f32).powf((2 * i) as f32 / rotary_dim as f32);
         Self { inverse_frequencies: (0..rotary_dim / 2).map(frequency).collect(), factor: 1.0 }
     }
 
-    /// Elements of a head that rotate.
+    /// Number of rotating elements per head.
     pub fn rotary_dim(&self) -> usize {
         2 * self.inverse_frequencies.len()
     }
 
-    /// Cosines, then sines, of all angles of a position, times the factor. A product of position and frequency is rounded
-    /// to single precision, as Hugging Face computes it; its sine and cosine are those of double precision.
+    /// Returns the cosines, then the sines, of all angles of a position, times the factor. The product of position
+    /// and frequency is rounded to single precision, as in Hugging Face; sine and cosine are computed in double
+    /// precision.
     pub fn angles(&self, position: usize) -> impl Iterator<Item = f64> {
         let angle = move |&frequency: &f32| f64::from(position as f32 * frequency);
         let angles = self.inverse_frequencies.iter().map(angle);

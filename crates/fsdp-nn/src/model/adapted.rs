@@ -1,4 +1,4 @@
-//! Any model with adapters beside its linear maps.
+//! A model with adapters for its linear maps.
 
 use fsdp_core::Error;
 use fsdp_core::model::BlockId;
@@ -7,8 +7,8 @@ use super::Architecture;
 use crate::graph::{Builder, Tensor};
 use crate::layer::{Description, Head};
 
-/// A model whose description may have been adapted ([`Description::adapt`]). What adapters compute, the [`Builder`] adds
-/// where the model's code asks for a linear map, so models know nothing of them.
+/// A model whose description may have been adapted ([`Description::adapt`]). The [`Builder`] adds the computation of
+/// adapters wherever the model's code uses a linear map, so models need no code for them.
 #[derive(Clone, Debug)]
 pub struct Adapted<A> {
     base: A,
@@ -16,14 +16,14 @@ pub struct Adapted<A> {
 }
 
 impl<A: Architecture> Adapted<A> {
-    /// A model with the description that it gets: its own, or that with adapters.
+    /// Combines a model with a description: its own, or the adapted one.
     pub fn new(base: A, description: Description) -> Self {
         Self { base, description }
     }
 }
 
 impl<A: Architecture> From<A> for Adapted<A> {
-    /// The model as it is.
+    /// Wraps the model without adapters.
     fn from(base: A) -> Self {
         let description = base.description().clone();
         Self { base, description }

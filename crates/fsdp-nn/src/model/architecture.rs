@@ -1,4 +1,4 @@
-//! The trait that a model implements.
+//! The [`Architecture`] trait, which every model implements.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,9 +11,8 @@ use crate::layer::{Description, Head};
 
 /// A language model: its description, and the forward computation of each block, written against a [`Builder`].
 ///
-/// The first block turns tokens into rows, the last one turns rows into what the head reads; the head and
-/// the loss follow by themselves, and so does backward. A block may read the parameters that the
-/// description lists for it, no others.
+/// The first block maps tokens to rows, and the last one produces the input of the head. The head, the loss and backward
+/// are derived. A block may read only the parameters that the description lists for it.
 ///
 /// ```
 /// use fsdp_core::{Error, model::BlockId};
@@ -82,30 +81,30 @@ use crate::layer::{Description, Head};
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Architecture: Send + Sync + 'static {
-    /// Parameters, modules and blocks, and how parameters start.
+    /// Returns the model's parameters with their initialization, modules and blocks.
     fn description(&self) -> &Description;
 
-    /// The output head; its weight belongs to the parameters of the last block.
+    /// Returns the output head; its weight belongs to the parameters of the last block.
     fn head(&self) -> Head;
 
-    /// The longest sequence that the model can take, if there is a limit.
+    /// Returns the maximum sequence length, or `None` if there is no limit.
     fn positions_max(&self) -> Option<usize> {
         None
     }
 
-    /// The first block.
+    /// Builds the first block.
     ///
     /// # Errors
     /// Those of the operations.
     fn first(&self, b: &mut Builder<'_>) -> Result<Tensor, Error>;
 
-    /// A block that is neither first nor last.
+    /// Builds a block that is neither first nor last.
     ///
     /// # Errors
     /// Those of the operations.
     fn middle(&self, block: BlockId, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error>;
 
-    /// The last block, up to what the head reads.
+    /// Builds the last block, up to the input of the head.
     ///
     /// # Errors
     /// Those of the operations.

@@ -21,33 +21,33 @@ use crate::op::Balance;
 pub struct Batch {
     /// Token ids, ordered by (sample, position).
     pub ids: Vec<u32>,
-    /// The token to predict at each of them; [`IGNORED_TARGET`] does not count.
+    /// The token to predict at each position; [`IGNORED_TARGET`] does not count.
     pub targets: Vec<u32>,
     /// Global ids of the samples, which key dropout masks.
     pub samples: Vec<u64>,
     /// Tokens per sample.
     pub seq: usize,
-    /// The position of each token within its document, if samples hold several that do not see each other: a document
-    /// begins where the position is 0.
+    /// The position of each token within its document, if samples pack several documents that do not attend to each
+    /// other: a document begins where the position is 0.
     pub positions: Option<Vec<u32>>,
 }
 
 impl Batch {
-    /// Number of targets that count.
+    /// Returns the number of counted targets.
     pub fn counted(&self) -> u64 {
         self.targets.iter().filter(|&&target| target != IGNORED_TARGET).count() as u64
     }
 
-    /// Of each sample the rows up to its last counted target.
+    /// Returns, per sample, the number of rows up to its last counted target.
     fn lengths(&self) -> Vec<usize> {
         let length = |targets: &[u32]| targets.iter().rposition(|&target| target != IGNORED_TARGET);
         self.targets.chunks(self.seq).map(|targets| length(targets).map_or(0, |last| last + 1)).collect()
     }
 
-    /// The rows of each document, in order, if samples hold several.
+    /// Returns the rows of each document, in order; empty if samples are not packed.
     ///
     /// # Errors
-    /// [`ModelError::Position`]: a position that continues no document.
+    /// [`ModelError::Position`] if a position neither continues a document nor begins one.
     fn documents(&self) -> Result<Vec<Range<usize>>, ModelError> {
         let mut documents: Vec<Range<usize>> = Vec::new();
         for (row, &position) in self.positions.iter().flatten().enumerate() {
@@ -86,24 +86,25 @@ impl Batch {
     }
 }
 
-/// Bytes of a token, its target and its loss, with a z-loss of that too, and in packed samples of its position.
+/// Bytes per token: its id, target and loss, plus its z-loss and its position in packed samples, if any.
 pub(crate) fn token_bytes(packed: bool, z_loss: bool) -> usize {
     4 + 4 + 8 + if packed { 4 } else { 0 } + if z_loss { 8 } else { 0 }
 }
 
-/// The micro-batches of this rank's step. Their tokens, targets, losses, and positions if samples are packed, lie one after
-/// the other in a buffer each that stays from step to step and only ever grows: see [`token_bytes`].
+/// The micro-batches of this rank's step. Their tokens, targets, losses and (if packed) positions are stored back to
+/// back, in one buffer each, kept from step to step and never shrunk: see [`token_bytes`].
 pub(super) struct StepData<B> {
     step: u64,
     batches: Vec<Batch>,
-    /// The rows of the documents of each, if samples are packed.
+    /// Per micro-batch, the rows of its documents, if samples are packed.
     documents: Vec<Vec<Range<usize>>>,
-    /// Of each sample of each the rows up to its last counted target.
+    /// Per micro-batch and sample, the number of rows up to its last counted target.
     lengths: Vec<Vec<usize>>,
     /// The first row of each micro-batch.
     offsets: Vec<usize>,
     device: Option<Device<B>>,
-    /// Micro-batches whose losses were computed and not yet read, and whether for training, with what that adds.
+    /// Micro-batches whose losses were computed and not yet read, each with whether it was for training, which adds
+    /// loss terms.
     noted: Vec<(usize, bool)>,
 }
 
@@ -116,10 +117,10 @@ struct Device<B> {
     routers: Option<RouterRoom<B>>,
 }
 
-/// What routers leave of all micro-batches, one after the other.
+/// The router data of all micro-batches, back to back.
 struct RouterRoom<B> {
     loads: B,
-    /// One for each.
+    /// One per micro-batch.
     losses: B,
 }
 
@@ -138,7 +139,7 @@ impl<B> Default for StepData<B> {
 }
 
 impl<B: Buffer> StepData<B> {
-    /// Takes the micro-batches of a step.
+    /// Sets the micro-batches of a step.
     pub(super) fn set<M: Backend<Buffer = B>, A: Architecture>(
         &mut self,
         memory: &M,
@@ -183,7 +184,7 @@ impl<B: Buffer> StepData<B> {
             return Ok(());
         }
         self.device = None;
-        // Written now, so that it has its storage from the first step on.
+        // Zeroed now, so that their storage is allocated from the first step on.
         let numbers = |len| {
             let mut numbers = memory.allocate(Category::Activation, DType::F64, len)?;
             memory.zero(Queue::Compute, SliceMut::whole(&mut numbers))?;
@@ -214,7 +215,7 @@ impl<B: Buffer> StepData<B> {
         Ok(())
     }
 
-    /// Checks that there is such a micro-batch.
+    /// Checks that the step has a micro-batch `round`.
     pub(super) fn check_round(&self, round: usize) -> Result<(), Error> {
         let rounds = self.batches.len();
         if round < rounds {
@@ -223,7 +224,8 @@ impl<B: Buffer> StepData<B> {
         Err(program_error(round, ModelError::NoMicroBatch { round, rounds }))
     }
 
-    /// A micro-batch, its sizes, and where its losses go, and what routers leave; `own` of it is the block's.
+    /// Returns a micro-batch, its sizes, and the destinations of losses and router data; `own` is the range of the
+    /// block's load.
     pub(super) fn parts(
         &mut self,
         (round, seed): (usize, u64),
@@ -259,13 +261,13 @@ impl<B: Buffer> StepData<B> {
         }
     }
 
-    /// Notes that a micro-batch's losses were computed.
+    /// Records that the losses of a micro-batch were computed.
     pub(super) fn note_losses(&mut self, round: usize, training: bool) {
         self.noted.push((round, training));
     }
 
-    /// Adds the losses that were computed since the last call to the scalars of a step, and what else is `counted` of training;
-    /// returns how many targets counted.
+    /// Adds the losses computed since the last call to the scalars of a step, and for training also the sums and
+    /// counts of `counted`; returns the number of counted targets.
     pub(super) fn take_loss<M: Memory<Buffer = B>>(
         &mut self,
         memory: &M,
@@ -311,7 +313,7 @@ impl<B: Buffer> StepData<B> {
     }
 }
 
-/// What a block needs of a micro-batch.
+/// The parts of a micro-batch that a block needs.
 pub(super) struct Parts<'a, B> {
     pub(super) batch: MicroBatch<'a, B>,
     pub(super) losses: SliceMut<'a, B>,
@@ -321,7 +323,7 @@ pub(super) struct Parts<'a, B> {
     pub(super) seq: usize,
 }
 
-/// A range of the words that begin at `first`.
+/// Returns a range of words, relative to word `first`.
 fn part<B: Buffer>(words: &mut B, first: usize, range: Range<usize>) -> SliceMut<'_, B> {
     SliceMut::new(words, first + range.start, range.len())
 }

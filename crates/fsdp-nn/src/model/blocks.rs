@@ -1,8 +1,8 @@
-//! What lives between the calls of a micro-batch's blocks, for whoever makes them.
+//! The state between the block calls of a micro-batch.
 //!
-//! That is: the activation (forward) or the gradient (backward) that travels from block to block; the places of blocks
-//! whose backward, or second forward, is still to come; and, under checkpointing, the input of each layer. None of it
-//! holds a parameter.
+//! It consists of the activation (forward) or the gradient (backward) that travels from block to block; the places of
+//! blocks whose backward or second forward is still to come; and, under checkpointing, the input of each layer. It
+//! holds no parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::unsharded::BlockCall;
 use crate::error::ModelError;
 use crate::graph::{BlockPlan, Request, Route, Runner, walk};
 
-/// The blocks of a model, and what lives between their calls.
+/// The blocks of a model, and the state between their calls.
 pub(crate) struct Blocks<A, H> {
     pub(crate) architecture: A,
     pub(crate) spec: Arc<ModelSpec>,
@@ -26,7 +26,7 @@ pub(crate) struct Blocks<A, H> {
 }
 
 struct Between<H> {
-    /// The output of the block before, and whether somebody else reads it.
+    /// The output of the previous block, and whether it has another reader.
     activation: Option<(H, bool)>,
     gradient: Option<H>,
     frames: BTreeMap<BlockId, Frame<H>>,
@@ -34,7 +34,7 @@ struct Between<H> {
     checkpoints: BTreeMap<usize, H>,
 }
 
-/// What a block keeps.
+/// The values that a block keeps.
 struct Frame<H> {
     plan: Arc<BlockPlan>,
     places: Vec<Option<H>>,
@@ -51,12 +51,12 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         Self { architecture, spec: Arc::new(spec), kinds: Vec::new(), between: Between::default() }
     }
 
-    /// Forgets what lives: a new micro-batch begins.
+    /// Drops the state; a new micro-batch begins.
     pub(crate) fn begin(&mut self) {
         self.between = Between::default();
     }
 
-    /// Makes a call of a block.
+    /// Executes a call of a block.
     pub(crate) fn call<R: Runner<Handle = H>>(
         &mut self,
         call: BlockCall,
@@ -105,7 +105,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
             ForwardMode::Checkpoint | ForwardMode::CheckpointProducts => Route::Checkpoint { products },
             ForwardMode::Recompute => Route::Again { products },
         };
-        // Backward of the layers above has used the output of a recomputed layer already.
+        // The backward of the layers above has already used the output of a recomputed layer.
         let again_output = !self.ends_layer(block);
         let plan = self.plan(block, Request { route, input_held, again_output }, shape)?;
         let mut places = vec![None; plan.places.len()];
@@ -133,7 +133,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         Ok(())
     }
 
-    /// Runs the last block; returns what it leaves.
+    /// Runs the last block; returns its result.
     pub(crate) fn last<R: Runner<Handle = H>>(
         &mut self,
         block: BlockId,
@@ -176,7 +176,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         Ok(self.kinds[index].1.plan(block, request))
     }
 
-    /// What a block has kept: for a second forward, or for backward.
+    /// Takes the values that a block kept, for a second forward or for backward.
     fn take_frame(
         &mut self,
         block: BlockId,
@@ -195,7 +195,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
         activation.ok_or_else(|| self.out_of_order(block, "forward", "the output of the block before"))
     }
 
-    /// The input of a block's forward, and whether somebody else reads it; the first block has none.
+    /// Takes the input of a block's forward, and whether it has another reader; the first block has no input.
     fn take_input(&mut self, block: BlockId, mode: ForwardMode) -> Result<(Option<H>, bool), Error> {
         if block.0 == 0 {
             return Ok((None, false));
@@ -230,7 +230,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
     }
 }
 
-/// Whether a forward will be made a second time, or is that.
+/// Whether a forward will be recomputed, or is a recomputation.
 fn is_checkpointing(mode: ForwardMode) -> bool {
     matches!(mode, ForwardMode::Checkpoint | ForwardMode::CheckpointProducts | ForwardMode::Recompute)
 }

@@ -1,4 +1,5 @@
-//! What models sum up beside their loss: the parts that training adds to it, and how many tokens each expert got.
+//! Sums and counts beside the loss: the parts that training adds to it, and the number of tokens routed to each
+//! expert.
 
 use fsdp_core::Tallies;
 use fsdp_core::engine::StepReport;
@@ -6,11 +7,11 @@ use fsdp_core::model::ModelSpec;
 
 use crate::layer::Description;
 
-/// Where a model's sums and counts lie among its [`Tallies`]: the balancing loss of routers first, where the model has mixtures,
-/// then the z-loss, where that is told apart; counts by mixture and expert.
+/// The layout of a model's sums and counts within its [`Tallies`]. Sums: the routers' balancing loss first, if the
+/// model has mixtures, then the z-loss, if it is reported separately. Counts: by mixture and expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Experts of each mixture.
+    /// Experts per mixture.
     experts: usize,
     tallies: Tallies,
 }
@@ -18,50 +19,51 @@ pub struct Counted {
 /// The parts of a step's loss and the load of its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepParts {
-    /// The sum of balancing losses, with their coefficient, over all targets, where the model has mixtures.
+    /// The sum of balancing losses over all targets, including their coefficient. `None` if the model has no
+    /// mixtures.
     pub router_loss: Option<f64>,
-    /// The sum of z-losses, with their coefficient, over all targets, where it is told apart.
+    /// The sum of z-losses over all targets, including their coefficient. `None` if it is not reported separately.
     pub z_loss: Option<f64>,
-    /// For each mixture, in the order of blocks, how many tokens each expert got. Tokens behind the last counted target of their
-    /// sample are not counted, as in the balancing loss.
+    /// For each mixture, in block order, the number of tokens routed to each expert. Tokens after the last counted
+    /// target of their sample are not counted, as in the balancing loss.
     pub loads: Vec<Vec<u64>>,
 }
 
 impl Counted {
-    /// What a described model sums up, before a run adds to it.
+    /// Returns the tallies of a described model, before a run adds to them.
     pub(crate) fn tallies(description: &Description) -> Tallies {
         let counts = description.mixtures.values().sum();
         Tallies { sums: usize::from(counts > 0), counts }
     }
 
-    /// What `spec` sums up, which may have [another sum](Counted::with_z_loss) than the described model.
+    /// Returns the layout for `spec`, which may have [a sum](Counted::with_z_loss) that the described model does not.
     pub fn of(description: &Description, spec: &ModelSpec) -> Self {
         let experts = description.mixtures.values().next().copied().unwrap_or(0);
         Self { experts, tallies: spec.tallies }
     }
 
-    /// Tells the z-loss apart.
+    /// Adds a separate sum for the z-loss.
     pub fn with_z_loss(spec: &mut ModelSpec) {
         spec.tallies.sums += 1;
     }
 
-    /// The number of the sum of balancing losses.
+    /// Returns the index of the sum of balancing losses.
     pub(crate) fn router_loss(self) -> Option<usize> {
         (self.experts > 0).then_some(0)
     }
 
-    /// The number of the sum of z-losses.
+    /// Returns the index of the sum of z-losses.
     pub(crate) fn z_loss(self) -> Option<usize> {
         let index = usize::from(self.experts > 0);
         (self.tallies.sums > index).then_some(index)
     }
 
-    /// All of it.
+    /// Returns all tallies.
     pub(crate) fn all(self) -> Tallies {
         self.tallies
     }
 
-    /// What a report says.
+    /// Extracts the parts from a report.
     pub fn read(self, report: &StepReport) -> StepParts {
         let sum = |index: usize| report.sums[index];
         let loads = report.counts.chunks(self.experts.max(1)).map(<[u64]>::to_vec).collect();

@@ -14,29 +14,29 @@ use crate::op::Function;
 /// The sizes of a GPT-2.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
-    /// Tokens.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Rows of the position table.
     pub n_positions: usize,
-    /// Elements of a hidden state.
+    /// Elements per hidden state.
     pub n_embd: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Heads; divides `n_embd`.
+    /// Number of heads; divides `n_embd`.
     pub n_head: usize,
-    /// Elements between the two halves of the MLP.
+    /// Inner width of the MLP.
     pub n_inner: usize,
     /// Added to variances.
     pub layer_norm_epsilon: f64,
-    /// Probability of dropping an element of the embedding.
+    /// Dropout rate of embeddings.
     pub embd_pdrop: f64,
-    /// Probability of dropping an attention weight.
+    /// Dropout rate of attention weights.
     pub attn_pdrop: f64,
-    /// Probability of dropping an element of what a half layer adds.
+    /// Dropout rate of the output of each half of a layer.
     pub resid_pdrop: f64,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the embedding table.
     pub tie_word_embeddings: bool,
-    /// Deviation of initial weights.
+    /// Standard deviation of initial weights.
     pub initializer_range: f64,
 }
 
@@ -110,7 +110,7 @@ impl Gpt2 {
 impl Gpt2Layer {
     fn describe(config: &Gpt2Config, index: usize, d: &mut Describe) -> Self {
         let (hidden, eps, std) = (config.n_embd, config.layer_norm_epsilon, config.initializer_range);
-        // What is added to the residual stream starts smaller, so that its variance does not grow with depth.
+        // Projections into the residual stream start smaller, so that its variance does not grow with depth.
         let residual_std = std / ((2 * config.n_layer) as f64).sqrt();
         d.module(&index.to_string(), "GPT2Block", |d| {
             let attention_norm = d.layer_norm("ln_1", hidden, eps);

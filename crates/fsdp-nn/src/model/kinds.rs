@@ -1,4 +1,4 @@
-//! The kinds of blocks of a model: blocks that are alike share a graph and its plans.
+//! Groups the blocks of a model into kinds: identical blocks share a graph and its plans.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ use crate::graph::{BlockGraph, BlockPlan, Builder, HeadCall, Request, Tensor, Tr
 use crate::layer::Rope;
 use crate::op::{HeadDims, LossTerms};
 
-/// What graphs depend on beside the model.
+/// The shape and settings that graphs depend on, beside the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shape {
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub(crate) samples: usize,
-    /// Tokens of a sample.
+    /// Tokens per sample.
     pub(crate) seq: usize,
-    /// Tokens of the text that the sample ends: more than `seq` where keys of earlier ones were kept.
+    /// Total tokens of the text that the sample ends: more than `seq` if keys of earlier tokens were cached.
     pub(crate) length: usize,
     /// The dtype of values.
     pub(crate) dtype: DType,
-    /// Which chunks of logits the backend wants.
+    /// The chunk size that the backend uses for logits.
     pub(crate) head_chunks: HeadChunks,
-    /// What training adds to the loss.
+    /// The loss terms that training adds.
     pub(crate) terms: LossTerms,
-    /// Whether dropout acts.
+    /// Whether dropout is active.
     pub(crate) training: bool,
-    /// Whether samples hold several documents.
+    /// Whether samples pack several documents.
     pub(crate) packed: bool,
 }
 
-/// Blocks that are alike.
+/// A group of identical blocks.
 #[derive(Clone, Debug)]
 struct Kind {
     graph: BlockGraph,
@@ -53,7 +53,7 @@ impl Kinds {
     /// Runs the model's code for every block.
     ///
     /// # Errors
-    /// Operations that do not fit each other, or parameters that are not the block's.
+    /// If operations do not fit each other, or a parameter does not belong to its block.
     pub(crate) fn new<A: Architecture>(
         architecture: &A,
         spec: &ModelSpec,
@@ -97,18 +97,18 @@ impl Kinds {
         self.of_block.push(index);
     }
 
-    /// How many there are.
+    /// Number of kinds.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// By what queries and keys are rotated, in the order of blocks.
+    /// Returns the rotations of queries and keys, in block order.
     pub(crate) fn ropes(&self) -> Vec<Rope> {
         self.of_block.iter().flat_map(|&kind| self.kinds[kind].graph.ropes()).cloned().collect()
     }
 
-    /// A plan for a block; made once for all that are alike.
+    /// Returns a plan for a block; it is made once per kind.
     pub(crate) fn plan(&mut self, block: BlockId, request: Request) -> Arc<BlockPlan> {
         let kind = &mut self.kinds[self.of_block[block.0]];
         if let Some((_, plan)) = kind.plans.iter().find(|(other, _)| *other == request) {

@@ -1,6 +1,6 @@
-//! A small model for tests: every token by itself through linear maps and GELU, to a head.
+//! A small model for tests: every token separately passes through linear maps and GELU, to a head.
 //!
-//! Sizes are free (odd, prime, one), and there is little else: what can be seen with it needs no attention.
+//! Its sizes are free (odd, prime, one). It covers everything that can be tested without attention.
 
 use fsdp_core::Error;
 use fsdp_core::model::BlockId;
@@ -13,15 +13,15 @@ use crate::op::Function;
 /// The sizes of an [`Mlp`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpConfig {
-    /// Tokens.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Columns of the embedding and of the output of each layer; one more than there are layers.
+    /// Widths of the embedding and of each layer's output; one more than the number of layers.
     pub widths: Vec<usize>,
     /// Whether linear maps have biases.
     pub bias: bool,
-    /// Whether the head is the embedding; first and last width are the same then.
+    /// Whether the head shares the embedding table; requires equal first and last widths.
     pub tied: bool,
-    /// Deviation of initial weights.
+    /// Standard deviation of initial weights.
     pub std: f64,
 }
 
@@ -38,7 +38,7 @@ impl Mlp {
     /// Describes an MLP.
     ///
     /// # Errors
-    /// [`Error::Model`] when a size is zero, or the model is tied and its first and last width differ.
+    /// [`Error::Model`] if a size is zero, or the model is tied and its first and last widths differ.
     pub fn new(config: &MlpConfig) -> Result<Self, Error> {
         let (Some(&first), Some(&last)) = (config.widths.first(), config.widths.last()) else {
             return Err(Error::Model { what: "an MLP has at least one width".into() });

@@ -1,4 +1,4 @@
-//! Models: the trait that one implements, the program that runs it, and the models that come with it.
+//! Models: the trait that they implement, the program that runs them, and the included models.
 
 mod adapted;
 mod architecture;

@@ -1,4 +1,4 @@
-//! Running an architecture block by block, as the engine asks.
+//! Runs an architecture block by block, as the engine requests.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::backend::Backend;
 use crate::graph::{DeviceRunner, Inputs, Route};
 use crate::op::{Balance, LossTerms};
 
-/// What a program computes with.
+/// The settings of a [`ModelProgram`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProgramOptions {
-    /// The dtype of unsharded parameters and of values.
+    /// The dtype of unsharded parameters and of activations.
     pub dtype: DType,
     /// The seed of dropout masks.
     pub seed: u64,
-    /// What is added to the loss in training; an evaluation is of the cross-entropy alone.
+    /// The loss terms that training adds; evaluation uses the cross-entropy only.
     pub terms: LossTerms,
 }
 
-/// A model on one rank: an architecture, the data of the step, and what lives between blocks.
+/// A model on one rank: an architecture, the data of the step, and the state between block calls.
 pub struct ModelProgram<M: Backend, A> {
     blocks: Blocks<A, M::Buffer>,
     options: ProgramOptions,
@@ -40,10 +40,10 @@ pub struct ModelProgram<M: Backend, A> {
 }
 
 impl<M: Backend, A: Architecture> ModelProgram<M, A> {
-    /// A program of `architecture`. `spec` is its description, perhaps with frozen parameters.
+    /// Creates a program of `architecture`. `spec` is its description, possibly with frozen parameters.
     ///
     /// # Panics
-    /// When `spec` differs from the architecture's description in more than what is frozen.
+    /// If `spec` differs from the architecture's description in more than what is frozen.
     pub fn new(architecture: A, spec: ModelSpec, options: ProgramOptions) -> Self {
         let described = &architecture.description().spec;
         assert!(
@@ -53,13 +53,14 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         Self { blocks: Blocks::new(architecture, spec), options, data: StepData::default(), round: 0 }
     }
 
-    /// The architecture.
+    /// Returns the architecture.
     pub fn architecture(&self) -> &A {
         &self.blocks.architecture
     }
 
-    /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and
-    /// losses take 16 bytes per token (4 more with positions, 8 more with a z-loss), kept from step to step; so are loads of experts.
+    /// Sets the micro-batches of this rank's next step (or evaluation), in order. Their tokens, targets and losses
+    /// take 16 bytes per token (4 more with positions, 8 more with a z-loss), kept from step to step; so are the
+    /// loads of experts.
     ///
     /// # Errors
     /// [`ModelError::BatchShape`](crate::ModelError::BatchShape), `Token`, `Positions` or `Position` inside
@@ -70,13 +71,13 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         self.data.set(memory, (&self.blocks.architecture, balance, z_loss), step, batches)
     }
 
-    /// Sets what the gradients of the losses are multiplied with from the next micro-batch on.
+    /// Sets the factor of the losses' gradients, from the next micro-batch on.
     pub fn set_loss_scale(&mut self, scale: f64) {
         self.options.terms.loss_scale = scale;
     }
 
-    /// Runs the last block on what the block before it left behind, and returns the logits of every token in
-    /// the master dtype instead of the loss.
+    /// Runs the last block on the output of the previous block, and returns the logits of every token in the master
+    /// dtype instead of the loss.
     ///
     /// # Errors
     /// As [`Program::last_block`].
@@ -87,12 +88,12 @@ impl<M: Backend, A: Architecture> ModelProgram<M, A> {
         })
     }
 
-    /// The model's mixtures, with the balancing loss of training.
+    /// Returns the model's mixtures with the balancing loss of training, if it has any.
     fn balance(&self) -> Option<Balance> {
         self.blocks.architecture.description().balance(self.options.terms)
     }
 
-    /// Makes a call on a device.
+    /// Executes a block call on a device.
     fn call(
         &mut self,
         memory: &M,

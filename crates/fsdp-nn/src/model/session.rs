@@ -1,9 +1,10 @@
-//! A model that is given a text token by token, and says what may follow: what generating stands on.
+//! Text generation: a [`Session`] extends a text token by token and returns the logits of the next token.
 //!
-//! A session walks the graphs that training walks, over the rows that are new. Three operations look beyond these rows.
-//! Rotation and learned positions read positions, as they do for packed samples. Attention reads the keys and values of all
-//! rows so far, which the walk keeps of every call of it: that is all that a session knows of operations, and nothing of
-//! families. Where a longer text rotates otherwise (dynamic, longrope), kept keys are of no use, and the text is run whole.
+//! A session walks the same graphs as training, over the new rows only. Three operations depend on earlier rows.
+//! Rotation and learned positions read positions, as for packed samples. Attention reads the keys and values of all
+//! rows so far, which the walk caches for each attention call. The session knows no other operation and nothing about
+//! model families. If a longer text rotates differently (dynamic, longrope), cached keys are invalid, and the whole
+//! text is run again.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::host::{HostBuffer, HostMemory};
 use crate::layer::Rope;
 use crate::op::{Attention, LossTerms, Op};
 
-/// A text under way, in the host's memory.
+/// A text under construction, in host memory.
 pub struct Session<A> {
     memory: Arc<HostMemory>,
     architecture: A,
@@ -31,17 +32,18 @@ pub struct Session<A> {
     dtype: DType,
     capacity: usize,
     tokens: Vec<u32>,
-    /// Keys and values of every token, of each call of attention in the order of the walk.
+    /// Keys and values of all tokens, one buffer per attention call in walk order.
     kept: Vec<HostBuffer>,
-    /// What kept keys were rotated by.
+    /// The rotations of the cached keys.
     ropes: Vec<Rope>,
 }
 
 impl<A: Architecture> Session<A> {
-    /// An empty text of at most `capacity` tokens, whose keys and values are kept in the dtype of the weights.
+    /// Creates an empty text of at most `capacity` tokens, whose keys and values are cached in the dtype of the
+    /// weights.
     ///
     /// # Errors
-    /// [`ModelError::Positions`] inside [`Error::Program`] when the model has not so many positions.
+    /// [`ModelError::Positions`] inside [`Error::Program`] if the model has fewer positions.
     pub fn new(
         memory: Arc<HostMemory>,
         architecture: A,
@@ -56,13 +58,13 @@ impl<A: Architecture> Session<A> {
         Ok(Self { memory, architecture, spec, params, dtype, capacity, tokens, kept, ropes })
     }
 
-    /// Continues the text by one or more tokens; returns the logits of what follows the last of them.
+    /// Appends one or more tokens to the text; returns the logits of the token after the last.
     ///
     /// # Errors
     /// [`ModelError::Token`] inside [`Error::Program`], or those of the memory.
     ///
     /// # Panics
-    /// Without a token, or beyond the capacity.
+    /// If `tokens` is empty, or the text would exceed the capacity.
     pub fn extend(&mut self, tokens: &[u32]) -> Result<Vec<f64>, Error> {
         let (before, length) = (self.tokens.len(), self.tokens.len() + tokens.len());
         assert!(!tokens.is_empty() && length <= self.capacity, "{length} tokens of {}", self.capacity);
@@ -82,7 +84,7 @@ impl<A: Architecture> Session<A> {
         self.logits(&rows, length)
     }
 
-    /// All blocks over so many last rows of a text of `length`.
+    /// Returns the kinds of all blocks, for the last `rows` rows of a text of `length`.
     fn kinds(&self, rows: usize, length: usize) -> Result<Kinds, Error> {
         let (head_chunks, terms) = (HeadChunks::Small, LossTerms::default());
         let (dtype, training, packed) = (self.dtype, false, true);
@@ -90,7 +92,7 @@ impl<A: Architecture> Session<A> {
         Kinds::new(&self.architecture, &self.spec, shape)
     }
 
-    /// What the last block reads of the rows from `first` on.
+    /// Returns the input of the last block for the rows from `first` on.
     fn rows(&mut self, kinds: &mut Kinds, first: usize) -> Result<HostBuffer, Error> {
         let ids = self.tokens[first..].to_vec();
         let positions: Vec<u32> = (first..self.tokens.len()).map(|position| position as u32).collect();
@@ -102,7 +104,7 @@ impl<A: Architecture> Session<A> {
         Ok(rows.expect("there is a block before the last one"))
     }
 
-    /// The last block, on the last of these rows of a text of `length`.
+    /// Runs the last block on the last of these rows of a text of `length`.
     fn logits(&mut self, rows: &HostBuffer, length: usize) -> Result<Vec<f64>, Error> {
         let width = self.architecture.head().hidden;
         let mut last = self.memory.allocate(Category::Activation, self.dtype, width)?;
@@ -118,7 +120,7 @@ impl<A: Architecture> Session<A> {
         Ok(values)
     }
 
-    /// Runs a block on its input; `calls` counts those of attention.
+    /// Runs a block on its input; `calls` counts the attention calls.
     fn walk(
         &mut self,
         (block, route): (BlockId, Route),
@@ -163,7 +165,7 @@ impl<A: Architecture> Session<A> {
     }
 }
 
-/// Makes calls, and keeps keys and values of attention.
+/// A [`Runner`] that executes calls and caches the keys and values of attention.
 struct Keeping<'a> {
     device: DeviceRunner<'a, HostMemory>,
     memory: &'a HostMemory,
@@ -200,7 +202,7 @@ impl Runner for Keeping<'_> {
             let to = SliceMut::new(kept, (self.first + row) * width, width);
             memory.copy(Queue::Compute, Slice::new(qkv, from, width), to)?;
         }
-        // Who sees no more than is given needs nothing that was kept.
+        // At position 0, all visible keys are among the given rows.
         if self.first == 0 {
             return self.device.run(call, places);
         }

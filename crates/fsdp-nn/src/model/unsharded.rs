@@ -1,7 +1,7 @@
-//! Running a program without sharding: all parameters in one buffer, and the calls of a micro-batch as data.
+//! Runs a program without sharding: all parameters in one buffer, and the calls of a micro-batch as data.
 //!
-//! This is what predictions of memory, tests of models and the unsharded oracle stand on. It knows nothing
-//! of units, schedules or other ranks.
+//! Used by memory predictions, tests of models and the unsharded oracle. Independent of units, schedules and other
+//! ranks.
 
 use fsdp_core::layout::SegmentId;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, View};
@@ -11,7 +11,7 @@ use fsdp_core::schedule::{OpKind, Round};
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue};
 
-/// All parameters of a model (or something else of the same shapes) in one buffer.
+/// All parameters of a model (or other values of the same shapes) in one buffer.
 #[derive(Debug)]
 pub struct Whole<B> {
     buffer: B,
@@ -20,7 +20,7 @@ pub struct Whole<B> {
 }
 
 impl<B: Buffer> Whole<B> {
-    /// Room for the values of all parameters; their contents are unspecified.
+    /// Allocates space for the values of all parameters; their contents are unspecified.
     ///
     /// # Errors
     /// Those of the memory.
@@ -57,7 +57,7 @@ impl<B: Buffer> Whole<B> {
         memory.write(Queue::Compute, values, SliceMut::new(&mut self.buffer, offset, len))
     }
 
-    /// Writes some values of one parameter, from this element on.
+    /// Writes some values of one parameter, starting at element `first`.
     ///
     /// # Errors
     /// As [`Whole::write`].
@@ -77,7 +77,7 @@ impl<B: Buffer> Whole<B> {
         )
     }
 
-    /// The type of all values.
+    /// The dtype of the values.
     pub fn dtype(&self) -> DType {
         self.buffer.dtype()
     }
@@ -96,7 +96,7 @@ impl<B: Buffer> Whole<B> {
         memory.read(Queue::Compute, Slice::new(&self.buffer, offset, len), values)
     }
 
-    /// Views of all parameters.
+    /// Returns views of all parameters.
     pub fn params(&self) -> Params<B> {
         let mut params = Params::default();
         for (index, &(offset, len)) in self.ranges.iter().enumerate() {
@@ -105,7 +105,7 @@ impl<B: Buffer> Whole<B> {
         params
     }
 
-    /// Opens the buffer as gradients of the trained parameters, to be written by the next micro-batch.
+    /// Converts the buffer to gradients of the trained parameters, to be written by the next micro-batch.
     pub fn into_gradients(self, spec: &ModelSpec) -> Gradients<B> {
         let trained = self.ranges.iter().enumerate().filter(|(index, _)| spec.params[*index].trainable);
         let places: Vec<_> =
@@ -115,13 +115,13 @@ impl<B: Buffer> Whole<B> {
         gradients
     }
 
-    /// Closes gradients that [`Whole::into_gradients`] opened; what no block wrote is zero.
+    /// Closes gradients opened by [`Whole::into_gradients`]; elements that no block wrote are zero.
     ///
     /// # Errors
     /// Those of the memory.
     ///
     /// # Panics
-    /// When they were opened elsewhere.
+    /// If they were opened elsewhere.
     pub fn from_gradients<M: Memory<Buffer = B>>(
         memory: &M,
         spec: &ModelSpec,
@@ -141,16 +141,16 @@ fn ranges(spec: &ModelSpec) -> Vec<(usize, usize)> {
     spec.params.iter().map(range).collect()
 }
 
-/// What a micro-batch is run for.
+/// The purpose of running a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Loss and gradients.
     Train,
     /// Loss and gradients, with the layers recomputed in backward.
     TrainRecomputing,
-    /// As `TrainRecomputing`, but the outputs of linear maps and of attention are kept.
+    /// As `TrainRecomputing`, with the outputs of linear maps and of attention kept.
     TrainKeepingProducts,
-    /// The loss alone.
+    /// The loss only.
     Evaluate,
 }
 
@@ -168,7 +168,7 @@ pub enum BlockCall {
 }
 
 impl BlockCall {
-    /// The call that an operation of a schedule makes, if it makes one.
+    /// Returns the block call of a schedule operation, or `None` if it makes none.
     pub const fn of(kind: OpKind) -> Option<Self> {
         match kind {
             OpKind::Forward { block, mode } => Some(BlockCall::Forward(block, mode)),
@@ -179,7 +179,7 @@ impl BlockCall {
         }
     }
 
-    /// The block.
+    /// Returns the block.
     pub fn block(self) -> BlockId {
         match self {
             BlockCall::Forward(block, _)
@@ -189,7 +189,7 @@ impl BlockCall {
         }
     }
 
-    /// Makes the call.
+    /// Executes the call.
     ///
     /// # Errors
     /// Those of the program.
@@ -210,11 +210,11 @@ impl BlockCall {
     }
 }
 
-/// The calls of one micro-batch, in order, after [`Program::begin`].
+/// Returns the calls of one micro-batch, in order, after [`Program::begin`].
 pub fn calls(spec: &ModelSpec, pass: Pass) -> Vec<BlockCall> {
     let last = BlockId(spec.blocks.len() - 1);
     let first_trainable = spec.first_trainable_block().unwrap_or(last);
-    // Layers below the first trained parameter record nothing, so there is nothing to save by recomputing.
+    // Layers below the first trained parameter record nothing, so recomputing them would save nothing.
     let recomputes = |block: BlockId| {
         let layer = spec.block(block).layer;
         let reaches_back = |(index, other): (usize, &fsdp_core::model::BlockSpec)| {

@@ -1,4 +1,4 @@
-//! Activations: functions of single numbers, alone or as the gate of another number.
+//! Activations: functions of single elements, optionally gating another element.
 
 use fsdp_core::Error;
 
@@ -6,7 +6,7 @@ use super::describe::{Description, Role};
 use crate::graph::{Backward, Builder, Call, Node, Tensor};
 use crate::op::Op;
 
-/// A function of a number. Devices know it by its place in this list.
+/// An element-wise function. Device kernels identify it by its index in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// `x * logistic(x)`.
@@ -18,7 +18,7 @@ pub enum Function {
 }
 
 impl Function {
-    /// Floating-point operations of the function, and of it and its slope together.
+    /// Floating-point operations of the function, and of the function together with its derivative.
     fn flops(self) -> [usize; 2] {
         match self {
             Function::Silu => [4, 7],
@@ -28,14 +28,14 @@ impl Function {
     }
 }
 
-/// What is computed of an activation.
+/// The pass of an activation to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// `y`.
+    /// Computes `y`.
     Forward,
-    /// The gradients of what was read.
+    /// Computes the gradients of the inputs.
     Backward,
-    /// [`Pass::Backward`] that leaves the output of forward where `dy` was: for whoever did not keep it.
+    /// [`Pass::Backward`] that also replaces `dy` by the output of forward, for a caller that did not keep it.
     BackwardAgain,
 }
 
@@ -90,7 +90,8 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
     add_backward(b, node, dy, Pass::Backward);
 }
 
-/// Backward of an activation whose output is `output`, which it leaves where its gradient was; returns that place.
+/// Derives the backward of an activation whose output is `output`. The recomputed output replaces its gradient;
+/// returns that place.
 pub(super) fn derive_again(b: &mut Backward<'_>, node: &Node, output: usize) -> usize {
     let dy = b.gradients[output].take().expect("the gradient was just computed");
     add_backward(b, node, dy, Pass::BackwardAgain);
@@ -131,7 +132,7 @@ impl Builder<'_> {
     /// `function(gate) * up`: SwiGLU, GeGLU (Shazeer, 2020).
     ///
     /// # Errors
-    /// Widths that differ.
+    /// If the widths differ.
     pub fn gated(&mut self, function: Function, gate: Tensor, up: Tensor) -> Result<Tensor, Error> {
         self.check("gate", gate, up.width())?;
         Ok(self.activated(function, &[gate, up]))
@@ -169,7 +170,7 @@ mod tests {
             // Two bytes for each element of x, dy and dx; or of gate, up, dy and both gradients.
             assert_eq!(cost(false, Pass::Backward).bytes(), 2 * 6 * 3);
             assert_eq!(cost(true, Pass::Backward).bytes(), 2 * 6 * 5);
-            // What is left where dy was is read and written.
+            // The output that replaces dy: dy is read and written.
             assert_eq!(cost(true, Pass::BackwardAgain).bytes(), 2 * 6 * 6);
         }
     }

@@ -1,4 +1,4 @@
-//! Causal self-attention over packed projections, and their rotation.
+//! Causal self-attention over packed projections, and rotary position embedding.
 
 use fsdp_core::Error;
 
@@ -14,77 +14,78 @@ use crate::op::{Dropout, Op};
 /// (sample, position).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDims {
-    /// Samples.
+    /// Number of samples.
     pub batch: usize,
-    /// Positions.
+    /// Positions per sample.
     pub seq: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key/value heads; divides `heads`.
+    /// Number of key/value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
 }
 
 impl AttentionDims {
-    /// Elements of a packed row.
+    /// Elements per packed row.
     pub fn packed(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.batch * self.seq
     }
 
-    /// Elements of the output.
+    /// Number of elements of the output.
     pub fn output_len(&self) -> usize {
         self.rows() * self.heads * self.head_dim
     }
 }
 
-/// Which scores there are beside causality, and what is done to them and to probabilities.
+/// Which scores are computed beyond causality, and the transformations of scores and probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// Probability of dropping a probability, or 0. The counter of an element is `(head * seq + query) * seq + key`.
+    /// Dropout rate of attention probabilities, or 0. The counter of an element is
+    /// `(head * seq + query) * seq + key`.
     pub dropout: f64,
-    /// What scores are multiplied with, where that is not `1 / sqrt(head_dim)` (Gemma 2, Granite).
+    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`. Set by Gemma 2 and Granite.
     pub scale: Option<f64>,
-    /// Scaled scores `x` become `cap * tanh(x / cap)` before the softmax, where there is a cap (Gemma 2).
+    /// Soft cap: scaled scores `x` become `cap * tanh(x / cap)` before the softmax (Gemma 2). `None` for no cap.
     pub softcap: Option<f64>,
-    /// A query sees itself and the `window - 1` keys before it, where there is a window, at least 1 (Mistral). The others
-    /// are not computed.
+    /// Sliding window, at least 1: a query sees itself and the `window - 1` keys before it (Mistral). Scores outside
+    /// it are not computed. `None` for no window.
     pub window: Option<usize>,
-    /// Samples hold several documents, and a query sees keys of its own only; the others are not computed. The documents
-    /// are facts of the micro-batch ([`BatchFacts`](crate::backend::BatchFacts)).
+    /// Whether samples pack several documents. A query sees only keys of its own document; other scores are not
+    /// computed. The documents are passed as facts of the micro-batch ([`BatchFacts`](crate::backend::BatchFacts)).
     pub packed: bool,
 }
 
 impl Scores {
-    /// Probabilities are dropped with probability `p`.
+    /// Default scores with dropout rate `p`.
     pub fn dropping(p: f64) -> Self {
         Self { dropout: p, ..Self::default() }
     }
 
-    /// What scores of heads of so many elements are multiplied with.
+    /// Returns the factor of the scores for heads of `head_dim` elements.
     pub fn scale(&self, head_dim: usize) -> f64 {
         self.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt())
     }
 
-    /// The first key that a query sees, by position; the last one is itself.
+    /// Position of the first key that a query sees; the last one is the query itself.
     pub fn first_key(&self, query: usize) -> usize {
         self.window.map_or(0, |window| (query + 1).saturating_sub(window))
     }
 
-    /// Scores that are computed: every query with the keys that it sees. Of samples that hold several documents they are those
-    /// of one that holds one: how many documents there are is no matter of shape.
+    /// Number of scores computed: each query with the keys that it sees. Packed samples count as if they held one
+    /// document, because the number of documents is not part of the shape.
     fn count(&self, dims: &AttentionDims) -> usize {
         let seq = dims.seq;
         let window = self.window.map_or(seq, |window| window.min(seq));
         dims.batch * dims.heads * (window * (window + 1) / 2 + (seq - window) * window)
     }
 
-    /// The dropout with these keys, if anything is dropped.
+    /// Returns the dropout with these keys, or `None` if nothing is dropped.
     pub fn dropout<'a>(&self, keys: &'a [u64]) -> Option<Dropout<'a>> {
         (self.dropout > 0.0).then_some(Dropout { p: self.dropout, keys })
     }
@@ -94,10 +95,10 @@ impl Scores {
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Attention {
-    /// Rotary position embedding of the query and key heads of packed rows, in the convention of Hugging Face: of the
-    /// first `n` elements of a head, with half as many frequencies, element `i` is rotated with element `i + n / 2`.
-    /// `backward` rotates the other way. The position of a row is that within its sample, or if samples are `packed` it
-    /// is read.
+    /// Rotary position embedding of the query and key heads of packed rows, in the Hugging Face convention: with
+    /// `n / 2` frequencies, the first `n` elements of a head rotate, element `i` together with element `i + n / 2`.
+    /// `backward` rotates the other way. The position of a row is its index within the sample, or is read if samples
+    /// are `packed`.
     Rope { dims: AttentionDims, rope: layer::Rope, packed: bool, backward: bool },
     /// Causal attention, and the log-sum-exp of every (sample, head, position).
     Forward { dims: AttentionDims, scores: Scores },
@@ -130,8 +131,8 @@ impl Attention {
                     .write([qkv.updated().touching(rotated)])
                     .flops(3 * rotated)
             }
-            // Scores and the output. A score is scaled, shifted, exponentiated, added, divided; a cap divides, bends and
-            // multiplies it.
+            // Scores and the output. A score is scaled, shifted, exponentiated, added and divided; a cap divides,
+            // takes tanh and multiplies.
             Attention::Forward { scores, .. } => Description::new("attention")
                 .read([qkv])
                 .write([y, lse])
@@ -139,7 +140,7 @@ impl Attention {
                 .flops((5 + 3 * is_capped(scores)) * scores.count(dims))
                 .drops(scores.dropout, dims.batch)
                 .of_documents(if scores.packed { dims.rows() } else { 0 }),
-            // Scores again, and gradients of probabilities, queries, keys and values. A cap has a slope, too.
+            // Scores again, and gradients of probabilities, queries, keys and values. A cap also has a derivative.
             Attention::Backward { scores, .. } => Description::new("attention_backward")
                 .read([qkv, y, lse, Role::value("dy", dims.output_len())])
                 .write([Role::value("dqkv", packed)])
@@ -174,10 +175,10 @@ impl Attention {
 }
 
 impl Builder<'_> {
-    /// Rotates queries and keys of packed rows.
+    /// Rotates the queries and keys of packed rows.
     ///
     /// # Errors
-    /// A width that does not fit.
+    /// If the width does not fit.
     pub fn rope(
         &mut self,
         qkv: Tensor,
@@ -195,7 +196,7 @@ impl Builder<'_> {
     /// Causal self-attention of packed rows.
     ///
     /// # Errors
-    /// A width that does not fit.
+    /// If the width does not fit.
     pub fn attention(&mut self, qkv: Tensor, heads: &layer::Attention) -> Result<Tensor, Error> {
         self.check("attention", qkv, heads.packed())?;
         let site = self.site(heads.dropout);
@@ -204,7 +205,7 @@ impl Builder<'_> {
             dropout: site.map_or(0.0, |_| heads.dropout),
             scale: heads.scale,
             softcap: heads.softcap,
-            // One that leaves nothing out is none.
+            // A window that excludes no key is dropped.
             window: heads.window.filter(|&window| window < length),
             packed: self.is_packed(),
         };
@@ -227,7 +228,7 @@ mod tests {
         let cost = |op| Op::Attention(op).cost(DType::Bf16, DType::F32);
         let forward = |scores| cost(Attention::Forward { dims, scores });
         let backward = |scores| cost(Attention::Backward { dims, scores });
-        // Of 3 positions, queries see 1 + 2 + 3 keys.
+        // With 3 positions, the queries see 1 + 2 + 3 keys.
         let scores = 2 * 4 * 6;
         assert_eq!(forward(capped).flops(), forward(plain).flops() + 3 * scores);
         assert_eq!(backward(capped).flops(), backward(plain).flops() + 6 * scores);

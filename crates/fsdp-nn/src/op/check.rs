@@ -1,4 +1,4 @@
-//! The one place where operands are checked against what an operation reads and writes.
+//! Checks operands against the description of their operation; the only place that does.
 
 use fsdp_core::DType;
 use fsdp_core::memory::Buffer;
@@ -8,10 +8,10 @@ use crate::backend::{BatchFacts, Operands};
 use crate::lengths;
 
 impl Op {
-    /// Checks operands: their number, lengths and types, and sizes that must divide each other.
+    /// Checks operands: their number, lengths and dtypes, and sizes that must divide each other.
     ///
     /// # Panics
-    /// When they do not fit, which only a bug of ours can cause; it names operation and operand.
+    /// If they do not fit, which is a bug in this project; the message names the operation and the operand.
     pub fn check<B: Buffer>(&self, operands: &Operands<'_, '_, B>) {
         let description = self.describe();
         let BatchFacts { keys, documents, lengths, .. } = operands.batch;
@@ -56,7 +56,7 @@ impl Op {
         let fits = len == role.len || role.or_more && len > role.len;
         let least = if role.or_more { " at least" } else { "" };
         assert!(fits, "{}: {len} elements, but {} are needed{least}", operand(), role.len);
-        // Copies and sums are those of the memory, which also converts.
+        // The memory runs copies, and also converts dtypes.
         let copies = matches!(self, Op::Pointwise(Pointwise::Copy { .. }));
         let expected = match (role.kind, value) {
             (Kind::Of(expected), _) => expected,

@@ -1,4 +1,4 @@
-//! What an operation costs, from its sizes alone.
+//! The cost of an operation, computed from its sizes.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
@@ -7,17 +7,17 @@ use fsdp_core::DType;
 
 use super::{Access, Kind, Op, Role};
 
-/// Work of an operation, or of several.
+/// The work of one or more operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Floating-point operations of its products: two for each multiplication with addition. Of attention those that
-    /// causality leaves, and in backward those that make its probabilities again.
+    /// Floating-point operations of matrix products: two per multiply-add. For attention, those of the causal part;
+    /// in backward, including the recomputation of the probabilities.
     pub product_flops: u64,
-    /// Other floating-point operations, about: one for each arithmetic function of a number.
+    /// Other floating-point operations, approximately: one per arithmetic function of an element.
     pub other_flops: u64,
-    /// Bytes of operands that are read, once each.
+    /// Bytes of operands read, each counted once.
     pub bytes_read: u64,
-    /// Bytes of operands that are written, once each.
+    /// Bytes of operands written, each counted once.
     pub bytes_written: u64,
 }
 
@@ -32,7 +32,7 @@ impl Cost {
         self.bytes_read + self.bytes_written
     }
 
-    /// Floating-point operations for each byte.
+    /// Floating-point operations per byte.
     pub fn intensity(&self) -> f64 {
         self.flops() as f64 / self.bytes().max(1) as f64
     }
@@ -77,8 +77,8 @@ impl Sum for Cost {
 }
 
 impl Op {
-    /// What it costs with values of one dtype and gradients of parameters of another. What is added to is not counted as
-    /// read: the operation does not say it.
+    /// Returns the cost with activations of dtype `values` and parameter gradients of dtype `gradients`. Reads by
+    /// accumulating writes are not counted, because accumulation is a property of the call.
     pub fn cost(&self, values: DType, gradients: DType) -> Cost {
         let description = self.describe();
         let bytes = |role: &Role| {

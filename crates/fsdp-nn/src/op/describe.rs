@@ -1,49 +1,49 @@
-//! What an operation says of itself: its name, what it reads and writes, and its work.
+//! The description of an operation: its name, operands and work.
 
 use fsdp_core::DType;
 
-/// The element type of an operand.
+/// The dtype of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The float dtype that all values of a call share.
+    /// The float dtype shared by all values of a call.
     Value,
     /// The master dtype of the values.
     Statistic,
-    /// Any float dtype: slots of gradients have their own.
+    /// Any float dtype; gradient slots have their own.
     Gradient,
-    /// A dtype of its own.
+    /// A fixed dtype.
     Of(DType),
 }
 
-/// What is done to an operand.
+/// How an operand is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read.
+    /// Read.
     Read,
-    /// It is overwritten.
+    /// Overwritten.
     Overwrite,
-    /// It is overwritten, or added to where the call says so.
+    /// Overwritten, or added to if the call says so.
     Add,
-    /// It is read, and then overwritten.
+    /// Read, then overwritten.
     Update,
-    /// Its contents do not matter before or after.
+    /// Scratch: contents before and after do not matter.
     Scratch,
 }
 
-/// One operand.
+/// The description of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// What it is called.
+    /// Name of the operand.
     pub name: &'static str,
-    /// Elements.
+    /// Number of elements.
     pub len: usize,
-    /// Whether there may be more elements.
+    /// Whether the operand may have more elements.
     pub or_more: bool,
-    /// Elements that are touched: of a table that is looked up, or scratch that is used again, not its length.
+    /// Number of elements accessed. Differs from `len` for lookup tables and for scratch that is reused.
     pub touched: usize,
-    /// Their type.
+    /// The dtype of the elements.
     pub kind: Kind,
-    /// What is done to it.
+    /// How the operand is accessed.
     pub access: Access,
 }
 
@@ -52,12 +52,12 @@ impl Role {
         Self { name, len, or_more: false, touched: len, kind, access: Access::Read }
     }
 
-    /// Elements of the dtype that all values of the call share.
+    /// Elements of the dtype shared by all values of the call.
     pub(super) fn value(name: &'static str, len: usize) -> Self {
         Self::new(name, len, Kind::Value)
     }
 
-    /// Elements of the type of arithmetic.
+    /// Elements of the master dtype.
     pub(super) fn statistic(name: &'static str, len: usize) -> Self {
         Self::new(name, len, Kind::Statistic)
     }
@@ -77,7 +77,7 @@ impl Role {
         Self::double("losses", rows)
     }
 
-    /// Numbers in double precision, whatever the values are.
+    /// Elements in double precision, independent of the dtype of values.
     pub(super) fn double(name: &'static str, len: usize) -> Self {
         Self::new(name, len, Kind::Of(DType::F64))
     }
@@ -86,12 +86,12 @@ impl Role {
         Self { touched, ..self }
     }
 
-    /// It may be longer; so many elements are touched.
+    /// Allows more elements, and sets the number accessed.
     pub(super) fn or_more(self, touched: usize) -> Self {
         Self { or_more: true, touched, ..self }
     }
 
-    /// The call says whether it is overwritten or added to.
+    /// The call decides between overwriting and adding.
     pub(super) fn adds(self) -> Self {
         Self { access: Access::Add, ..self }
     }
@@ -105,30 +105,31 @@ impl Role {
     }
 }
 
-/// What an operation says of itself: made by adding one thing after the other.
+/// The description of an operation, built up by chained methods.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
-    /// What it is called in listings, traces and errors.
+    /// Name in listings, traces and errors.
     pub name: &'static str,
-    /// What is only read, in order.
+    /// Operands that are only read, in order.
     pub reads: Vec<Role>,
-    /// What is written, in order.
+    /// Operands that are written, in order.
     pub writes: Vec<Role>,
-    /// The product that it is or is made of, as rows, columns and terms of each sum: `[m, n, k]`.
+    /// The matrix product that the operation is or consists of, as `[m, n, k]`: rows, columns and terms per sum.
+    /// `None` if it is no product.
     pub matmul: Option<[usize; 3]>,
-    /// Constants of its formula, which kernels take beside operands and sizes.
+    /// Constants of the formula, which kernels take beside operands and sizes.
     pub constants: Vec<f64>,
-    /// Floating-point operations of products.
+    /// Floating-point operations of matrix products.
     pub(super) product_flops: u64,
     /// Other floating-point operations.
     pub(super) other_flops: u64,
-    /// How many dropout keys it takes: one per sample, where it drops anything.
+    /// Number of dropout keys: one per sample, or 0 if nothing is dropped.
     pub(super) keys: usize,
-    /// How many rows the documents have that it asks for; 0 if it does not.
+    /// Number of rows that the documents cover; 0 if the operation does not use documents.
     pub(super) document_rows: usize,
-    /// How many rows there are of which it asks which ones count; 0 if it does not.
+    /// Number of rows for which the operation must know whether they count; 0 if it does not use that.
     pub(super) counted_rows: usize,
-    /// Whether its output is computed again for backward instead of being kept.
+    /// Whether backward recomputes the output, instead of forward keeping it.
     pub(crate) is_recomputed: bool,
 }
 
@@ -155,7 +156,7 @@ impl Description {
         self
     }
 
-    /// Roles that say nothing else are overwritten.
+    /// Adds written operands; those without another access are overwritten.
     pub(super) fn write(mut self, roles: impl IntoIterator<Item = Role>) -> Self {
         self.writes.extend(roles.into_iter().map(|role| match role.access {
             Access::Read => Role { access: Access::Overwrite, ..role },
@@ -169,7 +170,7 @@ impl Description {
         self
     }
 
-    /// So many products of `m x k` with `k x n` matrices.
+    /// Sets the work to `count` products of `m x k` with `k x n` matrices.
     pub(super) fn products(self, count: u64, [m, n, k]: [usize; 3]) -> Self {
         Self { matmul: Some([m, n, k]), ..self }.product_flops(count * 2 * (m * n * k) as u64)
     }
@@ -178,22 +179,22 @@ impl Description {
         Self { product_flops, ..self }
     }
 
-    /// Operations that are no products, about: one for each arithmetic function of a number.
+    /// Sets the approximate work outside of products: one operation per arithmetic function of an element.
     pub(super) fn flops(self, count: usize) -> Self {
         Self { other_flops: count as u64, ..self }
     }
 
-    /// It drops elements of so many samples with probability `p`.
+    /// Declares dropout with probability `p` over `samples` samples.
     pub(super) fn drops(self, p: f64, samples: usize) -> Self {
         Self { keys: if p > 0.0 { samples } else { 0 }, ..self }
     }
 
-    /// It asks for the documents of so many rows.
+    /// Declares that the operation needs the documents, over `document_rows` rows.
     pub(super) fn of_documents(self, document_rows: usize) -> Self {
         Self { document_rows, ..self }
     }
 
-    /// It asks which of so many rows count.
+    /// Declares that the operation needs to know which of `counted_rows` rows count.
     pub(super) fn of_counted(self, counted_rows: usize) -> Self {
         Self { counted_rows, ..self }
     }
@@ -202,7 +203,7 @@ impl Description {
         Self { is_recomputed: true, ..self }
     }
 
-    /// Whether it makes products: selective checkpointing keeps their outputs.
+    /// Whether the operation computes products; selective checkpointing keeps their outputs.
     pub(crate) fn is_product(&self) -> bool {
         self.product_flops > 0
     }

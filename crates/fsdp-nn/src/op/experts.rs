@@ -1,9 +1,9 @@
-//! Mixtures of experts: each row goes to some of several linear maps, and comes back as their weighted sum (Shazeer et al.,
-//! 2017; Switch Transformers: Fedus et al., 2021; Mixtral: Jiang et al., 2024).
+//! Mixtures of experts: each row goes through some of several linear maps, and returns as their weighted sum (Shazeer
+//! et al., 2017; Switch Transformers: Fedus et al., 2021; Mixtral: Jiang et al., 2024).
 //!
-//! A *route* is an expert that a row goes to; a row has `top` of them, so there are always `rows * top`, whatever the router
-//! says: buffers have their sizes before a step. Routed rows lie in *slots*: those of the first expert first, of one
-//! expert in the order of rows. No row is dropped, and the order of every sum follows from the micro-batch alone.
+//! A *route* is the assignment of a row to an expert. Every row has `top` routes, so there are always `rows * top`,
+//! independent of the router, and buffer sizes are known before a step. Routed rows occupy *slots*, ordered by
+//! expert, then by row. No row is dropped, and the order of every sum is determined by the micro-batch alone.
 
 use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error};
@@ -15,30 +15,32 @@ use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer::ExpertMaps;
 use crate::op::Op;
 
-/// Operations of mixtures. `routes` has the expert of every route, row by row.
+/// Operations of mixtures. `routes` holds the expert of every route, row by row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Experts {
-    /// The `top` most probable experts of every row, by the softmax of its logits, the most probable first and the first of equal
-    /// ones; and their probabilities, divided by their sum if `normalized`. In training also the *load*: how many routes lead to
-    /// each expert, and the sum of its probabilities, of rows up to the last counted target of their sample.
+    /// Selects the `top` most probable experts of every row by the softmax of its logits, in descending order (of
+    /// equal ones, the first), and their probabilities, divided by their sum if `normalized`. In training also
+    /// computes the *load*: the number of routes to each expert, and the sum of its probabilities, over the rows up
+    /// to the last counted target of each sample.
     Route { routing: Routing, normalized: bool, load: Option<Balance> },
-    /// Backward of [`Experts::Route`], from the gradients of the probabilities; with `balance` of the balancing loss, too, from
-    /// the loads of all mixtures.
+    /// Backward of [`Experts::Route`] from the gradients of the probabilities; with `balance` also from the balancing
+    /// loss, using the loads of all mixtures.
     RouteBackward { routing: Routing, normalized: bool, balance: Option<Balance> },
-    /// The balancing loss of a micro-batch, from the loads of all mixtures, times its coefficient and its counted targets.
+    /// The balancing loss of a micro-batch from the loads of all mixtures, times its coefficient and the number of
+    /// counted targets.
     BalanceLoss { balance: Balance },
-    /// Slot by slot the row that is there.
+    /// Copies to every slot the row that is routed there.
     Dispatch { routing: Routing, width: usize },
-    /// The sum of the slots of every row, in the order of its routes.
+    /// Sums the slots of every row, in the order of its routes.
     DispatchBackward { routing: Routing, width: usize },
-    /// Slots times the weight of their expert (`outputs x inputs`): `y = x W^T`.
+    /// Multiplies slots by the weight of their expert (`outputs x inputs`): `y = x W^T`.
     Product { routing: Routing, inputs: usize, outputs: usize },
     /// `dx = dy W`.
     ProductBackwardInput { routing: Routing, inputs: usize, outputs: usize },
-    /// `dweight = dy^T x` of one expert; zero if no row goes there.
+    /// `dweight = dy^T x` of one expert; zero if no row is routed to it.
     ProductBackwardWeight { routing: Routing, inputs: usize, outputs: usize, expert: usize },
-    /// The sum of the slots of every row, times their weights, in the order of its routes.
+    /// Sums the slots of every row, times their weights, in the order of its routes.
     Combine { routing: Routing, width: usize },
     /// Backward of [`Experts::Combine`], to slots and weights.
     CombineBackward { routing: Routing, width: usize },
@@ -64,7 +66,7 @@ impl Experts {
         }
     }
 
-    /// What works on rows that are routed.
+    /// Describes the operations on routed rows.
     fn describe_routed(&self, routing: Routing) -> Description {
         let (Routing { rows, experts, .. }, slots) = (routing, routing.slots());
         let routes = Role::ids("routes", slots);
@@ -95,7 +97,7 @@ impl Experts {
                     .products(1, [slots, inputs, outputs])
             }
             Experts::ProductBackwardWeight { inputs, outputs, expert, .. } => {
-                // If all experts had their part of the slots.
+                // The share of this expert if slots were distributed evenly.
                 let part = slots * (expert + 1) / experts - slots * expert / experts;
                 Description::new("expert_product_backward_weight")
                     .read([
@@ -198,7 +200,7 @@ fn describe_route_backward(routing: Routing, balance: Option<Balance>) -> Descri
     }
 }
 
-/// Products of the same slots, each with an output of its own.
+/// Derives products of the same slots, each with its own output.
 fn derive_products(b: &mut Backward<'_>, node: &Node) {
     let gradients: Vec<(&Call, Experts, usize)> = (node.calls.iter())
         .filter_map(|call| {
@@ -243,7 +245,7 @@ pub struct Routes {
 }
 
 impl Builder<'_> {
-    /// The routes of every row, by its logits (one for each expert), and their weights.
+    /// Routes every row by its logits (one per expert); returns the routes and their weights.
     pub fn route(&mut self, logits: Tensor, top: usize, normalized: bool) -> (Routes, Tensor) {
         let routing = Routing { rows: self.row_count(), experts: logits.width(), top };
         let weights = self.rows(top);
@@ -257,7 +259,7 @@ impl Builder<'_> {
         (Routes { routing, routes }, weights)
     }
 
-    /// The slots of all routes, with the rows that are routed: `top` rows for each.
+    /// Copies rows to the slots of all routes; the result has `top` rows of `x`'s width per row.
     pub fn dispatch(&mut self, x: Tensor, routes: &Routes) -> Tensor {
         let y = self.rows(x.width() * routes.routing.top);
         let op = Op::Experts(Experts::Dispatch { routing: routes.routing, width: x.width() });
@@ -266,10 +268,10 @@ impl Builder<'_> {
         y
     }
 
-    /// Slots through the linear map of their expert, for several such maps.
+    /// Applies several linear maps to the slots, each slot with the weight of its expert.
     ///
     /// # Errors
-    /// A width that does not fit, or a parameter that is not the block's.
+    /// If a width does not fit, or a parameter does not belong to the block.
     pub fn expert_products(
         &mut self,
         x: Tensor,
@@ -292,7 +294,7 @@ impl Builder<'_> {
         Ok(outputs)
     }
 
-    /// The weighted sum of the slots of every row.
+    /// Returns the weighted sum of the slots of every row.
     pub fn combine(&mut self, x: Tensor, weights: Tensor, routes: &Routes) -> Tensor {
         let y = self.rows(x.width() / routes.routing.top);
         let op = Op::Experts(Experts::Combine { routing: routes.routing, width: y.width() });

@@ -1,23 +1,24 @@
-//! The map to logits, and its cross-entropy.
+//! The output head: the linear map to logits, and cross-entropy.
 
 use super::describe::{Description, Role};
 
-/// Targets that do not count in the loss.
+/// A target that does not count in the loss.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
-/// What is added to the cross-entropy of a row in training, and what its gradient is multiplied with.
+/// Terms that training adds to the cross-entropy of a row, and the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossTerms {
-    /// How much of the target is spread evenly over all classes (Szegedy et al. 2016): at least 0 and below 1; as
-    /// `label_smoothing` of `torch.nn.functional.cross_entropy`.
+    /// Share of the target that is spread evenly over all classes (Szegedy et al. 2016), as `label_smoothing` of
+    /// `torch.nn.functional.cross_entropy`: at least 0 and below 1.
     pub label_smoothing: f64,
-    /// Coefficient of the squared logarithm of the sum of exponentials (z-loss: PaLM, Chowdhery et al. 2022, section 5): at
+    /// Coefficient of the squared log-sum-exp of the logits (z-loss: PaLM, Chowdhery et al. 2022, section 5): at
     /// least 0.
     pub z_loss: f64,
-    /// Coefficient of the [balancing loss](super::Balance) of routers: at least 0. No operation of the head looks at it.
+    /// Coefficient of the routers' [balancing loss](super::Balance): at least 0. The operations of the head ignore
+    /// it.
     pub router_loss: f64,
-    /// What the gradients of all losses are multiplied with: a power of two, 1 unless they would be lost in f16. Losses are
-    /// as they are.
+    /// Factor of the gradients of all losses: a power of two, 1 unless gradients would underflow in f16. Loss values
+    /// are not scaled.
     pub loss_scale: f64,
 }
 
@@ -28,7 +29,7 @@ impl Default for LossTerms {
 }
 
 impl LossTerms {
-    /// The z-losses of rows, where there is one.
+    /// The z-losses of rows, if there is a z-loss.
     fn z_losses(&self, rows: usize) -> Option<Role> {
         (self.z_loss > 0.0).then(|| Role::double("z_losses", rows))
     }
@@ -37,33 +38,33 @@ impl LossTerms {
 /// Sizes of a linear map to logits followed by cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadDims {
-    /// Rows (tokens).
+    /// Number of rows (tokens).
     pub rows: usize,
-    /// Columns of the hidden states.
+    /// Elements per hidden state.
     pub hidden: usize,
-    /// Classes.
+    /// Number of classes.
     pub vocab: usize,
-    /// Rows whose logits are in memory at once (at least 1); depends on the shape and on
-    /// [`Backend::head_chunks`](crate::Backend::head_chunks) alone.
+    /// Rows whose logits are in memory at once (at least 1); depends only on the shape and on
+    /// [`Backend::head_chunks`](crate::Backend::head_chunks).
     pub chunk_rows: usize,
-    /// Logits `x` become `cap * tanh(x / cap)` where there is a cap (Gemma 2).
+    /// Soft cap: logits `x` become `cap * tanh(x / cap)` (Gemma 2). `None` for no cap.
     pub softcap: Option<f64>,
-    /// What is added to the loss.
+    /// Terms added to the loss.
     pub terms: LossTerms,
 }
 
 impl HeadDims {
-    /// For so many rows of so many columns, and classes.
+    /// Sizes without a cap or loss terms.
     pub fn new([rows, hidden, vocab]: [usize; 3], chunk_rows: usize) -> Self {
         Self { rows, hidden, vocab, chunk_rows, softcap: None, terms: LossTerms::default() }
     }
 
-    /// The logits of so many of its rows.
+    /// Returns the sizes of the logits of `rows` of the rows.
     pub fn logits(&self, rows: usize) -> LogitsDims {
         LogitsDims { rows, vocab: self.vocab, softcap: self.softcap, terms: self.terms }
     }
 
-    /// Logits of a chunk.
+    /// Number of logits in a chunk.
     pub fn chunk_len(&self) -> usize {
         self.chunk_rows.clamp(1, self.rows.max(1)) * self.vocab
     }
@@ -72,9 +73,9 @@ impl HeadDims {
 /// Sizes of logits whose cross-entropy is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsDims {
-    /// Rows (tokens).
+    /// Number of rows (tokens).
     pub rows: usize,
-    /// Classes.
+    /// Number of classes.
     pub vocab: usize,
     /// As [`HeadDims::softcap`].
     pub softcap: Option<f64>,
@@ -83,14 +84,14 @@ pub struct LogitsDims {
 }
 
 impl LogitsDims {
-    /// For so many rows and classes.
+    /// Sizes without a cap or loss terms.
     pub fn new(rows: usize, vocab: usize) -> Self {
         Self { rows, vocab, softcap: None, terms: LossTerms::default() }
     }
 
-    /// So many operations for each logit, and so many more to cap it: it is divided, bent and multiplied, and for its slope
-    /// there are three others. Where labels are smoothed there is one more, of the mean or of the slope, for each of these
-    /// passes. A z-loss is a few operations for each row.
+    /// Operations outside of products: `each` per logit, plus `capping` per logit if there is a cap (divide, tanh and
+    /// multiply; three more for its derivative), plus one per pass if labels are smoothed (for the mean or the
+    /// derivative). A z-loss takes only a few operations per row.
     fn flops(&self, each: usize, capping: usize, passes: usize) -> usize {
         let capping = if self.softcap.is_some() { capping } else { 0 };
         let smoothing = if self.terms.label_smoothing > 0.0 { passes } else { 0 };
@@ -98,24 +99,25 @@ impl LogitsDims {
     }
 }
 
-/// Operations of the head. It is no part of a block's graph: the plan of the last block adds it.
+/// Operations of the head. They are not part of a block's graph: the plan of the last block adds them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Head {
-    /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`, with the terms of `dims`; a loss is 0
-    /// where the target is [`IGNORED_TARGET`]. With a z-loss, the last thing written is what it is of each loss.
+    /// Cross-entropy of `logits = x W^T` (`weight` is `vocab x hidden`) against `targets`, with the terms of `dims`;
+    /// a loss is 0 where the target is [`IGNORED_TARGET`]. With a z-loss, the last output is the z-loss part of each
+    /// loss.
     Loss { dims: HeadDims },
     /// [`Head::Loss`] with the gradients of the **sum** of losses, to the weight too if `weight`. The gradient of the
-    /// logits may be rounded to the tensors' dtype before the products: devices multiply operands of one dtype. It has
-    /// room of its own if `is_rounded`.
+    /// logits may be rounded to the tensors' dtype before the products, because devices multiply operands of one
+    /// dtype; `is_rounded` gives it a buffer of its own.
     LossBackward { dims: HeadDims, weight: bool, is_rounded: bool },
-    /// `logits = x W^T` for all rows, capped where there is a cap.
+    /// `logits = x W^T` for all rows, capped if there is a cap.
     Logits { dims: HeadDims },
-    /// The losses of rows of logits of any float dtype. Where devices do not look at targets on the host, one that is no
-    /// class makes its loss not a number.
+    /// The losses of rows of logits of any float dtype. On devices that do not check targets on the host, a target
+    /// outside the classes makes its loss NaN.
     CrossEntropy { dims: LogitsDims },
-    /// [`Head::CrossEntropy`] with the gradient of the sum of losses: where the logits were, or, if `is_rounded`, rounded to
-    /// `dlogits`.
+    /// [`Head::CrossEntropy`] with the gradient of the sum of losses, which replaces the logits or, if `is_rounded`,
+    /// is rounded to `dlogits`.
     CrossEntropyBackward { dims: LogitsDims, is_rounded: bool },
 }
 
@@ -174,7 +176,7 @@ impl Head {
     }
 }
 
-/// What all operations of the head begin with.
+/// The common part of all operations that map to logits.
 fn of_head(name: &'static str, dims: HeadDims, products: u64) -> Description {
     let HeadDims { rows, hidden, vocab, .. } = dims;
     Description::new(name)
@@ -182,7 +184,7 @@ fn of_head(name: &'static str, dims: HeadDims, products: u64) -> Description {
         .products(products, [rows, vocab, hidden])
 }
 
-/// Scratch for one chunk of logits, which all rows go through.
+/// Scratch for one chunk of logits, reused for all rows.
 fn chunk(role: Role, dims: HeadDims) -> Role {
     role.scratch().or_more(dims.rows * dims.vocab)
 }

@@ -1,4 +1,4 @@
-//! Linear maps, and sums of columns.
+//! Linear maps, and column sums.
 
 use fsdp_core::Error;
 
@@ -8,7 +8,7 @@ use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer;
 use crate::op::Op;
 
-/// How a weight matrix is stored.
+/// Storage order of a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
     /// `outputs x inputs`, as `torch.nn.Linear`.
@@ -26,15 +26,15 @@ pub struct LinearDims {
     pub inputs: usize,
     /// Columns of `y`.
     pub outputs: usize,
-    /// Elements from one row of `y` to the next, at least `outputs`: `y` may be a block of columns. The last
-    /// row need not be complete: a `y` slice has `(rows - 1) * y_stride + outputs` elements or more.
+    /// Elements from one row of `y` to the next, at least `outputs`: `y` may be a block of columns. The last row may
+    /// be incomplete: a `y` slice has `(rows - 1) * y_stride + outputs` elements or more.
     pub y_stride: usize,
-    /// How the weight is stored.
+    /// Storage order of the weight.
     pub orientation: Orientation,
 }
 
 impl LinearDims {
-    /// Elements of a `y` slice, at least.
+    /// Minimum number of elements of a `y` slice.
     pub fn y_len(&self) -> usize {
         self.rows.saturating_sub(1) * self.y_stride + self.outputs
     }
@@ -44,13 +44,13 @@ impl LinearDims {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Linear {
-    /// `y = x W (+ bias)`; without a bias it may be added to what is there.
+    /// `y = x W (+ bias)`; without a bias, the result may be added to `y`.
     Forward { dims: LinearDims, bias: bool },
     /// `dx = dy W^T`.
     BackwardInput { dims: LinearDims },
     /// `dweight = x^T dy`, in the weight's orientation.
     BackwardWeight { dims: LinearDims },
-    /// Sums of the columns of `dy`, whose rows begin `stride` elements apart: the gradient of a bias.
+    /// Column sums of `dy`, whose rows start `stride` elements apart: the gradient of a bias.
     ColumnSums { rows: usize, columns: usize, stride: usize },
 }
 
@@ -87,15 +87,15 @@ impl Linear {
 }
 
 impl Builder<'_> {
-    /// `y = x W + b`, and what an [`Adapter`](layer::Adapter) of the weight adds.
+    /// `y = x W + b`, plus the contribution of the weight's [`Adapter`](layer::Adapter), if any.
     ///
     /// # Errors
-    /// A width that does not fit, or a parameter that is not the block's.
+    /// If a width does not fit, or a parameter does not belong to the block.
     pub fn linear(&mut self, x: Tensor, layer: &layer::Linear) -> Result<Tensor, Error> {
         self.linear_columns(x, std::slice::from_ref(layer))
     }
 
-    /// Several linear maps of one input, side by side in every row (queries, keys and values).
+    /// Several linear maps of one input, with outputs side by side in every row (queries, keys and values).
     ///
     /// # Errors
     /// As [`Builder::linear`].
@@ -131,7 +131,7 @@ impl Builder<'_> {
         ])
     }
 
-    /// `y`, the outputs of `layers` side by side, with what the adapters of their weights add to them.
+    /// Adds the contributions of weight adapters to `y`, the outputs of `layers` side by side.
     fn adapted(&mut self, x: Tensor, layers: &[layer::Linear], y: Tensor) -> Result<Tensor, Error> {
         let (mut y, mut offset) = (y, 0);
         for layer in layers {
@@ -163,7 +163,7 @@ impl Builder<'_> {
     }
 }
 
-/// A node that works in place adds its product to a value, whose gradient is that of the sum.
+/// Derives linear maps. An in-place node adds its product to a value, whose gradient is the gradient of the sum.
 pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
     let gradient = b.gradients[output];
     derive_products(b, node);
@@ -194,7 +194,7 @@ fn derive_products(b: &mut Backward<'_>, node: &Node) {
     }
     let Some(input) = maps.first().and_then(|map| map.call.reads[0].local()) else { return };
     let trains = maps.iter().any(|map| b.target(map.call.reads[1]).is_some());
-    // An activation that was not kept comes back from its own backward, which needs the gradient of it first.
+    // An activation that was not kept is recomputed by its own backward, which first needs the activation's gradient.
     let again =
         b.recomputed(input).filter(|node| matches!(node.op(), Op::Activation(_)) && b.is_read_once(input));
     let again = again.filter(|_| trains && b.needs[input] && b.gradients[input].is_none());
@@ -228,7 +228,7 @@ struct Map<'a> {
     dy: Operand,
 }
 
-/// The gradient of the input of linear maps, from those of all outputs that have one.
+/// Adds the gradient of the input of linear maps, from all outputs that have a gradient.
 fn gradient_of_input(b: &mut Backward<'_>, input: usize, maps: &[Map<'_>]) {
     for Map { call, dims, dy } in maps {
         let dx = b.add_to(input);
@@ -237,7 +237,7 @@ fn gradient_of_input(b: &mut Backward<'_>, input: usize, maps: &[Map<'_>]) {
     }
 }
 
-/// The gradient of a bias.
+/// Adds the gradient of a bias.
 pub(super) fn column_sums(
     b: &mut Backward<'_>,
     [rows, columns, stride]: [usize; 3],

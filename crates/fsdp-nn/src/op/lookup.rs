@@ -1,4 +1,4 @@
-//! Rows of tables, by token or by position.
+//! Table lookups by token or by position.
 
 use fsdp_core::memory::Category;
 use fsdp_core::{DType, Error};
@@ -9,7 +9,7 @@ use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::layer::Embedding;
 use crate::op::Op;
 
-/// Operations of tables.
+/// Operations of lookup tables.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Lookup {
@@ -42,10 +42,10 @@ impl Lookup {
 }
 
 impl Builder<'_> {
-    /// The row of `layer` for every token of the micro-batch.
+    /// Looks up the row of `layer` for every token of the micro-batch.
     ///
     /// # Errors
-    /// A parameter that is not the block's.
+    /// If a parameter does not belong to the block.
     pub fn embedding(&mut self, layer: &Embedding) -> Result<Tensor, Error> {
         let y = self.rows(layer.width);
         let reads = vec![Operand::Ids, self.param(layer.table)?];
@@ -56,7 +56,7 @@ impl Builder<'_> {
     /// Adds the row of `layer` for every position, counted within each document.
     ///
     /// # Errors
-    /// A sequence longer than the table, or as [`Builder::linear`].
+    /// If a sequence is longer than the table, or as [`Builder::linear`].
     pub fn add_positions(&mut self, x: Tensor, layer: &Embedding) -> Result<Tensor, Error> {
         self.check("add_positions", x, layer.width)?;
         let (samples, seq) = self.batch();

@@ -1,11 +1,12 @@
 //! Operations as values: everything that a device computes for a model, forward and backward, with sizes and
 //! constants but without operands.
 //!
-//! Each family has a file that says all of its operations: what they are, what each reads, writes and costs
-//! ([`Op::describe`]), the method of [`Builder`](crate::graph::Builder) that adds it to a block, and its derivative. Nothing
-//! in an operation depends on rank, step or micro-batch: what does (token ids, dropout keys) is an operand. All matrices
-//! are row-major; statistics are kept in the master dtype ([`DType::master`](fsdp_core::DType::master)) of the tensors'
-//! dtype. Arithmetic is done in the master dtype, and results are rounded once.
+//! Each family has one file with all of its operations: their definition, what each reads, writes and costs
+//! ([`Op::describe`]), the method of [`Builder`](crate::graph::Builder) that adds it to a block, and its derivative.
+//! An operation does not depend on rank, step or micro-batch; data that does (token ids, dropout keys) is passed as
+//! an operand. All matrices are row-major. Arithmetic is done in the master dtype
+//! ([`DType::master`](fsdp_core::DType::master)) of the tensors' dtype, statistics are stored in it, and results are
+//! rounded once.
 
 mod activation;
 mod attention;
@@ -37,7 +38,7 @@ pub use routing::{Places, Routing};
 
 use crate::graph::{Backward, Node};
 
-/// An operation, by family. Operands are named as in [`Op::describe`].
+/// An operation, by family. [`Op::describe`] names its operands.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the families say what they are")]
 pub enum Op {
@@ -52,10 +53,10 @@ pub enum Op {
 }
 
 impl Op {
-    /// What it says of itself.
+    /// Returns the operation's description.
     ///
     /// # Panics
-    /// When sizes contradict each other, which only a bug of ours can cause.
+    /// If sizes contradict each other, which is a bug in this project.
     pub fn describe(&self) -> Description {
         match self {
             Op::Linear(op) => op.describe(),
@@ -69,12 +70,12 @@ impl Op {
         }
     }
 
-    /// What it is called in listings, traces and errors.
+    /// Returns the name used in listings, traces and errors.
     pub fn name(&self) -> &'static str {
         self.describe().name
     }
 
-    /// Adds the backward of a node of a graph, whose main operation this is and whose output is `output`.
+    /// Appends the backward of a graph node whose main operation is `self` and whose output is `output`.
     pub(crate) fn derive(&self, backward: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
             Op::Linear(_) => linear::derive(backward, node, output),

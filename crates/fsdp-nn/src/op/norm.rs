@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Row norms: RMS norm and layer norm.
 
 use fsdp_core::Error;
 
@@ -12,7 +12,7 @@ use crate::op::Op;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Norm {
-    /// Root-mean-square norm of every row: `y = x * rstd * (weight + offset)`.
+    /// RMS norm of every row: `y = x * rstd * (weight + offset)`.
     Rms { rows: usize, width: usize, eps: f64, offset: f64 },
     /// Backward of [`Norm::Rms`], to the weight too if `weight`.
     RmsBackward { rows: usize, width: usize, offset: f64, weight: bool },
@@ -100,7 +100,7 @@ impl Norm {
 }
 
 impl Builder<'_> {
-    /// A norm of every row.
+    /// Norm of every row.
     ///
     /// # Errors
     /// As [`Builder::linear`].
@@ -111,7 +111,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Root-mean-square norm of every row.
+    /// RMS norm of every row.
     ///
     /// # Errors
     /// As [`Builder::linear`].
@@ -120,11 +120,11 @@ impl Builder<'_> {
         self.rms_norm_heads(x, layer)
     }
 
-    /// Root-mean-square norm of every head of every row, all with the same weight: of queries and keys before they are
-    /// rotated (Qwen 3, Gemma 3). To device and derivative, heads are rows.
+    /// RMS norm of every head of every row, all with the same weight: of queries and keys before rotation (Qwen 3,
+    /// Gemma 3). The device and the derivative treat heads as rows.
     ///
     /// # Errors
-    /// A row that is no whole number of heads, or as [`Builder::linear`].
+    /// If a row is not a whole number of heads, or as [`Builder::linear`].
     pub fn rms_norm_heads(&mut self, x: Tensor, layer: &RmsNorm) -> Result<Tensor, Error> {
         let heads = (x.width() / layer.width.max(1)).max(1);
         self.check("rms_norm_heads", x, heads * layer.width)?;

@@ -1,4 +1,4 @@
-//! Sums, copies and dropout.
+//! Element-wise sums, copies, scaling and dropout.
 
 use fsdp_core::Error;
 
@@ -7,29 +7,29 @@ use crate::graph::{Backward, Builder, Call, Node, Operand, Tensor};
 use crate::lengths;
 use crate::op::Op;
 
-/// A counter-based dropout mask: element `i` of sample `s` is dropped when the generator keyed by `keys[s]`
-/// says so at counter `i`; kept elements are scaled by `1 / (1 - p)`.
+/// A counter-based dropout mask: element `i` of sample `s` is dropped if the generator keyed by `keys[s]` says so at
+/// counter `i`; kept elements are scaled by `1 / (1 - p)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout<'a> {
-    /// Probability of dropping, `0 <= p < 1`.
+    /// Dropout rate, `0 <= p < 1`.
     pub p: f64,
-    /// One key per sample, made of (seed, step, sample, site).
+    /// One key per sample, derived from (seed, step, sample, site).
     pub keys: &'a [u64],
 }
 
 impl Dropout<'_> {
-    /// An element is dropped when its 32 random bits are below this: `p` in units of 2^-32.
+    /// Threshold in units of 2^-32: an element is dropped if its 32 random bits are below it.
     pub fn threshold(&self) -> u32 {
         (self.p * 4_294_967_296.0) as u32
     }
 
-    /// The factor of elements that are kept.
+    /// The factor of kept elements.
     pub fn kept(&self) -> f64 {
         1.0 / (1.0 - self.p)
     }
 }
 
-/// Operations element by element.
+/// Element-wise operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "sizes are what they are called")]
 pub enum Pointwise {
@@ -39,14 +39,14 @@ pub enum Pointwise {
     Accumulate { len: usize },
     /// `y = x`.
     Copy { len: usize },
-    /// Rows of `columns` elements, which lie `from` elements apart in `x` and `to` elements apart in `y`.
+    /// Copies rows of `columns` elements; row starts are `from` elements apart in `x` and `to` elements apart in `y`.
     CopyColumns { rows: usize, columns: usize, from: usize, to: usize },
-    /// Every row as blocks of `width` columns, `groups` times `parts` of them: those of one part side by side, where before
-    /// those of one group were. With both numbers exchanged it is its own backward.
+    /// Treats every row as `groups * parts` blocks of `width` columns and transposes their order: `x` is ordered by
+    /// group, then part; `y` by part, then group. Exchanging the two numbers gives the backward.
     Regroup { rows: usize, groups: usize, parts: usize, width: usize },
-    /// `x *= factor`; applied to a gradient it is its own backward.
+    /// `x *= factor`; applied to a gradient, it is its own backward.
     Scale { len: usize, factor: f64 },
-    /// Dropout in place; applied to a gradient it is its own backward.
+    /// Dropout in place; applied to a gradient, it is its own backward.
     Dropout { len: usize, samples: usize, p: f64 },
 }
 
@@ -90,7 +90,7 @@ impl Pointwise {
 
     pub(super) fn derive(&self, b: &mut Backward<'_>, node: &Node, output: usize) {
         match self {
-            // Passes the gradient of the output on to all inputs, which then share it.
+            // All inputs share the gradient of the output.
             Pointwise::Add { .. } => {
                 let Some(gradient) = b.gradients[output].take() else { return };
                 node.reads().for_each(|input| b.put(input, gradient));
@@ -118,14 +118,14 @@ impl Pointwise {
     }
 }
 
-/// Whether copies of columns take one value apart, rather than putting several together.
+/// Whether column copies split one value, rather than concatenating several.
 fn is_split(node: &Node) -> bool {
     let mut writes = node.writes();
     let first = writes.next();
     writes.any(|other| Some(other) != first)
 }
 
-/// Gives every input the columns of the output's gradient that are its own.
+/// Copies to every input the columns of the output's gradient that belong to it.
 fn derive_concat(b: &mut Backward<'_>, node: &Node, output: usize) {
     let Some(gradient) = b.take(output) else { return };
     for call in &node.calls {
@@ -144,7 +144,7 @@ fn derive_concat(b: &mut Backward<'_>, node: &Node, output: usize) {
     }
 }
 
-/// Puts the gradients of all outputs side by side.
+/// Concatenates the gradients of all outputs.
 fn derive_split(b: &mut Backward<'_>, node: &Node) {
     let outputs: Vec<usize> = node.writes().collect();
     let gradients: Vec<Option<usize>> = outputs.into_iter().map(|output| b.take(output)).collect();
@@ -174,7 +174,7 @@ impl Builder<'_> {
     /// `a + b`.
     ///
     /// # Errors
-    /// Widths that differ.
+    /// If the widths differ.
     pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor, Error> {
         self.check("add", a, b.width())?;
         let y = self.rows(a.width());
@@ -184,7 +184,7 @@ impl Builder<'_> {
         Ok(y)
     }
 
-    /// Rows of several values side by side: packed queries, keys and values that went different ways.
+    /// Concatenates the rows of several values, such as queries, keys and values that were processed separately.
     pub fn concat(&mut self, inputs: &[Tensor]) -> Tensor {
         let y = self.rows(inputs.iter().map(|x| x.width()).sum());
         let (rows, to, mut offset) = (self.row_count(), y.width(), 0);
@@ -200,11 +200,11 @@ impl Builder<'_> {
         y
     }
 
-    /// Packed queries, keys and values, from head by head to all queries, all keys, all values: rows of `groups` groups of
-    /// `parts` blocks each become rows of the blocks of the first part, then those of the second, and so on.
+    /// Reorders packed queries, keys and values from head by head to all queries, all keys, all values: in every row,
+    /// `groups` groups of `parts` blocks become the blocks of the first part, then those of the second, and so on.
     ///
     /// # Errors
-    /// Rows that are no whole number of blocks.
+    /// If a row is not a whole number of blocks.
     pub fn regroup(&mut self, x: Tensor, groups: usize, parts: usize) -> Result<Tensor, Error> {
         let (rows, width) = (self.row_count(), x.width() / (groups * parts).max(1));
         self.check("regroup", x, groups * parts * width)?;
@@ -223,10 +223,10 @@ impl Builder<'_> {
         self.in_place(x, Op::Pointwise(Pointwise::Scale { len, factor }), vec![], None)
     }
 
-    /// The two halves of every row (gate and up, of one linear map). Both must be used.
+    /// Splits every row into two halves (gate and up of one linear map). Both must be used.
     ///
     /// # Errors
-    /// Rows of an odd width.
+    /// If the row width is odd.
     pub fn halves(&mut self, x: Tensor) -> Result<[Tensor; 2], Error> {
         let (rows, from, columns) = (self.row_count(), x.width(), x.width() / 2);
         self.check("halves", x, 2 * columns)?;

@@ -1,15 +1,15 @@
-//! Where the rows of a mixture of experts lie, by the expert that each is sent to.
+//! Assignment of the rows of a mixture of experts to slots, grouped by expert.
 
 use std::ops::Range;
 
-/// How rows are routed.
+/// The sizes of a routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Experts.
+    /// Number of experts.
     pub experts: usize,
-    /// Routes of a row.
+    /// Routes per row.
     pub top: usize,
 }
 
@@ -19,10 +19,10 @@ impl Routing {
         self.rows * self.top
     }
 
-    /// Where routed rows lie, from the expert of every route (`rows x top`).
+    /// Assigns slots, from the expert of every route (`rows x top`).
     ///
     /// # Panics
-    /// If a route leads to no expert.
+    /// If a route names an expert that does not exist.
     pub fn places(&self, routes: &[u32]) -> Places {
         let mut starts = vec![0; self.experts + 1];
         routes.iter().for_each(|&expert| starts[expert as usize + 1] += 1);
@@ -40,10 +40,10 @@ impl Routing {
     }
 }
 
-/// Where routed rows lie.
+/// The assignment between routes and slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The first slot of each expert, and the end.
+    /// The first slot of each expert, and the total number of slots.
     pub starts: Vec<usize>,
     /// The slot of every route.
     pub slot_of_route: Vec<usize>,
@@ -52,7 +52,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// The slots of an expert.
+    /// Returns the slots of an expert.
     pub fn slots(&self, expert: usize) -> Range<usize> {
         self.starts[expert]..self.starts[expert + 1]
     }

@@ -6,7 +6,7 @@ fn plain(temperature: f64) -> Sampling {
     Sampling { temperature, top_k: None, top_p: None, seed: 5 }
 }
 
-/// The definitions, one candidate set after the other: the most likely tokens, as few as suffice.
+/// The definitions, with explicit candidate sets: the smallest set of the most likely tokens that suffices.
 fn expected(sampling: &Sampling, logits: &[f64]) -> Vec<f64> {
     let weight = |logit: f64| (logit / sampling.temperature).exp();
     let is_among =
@@ -68,7 +68,7 @@ fn tokens_come_as_often_as_they_are_likely() {
                 distance += (count - mean) * (count - mean) / mean;
             }
         }
-        // Of 5 degrees of freedom, one in a million is beyond 35.9.
+        // With 5 degrees of freedom, the probability beyond 35.9 is one in a million.
         assert!(distance < 35.9, "{sampling:?}: {distance}, {counts:?}");
     }
 }

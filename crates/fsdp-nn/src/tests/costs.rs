@@ -1,4 +1,4 @@
-//! Costs: against naive loops that count, and against closed forms of whole steps.
+//! Tests costs against naive loops that count, and against closed forms of whole steps.
 
 use fsdp_core::DType;
 
@@ -27,14 +27,14 @@ fn products(op: &Op) -> u64 {
     op.cost(DType::F32, DType::F32).product_flops
 }
 
-/// Multiplications with addition of a product, one by one.
+/// Counts the multiply-adds of a product one by one.
 fn multiply(m: usize, n: usize, k: usize) -> u64 {
     let mut count = 0;
     (0..m).for_each(|_| (0..n).for_each(|_| (0..k).for_each(|_| count += 1)));
     count
 }
 
-/// Those of causal attention: of every query with the keys that it sees, for so many products of their elements.
+/// Counts the multiply-adds of causal attention: every query with the keys that it sees, with `products` per element.
 fn attend(dims: AttentionDims, products: u64) -> u64 {
     let mut count = 0;
     for _sample_and_head in 0..dims.batch * dims.heads {
@@ -72,7 +72,7 @@ fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
     }
     for (seq, heads, kv_heads) in [(1, 1, 1), (5, 4, 2), (8, 3, 3)] {
         let dims = AttentionDims { batch: 2, seq, heads, kv_heads, head_dim: 6 };
-        // Scores and weighted values; scores again, and gradients of probabilities, queries, keys and values.
+        // Scores and weighted values; then scores again, and gradients of probabilities, queries, keys and values.
         assert_eq!(
             products(&Op::Attention(Attention::Forward { dims, scores: Scores::default() })),
             2 * attend(dims, 2)
@@ -91,10 +91,10 @@ fn bytes_are_those_of_the_operands() {
         let Cost { bytes_read, bytes_written, .. } = op.cost(DType::Bf16, DType::F32);
         (bytes_read, bytes_written)
     };
-    // A block of columns is not the whole row.
+    // Only the block of columns counts, not the whole row.
     assert_eq!(of(&Op::Linear(Linear::Forward { dims, bias: true })), (2 * (15 + 10 + 2), 2 * 6));
     assert_eq!(of(&Op::Linear(Linear::BackwardWeight { dims })), (2 * (15 + 6), 4 * 10));
-    // Rows that are looked up, not the table; ids are 4 bytes.
+    // Only the rows that are looked up count, not the table; ids are 4 bytes.
     assert_eq!(
         of(&Op::Lookup(Lookup::Embedding { rows: 3, width: 4, table_rows: 100 })),
         (3 * 4 + 2 * 12, 2 * 12)
@@ -103,7 +103,7 @@ fn bytes_are_those_of_the_operands() {
         of(&Op::Norm(Norm::Rms { rows: 3, width: 4, eps: 1e-5, offset: 0.0 })),
         (2 * (12 + 4), 2 * 12 + 4 * 3)
     );
-    // In place: read and written.
+    // In place: both read and written.
     assert_eq!(of(&Op::Pointwise(Pointwise::Dropout { len: 12, samples: 3, p: 0.5 })), (24, 24));
 }
 
@@ -114,7 +114,7 @@ fn step<A: Architecture + Clone>(architecture: &A, frozen: &[&str], pass: Pass) 
     listings.iter().map(|listing| listing.cost(SHAPE).product_flops).sum()
 }
 
-/// Elements of the parameters of a model that are multiplied with: matrices but for tables that are only looked up.
+/// Number of elements in the parameters that are multiplied: matrices, except tables that are only looked up.
 fn multiplied(architecture: &impl Architecture, tables: &[&str]) -> u64 {
     let params = &architecture.description().spec.params;
     let matrices =
@@ -122,10 +122,10 @@ fn multiplied(architecture: &impl Architecture, tables: &[&str]) -> u64 {
     matrices.map(|param| param.len() as u64).sum()
 }
 
-/// `6 N + 12 L d T` for each token, with these differences: N are the elements of matrices that are multiplied with
-/// (neither norms nor biases, and a table of tokens only where it is the head); of the `T` keys a query sees `(T + 1) / 2`
-/// on average; backward of attention makes its scores again, which are 14 products of `d` for each key rather than 12; and
-/// the first block passes no gradient on, which costs no product.
+/// The cost is `6 N + 12 L d T` per token, with these differences. `N` counts the elements of matrices in products
+/// (neither norms nor biases, and the token table only if it is the head). Of the `T` keys a query sees `(T + 1) / 2`
+/// on average. The backward of attention recomputes its scores, which gives 14 products of `d` per key instead of 12.
+/// The first block passes no gradient on, which would cost no product.
 #[test]
 fn a_step_of_a_model_costs_what_closed_forms_say() {
     let tokens = 2 * 7;
@@ -145,9 +145,9 @@ fn a_step_of_a_model_costs_what_closed_forms_say() {
 fn recomputation_costs_what_it_computes_again() {
     let model = Decoder::new(&llama()).unwrap();
     let plain = step(&model, &[], Pass::Train);
-    // Outputs of products are kept.
+    // The outputs of products are kept.
     assert_eq!(step(&model, &[], Pass::TrainKeepingProducts), plain);
-    // A layer again, but for the last linear map: 2 (its N - that of `down`) + 4 d T / 2.
+    // Each layer again, except its last linear map: 2 (its N - that of `down`) + 4 d T / 2.
     let (hidden, inner, tokens) = (12, 10, 14);
     let layer = hidden * (24 + 2 * 12) + 24 * hidden + 2 * hidden * inner;
     let again = 2 * (2 * layer * tokens + tokens * 4 * 24 * (7 + 1) / 2);
@@ -158,7 +158,7 @@ fn recomputation_costs_what_it_computes_again() {
 fn frozen_parameters_cost_no_gradient() {
     let model = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train);
-    // Forward of everything, and of the head its three products.
+    // Forward of everything, plus the three products of the head.
     let (tokens, head) = (14, 13 * 12);
     let layers = multiplied(&model, &["model.embed_tokens.weight", "lm_head.weight"]);
     assert_eq!(frozen, tokens * (2 * layers + 6 * head) + tokens * 2 * 4 * 24 * (7 + 1) / 2);

@@ -1,4 +1,4 @@
-//! Descriptions of models: names, classes, blocks and initialisation.
+//! Tests of model descriptions: names, classes, blocks and initialization.
 
 use fsdp_core::Error;
 use fsdp_core::model::ModelSpec;

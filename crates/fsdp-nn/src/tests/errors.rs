@@ -1,4 +1,4 @@
-//! What a user can get wrong is an error that names it: configurations, data, order of calls.
+//! Tests that user errors in configurations, data and the order of calls are reported with their cause.
 
 use fsdp_core::model::BlockId;
 use fsdp_core::program::{ForwardMode, Program};
@@ -15,7 +15,7 @@ const LLAMA: &str = r#"{"model_type": "llama", "vocab_size": 61, "hidden_size": 
 const GPT2: &str =
     r#"{"model_type": "gpt2", "vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 2, "n_head": 4}"#;
 
-/// A configuration with one key replaced (or removed, for `null`).
+/// Returns a configuration with one key replaced (or removed, for `null`).
 fn with(base: &str, key: &str, value: &str) -> Result<HfConfig, ConfigError> {
     let mut keys: serde_json::Map<String, serde_json::Value> = serde_json::from_str(base).unwrap();
     keys.insert(key.into(), serde_json::from_str(value).unwrap());
@@ -143,7 +143,7 @@ fn defaults_and_spellings_are_those_of_transformers() {
     assert_eq!(sizes(&HfConfig::parse(&aliases).unwrap()), sizes(&gpt2));
 }
 
-/// The sizes of a configuration, as text.
+/// Returns the sizes of a configuration as text.
 fn sizes(config: &HfConfig) -> String {
     let text = format!("{config:?}");
     text.split(", original: ").next().unwrap().to_owned()
@@ -174,7 +174,7 @@ fn data_that_does_not_fit_the_model_is_rejected() {
     assert!(message(Batch { samples: vec![1], ..good.clone() }).contains("has 14 ids"));
     let positions = |positions: &[u32]| Batch { positions: Some(positions.to_vec()), ..good.clone() };
     assert!(message(positions(&[0; 13])).contains("positions of 13 tokens"));
-    // A document goes on, or another begins; none goes on in the next sample.
+    // A position continues a document or begins one; no document continues in the next sample.
     for (row, position, at) in
         [(0, 1, "token 0 "), (2, 1, "token 2 "), (2, 3, "token 2 "), (7, 7, "token 7 ")]
     {

@@ -1,4 +1,4 @@
-//! What the tests of models share: the models of the suite of backends, run on the host.
+//! Common code for tests of models: runs the models of the conformance suite on the host.
 
 use fsdp_core::model::ModelSpec;
 

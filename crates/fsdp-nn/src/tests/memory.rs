@@ -1,4 +1,4 @@
-//! Memory: what is predicted is what is counted, nothing is left behind, and no parameter is kept.
+//! Tests of memory: predictions equal measurements, nothing is left behind, and no parameter is kept.
 
 use fsdp_core::memory::{Category, HostSlice, Memory};
 use fsdp_core::model::{BlockId, ModelSpec, ParamId};
@@ -27,7 +27,7 @@ fn shape(dtype: DType) -> RunShape {
     }
 }
 
-/// What the calls of one micro-batch allocate on the host, as it counts.
+/// Measures what the calls of one micro-batch allocate on the host.
 fn measure<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
@@ -55,7 +55,7 @@ fn measure<A: Architecture + Clone>(
     Footprints { calls: calls.iter().map(footprint).collect(), data_bytes }
 }
 
-/// Compares prediction and counters for every call of every block.
+/// Compares prediction and measurement for every call of every block.
 fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
     let mut spec = architecture.description().spec.clone();
     freeze(&mut spec, frozen);
@@ -91,7 +91,7 @@ fn the_gradient_of_large_chunks_takes_room_in_the_low_precision_dtype() {
         let footprints = footprints(&model, &spec, shape, &calls).unwrap();
         footprints.calls.iter().map(|call| call.workspace_peak).max().unwrap()
     };
-    // All rows are one chunk either way: their logits in f32, and in bf16.
+    // All rows form one chunk in both cases: their logits in f32, and in bf16.
     let logits = 2 * 7 * 13;
     assert_eq!(last(DType::F32, HeadChunks::Large), last(DType::F32, HeadChunks::Small));
     assert_eq!(last(DType::Bf16, HeadChunks::Large), last(DType::Bf16, HeadChunks::Small) + 2 * logits);
@@ -146,14 +146,14 @@ fn no_parameter_is_kept_between_calls() {
             let mut gradients = subject.open_gradients(&memory);
             for call in calls(&subject.spec, pass) {
                 call.make(&mut program, &memory, &mut whole.params(), &mut gradients).unwrap();
-                // Fails if a view of the buffer were left anywhere.
+                // Fails if a view of the buffer is still alive.
                 whole.write(&memory, ParamId(0), HostSlice::F64(&subject.values[0])).unwrap();
             }
         }
     }
 }
 
-/// What one call of a pass allocates.
+/// Returns the footprint of one call of a pass.
 fn footprint<A: Architecture + Clone>(
     architecture: &A,
     spec: &ModelSpec,
@@ -172,7 +172,7 @@ fn frozen_layers_keep_nothing() {
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed", "model.layers.0."]);
     for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts] {
-        // The output of one block replaces that of the one before.
+        // The output of a block replaces that of the previous one.
         for block in [1, 2] {
             let call = BlockCall::Forward(BlockId(block), ForwardMode::Record);
             assert_eq!(footprint(&llama, &spec, DType::F32, pass, call).activation_net, 0);
@@ -194,7 +194,7 @@ fn checkpointed_layers_keep_only_their_input() {
     assert!(net(Pass::Train, ForwardMode::Record, 1) > 3 * row_bytes);
 }
 
-/// The table in the documentation of graphs, in bytes.
+/// Checks the table in the documentation of graphs, in bytes.
 #[test]
 fn blocks_of_a_llama_keep_what_is_documented() {
     let model = Decoder::new(&llama()).unwrap();
@@ -211,10 +211,10 @@ fn blocks_of_a_llama_keep_what_is_documented() {
     {
         let record = of(Pass::Train, BlockCall::Forward(block, ForwardMode::Record));
         assert_eq!(record.activation_net, kept);
-        // The output of the last block of a layer is not needed a second time.
+        // The output of the last block of a layer is not recomputed.
         let recompute = of(Pass::TrainRecomputing, BlockCall::Forward(block, ForwardMode::Recompute));
         assert_eq!(recompute.activation_net, recomputed);
-        // In backward a gradient takes the place of the activation, in place all the way down.
+        // In backward, a gradient replaces the activation, in place all the way down.
         for pass in [Pass::Train, Pass::TrainRecomputing] {
             let backward = of(pass, BlockCall::Backward(block));
             assert_eq!((backward.activation_net, backward.activation_peak), (-kept, 0));

@@ -1,4 +1,4 @@
-//! Tests of models as a whole, on the host: unsharded, block by block.
+//! Tests of complete models on the host: unsharded, block by block.
 
 mod costs;
 mod descriptions;

@@ -1,4 +1,4 @@
-//! `docs/models.md` is written from the table of families and what their parsers ask for.
+//! Generates `docs/models.md` from the table of families and the keys that their parsers read.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -66,7 +66,7 @@ fn golden(family: &Family) -> PathBuf {
     }
 }
 
-/// Names of tensors, with `N` for the number of a layer.
+/// Returns tensor names, with `N` for the layer number.
 fn tensors(model: &dyn Architecture) -> BTreeSet<String> {
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     let pattern = |name: &String| {

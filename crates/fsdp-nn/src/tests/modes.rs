@@ -1,4 +1,4 @@
-//! Ways to run the same micro-batch: recorded, recomputed, frozen in parts, evaluated, in other dtypes.
+//! Runs the same micro-batch in different ways: recorded, recomputed, partly frozen, evaluated, in other dtypes.
 
 use fsdp_core::DType;
 
@@ -122,7 +122,7 @@ fn types_of_16_bits_are_near_f32() {
     }
 }
 
-/// A power of two changes no bit of a mantissa; that of routers goes through the same.
+/// A power of two changes no bit of a mantissa. The balancing loss of routers is scaled the same way.
 #[test]
 fn a_loss_scale_multiplies_gradients_and_nothing_else() {
     for model in hf_models() {
@@ -136,7 +136,7 @@ fn a_loss_scale_multiplies_gradients_and_nothing_else() {
     }
 }
 
-/// Behind a norm with a small weight they are below what f16 can hold.
+/// Gradients behind a norm with a small weight underflow in f16.
 #[test]
 fn small_gradients_in_f16_need_a_loss_scale() {
     let model = Decoder::new(&llama()).unwrap();

@@ -1,4 +1,4 @@
-//! Spellings of configurations and names of tensors, on the golden files.
+//! Tests spellings of configurations and names of tensors, on the golden files.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ fn names_of_families_are_unlike_each_other_and_sorted() {
     assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
 }
 
-/// Optimizer states of other trainers go by the number of a parameter.
+/// Optimizer states of other trainers identify parameters by their number.
 #[test]
 fn parameters_are_in_the_order_of_transformers() {
     let mut compared = 0;

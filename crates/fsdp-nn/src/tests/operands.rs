@@ -1,4 +1,4 @@
-//! Operands that do not fit an operation are panics that name both.
+//! Tests that operands that do not fit an operation panic with a message that names both.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,7 +12,7 @@ use crate::op::{
     Pointwise, Scores,
 };
 
-/// What the host says of an operation on operands of these dtypes and lengths.
+/// Returns the host's panic message for an operation on operands of these dtypes and lengths, or "done".
 fn said(op: &Op, reads: &[(DType, usize)], writes: &[(DType, usize)], adds: bool, keys: &[u64]) -> String {
     let kit = Kit::new(host(), DType::F32);
     let operand = |&(dtype, len): &(DType, usize)| match dtype {
@@ -67,7 +67,7 @@ fn operands_that_do_not_fit_are_named() {
         said(&linear, &reads, &[(F32, 12)], false, &[]),
         "y of linear: 12 elements, but 13 are needed at least"
     );
-    // Statistics have the master dtype of the values, gradients of parameters any.
+    // Statistics have the master dtype of the values; gradients of parameters have any.
     let norm = Op::Norm(Norm::Rms { rows: 2, width: 3, eps: 1e-5, offset: 0.0 });
     assert_eq!(said(&norm, &[(Bf16, 6), (Bf16, 3)], &[(Bf16, 6), (F32, 2)], false, &[]), "done");
     assert_eq!(

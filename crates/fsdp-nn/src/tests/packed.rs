@@ -1,4 +1,4 @@
-//! Documents packed into samples against documents that are samples of their own.
+//! Compares documents packed into samples with documents in samples of their own.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::model::unsharded::Pass;
 use crate::model::{Batch, Decoder, DecoderConfig, Gpt2, Gpt2Config};
 use crate::op::Scores;
 
-/// Rows of documents in two samples of 7 tokens.
+/// The rows of documents in two samples of 7 tokens.
 const DOCUMENTS: [Range<usize>; 5] = [0..3, 3..4, 4..7, 7..13, 13..14];
 
-/// Models that drop nothing: masks are those of samples, and documents alone are others.
+/// Models without dropout: masks are per sample, so documents in their own samples would have other masks.
 fn models() -> [HfModel; 2] {
     let llama = DecoderConfig { attention_dropout: 0.0, ..llama() };
     let gpt2 = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
@@ -57,7 +57,7 @@ fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
     }
 }
 
-/// Documents longer than a block of queries, and shorter.
+/// Documents longer and shorter than a block of queries.
 #[test]
 fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
     const SEQ: usize = 190;
@@ -81,7 +81,7 @@ fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
     }
 }
 
-/// Output, and gradient.
+/// Returns output and gradient.
 fn attention(
     dtype: DType,
     dims: AttentionDims,
@@ -97,9 +97,9 @@ fn attention(
     [kit.get(&y), kit.get(&dqkv)]
 }
 
-/// By how much two computations in double precision may be apart that differ in the order of sums: products of matrices
-/// with other numbers of rows, and sums over rows. Sums here have fewer than 30 terms, and one is the input of the next
-/// fewer than 30 times.
+/// Bound of the difference between two computations in double precision with different orders of sums: matrix
+/// products with other numbers of rows, and sums over rows. Sums here have fewer than 30 terms, in chains of fewer
+/// than 30.
 fn roundings(largest: f64) -> f64 {
     30.0 * 30.0 * f64::EPSILON * largest
 }

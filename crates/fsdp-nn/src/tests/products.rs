@@ -1,4 +1,4 @@
-//! What a recomputation computes, and what it costs to keep.
+//! Tests which products a recomputation executes, and the memory cost of avoiding them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::op::{Attention, Linear, LossTerms, Op};
 
 const CHECKPOINTING: [Pass; 2] = [Pass::TrainRecomputing, Pass::TrainKeepingProducts];
 
-/// What one pass of a model did.
+/// Measurements of one pass of a model.
 #[derive(Default)]
 struct Observed {
-    /// Linear maps and attentions of forward, by mode, over all layers.
+    /// Number of forward linear maps and attentions by mode, over all layers.
     products: BTreeMap<&'static str, usize>,
-    /// Bytes of activations between forward and backward, without the data.
+    /// Bytes of activations between forward and backward, without the data of the step.
     kept: usize,
 }
 
-/// Counts linear maps and attentions, forward, beside memory.
+/// A [`Runner`] that counts memory and the linear maps and attentions of forward.
 struct Counter {
     counting: Counting,
     products: usize,
@@ -87,18 +87,19 @@ fn products<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) -> [[usi
 
 #[test]
 fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
-    // Two layers of a linear map for queries, keys and values, one behind attention, two in the MLP; and attention.
+    // Two layers, each with a linear map for queries, keys and values, one after attention, two in the MLP; and
+    // attention.
     assert_eq!(products(&Gpt2::new(&gpt2()).unwrap(), &[]), [[10, 8], [10, 0]]);
-    // The same with maps of their own for queries, keys, values and gates.
+    // The same with separate maps for queries, keys, values and gates.
     assert_eq!(products(&Decoder::new(&llama()).unwrap(), &[]), [[16, 14], [16, 0]]);
-    // What a layer ends with reads the linear map.
+    // The last operation of a layer reads the output of the linear map.
     assert_eq!(products(&small(), &[]), [[2, 2], [2, 0]]);
     // Below the first trained layer nothing is recomputed.
     let untied = Gpt2::new(&Gpt2Config { tie_word_embeddings: false, ..gpt2() }).unwrap();
     assert_eq!(products(&untied, &["wte", "wpe", "h.0."]), [[10, 4], [10, 0]]);
 }
 
-/// The table of docs/memory.md, per row.
+/// Checks the table of docs/memory.md, per row.
 #[test]
 fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norms() {
     let rows = 2 * 7;
@@ -107,7 +108,7 @@ fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norm
         let kept = |architecture: &dyn Fn(Pass) -> Observed| {
             [Pass::Train, Pass::TrainKeepingProducts, Pass::TrainRecomputing].map(|pass| {
                 let kept = architecture(pass).kept;
-                // The output of the last layer travels on.
+                // The output of the last layer stays live.
                 (kept - rows * 12 * value) / rows
             })
         };

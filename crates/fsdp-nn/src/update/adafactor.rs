@@ -1,15 +1,14 @@
-//! Adafactor as `transformers.optimization.Adafactor` computes it, with statistics summed over ranks.
+//! Adafactor, computed like `transformers.optimization.Adafactor`, with statistics summed over ranks.
 //!
-//! The second moment of a matrix is kept as running means of its rows and of its columns. Shards hold whole
-//! rows, so means of rows stay local; sums of columns, of parameters' squares and of updates' squares span
-//! the ranks of a shard group. They are one vector over all parameters of the model, in two phases:
+//! The second moment of a matrix is stored as running means of its rows and of its columns. Shards hold whole rows,
+//! so row means are local. Column sums and the sums of squares of parameters and of updates span the ranks of a shard
+//! group. They form one vector over all parameters of the model, in two phases:
 //!
 //! 0. sums of squares of the parameter, sum of the row means after this step, sums of columns;
 //! 1. sum of squares of the update, before clipping.
 //!
-//! Only matrices are factored. (`transformers` also factors the last two of more dimensions; here such
-//! parameters keep their full second moment.) Every rank that holds rows of a matrix keeps all its column
-//! means.
+//! Only matrices are factored. (`transformers` also factors the last two of more dimensions; here such parameters
+//! keep their full second moment.) Every rank that holds rows of a matrix keeps all its column means.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::{ModelSpec, ParamId};
@@ -25,25 +24,24 @@ use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::{HostBuffer, HostMemory};
 
-/// The options of [`Adafactor`]; the learning rate comes with each step and is not used under
-/// `relative_step`.
+/// The options of [`Adafactor`]. The learning rate is passed with each step and ignored under `relative_step`.
 #[derive(Clone, Debug)]
 pub struct AdafactorOptions {
-    /// Added to squares of gradients, and the least scale of a parameter.
+    /// The value added to squared gradients, and the minimum scale of a parameter.
     pub eps: (f64, f64),
-    /// Root mean square of an update from which on it is scaled down.
+    /// Root mean square above which an update is scaled down.
     pub clip_threshold: f64,
     /// Exponent of the step in the decay of running means.
     pub decay_rate: f64,
-    /// Decay of the running mean of updates, if there is to be one.
+    /// Decay of the running mean of updates; `None` for no running mean.
     pub beta1: Option<f64>,
-    /// Whether the learning rate is multiplied with the root mean square of the parameter.
+    /// Whether the learning rate is multiplied by the root mean square of the parameter.
     pub scale_parameter: bool,
-    /// Whether the learning rate is computed from the step.
+    /// Whether the learning rate is derived from the step number.
     pub relative_step: bool,
-    /// Whether the computed learning rate starts small.
+    /// Whether the derived learning rate warms up.
     pub warmup_init: bool,
-    /// Learning rates and weight decay by parameter.
+    /// Learning rate scales and weight decay by parameter.
     pub groups: Groups,
 }
 
@@ -62,7 +60,7 @@ impl Default for AdafactorOptions {
     }
 }
 
-/// What a parameter's statistics are.
+/// The layout of a parameter's statistics.
 #[derive(Clone, Copy, Debug)]
 struct ParamStatistics {
     len: usize,
@@ -71,52 +69,52 @@ struct ParamStatistics {
 }
 
 impl ParamStatistics {
-    /// Sums in phase 0.
+    /// Number of sums in phase 0.
     fn sum_count(&self) -> usize {
         1 + self.cols.map_or(0, |cols| 1 + cols)
     }
 }
 
-/// What one step of [`Adafactor`] does to a parameter, but for its statistics.
+/// The factors of one step of [`Adafactor`] for a parameter, except its statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdafactorFactors {
-    /// Elements of the whole parameter.
+    /// Number of elements of the whole parameter.
     pub len: usize,
-    /// Its columns, when it is factored.
+    /// Number of columns; `None` if the parameter is not factored.
     pub cols: Option<usize>,
-    /// Where its sums start in phase 0: of squares of the parameter, then, when it is factored, of the means of rows
-    /// and of each column.
+    /// Offset of its sums in phase 0: squares of the parameter, then, if it is factored, of the row means and of each
+    /// column.
     pub start: usize,
     /// Decay of running means of squares.
     pub beta2: f64,
     /// Added to squares of gradients.
     pub eps: f64,
-    /// Learning rate, before it is multiplied with the root mean square of the parameter.
+    /// Learning rate, before the multiplication by the root mean square of the parameter.
     pub rate: f64,
-    /// The least root mean square that it is multiplied with; `None` when it is not.
+    /// The minimum root mean square to multiply the learning rate by; `None` if it is not multiplied.
     pub least_rms: Option<f64>,
-    /// Root mean square of an update from which on it is scaled down.
+    /// Root mean square above which an update is scaled down.
     pub clip_threshold: f64,
     /// Weight decay.
     pub decay: f64,
-    /// Decay of the running mean of updates, if there is one.
+    /// Decay of the running mean of updates; `None` for no running mean.
     pub beta1: Option<f64>,
 }
 
 impl AdafactorFactors {
-    /// Rows of the whole parameter, when it is factored.
+    /// Number of rows of the whole parameter; `None` if it is not factored.
     pub fn rows(&self) -> Option<usize> {
         self.cols.map(|cols| self.len / cols)
     }
 
-    /// The learning rate for a root mean square of the parameter.
+    /// Returns the learning rate for a parameter with root mean square `rms`.
     pub(super) fn learning_rate(&self, rms: f64) -> f64 {
         self.least_rms.map_or(self.rate, |least| self.rate * rms.max(least))
     }
 }
 
-/// Adafactor. State: `exp_avg_sq_row` and `exp_avg_sq_col` of factored parameters, `exp_avg_sq` of the
-/// others, and `exp_avg` with `beta1`.
+/// Adafactor. State: `exp_avg_sq_row` and `exp_avg_sq_col` of factored parameters, `exp_avg_sq` of the others, and
+/// `exp_avg` if `beta1` is set.
 #[derive(Clone, Debug)]
 pub struct Adafactor {
     options: AdafactorOptions,
@@ -124,10 +122,10 @@ pub struct Adafactor {
 }
 
 impl Adafactor {
-    /// Phases of cross-rank statistics.
+    /// Number of phases of cross-rank statistics.
     pub const PHASES: usize = 2;
 
-    /// The rule for the parameters of a model.
+    /// Creates the rule for the parameters of a model.
     pub fn new(options: AdafactorOptions, spec: &ModelSpec) -> Self {
         let mut start = 0;
         let statistics = |param: &fsdp_core::model::ParamSpec| {
@@ -140,7 +138,7 @@ impl Adafactor {
         Self { options, params }
     }
 
-    /// The factors of a step for a parameter.
+    /// Returns the factors of a step for a parameter.
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdafactorFactors {
         let (options, step) = (&self.options, step as f64);
         let ParamStatistics { len, cols, start } = self.params[param.0];

@@ -1,4 +1,4 @@
-//! AdamW as `torch.optim.AdamW` computes it, operation by operation.
+//! AdamW, computed like `torch.optim.AdamW`, operation by operation.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
@@ -19,7 +19,7 @@ pub struct AdamW {
     pub betas: (f64, f64),
     /// Added to the denominator.
     pub eps: f64,
-    /// Learning rates and weight decay by parameter.
+    /// Learning rate scales and weight decay by parameter.
     pub groups: Groups,
 }
 
@@ -29,24 +29,24 @@ impl Default for AdamW {
     }
 }
 
-/// What one step of [`AdamW`] multiplies with, for a parameter.
+/// The factors of one step of [`AdamW`] for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWFactors {
-    /// Of the parameter: what weight decay leaves of it.
+    /// Factor of the parameter: one minus its weight decay.
     pub keep: f64,
-    /// Of the gradient in its running average.
+    /// Weight of the gradient in its running average.
     pub weight: f64,
-    /// Whether the average is interpolated from its end, as PyTorch does from a weight of one half on.
+    /// Whether the average is interpolated from its end, as PyTorch does for weights of at least one half.
     pub by_end: bool,
-    /// Of the running average of squares.
+    /// Factor of the running average of squares.
     pub beta2: f64,
-    /// Of the square of the gradient in it.
+    /// Weight of the squared gradient in it.
     pub square: f64,
-    /// Divides the root of that average.
+    /// Divisor of the square root of that average.
     pub root_correction: f64,
     /// Added to the denominator.
     pub eps: f64,
-    /// Of the quotient: negative.
+    /// Factor of the quotient; negative.
     pub step_size: f64,
 }
 
@@ -71,7 +71,7 @@ vectorized! {
             *p = *p * keep + step_size * average / denominator;
             *m = average;
             *v = variance;
-            // An average that is not finite leaves no parameter finite; a variance does.
+            // A non-finite average makes the parameter non-finite; a non-finite variance may not.
             largest.param(*p);
             largest.state(variance);
         }
@@ -80,7 +80,7 @@ vectorized! {
 }
 
 impl AdamW {
-    /// The factors of a step for a parameter.
+    /// Returns the factors of a step for a parameter.
     pub fn factors(&self, param: ParamId, step: u64, lr: f64) -> AdamWFactors {
         let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
         let ((beta1, beta2), step, lr) = (self.betas, step as f64, lr * lr_scale);

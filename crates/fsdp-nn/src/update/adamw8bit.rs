@@ -1,10 +1,10 @@
-//! AdamW with moments of one byte, as bitsandbytes and torchao keep them: per block a largest magnitude, and for every
-//! element the code of its share of that ([`CodeBook`]).
+//! AdamW with one-byte moments, stored as in bitsandbytes and torchao: per block the largest magnitude, and per
+//! element the code of its ratio to that magnitude ([`CodeBook`]).
 //!
-//! A step decodes a block, is that of [`AdamW`], and encodes what it gave; parameters are updated by moments that were not
-//! rounded to codes. Blocks are runs of a row, so a shard, which is whole rows, has whole blocks, and the bits of an update do
-//! not depend on how a parameter is cut. (The blocks of bitsandbytes are runs of the flat parameter: the same
-//! where rows are a multiple of a block long.)
+//! A step decodes a block, applies [`AdamW`], and encodes the new moments; parameters are updated with the moments
+//! before rounding. A block lies within a row. A shard holds whole rows and therefore whole blocks, so the bits of an
+//! update do not depend on how a parameter is sharded. (The blocks of bitsandbytes are ranges of the flat parameter:
+//! the same if the row length is a multiple of the block length.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,33 +25,34 @@ use crate::host::raw::vectorized;
 use crate::host::workers::{TASK_ELEMS, task_rows};
 use crate::host::{HostBuffer, HostMemory};
 
-/// Elements of a block; the last one of a row may be shorter.
+/// Elements per block; the last block of a row may be shorter.
 const BLOCK: usize = 256;
 
-/// Largest magnitudes that are looked for side by side.
+/// Number of lanes in the search for the largest magnitude.
 const LANES: usize = 16;
 
-/// Parameters of fewer elements keep their moments as they are, as in bitsandbytes.
+/// Parameters with fewer elements keep full-precision moments, as in bitsandbytes.
 const LEAST_LEN: usize = 4096;
 
-/// So do those of shorter rows, or of none: the magnitudes of their blocks would take more than they save.
+/// So do parameters with shorter rows, or without rows: the magnitudes of their blocks would take more memory than
+/// they save.
 const LEAST_ROW: usize = 16;
 
 /// [`AdamW`] with 8-bit moments. State: `exp_avg_codes` and `exp_avg_sq_codes` (bytes) with `exp_avg_absmax` and
-/// `exp_avg_sq_absmax` (one per block), or `exp_avg` and `exp_avg_sq` for parameters that are small.
+/// `exp_avg_sq_absmax` (one per block), or `exp_avg` and `exp_avg_sq` for small parameters.
 #[derive(Clone, Debug)]
 pub struct AdamW8bit {
-    /// The rule that moments are encoded and decoded for.
+    /// The rule applied between decoding and encoding.
     pub adamw: AdamW,
-    /// The row lengths of those parameters that have such moments.
+    /// Per parameter, its row length if its moments are coded.
     row_lens: Vec<Option<usize>>,
 }
 
 impl AdamW8bit {
-    /// Elements of a block; the last one of a row may be shorter.
+    /// Elements per block; the last block of a row may be shorter.
     pub const BLOCK: usize = BLOCK;
 
-    /// The rule for the parameters of a model.
+    /// Creates the rule for the parameters of a model.
     pub fn new(adamw: AdamW, spec: &ModelSpec) -> Self {
         let row_len = |param: &ParamSpec| {
             param.row_len().filter(|&row_len| row_len >= LEAST_ROW && param.len() >= LEAST_LEN)
@@ -59,7 +60,7 @@ impl AdamW8bit {
         Self { adamw, row_lens: spec.params.iter().map(row_len).collect() }
     }
 
-    /// The row length of a parameter whose moments are bytes; `None` of others.
+    /// Row length of a parameter with 8-bit moments; `None` for other parameters.
     pub fn row_len(&self, param: ParamId) -> Option<usize> {
         self.row_lens[param.0]
     }
@@ -85,7 +86,7 @@ impl AdamW8bit {
         if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
     }
 
-    /// The work on a shard: its pieces in parts of whole rows.
+    /// Splits the pieces of a shard into tasks of whole rows.
     fn tasks<'a, A: Float>(
         &self,
         memory: &HostMemory,
@@ -130,7 +131,7 @@ impl AdamW8bit {
     }
 }
 
-/// The blocks of so many elements, which are whole rows.
+/// Number of blocks in `len` elements of whole rows.
 fn blocks(len: usize, row_len: usize) -> usize {
     len / row_len * row_len.div_ceil(BLOCK)
 }
@@ -138,7 +139,7 @@ fn blocks(len: usize, row_len: usize) -> usize {
 /// A part of a piece.
 struct Task<'a, A> {
     param: ParamId,
-    /// Its first element within the shard.
+    /// Offset of its first element within the shard.
     start: usize,
     params: &'a mut [A],
     moments: Moments<'a, A>,
@@ -184,12 +185,12 @@ impl<A: Float> Task<'_, A> {
     }
 }
 
-/// The blocks of whole rows.
+/// Iterates over the blocks of whole rows.
 fn in_blocks<T>(rows: &mut [T], row_len: usize) -> impl Iterator<Item = &mut [T]> {
     rows.chunks_mut(row_len).flat_map(|row| row.chunks_mut(BLOCK))
 }
 
-/// Decodes a block, has it changed, and encodes it.
+/// Decodes a block, applies `change`, and encodes the result.
 fn coded<A: Float>(
     (codes, largest): (&mut [u8], &mut A),
     book: &CodeBook,
@@ -212,7 +213,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Returns the largest magnitude.
+    /// Encodes values; returns the largest magnitude.
     fn encode<A: Float>(book: &CodeBook, values: &[A], codes: &mut [u8]) -> A {
         let larger = |a: A, b: A| if b > a { b } else { a };
         let mut lanes = [A::ZERO; LANES];
@@ -222,7 +223,7 @@ vectorized! {
             }
         }
         let largest = lanes.into_iter().fold(A::ZERO, larger);
-        // Of a block of zeros all shares are zero.
+        // Avoids 0 / 0 in a block of zeros.
         let whole = if largest > A::ZERO { largest } else { A::ONE };
         let mut shares = [0.0; BLOCK];
         for (share, &value) in shares.iter_mut().zip(values) {
@@ -264,7 +265,7 @@ impl RuleState for AdamW8bit {
     }
 }
 
-/// Appends values of a parameter to those that a state tensor holds.
+/// Appends values of a parameter to the pieces of a state tensor.
 fn append(pieces: &mut Vec<StatePiece>, param: ParamId, axis: StateAxis, first: usize, len: usize) {
     let offset = pieces.last().map_or(0, |piece| piece.offset + piece.len);
     pieces.push(StatePiece { param, axis, offset, len, first });

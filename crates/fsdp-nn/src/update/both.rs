@@ -1,4 +1,4 @@
-//! Two rules, one after the other.
+//! Two update rules in sequence.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,17 +7,18 @@ use fsdp_core::model::ParamId;
 use fsdp_core::update::{Piece, Products, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 use fsdp_core::{DType, Error, Memory};
 
-/// A rule, and one without statistics and directions that works on what the first has written. The state is that of both.
+/// A rule followed by a second one, without statistics or directions, that works on the first one's results. The
+/// state is the concatenation of both states.
 pub struct Both<M: Memory> {
     first: Box<dyn UpdateRule<M>>,
     second: Box<dyn UpdateRule<M>>,
 }
 
 impl<M: Memory> Both<M> {
-    /// The two of them.
+    /// Combines two rules.
     ///
     /// # Panics
-    /// When the second has statistics or directions.
+    /// If the second has statistics or directions.
     pub fn new(first: Box<dyn UpdateRule<M>>, second: Box<dyn UpdateRule<M>>) -> Self {
         assert!(second.phases().is_empty(), "the second rule has no statistics");
         assert!(second.whole().is_empty(), "the second rule has no directions");
@@ -86,7 +87,7 @@ impl<M: Memory> UpdateRule<M> for Both<M> {
     }
 }
 
-/// The shard with a range of its state tensors.
+/// Returns the shard with a range of its state tensors.
 fn with_state<'s, B>(shard: &'s mut SegmentShard<'_, B>, state: Range<usize>) -> SegmentShard<'s, B> {
     SegmentShard {
         params: &mut *shard.params,

@@ -1,48 +1,50 @@
-//! The dynamic 8-bit data type of bitsandbytes (Dettmers et al. 2021, 8-bit Optimizers via Block-wise Quantization): what
-//! numbers up to 1 a byte stands for.
+//! The dynamic 8-bit data type of bitsandbytes (Dettmers et al. 2021, 8-bit Optimizers via Block-wise Quantization),
+//! which encodes numbers of magnitude up to 1 in a byte.
 
 use std::sync::LazyLock;
 
-/// Powers of ten that it spans: the smaller the power, the fewer numbers there are of it.
+/// Number of decades covered; smaller decades have fewer codes.
 const DECADES: i32 = 7;
 
-/// The upper 16 bits of 2^-23: smaller numbers are nearer to zero than to any other value.
+/// The upper 16 bits of 2^-23. Smaller numbers are nearer to zero than to any other value.
 const LEAST: u32 = (127 - 23) << 7;
 
-/// How many upper halves there are from that number up to 1.
+/// Number of upper halves from [`LEAST`] up to the one of 1.
 const HALVES: u32 = (23 << 7) + 1;
 
-/// The numbers of 256 codes.
+/// The values of the 256 codes.
 #[derive(Debug)]
 pub struct CodeBook {
-    /// What each code stands for, in ascending order.
+    /// The value of each code, in ascending order.
     pub values: [f32; 256],
-    /// Where the next code begins: the least number that is not nearer to the code's own. Infinite for the last one.
+    /// The lower bound of the next code: the smallest number that is not nearer to this code's value. Infinite for
+    /// the last code.
     pub bounds: [f32; 256],
-    /// The code of the least of the numbers that have their upper 16 bits in common: of positive numbers, and from
-    /// [`NEGATIVE`] on of negative ones. At most one other code is of such numbers. (As many as a power of two, so
-    /// that no index needs a check.)
+    /// For each pattern of upper 16 bits, the code of the smallest number with that pattern: positive numbers first,
+    /// negative ones from [`NEGATIVE`] on. Numbers with the same pattern use at most one other code. (The length is a
+    /// power of two, so that no index needs a bounds check.)
     codes: [u32; 2 * NEGATIVE],
 }
 
-/// Where upper halves of negative numbers begin.
+/// Index of the first upper half of negative numbers.
 const NEGATIVE: usize = 4096;
 
 impl CodeBook {
-    /// Numbers of both signs.
+    /// The code book for numbers of both signs.
     pub fn signed() -> &'static Self {
         static BOOK: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(true));
         &BOOK
     }
 
-    /// Zero and positive numbers.
+    /// The code book for zero and positive numbers.
     pub fn unsigned() -> &'static Self {
         static BOOK: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(false));
         &BOOK
     }
 
-    /// `create_dynamic_map` of bitsandbytes: in each decade the centres of equal parts of 0.1 to 1, twice as many as in the
-    /// one below; zero; and one. The arithmetic is that of `torch.linspace` on a processor, so the bits are too.
+    /// `create_dynamic_map` of bitsandbytes: in each decade, the centers of equal parts of 0.1 to 1, twice as many as
+    /// in the decade below; plus zero and one. The arithmetic is that of `torch.linspace` on a CPU, so the bits are
+    /// identical.
     fn new(is_signed: bool) -> Self {
         let mut values = vec![0.0, 1.0];
         for decade in 0..DECADES {
@@ -71,7 +73,7 @@ impl CodeBook {
         Self { values: values.try_into().expect(count), codes, bounds: bounds.try_into().expect(count) }
     }
 
-    /// The code of the nearest number, of the larger one of two that are as near; some code for what is not a number.
+    /// Returns the code of the nearest value; ties go to the larger value. For NaN, returns an unspecified code.
     #[inline(always)]
     pub(super) fn code(&self, number: f32) -> u8 {
         let bits = number.to_bits();
@@ -83,7 +85,7 @@ impl CodeBook {
     }
 }
 
-/// The least of the numbers with this sign and upper half, counted from that of the least number.
+/// Returns the smallest number with this sign and upper half; `half` counts from [`LEAST`].
 fn least_of(is_negative: bool, half: usize) -> f32 {
     let upper = (half as u32).min(HALVES - 1) + LEAST;
     match (is_negative, half) {
@@ -94,7 +96,7 @@ fn least_of(is_negative: bool, half: usize) -> f32 {
     }
 }
 
-/// The least number of single precision that is not below the middle of two.
+/// Returns the smallest `f32` that is at least the midpoint of two numbers.
 fn middle(below: f32, above: f32) -> f32 {
     let middle = f64::midpoint(f64::from(below), f64::from(above));
     let nearest = middle as f32;
@@ -105,7 +107,7 @@ fn middle(below: f32, above: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Every code is that of a look at all distances, around every bound, every value, and every half.
+    /// Compares with an exhaustive search, around every bound, every value, and every upper half.
     #[test]
     fn the_code_is_that_of_the_nearest_value() {
         for book in [CodeBook::signed(), CodeBook::unsigned()] {

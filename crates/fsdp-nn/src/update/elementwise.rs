@@ -1,4 +1,4 @@
-//! What element-wise update rules share: one pass over the pieces of a shard in small blocks.
+//! The common part of element-wise update rules: one pass over the pieces of a shard in small blocks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,10 +14,10 @@ use crate::host::floats::{Floats, transfer};
 use crate::host::workers::TASK_ELEMS;
 use crate::host::{HostBuffer, HostMemory};
 
-/// Elements of a block: its gradient is converted to the master dtype on the stack.
+/// Elements per block. The gradient of a block is converted to the master dtype on the stack.
 const BLOCK_ELEMS: usize = 1024;
 
-/// The scalars of a step, read from the memory.
+/// The scalars of a step, read from memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostScalars {
     pub(super) step: u64,
@@ -27,7 +27,7 @@ pub(super) struct HostScalars {
 }
 
 impl HostScalars {
-    /// `None` when nothing must be updated.
+    /// Reads the scalars; `None` if the step must not update anything.
     pub(super) fn read(
         memory: &HostMemory,
         scalars: &StepScalars<'_, HostBuffer>,
@@ -39,7 +39,7 @@ impl HostScalars {
     }
 }
 
-/// What a gradient is multiplied with, one after the other, in the type of arithmetic.
+/// The factors of a gradient, applied one after the other, in the master dtype.
 #[derive(Clone, Copy)]
 pub(super) struct Scale<A> {
     scale: A,
@@ -51,7 +51,7 @@ impl<A: Float> Scale<A> {
         Self { scale: A::of(scalars.gradient_scale), clip: A::of(scalars.clip) }
     }
 
-    /// The gradient of the mean loss, clipped.
+    /// Returns the gradient of the mean loss, clipped.
     #[inline(always)]
     pub(super) fn of(self, gradient: A) -> A {
         gradient * self.scale * self.clip
@@ -66,8 +66,8 @@ struct Task<'a, A, const N: usize> {
     state: [&'a mut [A]; N],
 }
 
-/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece, and notes whether all that it wrote is
-/// finite. The gradient is in the master dtype; [`Scale`] is left to the step, which saves a pass.
+/// Runs `step(piece, gradient, parameters, states)` over blocks of every piece, and records whether all written
+/// values are finite. The gradient is in the master dtype; `step` applies [`Scale`], which saves a pass.
 pub(super) fn each_block<A: Float, const N: usize>(
     memory: &HostMemory,
     shard: &mut SegmentShard<'_, HostBuffer>,
@@ -113,7 +113,7 @@ pub(super) fn each_block<A: Float, const N: usize>(
     if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
 }
 
-/// Takes the first `count` elements off a slice.
+/// Splits the first `count` elements off a slice.
 pub(super) fn skip<'a, A>(slice: &mut &'a mut [A], count: usize) -> &'a mut [A] {
     let (first, rest) = std::mem::take(slice).split_at_mut(count);
     *slice = rest;

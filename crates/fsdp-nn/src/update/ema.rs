@@ -1,5 +1,5 @@
-//! An exponential moving average of the parameters (Polyak and Juditsky 1992 for averages; with decay, Tarvainen and Valpola
-//! 2017), as `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn` keeps it.
+//! An exponential moving average of the parameters (Polyak and Juditsky 1992 for averages; with decay, Tarvainen and
+//! Valpola 2017), computed like `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
@@ -11,19 +11,19 @@ use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
 
-/// Averages the parameters that another rule has updated; it changes none. State: `ema`, the parameters after step 1 and then
-/// `ema + (1 - decay) (parameter - ema)`.
+/// Averages the parameters that another rule has updated, without changing them. State: `ema`, initially the
+/// parameters after step 1, then `ema + (1 - decay) (parameter - ema)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ema {
-    /// What a step leaves of the average: at least 0 and below 1.
+    /// Weight of the previous average in a step: at least 0 and below 1.
     pub decay: f64,
 }
 
 impl Ema {
-    /// The name of its state.
+    /// The name of the state tensor.
     pub const STATE: &'static str = "ema";
 
-    /// The weight of the parameters in the average of a step, from 1.
+    /// Returns the weight of the parameters in the average of a step, counted from 1.
     pub fn weight(&self, step: u64) -> f64 {
         if step == 1 { 1.0 } else { 1.0 - self.decay }
     }
@@ -40,7 +40,7 @@ impl Ema {
 }
 
 vectorized! {
-    /// Interpolates as PyTorch's `lerp` does: from the end for a weight of one half and more.
+    /// Interpolates like PyTorch's `lerp`: from the end for weights of at least one half.
     fn follow<A: Float>(weight: A, params: &mut [A], average: &mut [A]) -> Largest<A> {
         let mut largest = Largest::none();
         let rest = A::ONE - weight;

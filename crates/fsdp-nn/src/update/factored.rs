@@ -13,20 +13,20 @@ use crate::host::math::sum1;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
 
-/// Elements of a parameter without rows that are handled together.
+/// Block size for parameters without rows.
 const BLOCK_ELEMS: usize = 1024;
 
-/// What a pass does: the two phases of statistics, and the update.
+/// The stages of a step: two phases of statistics, then the update.
 pub(super) enum Stage<'a> {
-    /// Advances the means of rows and full second moments; sums for phase 0.
+    /// Advances the row means and full second moments; computes the sums of phase 0.
     Moments { sums: &'a mut [f64] },
-    /// Advances the means of columns; sums for phase 1.
+    /// Advances the column means; computes the sums of phase 1.
     Norms { moments: &'a [f64], sums: &'a mut [f64] },
     /// Updates the parameters.
     Update { moments: &'a [f64], norms: &'a [f64] },
 }
 
-/// A shard's tensors, with the parts of the state that belong to pieces still to come.
+/// The tensors of a shard. The state slices hold the pieces not yet processed.
 pub(super) struct Pass<'a, A: Float> {
     rule: &'a Adafactor,
     scalars: &'a HostScalars,
@@ -38,14 +38,14 @@ pub(super) struct Pass<'a, A: Float> {
     full: &'a mut [A],
     average: &'a mut [A],
     block: Vec<A>,
-    /// Per column: sums of squares in phase 0, factors of the update later.
+    /// Per column: sums of squares in phase 0, later factors of the update.
     sums: Vec<f64>,
     factors: Vec<A>,
-    /// What was written so far.
+    /// Largest magnitudes written so far.
     largest: Largest<A>,
 }
 
-/// How the update of a parameter is applied.
+/// The scalars that apply the update of a parameter.
 #[derive(Clone, Copy)]
 struct Step<A> {
     rate: A,
@@ -55,7 +55,7 @@ struct Step<A> {
 }
 
 impl<A: Float> Step<A> {
-    /// For the sums of squares of the parameter and of its update.
+    /// Computes the scalars from the sums of squares of the parameter and of its update.
     fn new(factors: &AdafactorFactors, squares: f64, norm: f64) -> Self {
         let rms = |sum: f64| (sum / factors.len as f64).sqrt();
         let rate = factors.learning_rate(rms(squares));
@@ -98,12 +98,12 @@ impl<'a, A: Float> Pass<'a, A> {
         })
     }
 
-    /// The largest magnitudes that the pass wrote.
+    /// Returns the largest magnitudes that the pass wrote.
     pub(super) fn end(self) -> Largest<A> {
         self.largest
     }
 
-    /// Handles the next piece.
+    /// Processes the next piece.
     pub(super) fn piece(&mut self, piece: &Piece, stage: &mut Stage<'_>) {
         let factors = &self.rule.factors(piece.param, self.scalars.step, self.scalars.lr);
         match stage {
@@ -162,7 +162,7 @@ impl<'a, A: Float> Pass<'a, A> {
         }
     }
 
-    /// The sum of squares of the update before clipping.
+    /// Returns the sum of squares of the update before clipping.
     fn norm(&mut self, piece: &Piece, factors: &AdafactorFactors, moments: &[f64]) -> f64 {
         self.prepare(factors);
         let width = factors.cols.unwrap_or(BLOCK_ELEMS);
@@ -190,14 +190,14 @@ impl<'a, A: Float> Pass<'a, A> {
         }
     }
 
-    /// Reciprocal roots of the means of columns.
+    /// Computes the reciprocal square roots of the column means.
     fn prepare(&mut self, factors: &AdafactorFactors) {
         self.factors.clear();
         let cols = &self.cols[..factors.cols.unwrap_or(0)];
         self.factors.extend(cols.iter().map(|&mean| A::ONE / mean.sqrt()));
     }
 
-    /// Puts the gradient divided by the root of the second moment into the block.
+    /// Writes the gradient divided by the root of the second moment to the block.
     fn direction(
         &mut self,
         piece: &Piece,
@@ -215,7 +215,7 @@ impl<'a, A: Float> Pass<'a, A> {
         multiply_by_factors(self.scale, row, &self.factors, &mut self.block);
     }
 
-    /// Puts the gradient into the block; who reads it there scales it.
+    /// Loads the unscaled gradient into the block.
     fn load(&mut self, start: usize, len: usize) {
         self.block.resize(len, A::ZERO);
         transfer(self.gradient.range(start, len), A::floats_mut(&mut self.block), false);
@@ -234,7 +234,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Adds `gradient^2 + eps` to the sums of columns and returns the sum of the row.
+    /// Adds `gradient^2 + eps` to the column sums and returns the sum of the row.
     fn add_squares<A: Float>(scale: Scale<A>, eps: A, gradient: &[A], cols: &mut [f64]) -> f64 {
         for (sum, &g) in cols.iter_mut().zip(gradient) {
             let g = scale.of(g);
@@ -248,7 +248,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Returns the largest magnitudes so far.
+    /// Advances the full second moment; returns the largest magnitudes so far.
     fn advance_full<A: Float>(
         largest: Largest<A>,
         scale: Scale<A>,
@@ -289,7 +289,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Advances the running mean of updates, and replaces the update by it.
+    /// Advances the running mean of updates, and replaces the update with it.
     fn average_in<A: Float>(beta1: A, average: &mut [A], update: &mut [A]) {
         for (average, u) in average.iter_mut().zip(update) {
             *average = *average * beta1 + (A::ONE - beta1) * *u;
@@ -299,12 +299,12 @@ vectorized! {
 }
 
 vectorized! {
-    /// Returns the largest magnitudes so far.
+    /// Applies the update; returns the largest magnitudes so far.
     fn apply<A: Float>(largest: Largest<A>, keep: A, update: &[A], params: &mut [A]) -> Largest<A> {
         let mut largest = largest;
         for (p, &u) in params.iter_mut().zip(update) {
             *p = *p * keep - u;
-            // A running mean of updates that is not finite leaves no parameter finite.
+            // A non-finite running mean of updates makes the parameter non-finite.
             largest.param(*p);
         }
         largest

@@ -1,19 +1,19 @@
-//! Settings of an update rule that may differ between parameters: what PyTorch's optimizers call parameter groups.
+//! Per-parameter settings of an update rule; PyTorch's optimizers call them parameter groups.
 
 use std::collections::BTreeMap;
 
 use fsdp_core::model::ParamId;
 
-/// How the parameters of a group are updated.
+/// The settings of a group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupSettings {
-    /// Multiplies the learning rate of a step.
+    /// Factor of a step's learning rate.
     pub lr_scale: f64,
     /// Weight decay.
     pub weight_decay: f64,
 }
 
-/// The settings of every parameter: the same on all ranks, whatever their shards hold.
+/// The settings of every parameter; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Groups {
     others: GroupSettings,
@@ -21,19 +21,19 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// One group of all parameters.
+    /// One group with all parameters.
     pub fn uniform(weight_decay: f64) -> Self {
         Self { others: GroupSettings { lr_scale: 1.0, weight_decay }, by_param: BTreeMap::new() }
     }
 
-    /// Gives some parameters settings of their own, in place of those they had.
+    /// Overrides the settings of some parameters.
     #[must_use]
     pub fn with(mut self, params: impl IntoIterator<Item = ParamId>, settings: GroupSettings) -> Self {
         self.by_param.extend(params.into_iter().map(|param| (param, settings)));
         self
     }
 
-    /// The settings of a parameter.
+    /// Returns the settings of a parameter.
     pub fn of(&self, param: ParamId) -> GroupSettings {
         self.by_param.get(&param).copied().unwrap_or(self.others)
     }

@@ -1,11 +1,12 @@
-//! The largest magnitudes that an update writes: they say whether all of it is finite, without a branch in the pass.
+//! The largest magnitudes that an update writes. They show whether all values are finite, without a branch in the
+//! pass.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::update::SegmentShard;
 
 use crate::host::element::Float;
 
-/// Of parameters and of state.
+/// The largest magnitudes among parameters and state.
 #[derive(Clone, Copy)]
 pub(super) struct Largest<A: Float> {
     params: A::Magnitude,
@@ -13,30 +14,30 @@ pub(super) struct Largest<A: Float> {
 }
 
 impl<A: Float> Largest<A> {
-    /// Of nothing.
+    /// The initial magnitudes, all zero.
     pub(super) fn none() -> Self {
         Self { params: A::Magnitude::default(), state: A::Magnitude::default() }
     }
 
-    /// What is finite in a shard, and in the copy that is made of its parameters.
+    /// The largest finite magnitudes of a shard, including the low-precision copy of its parameters, if any.
     pub(super) fn finite<B: Buffer>(shard: &SegmentShard<'_, B>) -> Self {
         let most = |value| A::of(value).magnitude();
         Self { params: most(shard.largest_param()), state: most(A::DTYPE.largest()) }
     }
 
-    /// A parameter was written.
+    /// Includes a written parameter.
     #[inline(always)]
     pub(super) fn param(&mut self, value: A) {
         self.params = self.params.max(value.magnitude());
     }
 
-    /// A value of state was written.
+    /// Includes a written state value.
     #[inline(always)]
     pub(super) fn state(&mut self, value: A) {
         self.state = self.state.max(value.magnitude());
     }
 
-    /// Whether either is larger than in `most`.
+    /// Whether either magnitude exceeds the one in `most`.
     pub(super) fn exceeds(&self, most: &Self) -> bool {
         self.params > most.params || self.state > most.state
     }

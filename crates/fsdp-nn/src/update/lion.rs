@@ -1,5 +1,5 @@
-//! Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, program 1): the sign of an average of the gradient,
-//! with decoupled weight decay, operation by operation as in the authors' `lion_pytorch.py`.
+//! Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, program 1): the sign of a running average
+//! of the gradient, with decoupled weight decay, operation by operation as in the authors' `lion_pytorch.py`.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::model::ParamId;
@@ -16,9 +16,9 @@ use crate::host::{HostBuffer, HostMemory};
 /// Lion. State: `exp_avg`.
 #[derive(Clone, Debug)]
 pub struct Lion {
-    /// Weights of the average: in the direction of a step, and in what is kept of it.
+    /// Weight of the running average: in the direction of a step, and in the new average.
     pub betas: (f64, f64),
-    /// Learning rates and weight decay by parameter.
+    /// Learning rate scales and weight decay by parameter.
     pub groups: Groups,
 }
 
@@ -28,16 +28,16 @@ impl Default for Lion {
     }
 }
 
-/// What one step of [`Lion`] multiplies with, for a parameter.
+/// The factors of one step of [`Lion`] for a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LionFactors {
-    /// Of the parameter: what weight decay leaves of it.
+    /// Factor of the parameter: one minus its weight decay.
     pub keep: f64,
-    /// Of the average and of the gradient in the direction.
+    /// Weights of the average and of the gradient in the direction.
     pub direction: [f64; 2],
-    /// Of the average and of the gradient in what is kept.
+    /// Weights of the average and of the gradient in the new average.
     pub average: [f64; 2],
-    /// Of the sign: negative.
+    /// Factor of the sign; negative.
     pub step_size: f64,
 }
 
@@ -59,7 +59,7 @@ vectorized! {
             let down = if direction < A::ZERO { step_size } else { A::ZERO };
             *p = *p * keep + (up - down);
             *m = *m * kept + added * g;
-            // A sign is finite whatever it is of; an average shows what is not.
+            // The sign of a non-finite number is finite, so the average is checked too.
             largest.param(*p);
             largest.state(*m);
         }
@@ -68,7 +68,7 @@ vectorized! {
 }
 
 impl Lion {
-    /// The factors of a step for a parameter.
+    /// Returns the factors of a step for a parameter.
     pub fn factors(&self, param: ParamId, lr: f64) -> LionFactors {
         let GroupSettings { lr_scale, weight_decay } = self.groups.of(param);
         let ((beta1, beta2), lr) = (self.betas, lr * lr_scale);

@@ -1,8 +1,8 @@
 //! Update rules of the host backend: fused passes over the shard of a segment.
 //!
-//! AdamW, SGD, Lion and averages are element-wise, AdamW with 8-bit moments works on blocks of a row, so their results do not
-//! depend on how a segment is cut into shards; neither do those of Muon, which sees directions of whole matrices. Adafactor's
-//! depend on sums over ranks, and are only close.
+//! AdamW, SGD, Lion and averages are element-wise, and AdamW with 8-bit moments works on blocks within a row, so
+//! their results do not depend on how a segment is sharded. Neither do those of Muon, which works on the directions
+//! of whole matrices. The results of Adafactor depend on sums over ranks, so they agree only approximately.
 
 mod adafactor;
 mod adamw;

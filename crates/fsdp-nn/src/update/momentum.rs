@@ -1,4 +1,4 @@
-//! The element-wise part of [`Muon`]: momentum, and the direction that is orthogonalised.
+//! The element-wise part of [`Muon`]: momentum, and the direction to be orthogonalized.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,10 +15,10 @@ use crate::host::raw::vectorized;
 use crate::host::workers::TASK_ELEMS;
 use crate::host::{HostBuffer, HostMemory};
 
-/// Elements whose gradient is converted to the master dtype at a time.
+/// Number of elements whose gradient is converted to the master dtype at a time.
 const BLOCK_ELEMS: usize = 1024;
 
-/// How far one value goes to another, as `torch.lerp` has it: from its end where that is nearer.
+/// Linear interpolation like `torch.lerp`: computed from the nearer end.
 #[derive(Clone, Copy)]
 struct Lerp {
     weight: f64,
@@ -35,7 +35,7 @@ impl Lerp {
     }
 }
 
-/// How momentum and direction are made of the gradient.
+/// The interpolations from the gradient to momentum and direction.
 #[derive(Clone, Copy)]
 struct Weights {
     momentum: Lerp,
@@ -69,7 +69,7 @@ vectorized! {
 }
 
 impl Muon {
-    /// Advances the momentum of this rank's rows of matrices, and writes their direction.
+    /// Advances the momentum of this rank's rows of matrices, and writes their directions.
     pub(super) fn momentum<A: Float>(
         &self,
         memory: &HostMemory,

@@ -1,9 +1,10 @@
-//! Muon (Keller Jordan 2024) as `torch.optim.Muon` computes it, but for the type of its arithmetic: momentum whose direction is
-//! orthogonalised matrix by matrix. Parameters that are no hidden matrices are updated by AdamW.
+//! Muon (Keller Jordan 2024), computed like `torch.optim.Muon` except for the dtype of its arithmetic: the direction
+//! of the momentum is orthogonalized matrix by matrix. All parameters other than hidden matrices are updated by
+//! AdamW.
 //!
-//! Momentum and direction are element-wise, so each rank has its rows of them ([`UpdateRule::direct`]). The direction is
-//! gathered; who has rows of a matrix orthogonalises all of it, and updates its own. So the work is done as many times as there
-//! are ranks with rows of it, and its bits depend on the shape alone.
+//! Momentum and direction are element-wise, so each rank computes them for its rows ([`UpdateRule::direct`]). The
+//! direction is all-gathered; every rank with rows of a matrix orthogonalizes the whole matrix and updates its own
+//! rows. The work is thus repeated on each of these ranks, and its bits depend on the shape only.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,12 +27,13 @@ use crate::host::raw::vectorized;
 use crate::host::workers::TASK_ELEMS;
 use crate::host::{HostBuffer, HostMemory};
 
-/// By what the learning rate of a matrix of `rows x cols` is multiplied.
+/// The factor of the learning rate for a matrix of `rows x cols`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdjustLr {
-    /// The root of rows / cols where that is above one: Keller Jordan's.
+    /// The square root of rows / cols if above one: Keller Jordan's.
     Original,
-    /// 0.2 times the root of the longer side, for updates with a root mean square near that of AdamW's: Moonlight's.
+    /// 0.2 times the square root of the longer side, so that updates have a root mean square near AdamW's:
+    /// Moonlight's.
     MatchRmsAdamw,
 }
 
@@ -47,31 +49,31 @@ impl AdjustLr {
 /// The options of [`Muon`].
 #[derive(Clone, Debug)]
 pub struct MuonOptions {
-    /// Weight of the momentum in itself.
+    /// Weight of the previous momentum.
     pub momentum: f64,
-    /// Whether the direction is the momentum of the step after.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// The least that a direction is divided by, to have the norm one.
+    /// Minimum divisor when a direction is scaled to norm one.
     pub eps: f64,
-    /// How learning rates depend on shapes.
+    /// How the learning rate depends on the shape.
     pub adjust_lr: AdjustLr,
-    /// The rule of all other parameters, and the groups of all.
+    /// The rule of all other parameters, and the parameter groups of all.
     pub adamw: AdamW,
 }
 
-/// Muon. State: `momentum_buffer` of matrices that are orthogonalised; `exp_avg` and `exp_avg_sq` of other parameters.
+/// Muon. State: `momentum_buffer` of orthogonalized matrices; `exp_avg` and `exp_avg_sq` of other parameters.
 #[derive(Clone, Debug)]
 pub struct Muon {
     pub(super) options: MuonOptions,
-    /// Of each parameter its shape, if it is orthogonalised.
+    /// Per parameter, its shape if it is orthogonalized.
     shapes: Vec<Option<Shape>>,
 }
 
 impl Muon {
-    /// The rule for the parameters of a model, of which `matrices` are orthogonalised.
+    /// Creates the rule for the parameters of a model, of which `matrices` are orthogonalized.
     ///
     /// # Panics
-    /// When one of them has not two dimensions.
+    /// If one of these does not have two dimensions.
     pub fn new(options: MuonOptions, spec: &ModelSpec, matrices: &BTreeSet<ParamId>) -> Self {
         let shape = |id| {
             let param = spec.param(id);
@@ -83,7 +85,8 @@ impl Muon {
         Self { shapes: shapes.collect(), options }
     }
 
-    /// The hidden matrices of a model: parameters of two dimensions that only layers read, so neither embedding nor head.
+    /// Returns the hidden matrices of a model: two-dimensional parameters that only layers read, which excludes
+    /// embeddings and heads.
     pub fn hidden_matrices(spec: &ModelSpec) -> BTreeSet<ParamId> {
         let matrices = (0..spec.params.len()).map(ParamId).filter(|&id| spec.param(id).shape.len() == 2);
         let outside =
@@ -127,7 +130,7 @@ impl Muon {
         if exceeds.into_inner() { shard.note_not_finite(memory) } else { Ok(()) }
     }
 
-    /// The work on a shard: rows of matrices, and parts of other pieces.
+    /// Splits the work on a shard: rows of matrices, and parts of other pieces.
     fn tasks<'a, A: Float>(
         &self,
         memory: &HostMemory,
@@ -163,7 +166,7 @@ impl Muon {
         Ok((rows, elements))
     }
 
-    /// Updates a part of a parameter that is not orthogonalised.
+    /// Updates a part of a parameter that is not orthogonalized.
     fn adamw<A: Float>(
         &self,
         task: Elements<'_, A>,
@@ -191,7 +194,7 @@ struct Rows<'a, A> {
 /// A part of a piece of another parameter, with its moments.
 struct Elements<'a, A> {
     param: ParamId,
-    /// Where it begins in the shard.
+    /// Offset of its first element within the shard.
     start: usize,
     params: &'a mut [A],
     mean: &'a mut [A],

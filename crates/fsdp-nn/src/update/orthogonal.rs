@@ -1,11 +1,11 @@
-//! The nearest orthogonal matrix, roughly: five Newton-Schulz steps of Keller Jordan's Muon.
+//! Approximates the nearest orthogonal matrix with the five Newton-Schulz steps of Keller Jordan's Muon.
 //!
-//! A step turns a matrix X = U S V^T, whose singular values S are at most one, into U f(S) V^T with the odd polynomial
-//! f(s) = a s + b s^3 + c s^5. It is steep at zero, so five steps bring nearly all singular values near one, where they stay
-//! between about 0.7 and 1.2. With G = X X^T (X^T X where there are more rows than columns) it takes three products:
-//! G, G G, and (b G + c G G) X.
+//! A step maps a matrix X = U S V^T, whose singular values S are at most one, to U f(S) V^T with the odd polynomial
+//! f(s) = a s + b s^3 + c s^5. The polynomial is steep at zero, so five steps bring nearly all singular values near
+//! one, where they stay between about 0.7 and 1.2. With G = X X^T (X^T X if there are more rows than columns), a step
+//! takes three products: G, G G, and (b G + c G G) X.
 //!
-//! All arithmetic is in the type of the master parameters; `torch.optim.Muon` rounds to bf16 at every operation.
+//! All arithmetic is in the dtype of the master parameters; `torch.optim.Muon` rounds to bf16 after every operation.
 
 use fsdp_core::update::Products;
 
@@ -16,13 +16,13 @@ use crate::host::math::sum1;
 use crate::host::raw::vectorized;
 use crate::host::workers::{TASK_ELEMS, Workers};
 
-/// How many steps are made.
+/// Number of steps.
 pub(super) const STEPS: usize = 5;
 
-/// The factors a, b and c of the polynomial.
+/// The coefficients a, b and c of the polynomial.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 
-/// A shape.
+/// The shape of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) rows: usize,
@@ -34,27 +34,28 @@ impl Shape {
         self.rows * self.cols
     }
 
-    /// The shorter side.
+    /// Length of the shorter side.
     fn least(self) -> usize {
         self.rows.min(self.cols)
     }
 
-    /// Elements that [`orthogonalize`] works in.
+    /// Number of scratch elements for [`orthogonalize`].
     pub(super) fn scratch(self) -> usize {
         2 * (self.len() + self.least() * self.least())
     }
 
-    /// The products that it makes.
+    /// The matrix products of [`orthogonalize`].
     pub(super) fn products(self) -> [Products; 3] {
         let (k, l, count) = (self.least(), self.rows.max(self.cols), STEPS);
         [(k, k, l), (k, k, k), (self.rows, self.cols, k)].map(|(m, n, k)| Products { m, n, k, count })
     }
 }
 
-/// Orthogonalises a matrix; the result is in the first elements of `scratch`. `eps` is the least that it is divided by.
+/// Orthogonalizes a matrix; the result occupies the first elements of `scratch`. `eps` is the minimum of the initial
+/// divisor.
 ///
 /// # Panics
-/// When the scratch is too short.
+/// If the scratch is too short.
 pub(super) fn orthogonalize<'s, A: Float>(
     workers: &Workers,
     shape: Shape,
@@ -90,14 +91,14 @@ fn dense<A: Float>(data: &mut [A], rows: usize, cols: usize) -> MatrixMut<'_> {
     MatrixMut::dense(Target { data: A::floats_mut(data), accumulate: false }, rows, cols)
 }
 
-/// Runs an element-wise pass in parts, each with where it begins.
+/// Runs an element-wise pass in parallel chunks; `pass` also receives the offset of each chunk.
 fn each_chunk<A: Float>(workers: &Workers, values: &mut [A], pass: impl Fn(usize, &mut [A]) + Sync + Send) {
     let chunks = values.chunks_mut(TASK_ELEMS).enumerate();
     workers.each(chunks, |(index, chunk)| pass(index * TASK_ELEMS, chunk));
 }
 
 vectorized! {
-    /// The sum of squares of a row.
+    /// Returns the sum of squares of a row.
     fn squares<A: Float>(row: &[A]) -> f64 {
         sum1(row, |value| value.as_f64() * value.as_f64())
     }

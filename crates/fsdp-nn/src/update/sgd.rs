@@ -1,4 +1,4 @@
-//! Stochastic gradient descent as `torch.optim.SGD` computes it.
+//! Stochastic gradient descent, computed like `torch.optim.SGD`.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
@@ -11,16 +11,16 @@ use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
 
-/// SGD with momentum and coupled weight decay. State: `momentum_buffer`, unless there is no momentum.
+/// SGD with momentum and coupled weight decay. State: `momentum_buffer`, if there is momentum.
 #[derive(Clone, Debug)]
 pub struct Sgd {
     /// Momentum; 0 for none.
     pub momentum: f64,
-    /// Dampening of the gradient in the momentum, not applied in step 1.
+    /// Dampening of the gradient in the momentum; not applied in step 1.
     pub dampening: f64,
-    /// Nesterov momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Learning rates, and weight decay that is added to the gradient, by parameter.
+    /// Learning rate scales and weight decay (added to the gradient) by parameter.
     pub groups: Groups,
 }
 
@@ -30,7 +30,7 @@ impl Default for Sgd {
     }
 }
 
-/// The factors of one step, in the type of arithmetic.
+/// The factors of one step, in the master dtype.
 #[derive(Clone, Copy)]
 struct Factors<A> {
     scale: Scale<A>,
@@ -67,7 +67,7 @@ vectorized! {
             let direction = if f.nesterov { g + f.momentum * average } else { average };
             *buffer = average;
             *p += -f.lr * direction;
-            // A momentum that is not finite leaves no parameter finite.
+            // A non-finite momentum makes the parameter non-finite.
             largest.param(*p);
         }
         largest

@@ -1,4 +1,4 @@
-//! Update rules against slow scalar references, and under every cut into shards.
+//! Tests update rules against slow scalar references, with various shardings.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Adafactor, AdafactorOptions, AdamW, AdamW8bit, Both, Ema, GroupSetti
 use crate::random;
 use crate::{HostBuffer, HostMemory, HostOptions};
 
-/// Shapes of the parameters of the segment under test. The last one is large enough for moments of 8 bits.
+/// Shapes of the parameters of the segment under test. The last one is large enough for 8-bit moments.
 const SHAPES: [&[usize]; 5] = [&[7, 5], &[13], &[31, 3], &[1, 6], &[16, 300]];
 const STEPS: u64 = 4;
 
@@ -34,7 +34,7 @@ fn numbers(key: u64, len: usize) -> Vec<f64> {
     (0..len as u64).map(|i| f64::from(random::normal(key, i) as f32)).collect()
 }
 
-/// One parameter has a learning rate of its own, and no decay.
+/// Groups in which one parameter has its own learning rate scale, and no decay.
 fn groups(weight_decay: f64) -> Groups {
     let settings = GroupSettings { lr_scale: 0.5, weight_decay: 0.0 };
     Groups::uniform(weight_decay).with([ParamId(1)], settings)
@@ -46,12 +46,12 @@ fn lr(step: u64) -> f64 {
     0.03 / step as f64
 }
 
-/// Gradients of a step, scaled as the rule has to.
+/// Returns the gradients of a step, scaled as the rule must scale them.
 fn scaled(step: u64) -> Vec<f64> {
     numbers(100 + step, total()).iter().map(|g| g * FACTORS.scale * FACTORS.clip).collect()
 }
 
-/// For every element: its parameter.
+/// Returns the parameter of every element.
 fn owners() -> Vec<usize> {
     let len = |param: usize| SHAPES[param].iter().product();
     (0..SHAPES.len()).flat_map(|param| vec![param; len(param)]).collect()
@@ -60,18 +60,18 @@ fn owners() -> Vec<usize> {
 struct Shard {
     memory: HostMemory,
     params: HostBuffer,
-    /// The copy that computes.
+    /// The low-precision copy of the parameters.
     low: Option<HostBuffer>,
     gradient: HostBuffer,
     state: Vec<HostBuffer>,
     factors: HostBuffer,
     not_finite: HostBuffer,
     pieces: Vec<Piece>,
-    /// For every piece: where its elements are in the unsharded segment.
+    /// For every piece, the offset of its elements in the unsharded segment.
     places: Vec<usize>,
 }
 
-/// The pieces of rank `rank` of `world`: of every parameter, an even share of whole rows.
+/// Returns the pieces of rank `rank` of `world`: an even share of whole rows of every parameter.
 fn pieces(rank: usize, world: usize) -> (Vec<Piece>, Vec<usize>) {
     let (mut pieces, mut places, mut offset, mut start) = (Vec::new(), Vec::new(), 1, 0);
     for (param, shape) in SHAPES.iter().enumerate() {
@@ -82,7 +82,7 @@ fn pieces(rank: usize, world: usize) -> (Vec<Piece>, Vec<usize>) {
             let param_offset = from * width;
             pieces.push(Piece { param: ParamId(param), offset, len, param_offset, row_len: width });
             places.push(start + param_offset);
-            // A gap of padding between pieces.
+            // Leaves padding between pieces.
             offset += len + 1;
         }
         start += shape.iter().product::<usize>();
@@ -146,7 +146,7 @@ impl Shard {
         }
     }
 
-    /// That the copy is the parameters, rounded.
+    /// Checks that the copy equals the rounded parameters.
     fn assert_copied(&self) {
         let mut rounded = self.memory.allocate(Category::Workspace, DType::Bf16, self.params.len()).unwrap();
         let to = SliceMut::whole(&mut rounded);
@@ -159,7 +159,7 @@ impl Shard {
         assert_eq!(copied, expected);
     }
 
-    /// Parameters and state.
+    /// Returns parameters and state.
     fn contents(&self) -> Vec<Vec<f64>> {
         let read = |buffer: &HostBuffer| {
             let mut values = vec![0.0; buffer.len()];
@@ -169,7 +169,7 @@ impl Shard {
         std::iter::once(&self.params).chain(&self.state).map(read).collect()
     }
 
-    /// The shard as a rule sees it in a step.
+    /// Returns the arguments that a rule gets in a step.
     fn view(
         &mut self,
         step: u64,
@@ -183,7 +183,7 @@ impl Shard {
     }
 }
 
-/// One step of a rule on all shards.
+/// Runs one step of a rule on all shards.
 fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) {
     let gradient = numbers(100 + step, total());
     shards.iter_mut().for_each(|shard| shard.scatter(&gradient, false));
@@ -204,7 +204,7 @@ fn step(rule: &mut dyn UpdateRule<HostMemory>, shards: &mut [Shard], step: u64) 
     }
 }
 
-/// Runs some steps on `world` ranks and returns the parameters.
+/// Trains for `STEPS` steps on `world` ranks and returns the parameters.
 fn train(rule: &mut dyn UpdateRule<HostMemory>, dtype: DType, world: usize, threads: usize) -> Vec<f64> {
     let mut shards: Vec<_> = (0..world).map(|rank| Shard::new(rule, dtype, rank, world, threads)).collect();
     (1..=STEPS).for_each(|number| step(rule, &mut shards, number));
@@ -376,8 +376,8 @@ proptest! {
     }
 }
 
-/// Every value of every state tensor is on some rank, once; means of columns are whole on every rank that
-/// holds rows.
+/// Checks that every value of every state tensor is on exactly one rank; the column means are complete on every rank
+/// that holds rows.
 #[test]
 fn pieces_of_state_cover_the_state_of_every_parameter() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };

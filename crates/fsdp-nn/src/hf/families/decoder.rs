@@ -1,4 +1,5 @@
-//! The keys that decoders share. Absent keys have the values that transformers gives them, which some families change.
+//! Parses the keys that decoders share. Absent keys have the default values of transformers, which differ between
+//! some families.
 
 use std::sync::Arc;
 
@@ -11,23 +12,23 @@ use crate::hf::limits::{EXPERTS_MAX, INNER_MAX, LAYERS_MAX, ROWS_MAX, WIDTH_MAX}
 use crate::model::{DecoderConfig, LayerConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
-/// How the names of tensors end that are rotary tables of older versions.
+/// Name suffixes of tensors that are rotary tables of older versions.
 pub(super) const ROTARY_TABLES: &[&str] = &[".rotary_emb.inv_freq"];
 
-/// What RMS norms add to mean squares.
+/// The key of the epsilon of RMS norms.
 pub(super) const RMS_EPS: &str = "rms_norm_eps";
 
-/// What absent keys stand for, and what keys are called that have other names in some families.
+/// Defaults of absent keys, and names of keys that differ between families.
 pub(super) struct Defaults {
-    /// `num_key_value_heads`; `None`: as many as query heads, which is what `null` always means.
+    /// `num_key_value_heads`. `None` for the number of query heads, which an explicit `null` always means.
     pub(super) kv_heads: Option<usize>,
-    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    /// `head_dim`. `None` for `hidden_size / num_attention_heads`.
     pub(super) head_dim: Option<usize>,
-    /// The key of the function of the MLP, and what it is.
+    /// The key of the MLP's activation, and its default.
     pub(super) activation: (&'static str, Function),
-    /// The key of what norms add to mean squares or variances, and what it is.
+    /// The key of the norms' epsilon, and its default.
     pub(super) eps: (&'static str, f64),
-    /// Rotary positions.
+    /// Keys and defaults of rotary positions.
     pub(super) rotary: Rotary,
     /// `max_position_embeddings`.
     pub(super) positions: usize,
@@ -36,7 +37,7 @@ pub(super) struct Defaults {
 }
 
 impl Defaults {
-    /// Those of a Llama.
+    /// The defaults of Llama.
     pub(super) const LLAMA: Defaults = Defaults {
         kv_heads: None,
         head_dim: None,
@@ -48,12 +49,13 @@ impl Defaults {
     };
 }
 
-/// Reads what all decoders have: every layer is rotated, nothing has a bias, norms are RMS norms, the MLP has a gate.
+/// Parses the keys of all decoders. In the result every layer is rotated, nothing has a bias, norms are RMS norms,
+/// and the MLP has a gate.
 pub(super) fn parse(keys: Keys<'_>, names: Names, defaults: &Defaults) -> Result<DecoderConfig, ConfigError> {
     parse_rotated(keys, names, defaults, |heads| rope::parse(keys, &defaults.rotary, heads))
 }
 
-/// As [`parse`], for families that say in their own way how all layers are rotated.
+/// As [`parse`], for families with their own keys for the rotation of layers.
 pub(super) fn parse_rotated(
     keys: Keys<'_>,
     names: Names,
@@ -102,7 +104,7 @@ pub(super) fn parse_rotated(
     })
 }
 
-/// Refuses layers that do not see all keys before a query.
+/// Refuses layers with a window.
 pub(super) fn only_full_attention(keys: Keys<'_>) -> Result<(), ConfigError> {
     let is_full = |types: &Value| {
         types.as_array().is_some_and(|types| types.iter().all(|each| each == "full_attention"))
@@ -110,14 +112,15 @@ pub(super) fn only_full_attention(keys: Keys<'_>) -> Result<(), ConfigError> {
     keys.only("layer_types", "\"full_attention\" in every layer", is_full)
 }
 
-/// Keys that a query sees at most, by `sliding_window`; `null` is no window, absence may be one.
+/// Parses `sliding_window`, the maximum number of keys that a query sees. An explicit `null` means no window;
+/// `absent` applies if the key is absent.
 pub(super) fn window(keys: Keys<'_>, absent: Option<usize>) -> Result<Option<usize>, ConfigError> {
     let absent = absent.filter(|_| !keys.contains("sliding_window"));
     Ok(keys.size(&["sliding_window"], ROWS_MAX)?.or(absent))
 }
 
-/// Gives a window to the layers that `layer_types` calls `sliding_attention`, or where that is absent to those that
-/// `has_window` says.
+/// Sets the window of the layers that `layer_types` calls `sliding_attention` or, if that key is absent, of those
+/// selected by `has_window`.
 pub(super) fn set_windows(
     keys: Keys<'_>,
     config: &mut DecoderConfig,
@@ -146,7 +149,8 @@ pub(super) fn set_windows(
     Ok(())
 }
 
-/// The coefficient of the balancing loss of routers: it is added where logits of routers are asked for, as in transformers.
+/// Parses the coefficient of the routers' balancing loss. As in transformers, the loss is used only if router logits
+/// are requested.
 pub(super) fn router_loss(keys: Keys<'_>) -> Result<f64, ConfigError> {
     let expected = "a number that is not negative";
     let coefficient =
@@ -154,7 +158,7 @@ pub(super) fn router_loss(keys: Keys<'_>) -> Result<f64, ConfigError> {
     Ok(if keys.flag("output_router_logits", false)? { coefficient } else { 0.0 })
 }
 
-/// Experts of a mixture, and how many a token is sent to.
+/// Parses the number of experts, and the number of experts per token.
 pub(super) fn experts(keys: Keys<'_>, [experts, top]: [usize; 2]) -> Result<[usize; 2], ConfigError> {
     let experts = keys.size(&["num_local_experts", "num_experts"], EXPERTS_MAX)?.unwrap_or(experts);
     let top = keys.size(&["num_experts_per_tok"], EXPERTS_MAX)?.unwrap_or(top);
@@ -164,7 +168,7 @@ pub(super) fn experts(keys: Keys<'_>, [experts, top]: [usize; 2]) -> Result<[usi
     Ok([experts, top])
 }
 
-/// The function of the MLP.
+/// Parses the activation of the MLP.
 fn activation(keys: Keys<'_>, (key, absent): (&str, Function)) -> Result<Function, ConfigError> {
     let named = |name: &Value| match name.as_str() {
         Some("silu" | "swish") => Some(Function::Silu),

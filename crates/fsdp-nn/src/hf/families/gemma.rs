@@ -1,4 +1,4 @@
-//! What the families of Gemma share.
+//! The common part of the Gemma families.
 
 use super::decoder::{self, Defaults};
 use super::rope::Heads;
@@ -7,10 +7,10 @@ use crate::hf::keys::Keys;
 use crate::model::{DecoderConfig, Names, NormKind, RopeConfig};
 use crate::op::Function;
 
-/// Keys that a query sees at most in the layers that have a window, where no key says it.
+/// Default window of the layers that have one.
 const WINDOW: usize = 4096;
 
-/// The names of the modules, under classes that begin with `class`.
+/// Returns the names of the modules, with the class prefix `class`.
 pub(super) const fn names(class: &'static str) -> Names {
     Names {
         class,
@@ -21,7 +21,7 @@ pub(super) const fn names(class: &'static str) -> Names {
     }
 }
 
-/// What absent keys stand for.
+/// Defaults of absent keys.
 pub(super) const DEFAULTS: Defaults = Defaults {
     kv_heads: Some(4),
     head_dim: Some(256),
@@ -30,8 +30,8 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
-/// Reads what the families share. Layers have windows by `layer_types`, or where that is absent all but every
-/// `pattern`-th. The cap of logits is read by whoever knows what its absence means.
+/// Parses the common keys. `layer_types` selects the layers with a window; if it is absent, these are all but every
+/// `pattern`-th layer. The caller parses the cap of the logits, whose default differs.
 pub(super) fn parse(
     keys: Keys<'_>,
     names: Names,
@@ -58,7 +58,7 @@ pub(super) fn parse(
     Ok(config)
 }
 
-/// A cap, which `null` takes away.
+/// Parses a soft cap; an explicit `null` means no cap.
 pub(super) fn cap(keys: Keys<'_>, key: &str, absent: Option<f64>) -> Result<Option<f64>, ConfigError> {
     let absent = absent.filter(|_| !keys.contains(key));
     Ok(keys.optional_number(key, "a positive number", |cap| cap > 0.0)?.or(absent))

@@ -1,5 +1,5 @@
-//! Gemma 3, text: as Gemma 2, with norms of queries and keys instead of caps, and rotary positions of their own in layers
-//! with a window, which are five of six.
+//! Gemma 3, text: like Gemma 2, with norms of queries and keys instead of caps, and separate rotary settings for
+//! layers with a window, which are five of six.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ pub(super) const FAMILY: Family = Family {
 };
 
 const DEFAULTS: Defaults = Defaults { positions: 131_072, ..gemma::DEFAULTS };
-/// Of layers that see all keys, and of those with a window.
+/// Rotary settings of layers without and with a window.
 const FULL: Rotary = Rotary { theta: ("rope_theta", 1_000_000.0), ..Defaults::LLAMA.rotary };
 const SLIDING: Rotary = Rotary { theta: ("rope_local_base_freq", 10_000.0), ..Defaults::LLAMA.rotary };
 
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
-    // Transformers reads it and uses it nowhere.
+    // Transformers reads this key but never uses it.
     keys.only_null("attn_logit_softcapping")?;
     let pattern = keys.size(&["sliding_window_pattern"], usize::MAX)?.unwrap_or(6);
     let base =
@@ -48,7 +48,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     Ok(config)
 }
 
-/// The rotary positions of layers that see all keys.
+/// Parses the rotary settings of layers without a window.
 fn full_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
     let rope = match keys.object("rope_scaling")? {
         Some(scaling) => Some(scaling),
@@ -57,13 +57,13 @@ fn full_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
     rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &FULL, heads)
 }
 
-/// Those of layers with a window.
+/// Parses the rotary settings of layers with a window.
 fn sliding_rope(keys: Keys<'_>, heads: &Heads) -> Result<RopeConfig, ConfigError> {
     let rope = by_type(keys)?.inner_object("sliding_attention", "rope_parameters.sliding_attention")?;
     rope::parse_object(keys, rope.unwrap_or(keys.absent("rope_parameters")), &SLIDING, heads)
 }
 
-/// `rope_parameters`, which has an object for each type of layer.
+/// Returns `rope_parameters`, which has an object for each layer type.
 fn by_type(keys: Keys<'_>) -> Result<Keys<'_>, ConfigError> {
     let both = keys.object("rope_parameters")?.unwrap_or(keys.absent("rope_parameters"));
     both.only_known(&["full_attention", "sliding_attention"])?;

@@ -1,4 +1,4 @@
-//! The keys of a `gpt2`, with the spellings that transformers accepts for them.
+//! The keys of a `gpt2`, in all spellings that transformers accepts.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! GPT-NeoX and Pythia: layer norms, biases, packed projections head by head, a part of a head rotates, attention and MLP
-//! side by side.
+//! GPT-NeoX and Pythia: layer norms, biases, packed projections ordered by head, partial rotation of heads, parallel
+//! attention and MLP.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const NAMES: Names = Names {
     model: "gpt_neox",
     embedding: "embed_in",
     last_norm: "final_layer_norm",
-    // The name in files; transformers 5 has another one in memory.
+    // The name in checkpoint files; transformers 5 uses another one in memory.
     head: "embed_out",
     attention: "attention",
     qkv: &["query_key_value"],
@@ -52,7 +52,7 @@ const DEFAULTS: Defaults = Defaults {
 pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     let bias = keys.flag("attention_bias", true)?;
     let dropout = keys.probability("hidden_dropout", 0.0)?;
-    // Transformers reads neither.
+    // Transformers does not read this key.
     keys.only_null("head_dim")?;
     let base = decoder::parse(keys, NAMES, &DEFAULTS)?;
     Ok(DecoderConfig {

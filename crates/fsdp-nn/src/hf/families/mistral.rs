@@ -1,4 +1,4 @@
-//! Mistral: a Llama whose layers all have a window.
+//! Mistral: a Llama with a window in every layer.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Mixtral: a Mistral whose MLPs are mixtures of experts.
+//! Mixtral: a Mistral with mixtures of experts instead of MLPs.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     parse: |keys| Ok(Arc::new(parse(keys)?)),
 };
 
-// Names in files; transformers 5 stacks the weights of experts in memory.
+// The names in checkpoint files; transformers 5 stacks the weights of experts in memory.
 const NAMES: Names =
     Names { class: "Mixtral", mlp: "block_sparse_moe", gate_up: &["w1", "w3"], down: "w2", ..Names::LLAMA };
 const DEFAULTS: Defaults =

@@ -1,4 +1,4 @@
-//! The families of models, in one table. A family is one file beside this one, and one line here.
+//! The table of model families. A family is one file in this directory and one entry in the table.
 
 mod decoder;
 mod gemma;
@@ -27,7 +27,7 @@ use crate::hf::error::ConfigError;
 use crate::hf::keys::Keys;
 use crate::hf::sizes::Sizes;
 
-/// The families that are supported, by name.
+/// The supported families, ordered by name.
 pub const FAMILIES: &[Family] = &[
     gemma2::FAMILY,
     gemma3_text::FAMILY,
@@ -45,27 +45,27 @@ pub const FAMILIES: &[Family] = &[
     starcoder2::FAMILY,
 ];
 
-/// A family of models: what its `config.json` says, and what files hold beside its parameters.
+/// A family of models: how to parse its `config.json`, and which tensors its files contain beside parameters.
 pub struct Family {
     /// `model_type` of its `config.json`.
     pub model_type: &'static str,
-    /// The class of transformers that is meant, which `architectures` lists.
+    /// The transformers class, as listed in `architectures`.
     pub class: &'static str,
-    /// What is special about it, in a sentence.
+    /// The family's peculiarities, in one sentence.
     pub about: &'static str,
-    /// What names of tensors begin with, where published files leave it out.
+    /// A prefix of tensor names that published files may omit.
     pub optional_prefix: Option<&'static str>,
-    /// How the names of tensors end that older versions saved although they are constants.
+    /// Name suffixes of tensors that older versions saved although they are constants.
     pub constants: &'static [&'static str],
-    /// Reads the keys, and refuses those whose values it does not know.
+    /// Parses the keys, and refuses unknown values.
     pub(in crate::hf) parse: fn(Keys<'_>) -> Result<Arc<dyn Sizes>, ConfigError>,
 }
 
 impl Family {
-    /// The family of a `model_type`.
+    /// Returns the family of a `model_type`.
     ///
     /// # Errors
-    /// [`ConfigError::Family`]: there is none.
+    /// [`ConfigError::Family`] if there is none.
     pub(in crate::hf) fn of(model_type: &Value) -> Result<&'static Family, ConfigError> {
         let found = FAMILIES.iter().find(|family| model_type == family.model_type);
         found.ok_or_else(|| ConfigError::Family {
@@ -81,16 +81,16 @@ impl fmt::Debug for Family {
     }
 }
 
-/// The names of all families, as a sentence lists them.
+/// Returns the names of all families, formatted as a list in a sentence.
 pub(in crate::hf) fn supported() -> String {
     let names: Vec<String> = FAMILIES.iter().map(|family| format!("\"{}\"", family.model_type)).collect();
     let (last, others) = names.split_last().expect("there are families");
     format!("{} and {last}", others.join(", "))
 }
 
-/// The family whose name is most like one that was meant.
+/// Returns the family with the most similar name.
 fn nearest(model_type: &str) -> &'static str {
-    // A model of text and images is named like its part that reads text: "gemma3" and "gemma3_text".
+    // The text part of a multimodal model has a suffix: "gemma3" and "gemma3_text".
     let is_part =
         |family: &Family| !model_type.is_empty() && family.model_type == format!("{model_type}_text");
     let likeness = |family: &&Family| {
@@ -100,12 +100,12 @@ fn nearest(model_type: &str) -> &'static str {
     nearest.expect("there are families").model_type
 }
 
-/// Whether a tensor of a checkpoint is a constant in some family: a causal mask, a rotary table.
+/// Whether a tensor of a checkpoint is a constant in some family, such as a causal mask or a rotary table.
 pub fn is_constant(name: &str) -> bool {
     FAMILIES.iter().flat_map(|family| family.constants).any(|end| name.ends_with(end))
 }
 
-/// The other name that published files may have for a tensor.
+/// Returns the alternative name of a tensor in published files, if any.
 pub fn published_name(name: &str) -> Option<&str> {
     FAMILIES.iter().find_map(|family| name.strip_prefix(family.optional_prefix?))
 }

@@ -1,4 +1,4 @@
-//! OLMo 2: norms stand behind attention and MLP instead of before them; queries and keys have norms over all heads.
+//! OLMo 2: norms after attention and MLP instead of before them, and norms of queries and keys over all heads.
 
 use std::sync::Arc;
 

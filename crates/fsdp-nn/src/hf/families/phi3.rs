@@ -1,4 +1,4 @@
-//! Phi 3, 3.5 and 4: packed projections, dropout of what layers add, LongRoPE, a part of a head rotates.
+//! Phi 3, 3.5 and 4: packed projections, residual dropout, LongRoPE, partial rotation of heads.
 
 use std::sync::Arc;
 

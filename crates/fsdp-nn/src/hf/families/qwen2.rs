@@ -1,4 +1,4 @@
-//! Qwen 2 and 2.5: a Llama whose queries, keys and values have biases, and whose later layers may have a window.
+//! Qwen 2 and 2.5: a Llama with biases of queries, keys and values, and optional windows in later layers.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     Ok(config)
 }
 
-/// Windows where `use_sliding_window` is set: in the layers that `layer_types` names, or from `max_window_layers` on.
+/// Sets windows if `use_sliding_window` is set: in the layers selected by `layer_types`, or from `max_window_layers`
+/// on.
 pub(super) fn windows_of_later_layers(keys: Keys<'_>, config: &mut DecoderConfig) -> Result<(), ConfigError> {
     let is_used = keys.flag("use_sliding_window", false)?;
     let window = decoder::window(keys, Some(4096))?.filter(|_| is_used);

@@ -1,4 +1,4 @@
-//! Qwen 3: queries and keys have norms, each head by itself.
+//! Qwen 3: norms of queries and keys, separately for each head.
 
 use std::sync::Arc;
 

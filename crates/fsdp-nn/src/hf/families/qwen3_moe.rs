@@ -48,7 +48,7 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     Ok(config)
 }
 
-/// The layers that have an MLP whatever the step says.
+/// Returns the layers that have an MLP regardless of `decoder_sparse_step`.
 fn dense_layers(keys: Keys<'_>) -> Result<Vec<u64>, ConfigError> {
     let key = "mlp_only_layers";
     let Some(layers) = keys.get(key) else { return Ok(Vec::new()) };

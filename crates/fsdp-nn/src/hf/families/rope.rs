@@ -1,11 +1,11 @@
-//! The keys of rotary positions, with the spellings of transformers 4 and 5.
+//! Parses the keys of rotary positions, in the spellings of transformers 4 and 5.
 
 use crate::hf::error::ConfigError;
 use crate::hf::keys::Keys;
 use crate::hf::limits::ROWS_MAX;
 use crate::model::{RopeConfig, RopeScaling, Yarn};
 
-/// The keys of `rope_parameters`. Others, such as sections of several kinds of positions, are refused.
+/// The known keys of `rope_parameters`. Others, such as sections of several kinds of positions, are refused.
 const KEYS: [&str; 16] = [
     "rope_type",
     "type",
@@ -25,26 +25,26 @@ const KEYS: [&str; 16] = [
     "high_freq_factor",
 ];
 
-/// What a family says of rotary positions.
+/// The keys and defaults of a family's rotary positions.
 pub(super) struct Rotary {
-    /// The older key of `rope_theta`, outside, and what it is where no key says it.
+    /// The older, outer key of `rope_theta`, and the default.
     pub(super) theta: (&'static str, f64),
-    /// The older key of `partial_rotary_factor`, outside, and what it is where no key says it; `None`: whole heads rotate.
+    /// The older, outer key of `partial_rotary_factor`, and the default. `None` if whole heads rotate.
     pub(super) partial: Option<(&'static str, f64)>,
-    /// `original_max_position_embeddings` where no key says it: that of Phi 3, which knows LongRoPE only and calls it by
-    /// other names, too.
+    /// Default of `original_max_position_embeddings`. Set only for Phi 3, which supports only LongRoPE and also has
+    /// other names for it.
     pub(super) phi3_original: Option<usize>,
 }
 
-/// What frequencies depend on beside the keys of their own.
+/// Settings outside of the rotary keys that frequencies depend on.
 pub(super) struct Heads {
-    /// Elements of a head.
+    /// Elements per head.
     pub(super) dim: usize,
     /// `max_position_embeddings`.
     pub(super) positions: usize,
 }
 
-/// Reads `rope_scaling`, or `rope_parameters` where that is not there, and the keys that older versions had beside them.
+/// Parses `rope_scaling` or, if that is absent, `rope_parameters`, together with the outer keys of older versions.
 pub(super) fn parse(keys: Keys<'_>, family: &Rotary, heads: &Heads) -> Result<RopeConfig, ConfigError> {
     let rope = match keys.object("rope_scaling")? {
         Some(rope) => rope,
@@ -53,7 +53,7 @@ pub(super) fn parse(keys: Keys<'_>, family: &Rotary, heads: &Heads) -> Result<Ro
     parse_object(keys, rope, family, heads)
 }
 
-/// Reads an object of rotary positions, and the keys that older versions had beside it.
+/// Parses an object of rotary positions, together with the outer keys of older versions.
 pub(super) fn parse_object(
     keys: Keys<'_>,
     rope: Keys<'_>,
@@ -93,7 +93,7 @@ pub(super) fn parse_object(
 
 const KINDS: &str = "\"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\" and \"longrope\"";
 
-/// The part of a head that rotates.
+/// Parses the fraction of a head that rotates.
 fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> Result<f64, ConfigError> {
     let (older, absent) = family.partial.unwrap_or(("partial_rotary_factor", 1.0));
     let inner = "partial_rotary_factor";
@@ -122,7 +122,7 @@ fn factor(rope: Keys<'_>) -> Result<f64, ConfigError> {
     required(rope, "factor")
 }
 
-/// `factor`, or how many times the positions are those of before.
+/// Parses `factor`; the default is the ratio of the positions to the original ones.
 fn factor_of(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<f64, ConfigError> {
     rope.positive("factor", heads.positions as f64 / original as f64)
 }
@@ -177,7 +177,7 @@ mod tests {
     use crate::hf::families::{llama, phi3};
     use crate::hf::keys::Keys;
 
-    /// Two functions that raise a base to a power may differ in the last bits of single precision.
+    /// Different implementations of the power function may differ in the last bits of single precision.
     const BAND: f64 = 1e-6;
 
     #[test]

@@ -1,4 +1,4 @@
-//! SmolLM 3: a Llama of which some layers have no rotary positions, and may have a window instead.
+//! SmolLM 3: a Llama in which some layers have no rotary positions, and possibly a window instead.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ pub(super) fn parse(keys: Keys<'_>) -> Result<DecoderConfig, ConfigError> {
     Ok(config)
 }
 
-/// Which layers have rotary positions, despite the name of the key: `no_rope_layers`, or all but every fourth.
+/// Returns which layers have rotary positions: those set in `no_rope_layers` (despite its name), or all but every
+/// fourth.
 fn rotating_layers(keys: Keys<'_>, layers: usize) -> Result<Vec<bool>, ConfigError> {
     let key = "no_rope_layers";
     let interval = keys.size(&["no_rope_layer_interval"], usize::MAX)?.unwrap_or(4);

@@ -1,4 +1,4 @@
-//! What families make of keys, beside what golden files show.
+//! Tests of family parsers for cases that the golden files do not cover.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::model::{DecoderConfig, RopeScaling};
 
 type Parse = fn(Keys<'_>) -> Result<DecoderConfig, ConfigError>;
 
-/// What a family makes of a small model of four layers with these keys.
+/// Parses a small model of four layers with these keys.
 fn parsed(parse: Parse, more: &Value) -> Result<DecoderConfig, ConfigError> {
     let small = json!({"vocab_size": 61, "hidden_size": 32, "intermediate_size": 36, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2});
@@ -125,7 +125,7 @@ fn absent_sizes_are_those_of_transformers_and_null_means_derived() {
     assert_eq!(kv_heads(llama::parse, json!({"num_key_value_heads": null})), (4, 8));
     assert_eq!(kv_heads(mistral::parse, json!({"num_key_value_heads": null})), (4, 8));
     assert_eq!(kv_heads(qwen3::parse, json!({})), (2, 128));
-    // Eight are more than there are query heads.
+    // Eight is more than the number of query heads.
     let without = |keys: &Map<String, Value>| mistral::parse(Keys::new(keys, None));
     let keys = json!({"hidden_size": 32, "num_attention_heads": 4});
     assert!(matches!(without(keys.as_object().unwrap()), Err(ConfigError::Indivisible { divisor: 8, .. })));

@@ -1,4 +1,4 @@
-//! Activations, alone and as gates.
+//! Kernels of activations, alone and as gates.
 
 use fsdp_core::Error;
 
@@ -14,12 +14,12 @@ use crate::op::{Activation, Function, Pass};
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBIC: f64 = 0.044_715;
 
-/// A function as kernels are compiled for it.
+/// A function as a type parameter of kernels.
 trait Curve {
-    /// The function.
+    /// Returns the value of the function.
     fn value<A: Float>(x: A) -> A;
 
-    /// The function and its slope.
+    /// Returns the value and the derivative.
     fn both<A: Float>(x: A) -> (A, A);
 }
 
@@ -39,7 +39,7 @@ impl Curve for Silu {
     }
 }
 
-/// As `x * logistic(2 u)`, because `(1 + tanh u) / 2 = logistic(2 u)`.
+/// Computed as `x * logistic(2 u)`, because `(1 + tanh u) / 2 = logistic(2 u)`.
 struct GeluTanh;
 
 impl Curve for GeluTanh {
@@ -59,8 +59,8 @@ impl Curve for GeluTanh {
     }
 }
 
-/// Chebyshev series, over `2 t - 1` with `t = 4 / (4 + a)`, of `tail(a) e^(a^2 / 2) / t`, where `tail(a)` is the standard
-/// normal distribution above `a >= 0`. Fitted by interpolation in 40 digits.
+/// Coefficients of a Chebyshev series in `2 t - 1` with `t = 4 / (4 + a)`, of `tail(a) e^(a^2 / 2) / t`, where
+/// `tail(a)` is the standard normal probability above `a >= 0`. Fitted by interpolation with 40 digits.
 const TAIL: [f64; 26] = [
     0.242_612_801_141_519_15,
     0.187_927_204_209_892_65,
@@ -90,13 +90,13 @@ const TAIL: [f64; 26] = [
     -1.751_600_193_201_231e-18,
 ];
 
-/// The terms of [`TAIL`] that single precision sees.
+/// The number of terms of [`TAIL`] that affect single precision.
 const TERMS_SINGLE: usize = 12;
 
 /// `1 / sqrt(2 pi)`.
 const DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// The standard normal distribution function and its density. Small results have all their digits.
+/// The standard normal distribution function and its density. Small results keep full relative precision.
 #[inline(always)]
 fn normal<A: Float>(x: A) -> (A, A) {
     let is_negative = x < A::ZERO;
@@ -178,7 +178,7 @@ impl HostMemory {
     }
 }
 
-/// The elements of a task.
+/// Returns the elements of a task.
 fn part<E>(elements: &[E], task: usize) -> &[E] {
     &elements[task * TASK_ELEMS..elements.len().min((task + 1) * TASK_ELEMS)]
 }
@@ -223,7 +223,7 @@ vectorized! {
 mod tests {
     use super::*;
 
-    /// `x`, GELU and its slope, by mpmath in 40 digits.
+    /// `x`, GELU and its derivative, computed by mpmath with 40 digits.
     const GELU: [[f64; 3]; 7] = [
         [-6.0, -5.919_525_870_226_188_5e-9, -3.546_870_945_390_201_5e-8],
         [-2.5, -0.015_524_163_314_440_337, -0.037_611_085_908_145_21],
@@ -238,7 +238,7 @@ mod tests {
     fn the_exact_gelu_has_its_digits_in_both_precisions() {
         for [x, value, slope] in GELU {
             let near = |got: f64, exact: f64, units: f64, unit: f64| {
-                // The exponent is wrong by some units of itself.
+                // The argument of the exponential has an error of some units in the last place.
                 let error = (got - exact).abs() / exact.abs();
                 assert!(error < (units + 2.0 * x * x) * unit, "GELU at {x}: {got} for {exact}");
             };
@@ -248,7 +248,7 @@ mod tests {
                 ([single.0, single.1].map(f64::from), f64::from(f32::EPSILON)),
             ] {
                 near(got[0], value, 16.0, unit);
-                // Terms of the slope cancel near its zero at -0.75.
+                // Terms of the derivative cancel near its zero at -0.75.
                 near(got[1], slope, 1000.0, unit);
             }
             assert_eq!((Gelu::value(x), Gelu::value(x as f32)), (double.0, single.0));

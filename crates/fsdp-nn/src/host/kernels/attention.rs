@@ -1,12 +1,12 @@
 //! Causal attention with grouped queries, by blocks of query rows.
 //!
-//! One task is a (sample, key head) with all query heads that read it. Its rows are copied to contiguous
-//! scratch in the type of arithmetic; then blocks of query positions, the rows of all heads of the group
-//! stacked, meet the keys from the first to the last one they may see. So no more than about [`STACKED_ROWS`]
-//! rows of scores exist per thread, nothing right of the causal diagonal's blocks or left of a window's is
-//! computed, and the gradients of keys and values are summed over heads inside the product. Backward computes
-//! probabilities again from the saved log-sum-exps, last block first: that one covers all keys, unless there is
-//! a window, so it overwrites what the others add to.
+//! A task is a (sample, key head) with all query heads that read it. Its rows are copied to contiguous scratch in the
+//! type of arithmetic. Blocks of query positions, with the rows of all heads of the group stacked, are then
+//! multiplied with the keys from the first to the last one that they see. As a result, each thread holds no more than
+//! about [`STACKED_ROWS`] rows of scores, blocks right of the causal diagonal or left of a window are not computed,
+//! and the gradients of keys and values are summed over heads inside the product. Backward recomputes probabilities
+//! from the saved log-sum-exps, starting with the last block: unless there is a window, that block covers all keys,
+//! so it overwrites the gradients and the others add to them.
 
 mod cached;
 mod rows;
@@ -30,7 +30,7 @@ use crate::op::{Attention, AttentionDims, Dropout, Scores};
 
 /// Rows of scores (positions times heads of a group) that are computed together.
 const STACKED_ROWS: usize = 128;
-/// Positions of a block at least, however many heads a group has.
+/// Minimum number of positions in a block, independent of the number of heads in a group.
 const BLOCK_MIN: usize = 16;
 
 impl HostMemory {
@@ -68,15 +68,15 @@ impl HostMemory {
     }
 }
 
-/// What the blocks of one (sample, document, key head) have in common. Positions are counted within the document.
+/// The common data of all blocks of one (sample, document, key head). Positions are counted within the document.
 #[derive(Clone, Copy)]
 struct Group<'a> {
     /// The document's first position in its sample.
     origin: usize,
-    /// Its positions.
+    /// Number of positions in the document.
     len: usize,
     head_dim: usize,
-    /// Query heads.
+    /// Number of query heads in the group.
     heads: usize,
     first_head: usize,
     dropout: Option<(Dropout<'a>, u64)>,
@@ -93,7 +93,7 @@ struct Block {
 }
 
 impl<'a> Group<'a> {
-    /// Those of a sample's documents, or of the sample as one.
+    /// Returns the groups of a sample's documents, or of the sample as a single document.
     fn of_sample(
         dims: &'a AttentionDims,
         (scores, batch): (Scores, BatchFacts<'a>),
@@ -130,7 +130,7 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// The keys of a block that one of its queries sees, counted from the block's first.
+    /// The keys of a block that one of its queries sees, relative to the block's first key.
     fn visible(&self, block: Block, query: usize) -> Range<usize> {
         self.scores.first_key(query) - block.first..query + 1 - block.first
     }
@@ -139,7 +139,7 @@ impl<'a> Group<'a> {
         (STACKED_ROWS / self.heads).max(BLOCK_MIN).min(self.len)
     }
 
-    /// Rows of the largest block.
+    /// Number of rows of the largest block.
     fn stacked_rows(&self) -> usize {
         self.heads * self.block_len()
     }
@@ -148,13 +148,13 @@ impl<'a> Group<'a> {
         (self.first_head + head) * self.head_dim
     }
 
-    /// Columns of the key head and of the value head in a packed row.
+    /// Returns the first columns of the key head and of the value head in a packed row.
     fn kv_columns(&self) -> (usize, usize) {
         let key = self.dims.heads + self.first_head / self.heads;
         (key * self.head_dim, (key + self.dims.kv_heads) * self.head_dim)
     }
 
-    /// Copies positions `start ..` of one head out of rows of `width`.
+    /// Copies positions `start ..` of one head from rows of `width` elements.
     fn load<E: Element>(&self, rows: &[E], width: usize, column: usize, start: usize, into: &mut [E::Acc]) {
         for (position, into) in into.chunks_exact_mut(self.head_dim).enumerate() {
             let from = (self.origin + start + position) * width + column;
@@ -162,14 +162,14 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Copies a block's positions of all heads of the group, head by head, out of rows of `width`.
+    /// Copies a block's positions of all heads of the group, head by head, from rows of `width` elements.
     fn stack<E: Element>(&self, rows: &[E], width: usize, block: Block, into: &mut [E::Acc]) {
         for (head, into) in into.chunks_exact_mut(block.len * self.head_dim).enumerate() {
             self.load(rows, width, self.column(head), block.start, into);
         }
     }
 
-    /// Dropout factors of a row of scores, whose keys are those from `first_key` on.
+    /// Computes the dropout factors of a row of scores, starting at `first_key`; returns whether there is dropout.
     fn factors<A: Float>(&self, [head, query, first_key]: [usize; 3], factors: &mut [A]) -> bool {
         let Some((dropout, key)) = self.dropout else { return false };
         let row = (self.first_head + head) * self.dims.seq + self.origin + query;
@@ -179,12 +179,12 @@ impl<'a> Group<'a> {
 }
 
 impl Block {
-    /// Keys that some row of the block sees.
+    /// Number of keys that some row of the block sees.
     fn keys(&self) -> usize {
         self.start + self.len - self.first
     }
 
-    /// The rows of these keys, of rows of `dim` elements.
+    /// Returns the rows of these keys; each row has `dim` elements.
     fn of_keys<'a, A: Float>(&self, rows: &'a [A], dim: usize) -> ArrayView2<'a, A> {
         matrix(&rows[self.first * dim..], self.keys(), dim)
     }
@@ -194,17 +194,17 @@ impl Block {
     }
 }
 
-/// A matrix of contiguous rows.
+/// Views contiguous rows as a matrix.
 fn matrix<A: Float>(data: &[A], rows: usize, cols: usize) -> ArrayView2<'_, A> {
     ArrayView2::from_shape((rows, cols), &data[..rows * cols]).expect("a slice of rows times columns")
 }
 
-/// A writable matrix of contiguous rows.
+/// Views contiguous rows as a writable matrix.
 fn matrix_mut<A: Float>(data: &mut [A], rows: usize, cols: usize) -> ArrayViewMut2<'_, A> {
     ArrayViewMut2::from_shape((rows, cols), &mut data[..rows * cols]).expect("a slice of rows times columns")
 }
 
-/// Blocks of `width` columns.
+/// Splits a matrix into blocks of `width` columns.
 fn columns<E>(view: ArrayViewMut2<'_, E>, width: usize) -> Vec<ArrayViewMut2<'_, E>> {
     let mut blocks = Vec::new();
     let mut rest = view;
@@ -216,13 +216,13 @@ fn columns<E>(view: ArrayViewMut2<'_, E>, width: usize) -> Vec<ArrayViewMut2<'_,
     blocks
 }
 
-/// The columns of heads, of the rows of one sample.
+/// Splits the rows of one sample into the columns of heads.
 fn sample_columns<E>(rows: &mut [E], seq: usize, width: usize, block: usize) -> Vec<ArrayViewMut2<'_, E>> {
     let view = ArrayViewMut2::from_shape((seq, width), rows).expect("a sample is whole rows");
     columns(view, block)
 }
 
-/// Attention and its log-sum-exps.
+/// Computes attention and its log-sum-exps.
 fn forward<E: Element>(
     workers: &Workers,
     dims: AttentionDims,
@@ -311,8 +311,8 @@ impl Group<'_> {
         }
     }
 
-    /// Scales and caps scores if there is a cap; says by what they have still to be scaled. `slopes` becomes what
-    /// gradients of capped scores have then to be multiplied with.
+    /// Scales and caps the scores if there is a cap; returns the remaining scale factor. `slopes` receives the
+    /// factors for the gradients of capped scores.
     fn cap<A: Float>(&self, scores: &mut [A], slopes: &mut [A]) -> A {
         let Some(cap) = self.scores.softcap else { return self.scale() };
         cap_row(self.scale(), A::of(cap), scores, slopes);
@@ -346,7 +346,7 @@ fn backward<E: Element>(
     });
 }
 
-/// What forward had and made, and the gradient of its output.
+/// The inputs and outputs of forward, and the gradient of the output.
 struct Recorded<'a, E: Element> {
     qkv: &'a [E],
     y: &'a [E],

@@ -1,4 +1,4 @@
-//! Mixtures of experts: routes, rows by expert, products of each expert's rows, weighted sums.
+//! Kernels of mixtures of experts: routing, dispatch of rows, products per expert, weighted sums.
 
 mod route;
 
@@ -127,7 +127,7 @@ impl HostMemory {
                 let ([x, dy, routes], [dweight], _) = operands.split();
                 let slots = self.places(routing, routes)?.slots(expert);
                 if slots.is_empty() {
-                    // There is no product; a gradient of zeros still has to be there.
+                    // There is no product, but the gradient still has to be written.
                     let mut target = self.target(dweight)?;
                     target.put(0, &vec![E::Acc::ZERO; inputs * outputs]);
                     return Ok(());
@@ -151,14 +151,14 @@ impl HostMemory {
     }
 }
 
-/// The sum over experts of routes times probabilities.
+/// Returns the sum over experts of routes times probabilities.
 fn balance_loss(balance: Balance, loads: &[f64]) -> f64 {
     let sums = balance.sums(loads);
     let (routes, probabilities) = sums.split_at(balance.experts);
     routes.iter().zip(probabilities).map(|(routes, probability)| routes * probability).sum()
 }
 
-/// Each expert's slots of `x` times its matrix.
+/// Multiplies each expert's slots of `x` by its matrix.
 fn products<'a, E: Element>(
     workers: &Workers,
     places: &Places,
@@ -179,7 +179,7 @@ fn products<'a, E: Element>(
     }
 }
 
-/// The row of every slot.
+/// Copies the routed row to every slot.
 fn dispatch<E: Element>(
     workers: &Workers,
     (places, top): (&Places, usize),
@@ -196,7 +196,7 @@ fn dispatch<E: Element>(
     });
 }
 
-/// The sum of the slots of every row, each times a factor of its route.
+/// Sums the slots of every row, each times a factor of its route.
 fn gather<E: Element>(
     workers: &Workers,
     (places, top, width): (&Places, usize, usize),
@@ -223,7 +223,7 @@ fn gather<E: Element>(
     });
 }
 
-/// The gradients of slots, and of the weights of routes.
+/// Computes the gradients of slots, and of the weights of routes.
 fn combine_backward<E: Element>(
     workers: &Workers,
     (places, top, width): (&Places, usize, usize),

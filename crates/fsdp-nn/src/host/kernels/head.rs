@@ -1,8 +1,8 @@
 //! The map to logits and its cross-entropy, chunk by chunk.
 //!
-//! Logits exist for one chunk of rows at a time; with gradients they are turned into `softmax - one_hot` in
-//! place before the products with the hidden states and the weight. When the gradient of the weight is
-//! narrower than the type of arithmetic it is rounded once per chunk.
+//! Logits exist for one chunk of rows at a time. If gradients are needed, they are turned into `softmax - one_hot` in
+//! place before the products with the hidden states and the weight. If the gradient of the weight is narrower than
+//! the type of arithmetic, it is rounded once per chunk.
 
 use fsdp_core::Error;
 
@@ -62,7 +62,7 @@ impl HostMemory {
         Ok(Outcome::Done)
     }
 
-    /// Where losses are written; `more` begins with the z-losses, where there are some.
+    /// Returns the destinations of losses; `more` begins with the z-losses, if there are any.
     fn losses<'o>(
         &self,
         terms: LossTerms,
@@ -74,7 +74,7 @@ impl HostMemory {
         Ok(Losses { all: self.elements_mut(all.slice)?, z })
     }
 
-    /// The loss of logits that are there already, for backends that multiply in another way.
+    /// Computes the loss of existing logits, for backends with their own matrix products.
     fn cross_entropy<A: Float>(&self, op: &Head, operands: Call<'_, '_>) -> Result<(), Error> {
         let (Head::CrossEntropy { dims, .. } | Head::CrossEntropyBackward { dims, .. }) = *op else {
             return Ok(());
@@ -101,7 +101,7 @@ impl HostMemory {
     }
 }
 
-/// The losses of rows, and what of them is z-loss, where there is one.
+/// The losses of rows, and their z-loss parts, if any.
 struct Losses<'a> {
     all: &'a mut [f64],
     z: Option<&'a mut [f64]>,
@@ -113,14 +113,14 @@ impl Losses<'_> {
         Losses { all: &mut self.all[start..start + rows], z }
     }
 
-    /// Those of so many rows at a time.
+    /// Splits the losses into tasks of `rows` rows.
     fn tasks(&mut self, rows: usize) -> impl Iterator<Item = Losses<'_>> {
         let mut z = self.z.as_mut().map(|z| z.chunks_mut(rows));
         self.all.chunks_mut(rows).map(move |all| Losses { all, z: z.as_mut().and_then(Iterator::next) })
     }
 }
 
-/// Checks that every target that counts is a class, as those of a batch are.
+/// Checks that every counted target is a class, as it is in a valid batch.
 fn check_targets(targets: &[u32], vocab: usize) -> Result<(), Error> {
     let other = targets.iter().find(|&&target| target != IGNORED_TARGET && target as usize >= vocab);
     assert_eq!(other, None, "a target is not one of {vocab} classes");
@@ -142,7 +142,7 @@ fn all_logits<E: Element>(workers: &Workers, dims: HeadDims, x: &[E], weight: &[
     matmul(workers, MatrixMut::dense(target, rows, dims.vocab), x, weight.t());
 }
 
-/// The losses, and the gradients if asked for.
+/// Computes the losses, and the gradients if requested.
 fn loss<E: Element>(
     workers: &Workers,
     dims: HeadDims,
@@ -170,7 +170,7 @@ fn loss<E: Element>(
     }
 }
 
-/// The losses of rows of logits, which become their gradients, or scratch.
+/// Computes the losses of rows of logits, and replaces the logits by their gradients, or by scratch.
 fn cross_entropy<A: Float>(
     workers: &Workers,
     dims: LogitsDims,
@@ -187,7 +187,7 @@ fn cross_entropy<A: Float>(
     });
 }
 
-/// The losses of rows of logits.
+/// Computes the losses of rows of logits.
 fn losses_of<A: Float>(
     workers: &Workers,
     dims: LogitsDims,
@@ -205,7 +205,7 @@ fn losses_of<A: Float>(
     });
 }
 
-/// A cap of logits, and room for the slopes of a row of them.
+/// A soft cap, and scratch for the derivatives of one row.
 struct Capping<A: Float> {
     cap: A,
     slopes: Scratch<A>,
@@ -227,7 +227,7 @@ fn cap_all<A: Float>(workers: &Workers, dims: HeadDims, logits: &mut [A]) {
 }
 
 vectorized! {
-    /// Caps a row of logits, and leaves the slopes of it.
+    /// Caps a row of logits, and writes its derivatives to `slopes`.
     fn cap_row<A: Float>(cap: A, row: &mut [A], slopes: &mut [A]) {
         for (value, slope) in row.iter_mut().zip(slopes) {
             let bent = math::tanh(*value / cap);
@@ -238,8 +238,8 @@ vectorized! {
 }
 
 vectorized! {
-    /// The loss of each row; with gradients its logits become `softmax - one_hot` and what the terms give, or zeros where
-    /// ignored.
+    /// Computes the loss of each row. With gradients, replaces its logits by `softmax - one_hot` plus the
+    /// contribution of the loss terms, or by zeros if the target is ignored.
     fn loss_rows<A: Float>(
         dims: LogitsDims, capping: Option<&mut Capping<A>>, logits: &mut [A], losses: &mut [f64],
         z_losses: Option<&mut [f64]>, targets: &[u32], with_gradient: bool,
@@ -294,8 +294,8 @@ vectorized! {
     }
 }
 
-/// `dx = dlogits W` and `dW += dlogits^T x` for a chunk of rows; the first chunk overwrites `dW` if the
-/// target says so, later ones add.
+/// `dx = dlogits W` and `dW += dlogits^T x` for a chunk of rows; the first chunk overwrites `dW` unless the target
+/// accumulates, later ones add.
 fn gradients_of_chunk<E: Element>(
     workers: &Workers,
     dims: HeadDims,

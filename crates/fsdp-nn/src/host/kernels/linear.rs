@@ -1,4 +1,4 @@
-//! Linear maps: products, and the bias on either side of them.
+//! Kernels of linear maps: products, bias and bias gradient.
 
 use fsdp_core::Error;
 
@@ -12,7 +12,7 @@ use crate::host::raw::vectorized;
 use crate::host::workers::Workers;
 use crate::op::{Linear, LinearDims, Orientation};
 
-/// Rows whose column sums are one partial result.
+/// Number of rows whose column sums form one partial result.
 pub(super) const PARTIAL_ROWS: usize = 128;
 
 impl HostMemory {
@@ -63,7 +63,7 @@ impl LinearDims {
     }
 }
 
-/// `y = x W + b`, rounded once: `y` is set to the bias and the product added to it; or `y += x W`.
+/// `y = x W + b`, rounded once: `y` is set to the bias and the product is added to it; or `y += x W`.
 fn forward<E: Element>(
     workers: &Workers,
     dims: LinearDims,
@@ -110,7 +110,7 @@ fn backward_weight<E: Element>(workers: &Workers, dims: LinearDims, x: &[E], dy:
     }
 }
 
-/// Sums of the columns of `dy`.
+/// Sums the columns of `dy`.
 fn column_sums<E: Element>(workers: &Workers, [columns, stride]: [usize; 2], dy: &[E], mut into: Target<'_>) {
     let partials = workers.map(dy.chunks(stride * PARTIAL_ROWS), |rows| {
         let mut sums = vec![E::Acc::ZERO; columns];

@@ -1,4 +1,4 @@
-//! Look-up of rows of a table, and its transpose.
+//! Lookup of table rows, and its backward.
 
 use fsdp_core::Error;
 
@@ -38,14 +38,14 @@ impl HostMemory {
     }
 }
 
-/// Checks that every id names a row of the table, as those of a batch do.
+/// Checks that every id is a row of the table, as it is in a valid batch.
 fn check_ids(ids: &[u32], table_rows: usize) -> Result<(), Error> {
     let other = ids.iter().find(|&&id| id as usize >= table_rows);
     assert_eq!(other, None, "a token id is not a row of an embedding table of {table_rows}");
     Ok(())
 }
 
-/// Row `i` of `y` = row `ids[i]` of `table`, or added.
+/// Sets row `i` of `y` to row `ids[i]` of `table`, or adds it.
 fn forward<E: Element>(workers: &Workers, width: usize, ids: &[u32], table: &[E], y: &mut [E], add: bool) {
     let rows = task_rows(width);
     let tasks = y.chunks_mut(rows * width).zip(ids.chunks(rows));
@@ -73,8 +73,8 @@ vectorized! {
     }
 }
 
-/// Adds row `i` of `dy` to row `ids[i]` of the gradient. Rows of one id are summed in the order of `i`, and
-/// the sum is put into the gradient once.
+/// Adds row `i` of `dy` to row `ids[i]` of the gradient. Rows of one id are summed in the order of `i`, and the sum
+/// is added to the gradient once.
 fn backward<E: Element>(workers: &Workers, width: usize, ids: &[u32], dy: &[E], dtable: Target<'_>) {
     let mut order: Vec<(u32, u32)> = ids.iter().copied().zip(0..).collect();
     order.sort_unstable();

@@ -1,8 +1,8 @@
-//! Matrix products of any mix of float types, by products in the type of arithmetic.
+//! Matrix products of any mix of float types, computed in the type of arithmetic.
 //!
-//! Where all types agree this is one call of `gemm`. Where an operand is in bf16, the CPU's own instructions for that
-//! are used where they are faster. Otherwise operands are widened and results rounded (once) panel by panel; the panels are
-//! fixed by the shape and never cut the summed dimension.
+//! If all types agree, this is one call of `gemm`. If an operand is in bf16, the CPU's instructions for it are used
+//! where they are faster. Otherwise operands are widened and results rounded (once) panel by panel; the panels are
+//! determined by the shape and never split the summed dimension.
 
 mod bf16;
 
@@ -20,10 +20,10 @@ use bf16::Operand;
 /// Rows and columns of a panel of the result.
 const PANEL: usize = 512;
 
-/// Columns up to which a result is narrow: vectors over its rows' few elements would be partly empty. Above it, nothing is gained.
+/// Maximum columns of a narrow result, whose short rows would leave vectors partly empty. Wider results gain nothing.
 const NARROW: usize = 32;
 
-/// A readable matrix with contiguous rows `stride` elements apart, possibly transposed.
+/// A readable matrix, possibly transposed, with contiguous rows `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a, E> {
     data: &'a [E],
@@ -34,7 +34,7 @@ pub(crate) struct Matrix<'a, E> {
 }
 
 impl<'a, E: Element> Matrix<'a, E> {
-    /// `rows x cols` elements with rows `stride` apart.
+    /// A matrix of `rows x cols` elements with rows `stride` apart.
     pub(crate) fn new(data: &'a [E], rows: usize, cols: usize, stride: usize) -> Self {
         Self { data, rows, cols, stride, transposed: false }
     }
@@ -44,12 +44,12 @@ impl<'a, E: Element> Matrix<'a, E> {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Rows and columns.
+    /// Returns the number of rows and columns.
     fn dim(&self) -> (usize, usize) {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
 
-    /// The sub-matrix of some rows (after transposition).
+    /// Returns a range of rows (after transposition).
     fn rows(self, start: usize, count: usize) -> Self {
         if self.transposed {
             return Self { data: &self.data[start..], cols: count, ..self };
@@ -67,24 +67,24 @@ impl<'a, E: Element> Matrix<'a, E> {
 /// A writable matrix with contiguous rows `stride` elements apart.
 #[derive(Debug)]
 pub(crate) struct MatrixMut<'a> {
-    /// The elements.
+    /// The elements, and whether to add to them.
     pub(crate) target: Target<'a>,
-    /// Rows.
+    /// Number of rows.
     pub(crate) rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub(crate) cols: usize,
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub(crate) stride: usize,
 }
 
 impl<'a> MatrixMut<'a> {
-    /// Contiguous rows.
+    /// A matrix with contiguous rows.
     pub(crate) fn dense(target: Target<'a>, rows: usize, cols: usize) -> Self {
         Self { target, rows, cols, stride: cols }
     }
 }
 
-/// `dst = lhs * rhs`, or added when the target says so.
+/// `dst = lhs * rhs`, or `dst += lhs * rhs` if the target accumulates.
 pub(crate) fn matmul<L: Element, R: Element<Acc = L::Acc>>(
     workers: &Workers,
     mut dst: MatrixMut<'_>,
@@ -151,10 +151,10 @@ impl Panel {
     }
 }
 
-/// `dst = lhs * rhs`, or added.
+/// `dst = lhs * rhs`, or `dst += lhs * rhs`.
 ///
-/// Where `lhs` lies by columns, as in the gradient of a weight with few inputs (that of an adapter), a narrow result is made by
-/// columns and then transposed: `gemm` takes its vectors along what is contiguous in the result.
+/// If `lhs` is stored by columns, as for the weight gradient of a map with few inputs (such as an adapter), a narrow
+/// result is computed by columns and then transposed: `gemm` vectorizes along the contiguous dimension of the result.
 fn multiply<A: Float>(
     workers: &Workers,
     mut dst: ArrayViewMut2<'_, A>,
@@ -174,7 +174,7 @@ fn multiply<A: Float>(
     dst.zip_mut_with(&by_columns, |dst, &sum| *dst = if accumulate { *dst + sum } else { sum });
 }
 
-/// A panel of an operand in the type of arithmetic; its rows are contiguous unless it is transposed.
+/// A panel of an operand, widened to the type of arithmetic; its rows are contiguous unless it is transposed.
 struct Widened<A> {
     data: Scratch<A>,
     rows: usize,
@@ -209,14 +209,14 @@ impl<A: Float> Widened<A> {
     }
 }
 
-/// The matrix in the type of arithmetic, when it is of that type already.
+/// Returns a view of the matrix if its elements already have the type of arithmetic.
 fn exact<'a, E: Element>(matrix: Matrix<'a, E>) -> Option<ArrayView2<'a, E::Acc>> {
     let data = E::Acc::from_floats(E::floats(matrix.data))?;
     let Matrix { rows, cols, stride, transposed, .. } = matrix;
     Some(Matrix { data, rows, cols, stride, transposed }.view())
 }
 
-/// A view of rows `stride` apart.
+/// Returns a writable view of rows `stride` apart.
 pub(crate) fn mutable<A: Float>(
     data: &mut [A],
     rows: usize,

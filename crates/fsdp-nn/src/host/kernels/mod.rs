@@ -1,4 +1,4 @@
-//! The kernels behind [`Backend`](crate::Backend): a file for each family of operations, over typed slices of checked
+//! The kernels of [`Backend`](crate::Backend): one file per family of operations, over typed slices of checked
 //! lengths.
 
 mod activation;

@@ -1,6 +1,6 @@
 //! Norms over rows: root mean square, and mean and variance.
 //!
-//! One pass per row for statistics and one for results; gradients of weights are partial column sums of
+//! Each row takes one pass for statistics and one for results; gradients of weights are partial column sums over
 //! fixed blocks of rows, added in order.
 
 use fsdp_core::Error;
@@ -64,7 +64,7 @@ impl HostMemory {
     }
 }
 
-/// `y = x * rstd * (weight + offset)` and `rstd` of each row.
+/// `y = x * rstd * (weight + offset)`, and `rstd` of each row.
 fn rms<E: Element>(
     workers: &Workers,
     width: usize,
@@ -96,7 +96,7 @@ vectorized! {
     }
 }
 
-/// The gradient of the input of [`rms`].
+/// Computes the gradient of the input of [`rms`].
 fn rms_backward_input<E: Element>(
     workers: &Workers,
     (width, offset): (usize, f64),
@@ -133,7 +133,7 @@ vectorized! {
     }
 }
 
-/// The gradient of the weight of [`rms`]: column sums of `dy * x * rstd`.
+/// Computes the gradient of the weight of [`rms`]: column sums of `dy * x * rstd`.
 fn rms_backward_weight<E: Element>(
     workers: &Workers,
     width: usize,
@@ -196,7 +196,7 @@ vectorized! {
     }
 }
 
-/// The gradient of the input of [`layer`].
+/// Computes the gradient of the input of [`layer`].
 fn layer_backward_input<E: Element>(
     workers: &Workers,
     width: usize,
@@ -234,7 +234,7 @@ vectorized! {
     }
 }
 
-/// The gradient of the weight of [`layer`]: column sums of `dy * (x - mean) * rstd`.
+/// Computes the gradient of the weight of [`layer`]: column sums of `dy * (x - mean) * rstd`.
 fn layer_backward_weight<E: Element>(
     workers: &Workers,
     width: usize,

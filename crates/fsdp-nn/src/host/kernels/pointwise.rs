@@ -1,4 +1,4 @@
-//! Sums and dropout, element by element.
+//! Kernels of element-wise sums, dropout, regrouping and scaling.
 
 use fsdp_core::Error;
 
@@ -56,7 +56,7 @@ impl HostMemory {
     }
 }
 
-/// Block `(part, group)` of each row of `y` is block `(group, part)` of that of `x`.
+/// Sets block `(part, group)` of each row of `y` to block `(group, part)` of that row of `x`.
 fn regroup<E: Element>(workers: &Workers, [groups, parts, width]: [usize; 3], x: &[E], y: &mut [E]) {
     let row = groups * parts * width;
     let len = task_rows(row) * row;
@@ -114,7 +114,7 @@ vectorized! {
     }
 }
 
-/// The factors of elements `start ..`: 0 where dropped, else `1 / (1 - p)`.
+/// Computes the factors of elements `start ..`: 0 if dropped, otherwise `1 / (1 - p)`.
 pub(crate) fn dropout_factors<A: Float>(dropout: Dropout<'_>, key: u64, start: u64, factors: &mut [A]) {
     let (threshold, kept) = (dropout.threshold(), A::of(dropout.kept()));
     let mut words = [0; 256];

@@ -1,7 +1,7 @@
 //! Rotary position embedding of packed rows, in place.
 //!
-//! Angles are computed in double precision and their sines and cosines rounded to the type of arithmetic,
-//! once per position; of the elements of a head that rotate, `i` is rotated with the one half of them further.
+//! Sines and cosines are computed in double precision and rounded to the type of arithmetic, once per position; of
+//! the `n` rotating elements of a head, element `i` rotates with element `i + n / 2`.
 
 use crate::host::element::{Element, Float};
 use crate::host::raw::vectorized;
@@ -9,7 +9,8 @@ use crate::host::workers::{Workers, task_rows};
 use crate::layer::Rope;
 use crate::op::AttentionDims;
 
-/// Rotates the query and key heads of every row, by its position in its sample if not by another; `backward` the other way.
+/// Rotates the query and key heads of every row by its position, which is its index in the sample unless `positions`
+/// is given; `backward` rotates the other way.
 pub(super) fn rotate_heads<E: Element>(
     workers: &Workers,
     dims: AttentionDims,

@@ -1,4 +1,4 @@
-//! The same bits for every number of threads and every alignment.
+//! Tests that bits are identical for every number of threads and every alignment.
 
 use fsdp_core::DType;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The suite of backends, on the host.
+//! Runs the backend conformance suite on the host.
 
 use std::path::Path;
 

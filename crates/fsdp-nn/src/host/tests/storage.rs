@@ -1,4 +1,4 @@
-//! Handles, accounting and the pool.
+//! Tests of handles, accounting and the pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -174,7 +174,7 @@ fn scaling_rounds_the_factor_and_then_each_product() {
     };
     assert_eq!(scaled(DType::F32, 7.0), f64::from(7.0 * third as f32));
     assert_eq!(scaled(DType::F64, 7.0), 7.0 * third);
-    // A third is 0.333984375 in bf16: of 130 that makes 43.418, where a third of 130 is next to 43.25.
+    // A third is 0.333984375 in bf16: 130 times that is 43.418, whereas a third of 130 is nearest to 43.25.
     assert_eq!(scaled(DType::Bf16, 130.0), 43.5);
     let mut integers = memory.allocate(Category::CommStaging, DType::I64, 1).unwrap();
     memory.zero(Q, SliceMut::whole(&mut integers)).unwrap();
@@ -239,7 +239,7 @@ fn wrong_lengths_and_dtypes_are_panics_that_name_what_differs() {
     assert!(written.contains("u32"), "{written}");
 }
 
-/// The message with which a call panics.
+/// Returns the panic message of a call.
 fn panics(call: impl FnOnce() -> Result<(), Error>) -> String {
     let panic = catch_unwind(AssertUnwindSafe(call)).expect_err("it has to panic");
     panic.downcast_ref::<String>().cloned().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A layer of a decoder: its modules, and what its two halves compute.
+//! A layer of a decoder: its modules, and the computation of its two halves.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::op::Function;
 #[derive(Clone, Debug)]
 pub(super) struct DecoderLayer {
     norms: Norms,
-    /// To queries, keys and values; or to all of them.
+    /// One projection each for queries, keys and values, or one for all three.
     qkv: Vec<Linear>,
     qkv_by_head: bool,
-    /// Of queries and keys.
+    /// The norms of queries and keys.
     qk_norms: Option<[RmsNorm; 2]>,
     rope: Option<Arc<RopeConfig>>,
     attention: Attention,
@@ -26,14 +26,14 @@ pub(super) struct DecoderLayer {
     transform: Transform,
 }
 
-/// What the second half of a layer is.
+/// The second half of a layer.
 #[derive(Clone, Debug)]
 enum Transform {
     Mlp(Mlp),
     Experts(Experts),
 }
 
-/// The norms around the two halves.
+/// The norms before and after the two halves.
 #[derive(Clone, Debug)]
 struct Norms {
     before_attention: Option<Norm>,
@@ -45,7 +45,7 @@ struct Norms {
 /// The modules of an MLP.
 #[derive(Clone, Debug)]
 struct Mlp {
-    /// To gate and up; or to both; or the only one.
+    /// Projections to gate and up; or one to both; or the only one.
     gate_up: Vec<Linear>,
     is_gated: bool,
     activation: Function,
@@ -53,7 +53,7 @@ struct Mlp {
 }
 
 impl DecoderLayer {
-    /// Describes the layer of an index.
+    /// Describes the layer at `index`.
     pub(super) fn describe(
         config: &DecoderConfig,
         layer: &LayerConfig,
@@ -89,7 +89,7 @@ impl DecoderLayer {
         })
     }
 
-    /// What reads parameters in the attention half.
+    /// Returns the layers that read parameters in the attention half.
     pub(super) fn attention_layers(&self) -> Vec<&dyn Layer> {
         let norms = self.norms.before_attention.iter().chain(&self.norms.after_attention);
         let norms = norms.map(|norm| norm as &dyn Layer);
@@ -97,7 +97,7 @@ impl DecoderLayer {
         norms.chain(self.qkv.iter().chain([&self.output]).map(|map| map as &dyn Layer)).collect()
     }
 
-    /// What reads parameters in the MLP half.
+    /// Returns the layers that read parameters in the MLP half.
     pub(super) fn mlp_layers(&self) -> Vec<&dyn Layer> {
         let norms = self.norms.before_mlp.iter().chain(&self.norms.after_mlp);
         let maps = match &self.transform {
@@ -109,7 +109,7 @@ impl DecoderLayer {
         norms.map(|norm| norm as &dyn Layer).chain(maps).collect()
     }
 
-    /// What the attention half adds.
+    /// Computes what the attention half adds.
     pub(super) fn attend(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_attention.as_ref())?;
         let mut qkv = match &self.qk_norms {
@@ -137,7 +137,7 @@ impl DecoderLayer {
         normed(b, y, self.norms.after_attention.as_ref())
     }
 
-    /// What the MLP half adds.
+    /// Computes what the MLP half adds.
     pub(super) fn transform(&self, b: &mut Builder<'_>, x: Tensor) -> Result<Tensor, Error> {
         let h = normed(b, x, self.norms.before_mlp.as_ref())?;
         let y = match &self.transform {
@@ -194,7 +194,7 @@ impl Mlp {
     }
 }
 
-/// The projections of attention, and the norms of queries and keys.
+/// Describes the projections of attention, and the norms of queries and keys.
 fn describe_attention(
     config: &DecoderConfig,
     d: &mut Describe,
@@ -220,7 +220,7 @@ fn describe_attention(
     (qkv, output, qk_norms)
 }
 
-/// A norm of hidden states.
+/// Describes a norm of hidden states.
 pub(super) fn describe_norm(config: &DecoderConfig, name: &str, d: &mut Describe) -> Norm {
     match config.norm {
         NormKind::Layer => Norm::Layer(d.layer_norm(name, config.hidden_size, config.norm_eps)),

@@ -1,4 +1,4 @@
-//! A mixture of experts in the place of an MLP.
+//! A mixture of experts that replaces an MLP.
 
 use fsdp_core::Error;
 
@@ -7,7 +7,7 @@ use crate::graph::{Builder, Tensor};
 use crate::layer::{Describe, ExpertMaps, Layer, Linear};
 use crate::op::Function;
 
-/// Its modules.
+/// The modules of a mixture.
 #[derive(Clone, Debug)]
 pub(super) struct Experts {
     router: Linear,
@@ -20,7 +20,7 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Describes router and experts, in the open module.
+    /// Describes the router and the experts, in the open module.
     pub(super) fn describe(config: &DecoderConfig, mixture: &Mixture, d: &mut Describe) -> Self {
         let &Mixture { experts, top, inner, is_normalized } = mixture;
         let (names, hidden, share) = (&config.names, config.hidden_size, top as f64 / experts as f64);
@@ -47,12 +47,12 @@ impl Experts {
         described
     }
 
-    /// What reads parameters.
+    /// Returns the layers that read parameters.
     pub(super) fn layers(&self) -> [&dyn Layer; 4] {
         [&self.router, &self.gate, &self.up, &self.down]
     }
 
-    /// The weighted sum of what the experts of each row make of it.
+    /// Returns, per row, the weighted sum of its experts' outputs.
     pub(super) fn transform(&self, b: &mut Builder<'_>, h: Tensor) -> Result<Tensor, Error> {
         let logits = b.linear(h, &self.router)?;
         let (routes, weights) = b.route(logits, self.top, self.is_normalized);

@@ -1,7 +1,7 @@
 //! Decoders: layers of attention with rotary positions and an MLP.
 //!
-//! Llama and its relatives are one architecture here. What tells them apart (names, biases, kinds and places of norms, norms
-//! of queries and keys, packed weights, rotation by layer, caps and scales) is data: a [`DecoderConfig`].
+//! Llama and its relatives share one architecture. Their differences (names, biases, kinds and places of norms, norms
+//! of queries and keys, packed weights, per-layer rotation, caps and scales) are data: a [`DecoderConfig`].
 
 mod config;
 mod layers;

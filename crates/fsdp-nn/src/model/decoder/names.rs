@@ -1,49 +1,50 @@
-//! What the modules of a decoder are called in transformers.
+//! Module names of decoders, as in transformers.
 
-/// The modules of a decoder whose names differ between families. The others are called `layers`, `q_norm` and `k_norm`,
-/// `gate` and `experts`.
+/// The modules of a decoder whose names differ between families. The other names are fixed: `layers`, `q_norm` and
+/// `k_norm`, `gate` and `experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// What the names of its classes begin with: `Llama` of `LlamaForCausalLM`, `LlamaDecoderLayer`.
+    /// Prefix of its class names: `Llama` in `LlamaForCausalLM`, `LlamaDecoderLayer`.
     pub class: &'static str,
-    /// How the name of the class of layers goes on.
+    /// Suffix of the class name of layers.
     pub layer_class: &'static str,
-    /// All but the head.
+    /// Everything except the head.
     pub model: &'static str,
-    /// The table of tokens.
+    /// The token embedding.
     pub embedding: &'static str,
-    /// The norm behind the layers.
+    /// The norm after the layers.
     pub last_norm: &'static str,
     /// The output head.
     pub head: &'static str,
     /// The attention of a layer.
     pub attention: &'static str,
-    /// The projections to queries, keys and values: three, or one to all of them.
+    /// The projections to queries, keys and values: three, or one to all three.
     pub qkv: &'static [&'static str],
-    /// The projection from the values that attention mixed.
+    /// The attention output projection.
     pub output: &'static str,
-    /// Whether that stands before them. Optimizer states of other trainers go by the number of a parameter.
+    /// Whether the output projection comes before those of `qkv` in parameter order. Optimizer states of other
+    /// trainers identify parameters by their number in that order.
     pub output_is_first: bool,
     /// The MLP of a layer.
     pub mlp: &'static str,
-    /// The projections into it: to gate and up, or one to both, or the only one where there is no gate.
+    /// The input projections of the MLP: to gate and up, or one to both, or the only one if there is no gate.
     pub gate_up: &'static [&'static str],
-    /// The projection out of it. Experts have the same names.
+    /// The output projection of the MLP. Experts use the same names.
     pub down: &'static str,
-    /// Whether the norms of a layer stand before attention and MLP.
+    /// Whether the norms of a layer come before attention and MLP in parameter order.
     pub norms_are_first: bool,
-    /// The norm of what attention reads, if there is one.
+    /// The norm of the input of attention, if there is one.
     pub before_attention: Option<&'static str>,
-    /// The norm of what attention adds, if there is one.
+    /// The norm of the output of attention, if there is one.
     pub after_attention: Option<&'static str>,
-    /// The norm of what the MLP reads, if there is one.
+    /// The norm of the input of the MLP, if there is one.
     pub before_mlp: Option<&'static str>,
-    /// The norm of what the MLP adds, if there is one.
+    /// The norm of the output of the MLP, if there is one.
     pub after_mlp: Option<&'static str>,
 }
 
 impl Names {
-    /// The names of a Llama; most families have them under classes of their own.
+    /// The names of Llama, which most families share under their own class prefix.
     pub const LLAMA: Names = Names {
         class: "Llama",
         layer_class: "DecoderLayer",
@@ -65,7 +66,7 @@ impl Names {
         after_mlp: None,
     };
 
-    /// The name of one of its classes.
+    /// Returns the name of a class with this suffix.
     pub(super) fn class(&self, end: &str) -> String {
         format!("{}{end}", self.class)
     }

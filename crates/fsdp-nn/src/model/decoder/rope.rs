@@ -1,89 +1,89 @@
-//! Rotary position embedding as a `config.json` describes it.
+//! Rotary position embedding as described by a `config.json`.
 
 use std::f32::consts::PI;
 
 use crate::layer::Rope;
 
-/// The frequencies of rotary position embedding (Su et al., 2021), and how they were scaled to longer sequences. All
-/// are computed in single precision, in the order of transformers' `modeling_rope_utils`.
+/// The frequencies of rotary position embedding (Su et al., 2021) and their scaling to longer sequences. All are
+/// computed in single precision, in the order of transformers' `modeling_rope_utils`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// The base of the frequencies.
     pub theta: f64,
-    /// The part of a head that rotates: its first elements.
+    /// The fraction of a head that rotates: its first elements.
     pub partial: f64,
-    /// What was done to the frequencies.
+    /// How the frequencies are scaled.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies were scaled to sequences that are longer than those a model first saw.
+/// Scaling of frequencies to sequences longer than those seen in pretraining.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     Default,
-    /// All are divided by a factor (Chen et al., 2023).
+    /// Divides all frequencies by a factor (Chen et al., 2023).
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// The base grows with the sequence, once that is longer than the positions the model was made for
-    /// ("dynamic NTK").
+    /// Grows the base with the sequence, once that is longer than the positions the model was made for ("dynamic
+    /// NTK").
     Dynamic {
-        /// How many times longer sequences may become.
+        /// Factor by which sequences may become longer.
         factor: f64,
-        /// The positions it was made for.
+        /// Number of positions the model was made for.
         positions: usize,
     },
-    /// Low frequencies are divided by a factor, high ones stay, those between are mixed (Llama 3.1).
+    /// Divides low frequencies by a factor, keeps high ones, and interpolates between (Llama 3.1).
     Llama3 {
         /// The factor.
         factor: f64,
-        /// Rotations within the original positions below which a frequency is low.
+        /// Number of rotations within the original positions below which a frequency is low.
         low: f64,
-        /// Rotations within the original positions above which a frequency is high.
+        /// Number of rotations within the original positions above which a frequency is high.
         high: f64,
-        /// The original positions.
+        /// Number of original positions.
         original: usize,
     },
-    /// YaRN (Peng et al., 2023): as Llama 3.1 by a ramp over the elements, and a factor on cosines and sines.
+    /// YaRN (Peng et al., 2023): as Llama 3.1, with a ramp over the elements, and a factor on cosines and sines.
     Yarn(Yarn),
-    /// LongRoPE (Ding et al., 2024): a factor for each frequency.
+    /// LongRoPE (Ding et al., 2024): one factor per frequency.
     LongRope {
-        /// The factors for sequences of at most the original positions.
+        /// Factors for sequences of at most the original positions.
         short: Vec<f64>,
-        /// Those for longer ones.
+        /// Factors for longer sequences.
         long: Vec<f64>,
-        /// The original positions.
+        /// Number of original positions.
         original: usize,
-        /// What cosines and sines are multiplied with.
+        /// Factor of cosines and sines.
         attention_factor: f64,
     },
 }
 
-/// The numbers of YaRN.
+/// The parameters of YaRN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Yarn {
-    /// What low frequencies are divided by.
+    /// Divisor of low frequencies.
     pub factor: f64,
-    /// Rotations within the original positions at the end of the ramp where frequencies are high.
+    /// Number of rotations within the original positions at the high-frequency end of the ramp.
     pub beta_fast: f64,
-    /// Rotations at its other end.
+    /// Number of rotations at the low-frequency end.
     pub beta_slow: f64,
-    /// The original positions.
+    /// Number of original positions.
     pub original: usize,
-    /// Whether the ends of the ramp are whole elements.
+    /// Whether the ends of the ramp are rounded to whole elements.
     pub truncate: bool,
-    /// What cosines and sines are multiplied with.
+    /// Factor of cosines and sines.
     pub attention_factor: f64,
 }
 
 impl RopeConfig {
-    /// Elements of a head that rotate.
+    /// Number of rotating elements per head.
     pub fn rotary_dim(&self, head_dim: usize) -> usize {
         (head_dim as f64 * self.partial) as usize
     }
 
-    /// The angles for heads of `head_dim` elements in sequences of `seq` tokens.
+    /// Returns the angles for heads of `head_dim` elements in sequences of `seq` tokens.
     pub fn rope(&self, head_dim: usize, seq: usize) -> Rope {
         let dim = self.rotary_dim(head_dim);
         let base = match self.scaling {
@@ -117,7 +117,7 @@ fn power(base: f32, i: usize, dim: usize) -> f32 {
     base.powf((2 * i) as f32 / dim as f32)
 }
 
-/// The base for a sequence beyond the positions that a model was made for.
+/// Returns the base for a sequence, grown if it exceeds the positions that the model was made for.
 fn stretched(theta: f64, factor: f64, positions: usize, seq: usize, dim: usize) -> f32 {
     if seq <= positions {
         return theta as f32;
@@ -126,7 +126,7 @@ fn stretched(theta: f64, factor: f64, positions: usize, seq: usize, dim: usize) 
     theta as f32 * growth.powf((dim as f64 / (dim as f64 - 2.0)) as f32)
 }
 
-/// A frequency of Llama 3.1.
+/// Scales a frequency as in Llama 3.1.
 fn by_wavelength(frequency: f32, factor: f32, [low, high]: [f32; 2], original: f32) -> f32 {
     let wavelength = 2.0 * PI / frequency;
     if wavelength < original / high {
@@ -144,14 +144,14 @@ impl Yarn {
         let power = power(theta as f32, i, dim);
         let (extrapolated, interpolated) = (1.0 / power, 1.0 / (self.factor as f32 * power));
         let [low, high] = self.ramp(theta, dim);
-        // A ramp of no length is a step.
+        // A ramp of length zero would divide by zero.
         let high = if low == high { high + 0.001 } else { high };
         let slow = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
         let fast = 1.0 - slow;
         interpolated * (1.0 - fast) + extrapolated * fast
     }
 
-    /// The pairs of elements between which frequencies go over from high to low.
+    /// Returns the pairs of elements at which the transition from high to low frequencies begins and ends.
     fn ramp(&self, theta: f64, dim: usize) -> [f64; 2] {
         let pair = |rotations: f64| {
             let turns = self.original as f64 / (rotations * 2.0 * std::f64::consts::PI);

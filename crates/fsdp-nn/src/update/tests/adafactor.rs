@@ -1,4 +1,4 @@
-//! Adafactor against a slow scalar reference, under every cut into shards.
+//! Tests Adafactor against a slow scalar reference, with various shardings.
 
 use super::*;
 

@@ -1,18 +1,18 @@
-//! AdamW with 8-bit moments against a slow oracle, element by element in double precision.
+//! Tests AdamW with 8-bit moments against a slow oracle, element by element in double precision.
 
 use super::super::CodeBook;
 use super::*;
 
-/// The parameter that is large enough.
+/// The parameter that is large enough for 8-bit moments.
 const LARGE: usize = 4;
 
-/// The code of the value of a book that is nearest.
+/// Returns the code of the nearest value of a code book.
 fn nearest(book: &CodeBook, number: f64) -> u8 {
     let away = |code: &usize| (f64::from(book.values[*code]) - number).abs();
     (0..256).rev().min_by(|a, b| away(a).total_cmp(&away(b))).unwrap() as u8
 }
 
-/// Rounds a moment of a row: for each block its largest magnitude and codes, which replace the values.
+/// Rounds a moment of a row in place; returns the largest magnitude of each block and the codes.
 fn rounded(book: &CodeBook, row: &mut [f64]) -> (Vec<f64>, Vec<u8>) {
     let (mut largest, mut codes) = (Vec::new(), Vec::new());
     for block in row.chunks_mut(256) {

@@ -1,4 +1,4 @@
-//! Muon: orthogonalisation against a slow one, and a step on one rank.
+//! Tests Muon: orthogonalization against a slow reference, and a step on one rank.
 
 use fsdp_core::update::WholeDirections;
 
@@ -48,7 +48,7 @@ fn naive(x: &Rows) -> Rows {
     x
 }
 
-/// Singular values, from eigenvalues of the smaller Gram matrix by Jacobi's rotations.
+/// Computes singular values from the eigenvalues of the smaller Gram matrix, by Jacobi rotations.
 fn singular_values(x: &Rows) -> Vec<f64> {
     let x = if x.len() > x[0].len() { transposed(x) } else { x.clone() };
     let mut gram = product(&x, &transposed(&x));
@@ -70,14 +70,14 @@ fn singular_values(x: &Rows) -> Vec<f64> {
     (0..n).map(|index| gram[index][index].max(0.0).sqrt()).collect()
 }
 
-/// How far the Frobenius norm of what is computed with unit roundoff `u` may be from the exact one, and as far again for the
-/// naive order of operations, which is no worse.
+/// Bound of the Frobenius norm of the error of a computation with unit roundoff `u`, doubled for the naive order of
+/// operations, which is no worse.
 ///
-/// Singular values stay below s = 1.203 (the polynomial is 1.2023 at most from 0 to there), so with the shorter side k the norm of X is at
-/// most s sqrt(k), that of G = X X^T at most s^2 sqrt(k). A product of matrices with sums of n terms is off by at most
-/// g(n) = n u / (1 - n u) times the product of norms. An error made in a step grows by at most 4 in each later one: a bound of the
-/// polynomial's slope from 0 to s (3.99), which bounds a function of singular values that is odd. The first norm and division change X by
-/// less than (l k + 2) u.
+/// Singular values stay below s = 1.203 (the polynomial is at most 1.2023 from 0 to s), so with the shorter side k
+/// the norm of X is at most s sqrt(k), and the norm of G = X X^T at most s^2 sqrt(k). The error of a matrix product
+/// with sums of n terms is at most g(n) = n u / (1 - n u) times the product of the norms. An error made in a step
+/// grows by a factor of at most 4 in each later one: this bounds the polynomial's slope from 0 to s (3.99), which
+/// bounds an odd function of singular values. The first norm and division change X by less than (l k + 2) u.
 fn bound(shape: Shape, u: f64) -> f64 {
     let (k, l) = (shape.rows.min(shape.cols) as f64, shape.rows.max(shape.cols) as f64);
     let (a, b, c) = (3.4445, 4.775, 2.0315);
@@ -113,7 +113,7 @@ proptest! {
     #[test]
     fn it_is_the_naive_iteration_within_rounding(rows in 1usize..33, cols in 1usize..33, key in 0u64..1000) {
         let shape = Shape { rows, cols };
-        // Numbers of single precision, so that both types begin with the same ones.
+        // Single-precision numbers, so that both dtypes start from the same values.
         let x = matrix(key, shape);
         let expected = naive(&x);
         let double = computed::<f64>(&x, shape, 1);
@@ -121,11 +121,12 @@ proptest! {
         let single = computed::<f32>(&x, shape, 1);
         prop_assert!(away(&single, &expected) <= bound(shape, f64::from(f32::EPSILON) / 2.0));
         prop_assert_eq!(&computed::<f32>(&x, shape, 3), &single, "threads do not matter");
-        // Far closer in fact.
+        // The actual error is much smaller.
         prop_assert!(away(&single, &expected) < 1e-3);
     }
 
-    /// Singular values of a matrix of norm one that are not tiny end near one. (Five steps multiply by 3.4445^5 = 485 at most.)
+    /// Singular values of a matrix of norm one that are not tiny end near one. (Five steps multiply them by at most
+    /// 3.4445^5 = 485.)
     #[test]
     fn singular_values_come_near_one(rows in 1usize..17, cols in 1usize..17, key in 0u64..1000) {
         let shape = Shape { rows, cols };
@@ -145,7 +146,7 @@ fn the_scratch_and_the_products_are_those_of_five_steps() {
     let shape = Shape { rows: 6, cols: 4 };
     assert_eq!(shape.scratch(), 2 * 24 + 2 * 16);
     let flops: u128 = shape.products().iter().map(fsdp_core::update::Products::flops).sum();
-    // X^T X, its square, and X times what becomes of it.
+    // X^T X, its square, and X times their combination.
     assert_eq!(flops, 5 * (2 * 4 * 4 * 6 + 2 * 4 * 4 * 4 + 2 * 6 * 4 * 4));
 }
 
@@ -161,12 +162,12 @@ fn options(adjust_lr: AdjustLr) -> MuonOptions {
     MuonOptions { momentum: 0.9, nesterov: true, eps: EPS, adjust_lr, adamw }
 }
 
-/// The matrices among the parameters: not the first one, whose group has settings of its own in any case.
+/// A rule that orthogonalizes two of the matrices; AdamW updates the other parameters.
 fn rule(adjust_lr: AdjustLr) -> Muon {
     Muon::new(options(adjust_lr), &spec(), &[ParamId(2), ParamId(4)].into())
 }
 
-/// Room for the directions of a shard of everything, and the scratch.
+/// Runs a step, with buffers for the directions of a shard of everything and for scratch.
 fn update(rule: &mut Muon, shard: &mut Shard, number: u64) {
     let (dtype, len) = (shard.params.dtype(), shard.params.len());
     let memory = &shard.memory;
@@ -178,7 +179,7 @@ fn update(rule: &mut Muon, shard: &mut Shard, number: u64) {
     rule.update(memory, &mut view, &scalars, &[]).unwrap();
 }
 
-/// `torch.optim.Muon` with the naive iteration, and AdamW for the others.
+/// `torch.optim.Muon` with the naive iteration, and AdamW for the other parameters.
 fn reference(adjust_lr: AdjustLr) -> Vec<f64> {
     let MuonOptions { momentum, adamw, .. } = options(adjust_lr);
     let (mut params, mut buffers) = (adamw_reference(&adamw), vec![0.0; total()]);
@@ -253,7 +254,7 @@ fn what_is_not_finite_is_noted_and_a_flag_that_is_down_stops_all() {
     shard.set_factors(FACTORS);
     update(&mut rule, &mut shard, 1);
     assert!(!noted(&shard));
-    // One element of a matrix, which takes the whole matrix with it.
+    // One element of a matrix, which makes the whole matrix non-finite.
     let at = shard.pieces[2].offset + 1;
     let infinite = HostSlice::F64(&[f64::INFINITY]);
     shard.memory.write(Queue::Compute, infinite, SliceMut::new(&mut shard.gradient, at, 1)).unwrap();
@@ -273,7 +274,7 @@ fn hidden_matrices_are_those_that_only_layers_read() {
         params: params.iter().copied().map(ParamId).collect(),
         layer,
     };
-    // A tied head, a vector, two matrices, and a matrix that a layer shares with what is behind.
+    // A tied head, a vector, two matrices, and a matrix shared by a layer and the last block.
     spec.params[3].shape = vec![2, 3, 1];
     spec.blocks =
         vec![block("in", &[0], None), block("layer", &[1, 2, 3, 4], Some(0)), block("out", &[0, 4], None)];

@@ -1,12 +1,12 @@
-//! Rules note what they write that is not finite: exactly when looking at every value afterwards finds one.
+//! Tests that rules record a non-finite value exactly if a scan of everything they wrote finds one.
 
 use super::*;
 use crate::host::workers::TASK_ELEMS;
 
 const UNSCALED: GradientFactors = GradientFactors { scale: 1.0, clip: 1.0, finite: true };
 
-/// Numbers at which something may go wrong: zeros, subnormal numbers, the largest of f32 and of bf16 and the next ones,
-/// numbers whose squares are too large, and what is not finite.
+/// Edge cases: zeros, subnormal numbers, the largest numbers of f32 and of bf16 and the next ones, numbers whose
+/// squares overflow, and non-finite values.
 const EDGES: [f64; 14] = [
     0.0,
     -0.0,
@@ -45,7 +45,8 @@ impl Shard {
         word[0]
     }
 
-    /// The slow oracle: for parameters, their copy and every state tensor whether some value of a piece is not finite.
+    /// The slow oracle: for the parameters, their copy and every state tensor, whether some value of a piece is not
+    /// finite.
     fn broken(&self, rule: &dyn UpdateRule<HostMemory>) -> Vec<bool> {
         let any = |buffer: &HostBuffer, ranges: Vec<(usize, usize)>| {
             ranges.into_iter().any(|(offset, len)| {
@@ -74,7 +75,7 @@ impl Shard {
         memory.write_numbers(Queue::Compute, &[value], SliceMut::new(buffer, at, 1)).unwrap();
     }
 
-    /// One step with the gradients that are there.
+    /// Runs one step with the current gradients.
     fn update(&mut self, rule: &mut dyn UpdateRule<HostMemory>, number: u64, lr: f64) {
         let mut statistics = Vec::new();
         for len in rule.phases() {
@@ -90,7 +91,7 @@ impl Shard {
     }
 }
 
-/// A shard of everything on one rank, with these parameters and gradients, and zeros as state.
+/// Returns a shard of everything on one rank, with these parameters and gradients, and zero state.
 fn shard(rule: &dyn UpdateRule<HostMemory>, dtype: DType, param: f64, gradient: f64) -> Shard {
     let mut shard = Shard::new(rule, dtype, 0, 1, 1);
     shard.set_factors(UNSCALED);
@@ -100,7 +101,8 @@ fn shard(rule: &dyn UpdateRule<HostMemory>, dtype: DType, param: f64, gradient: 
     shard
 }
 
-/// What is broken after a step of a rule, as the oracle finds it, and that it was noted.
+/// Runs a step; returns which tensors contain non-finite values according to the oracle, and checks that the rule
+/// recorded them.
 fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> Vec<bool> {
     shard.update(rule, 1, lr);
     let broken = shard.broken(rule);
@@ -118,7 +120,7 @@ fn a_second_moment_that_overflows_alone_is_noticed() {
         [false, false, false, true],
         "params, copy, mean, square"
     );
-    // The second parameter is a vector; its second moment is whole.
+    // The second parameter is a vector, with a full second moment.
     let mut all = shard(&*adafactor, DType::F32, 1.0, 1e-3);
     let at = all.pieces[1].offset;
     Shard::put(&mut all.gradient, &all.memory, at, 1e25);
@@ -131,7 +133,7 @@ fn a_mean_of_a_column_alone_is_noticed() {
     let [.., mut adafactor, _] = rules();
     let mut all = shard(&*adafactor, DType::F32, 1.0, 0.0);
     Shard::put(&mut all.state[1], &all.memory, 0, f64::INFINITY);
-    // In step 1 nothing is left of earlier means.
+    // In step 1, earlier means have weight zero.
     all.update(&mut *adafactor, 5, 1e-3);
     assert_eq!(all.broken(&*adafactor), [false, false, false, true, false]);
     assert_eq!(all.noted(), 1);
@@ -163,7 +165,7 @@ fn a_parameter_that_overflows_in_its_copy_only_is_noticed() {
             let mut rule = Sgd::default();
             let mut all = shard(&rule, DType::F32, value, 0.0);
             assert_eq!(broken(&mut rule, &mut all, 1.0), [false, overflows], "{value}");
-            // Without a copy it is a number as any other.
+            // Without a copy, it is a finite number like any other.
             let mut all = shard(&rule, DType::F32, value, 0.0);
             all.low = None;
             assert_eq!(broken(&mut rule, &mut all, 1.0), [false]);
@@ -180,7 +182,7 @@ fn zeros_subnormal_and_the_largest_numbers_are_finite() {
             assert!(!broken(&mut **rule, &mut all, 0.0).contains(&true), "{value}");
         }
     }
-    // The others multiply the learning rate with the parameter.
+    // The other rules multiply the learning rate by the parameter.
     for rule in &mut rules()[..3] {
         for (dtype, value) in [(DType::F32, f64::from(f32::MAX)), (DType::F64, f64::MAX)] {
             for value in [value, -value] {
@@ -231,7 +233,7 @@ fn what_was_noted_stays_and_a_step_without_update_notes_nothing() {
     }
 }
 
-/// One value in a piece that is cut into tasks and blocks.
+/// One value in a piece that is split into tasks and blocks.
 #[test]
 fn a_value_is_noticed_wherever_it_is() {
     let len = 2 * TASK_ELEMS + 1029;
@@ -262,8 +264,8 @@ fn a_value_is_noticed_wherever_it_is() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Some values of parameters, gradients and state are replaced by edges; whatever a step makes of them, it is noted
-    /// exactly when something is not finite afterwards. Ranks note their own.
+    /// Replaces some values of parameters, gradients and state by edge cases. A step must record a non-finite value
+    /// exactly if there is one afterwards, separately on each rank.
     #[test]
     fn it_is_noted_exactly_when_some_value_is_not_finite(
         kind in 0usize..7,

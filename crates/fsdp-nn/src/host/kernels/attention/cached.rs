@@ -1,4 +1,4 @@
-//! Attention of a few new rows to keys and values that were kept, of all positions up to each row's own.
+//! Attention of new rows to cached keys and values, over all positions up to each row's own.
 
 use fsdp_core::Error;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
@@ -13,9 +13,9 @@ use crate::host::{HostBuffer, HostMemory};
 use crate::op::{AttentionDims, Scores};
 
 impl HostMemory {
-    /// What [`Attention::Forward`](crate::op::Attention) makes of the last `dims.seq` rows of one sample, of which the first is
-    /// at position `first`: of `qkv` these rows are given, packed as always; of `kept` all rows of the sample, with the heads of
-    /// keys and of values alone.
+    /// Computes [`Attention::Forward`](crate::op::Attention) for the last `dims.seq` rows of one sample, the first of
+    /// which is at position `first`. `qkv` holds these rows, packed as usual; `kept` holds all rows of the sample,
+    /// with the heads of keys and values only.
     ///
     /// # Errors
     /// Those of the memory.
@@ -34,7 +34,7 @@ impl HostMemory {
     }
 }
 
-/// New rows, and what they see.
+/// New rows, and the keys and values they attend to.
 struct Rows<'a, E> {
     dims: &'a AttentionDims,
     scores: &'a Scores,
@@ -44,7 +44,7 @@ struct Rows<'a, E> {
 }
 
 impl<E: Element> Rows<'_, E> {
-    /// Each head of each row is a task.
+    /// Computes the output; each head of each row is a task.
     fn attend(&self, workers: &Workers, y: &mut [E]) {
         let AttentionDims { heads, kv_heads, head_dim, .. } = *self.dims;
         let (width, kept_width) = (self.dims.packed(), 2 * kv_heads * head_dim);
@@ -77,7 +77,7 @@ impl<E: Element> Rows<'_, E> {
 }
 
 vectorized! {
-    /// The products of a query with keys that are `stride` elements apart.
+    /// Computes the dot products of a query with keys that are `stride` elements apart.
     fn multiply_keys<E: Element>(query: &[E::Acc], keys: &[E], stride: usize, scores: &mut [E::Acc]) {
         for (key, score) in scores.iter_mut().enumerate() {
             *score = math::sum2(query, &keys[key * stride..][..query.len()], |query, key| query * key.load());

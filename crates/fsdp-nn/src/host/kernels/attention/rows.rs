@@ -1,4 +1,4 @@
-//! What is done to one row of scores, with the vectors of the processor.
+//! Vectorized operations on one row of scores.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::host::element::{Element, Float};
 use crate::host::math;
 use crate::host::raw::vectorized;
 
-/// The scores of keys that a query sees; the others become zero.
+/// Returns the scores of the visible keys; sets the others to zero.
 pub(super) fn show<A: Float>(visible: Range<usize>, scores: &mut [A]) -> &mut [A] {
     scores[..visible.start].fill(A::ZERO);
     scores[visible.end..].fill(A::ZERO);
@@ -14,8 +14,8 @@ pub(super) fn show<A: Float>(visible: Range<usize>, scores: &mut [A]) -> &mut [A
 }
 
 vectorized! {
-    /// Exponentials of a row of scores relative to its largest. Returns the log-sum-exp and what the exponentials have to
-    /// be multiplied with to be probabilities.
+    /// Replaces a row of scores by their exponentials relative to the largest. Returns the log-sum-exp, and the
+    /// factor that turns the exponentials into probabilities.
     pub(super) fn softmax_row<A: Float>(scale: A, scores: &mut [A]) -> (A, A) {
         let shift = math::max(scores) * scale;
         let sum = math::exp_sum(scores, scale, shift);
@@ -49,12 +49,13 @@ vectorized! {
     }
 }
 
-/// The sum of products of an output row and its gradient, which is that of probabilities and theirs.
+/// Returns the dot product of an output row and its gradient; it equals that of the probabilities and their
+/// gradients.
 pub(super) fn project<E: Element>(doutput: &[E::Acc], y: &[E]) -> E::Acc {
     math::sum2(doutput, y, |doutput, y| doutput * y.load())
 }
 
-/// Numbers of one row of scores.
+/// The scalars of one row of scores.
 #[derive(Clone, Copy)]
 pub(super) struct Row<A> {
     pub(super) scale: A,
@@ -63,7 +64,7 @@ pub(super) struct Row<A> {
 }
 
 vectorized! {
-    /// Turns scores into (dropped) probabilities and gradients of probabilities into gradients of scores.
+    /// Replaces scores by (dropped) probabilities, and gradients of probabilities by gradients of scores.
     pub(super) fn gradient_row<A: Float>(row: Row<A>, factors: Option<&[A]>, scores: &mut [A], dscores: &mut [A]) {
         for score in scores.iter_mut() {
             *score = (*score * row.scale - row.log_sum).exp();

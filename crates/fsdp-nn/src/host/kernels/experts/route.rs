@@ -1,4 +1,4 @@
-//! Which experts a row goes to, and with which weights.
+//! Selection of experts and their weights for each row.
 
 use std::cmp::Reverse;
 
@@ -6,12 +6,12 @@ use crate::host::element::{Element, Float};
 use crate::host::workers::{Workers, task_rows};
 use crate::op::Routing;
 
-/// Rows, and what is wanted of them.
+/// The routing and options for a set of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) routing: Routing,
     pub(super) normalized: bool,
-    /// Which rows have a part in loads and their loss, where these are wanted.
+    /// Which rows contribute to loads and their loss; `None` if these are not computed.
     pub(super) counted: Option<&'a [bool]>,
 }
 
@@ -21,8 +21,8 @@ impl Rows<'_> {
     }
 }
 
-/// The most probable experts of each row, and their probabilities. Returns the load: the routes to each expert, and the sums
-/// of probabilities, added in the order of rows within blocks of them, and then of blocks.
+/// Selects the most probable experts of each row, and their probabilities. Returns the load: the number of routes to
+/// each expert, and the sums of probabilities, added in row order within blocks of rows, then in block order.
 pub(super) fn route<E: Element>(
     workers: &Workers,
     wanted: Rows<'_>,
@@ -42,7 +42,7 @@ pub(super) fn route<E: Element>(
             softmax(logits, &mut probabilities);
             order.clear();
             order.extend(0..experts);
-            // The sort is stable, so that the first of equal ones comes first.
+            // The sort is stable, so of equal probabilities the first expert comes first.
             order.sort_by_key(|&expert| Reverse(ordered(probabilities[expert])));
             let chosen = &order[..top];
             let sum = if wanted.normalized {
@@ -66,20 +66,20 @@ pub(super) fn route<E: Element>(
     loads
 }
 
-/// Adds what a row brings to a load.
+/// Adds the contribution of a row to a load.
 fn add_load<A: Float>(load: &mut [f64], probabilities: &[A], chosen: &[usize]) {
     let (routes, sums) = load.split_at_mut(probabilities.len());
     chosen.iter().for_each(|&expert| routes[expert] += 1.0);
     sums.iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += p.as_f64());
 }
 
-/// A key in the order of numbers.
+/// Maps a number to an integer with the same order.
 fn ordered<A: Float>(value: A) -> i64 {
     let bits = value.as_f64().to_bits() as i64;
     bits ^ (((bits >> 63) as u64) >> 1) as i64
 }
 
-/// Probabilities of all experts.
+/// Computes the probabilities of all experts.
 fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
     let most = logits.iter().fold(E::Acc::LOWEST, |most, x| if x.load() > most { x.load() } else { most });
     let mut sum = E::Acc::ZERO;
@@ -90,8 +90,8 @@ fn softmax<E: Element>(logits: &[E], probabilities: &mut [E::Acc]) {
     probabilities.iter_mut().for_each(|p| *p = *p / sum);
 }
 
-/// The gradient of the logits of [`route`]. Normalised probabilities are a softmax over those that were chosen. `slopes` are
-/// the derivatives of the balancing loss by the probabilities of each row that counts.
+/// Computes the gradient of the logits of [`route`]. Normalized probabilities are a softmax over the chosen ones.
+/// `slopes` are the derivatives of the balancing loss with respect to the probabilities of each counted row.
 pub(super) fn route_backward<E: Element>(
     workers: &Workers,
     wanted: Rows<'_>,
@@ -124,7 +124,7 @@ pub(super) fn route_backward<E: Element>(
     );
 }
 
-/// The gradient of a row's logits from those of the weights of its experts.
+/// Computes the gradient of a row's logits from the gradients of its experts' weights.
 fn of_weights<E: Element>(
     normalized: bool,
     probabilities: &[E::Acc],
@@ -143,7 +143,7 @@ fn of_weights<E: Element>(
     }
 }
 
-/// Adds the gradient of a softmax whose probabilities have these derivatives.
+/// Adds the gradient through a softmax, given the derivatives with respect to its probabilities.
 fn add_slopes<A: Float>(probabilities: &[A], slopes: &[A], gradients: &mut [A]) {
     let mean = probabilities.iter().zip(slopes).map(|(&p, &slope)| p * slope).sum::<A>();
     for (gradient, (&p, &slope)) in gradients.iter_mut().zip(probabilities.iter().zip(slopes)) {

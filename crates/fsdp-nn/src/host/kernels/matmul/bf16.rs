@@ -1,9 +1,9 @@
-//! Products of bf16 matrices by instructions that multiply bf16 and add in f32 (AVX512-BF16).
+//! Products of bf16 matrices with instructions that multiply bf16 and add in f32 (AVX512-BF16).
 //!
-//! Both operands are packed into panels of pairs along the summed dimension, as the instruction takes them. A tile of the
-//! result takes all pairs one after the other: each element is one sum in the order of the summed dimension, whatever the
-//! number of threads, and is rounded once. An operand in f32 (the gradient of logits) is rounded to bf16 when it is packed,
-//! as on devices, which multiply operands of one dtype.
+//! Both operands are packed into panels of pairs along the summed dimension, the layout that the instruction takes. A
+//! tile of the result processes all pairs in order: each element is one sum in the order of the summed dimension,
+//! independent of the number of threads, and is rounded once. An f32 operand (the gradient of logits) is rounded to
+//! bf16 when it is packed, as on devices, which multiply operands of one dtype.
 
 use half::bf16;
 
@@ -13,12 +13,12 @@ use crate::host::floats::{Floats, Target};
 use crate::host::raw::{Bf16Dot, TILE_COLS, TILE_ROWS, vectorized};
 use crate::host::workers::Workers;
 
-/// Columns of the right operand that are packed at a time: a few hundred rows of them stay in the second cache.
+/// Columns of the right operand that are packed at a time; a few hundred of their rows stay in the L2 cache.
 const PACKED_COLS: usize = 1024;
-/// Rows of the result that are one task.
+/// Rows of the result per task.
 const TASK_ROWS: usize = 4 * TILE_ROWS;
 
-/// An operand of a type that can be packed.
+/// An operand with an element type that can be packed.
 #[derive(Clone, Copy)]
 pub(super) enum Operand<'a> {
     Bf16(Matrix<'a, bf16>),
@@ -35,7 +35,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Packs `len` rows from `start` on (after transposition) into panels of `width` of them.
+    /// Packs `len` rows from `start` on (after transposition) into panels of `width` rows.
     fn pack(self, start: usize, len: usize, width: usize, workers: &Workers, packed: &mut [u32]) {
         match self {
             Self::Bf16(matrix) => pack(matrix.rows(start, len), width, workers, packed),
@@ -51,7 +51,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// `dst = lhs * rhs`, or added when the target says so. `depth`, the summed dimension, is not zero.
+/// `dst = lhs * rhs`, or `dst += lhs * rhs` if the target accumulates. `depth`, the summed dimension, is not zero.
 pub(super) fn matmul(
     dot: Bf16Dot,
     workers: &Workers,
@@ -79,7 +79,7 @@ pub(super) fn matmul(
     }
 }
 
-/// A block of the result: the rows of a task and the columns that are packed.
+/// A block of the result: the rows of a task and the packed columns.
 struct Block {
     rows: usize,
     cols: usize,
@@ -103,8 +103,8 @@ impl Block {
     }
 }
 
-/// Packs all rows of a matrix into panels of `width` of them: entry `p` of a panel holds the elements `2 p` (in the low
-/// half) and `2 p + 1` of each row. What is beyond the matrix is zero.
+/// Packs all rows of a matrix into panels of `width` rows: entry `p` of a panel holds the elements `2 p` (in the low
+/// half) and `2 p + 1` of each row. Entries beyond the matrix are zero.
 fn pack<E: Element<Acc = f32>>(matrix: Matrix<'_, E>, width: usize, workers: &Workers, packed: &mut [u32]) {
     let (rows, depth) = matrix.dim();
     let panels = packed.chunks_mut(depth.div_ceil(2) * width).enumerate();
@@ -129,12 +129,12 @@ fn pair<E: Element<Acc = f32>>(low: E, high: E) -> u32 {
 }
 
 vectorized! {
-    /// Packs a matrix that is not transposed: the elements of a row lie side by side.
+    /// Packs a matrix that is not transposed: the elements of a row are contiguous.
     fn pack_along<E: Element<Acc = f32>>(matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
         for row in 0..matrix.rows {
             let (pairs, last) = matrix.data[row * matrix.stride..][..matrix.cols].as_chunks::<2>();
             let mut entries = packed[row..].iter_mut().step_by(width);
-            // In this order, so that no entry is lost where the pairs end.
+            // `pairs` comes first in the zip, so that no entry is lost when the pairs end.
             for (&[low, high], entry) in pairs.iter().zip(entries.by_ref()) {
                 *entry = pair(low, high);
             }
@@ -146,7 +146,7 @@ vectorized! {
 }
 
 vectorized! {
-    /// Packs a transposed matrix: the elements of a column lie side by side.
+    /// Packs a transposed matrix: the elements of a column are contiguous.
     fn pack_across<E: Element<Acc = f32>>(matrix: Matrix<'_, E>, width: usize, packed: &mut [u32]) {
         let column = |index: usize| &matrix.data[index * matrix.stride..][..matrix.cols];
         for (index, entries) in (0..matrix.rows).step_by(2).zip(packed.chunks_mut(width)) {
@@ -174,7 +174,8 @@ mod tests {
         (0..len).map(|at| E::store(((at * 7919 + salt) % 13) as f32 - 6.0)).collect()
     }
 
-    /// A matrix of integers with rows `gap` elements further apart than they are long, and what it holds.
+    /// Returns a matrix of integers whose stride exceeds its row length by `gap`, and a function that returns its
+    /// elements.
     fn operand<E: Element<Acc = f32>>(
         data: &[E],
         (rows, cols): (usize, usize),
@@ -197,7 +198,7 @@ mod tests {
                 (integers::<L>((rows + 3) * (depth + 3), 1), integers::<bf16>((depth + 3) * (cols + 3), 2));
             let (lhs, a) = operand(&left, (rows, depth), case % 3, case & 2 != 0);
             let (rhs, b) = operand(&right, (depth, cols), case % 2, case & 4 != 0);
-            // As products are computed on this CPU, and by the instructions, fast or not.
+            // With the default implementation on this CPU, and with the instructions even if they are not faster.
             for dot in [None, Bf16Dot::detect()] {
                 let mut got = vec![1.0_f32; rows * (cols + 1)];
                 let target = Target { data: FloatsMut::F32(&mut got), accumulate };
