@@ -1,8 +1,8 @@
-//! Bytes that are read by position, wherever they are, and stretches of them with a name for messages.
+//! Positioned reads of bytes in any storage, and named sections of these bytes for error messages.
 //!
-//! What lies inside an archive is read in the same way from a whole file, from a range of one and from a
-//! decoded stream in memory. A [`Section`] never gives out bytes beyond its range and never allocates more
-//! than its range is long, however large the lengths in it claim to be.
+//! An archive is read in the same way from a whole file, from a range of a file, and from a decoded stream in memory. A
+//! [`Section`] never returns bytes outside of its range and never allocates more than the length of its range, whatever
+//! lengths its contents claim.
 
 use std::{
     borrow::Borrow,
@@ -18,7 +18,7 @@ use crate::{
 
 /// A sequence of bytes that can be read at any position.
 pub(crate) trait ReadAt {
-    /// Fills `out` from the bytes at `offset`.
+    /// Fills `out` with the bytes at `offset`.
     fn read_exact_at(&self, out: &mut [u8], offset: u64) -> Result<(), Error>;
 }
 
@@ -28,7 +28,7 @@ impl ReadAt for PathFile {
     }
 }
 
-/// Bytes in memory. Sections of it lie inside, so reading cannot fail.
+/// Bytes in memory. Reading a section cannot fail, since sections are inside of the bytes.
 pub(crate) struct Memory(pub(crate) Vec<u8>);
 
 impl ReadAt for Memory {
@@ -39,7 +39,7 @@ impl ReadAt for Memory {
     }
 }
 
-/// A range of bytes with the names that messages need.
+/// A range of bytes, with names for error messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Section<'a> {
     bytes: &'a dyn ReadAt,
@@ -50,8 +50,8 @@ pub(crate) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    /// A section of `bytes`, which must hold all of `range`. `item` names it inside the file of `path`; it is
-    /// empty for a whole file.
+    /// Makes a section of `bytes`, which must contain all of `range`. `item` is its name inside the file at `path`; it
+    /// is empty for a whole file.
     pub(crate) fn new(
         bytes: &'a dyn ReadAt,
         range: Range<u64>,
@@ -72,15 +72,15 @@ impl<'a> Section<'a> {
         self.start
     }
 
-    /// The name inside the file, for messages.
+    /// Its name inside the file, for messages; empty for a whole file.
     pub(crate) fn item(&self) -> &'a str {
         self.item
     }
 
-    /// The bytes of `range`, counted from the start of the section.
+    /// Reads the bytes of `range`, counted from the start of the section.
     ///
     /// # Panics
-    /// When the range leaves the section: callers check lengths of files first.
+    /// If the range is outside of the section. Callers check the lengths of files first.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, Error> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} bytes", self.len);
         let mut out = vec![0; usize::try_from(range.end - range.start).expect("64-bit hosts")];
@@ -88,7 +88,7 @@ impl<'a> Section<'a> {
         Ok(out)
     }
 
-    /// The error that says what is wrong here.
+    /// Converts a fault in this section to an error that names the file and the item.
     pub(crate) fn fault(&self, fault: Fault) -> Error {
         let part = if self.item.is_empty() { String::new() } else { format!("item {}: ", self.item) };
         fault.of_part(&part, 0).in_file(self.path)
@@ -102,7 +102,7 @@ pub(crate) struct RangeReader<F> {
 }
 
 impl<F: Borrow<PathFile>> Read for RangeReader<F> {
-    /// An error of the file is inside of that which is returned.
+    /// The returned error wraps the error of the file.
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = (self.range.end - self.range.start).min(out.len() as u64) as usize;
         self.file.borrow().read_exact_at(&mut out[..count], self.range.start).map_err(io::Error::other)?;

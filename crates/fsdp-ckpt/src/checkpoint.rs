@@ -1,12 +1,11 @@
-//! A checkpoint as all formats see it: named tensors, each covered by chunks that say where their bytes lie.
+//! The format-independent view of a checkpoint: named tensors, each covered by chunks that locate its bytes.
 //!
-//! Readers of formats fill it from metadata alone; no tensor data is read before
-//! something asks for it. Everything that works across formats (converting, verifying, comparing, listing)
-//! works on it and knows no format.
+//! Format readers fill it from metadata alone; tensor data is read only on demand. Everything that works across formats
+//! (conversion, verification, comparison, listing) uses this view and knows no format.
 //!
-//! A [`Source`] is a sequence of bytes: a plain file, or a compressed item of one. A [`Chunk`] says which
-//! elements of a tensor lie where in a source. A [`Protection`] is a checksum that the format itself keeps
-//! over a range of a source.
+//! A [`Source`] is a sequence of bytes: a plain file, or a compressed item of one. A [`Chunk`] maps elements of a
+//! tensor to an offset in a source. A [`Protection`] is a checksum that the format itself keeps over a range of a
+//! source.
 
 mod coverage;
 mod flatten;
@@ -33,7 +32,7 @@ pub(crate) use wrappers::Wrappers;
 
 use crate::{digest::Digest, safetensors::TensorType};
 
-/// One step of the path of a tensor or value in a nested state dict.
+/// One step of a tensor's or value's path in a nested state dict.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A key of a dict, as text.
@@ -42,94 +41,95 @@ pub enum Key {
     Index(u64),
 }
 
-/// What a tensor is to training.
+/// The role of a tensor or value in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// A parameter or buffer of the model.
     Model,
     /// State of the optimizer.
     Optimizer,
-    /// Anything else: random state, counters of the data loader.
+    /// Anything else, such as random state or counters of the data loader.
     Other,
 }
 
-/// A checkpoint of any format, by name.
+/// A checkpoint of any format.
 #[derive(Clone, Debug, Default)]
 pub struct Checkpoint {
     /// The file or directory that was opened.
     pub path: PathBuf,
     /// The format in words, with its variant ("PyTorch DCP 1.0.0, zstd").
     pub format: String,
-    /// Ranks that wrote it, where the format says.
+    /// Number of ranks that wrote it. `None` if the format does not record it.
     pub world_size: Option<usize>,
     /// All tensors by name. Names are flattened paths joined by dots.
     pub tensors: BTreeMap<String, Tensor>,
     /// Everything that is not a tensor, by name.
     pub values: BTreeMap<String, Object>,
-    /// What was not read because only a program knows its class, by name: the class. Tensors in it are among the others.
+    /// Objects that were not read because their class is no part of a checkpoint format: class by name. Tensors inside
+    /// them are listed in `tensors`.
     pub opaque: BTreeMap<String, Global>,
-    /// Where bytes come from; chunks and protections index it.
+    /// The files and items that contain the bytes; chunks and protections index into this list.
     pub sources: Vec<Source>,
-    /// Checksums that the format keeps.
+    /// Checksums kept by the format.
     pub protections: Vec<Protection>,
-    /// Facts about the run, for people: `("step", "50")`, in the order to show.
+    /// Facts about the run to show to people, in display order: `("step", "50")`.
     pub run_state: Vec<(String, String)>,
-    /// What is odd, but does not make the checkpoint unreadable.
+    /// Oddities that do not make the checkpoint unreadable.
     pub notes: Vec<String>,
-    /// Losses and mix-ups of files that nothing in them would show.
+    /// Kinds of lost or mixed-up files that nothing in the checkpoint would reveal.
     pub limits: Vec<String>,
 }
 
-/// A tensor and where its elements are.
+/// A tensor and the locations of its elements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Its place in the nested state dict.
+    /// Path in the nested state dict.
     pub path: Vec<Key>,
-    /// What it is.
+    /// Role in training.
     pub role: Role,
     /// Element type.
     pub dtype: TensorType,
     /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Where its elements are, in any order. Each is there once; readers prove that each is there once.
+    /// Locations of the elements, in any order. Readers prove that the chunks contain each element exactly once.
     pub chunks: Vec<Chunk>,
 }
 
-/// Elements of a tensor that lie together in a source.
+/// A set of elements of a tensor that are stored together in a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Which elements.
+    /// The elements of the chunk.
     pub region: Region,
     /// Index in [`Checkpoint::sources`].
     pub source: usize,
-    /// First byte in the source of the chunk's first element.
+    /// Byte offset of the chunk's first element in the source.
     pub offset: u64,
 }
 
-/// Which elements of a tensor a chunk holds, and how they lie.
+/// The elements of a tensor that a chunk contains, and their layout in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Region {
-    /// Elements of the tensor flattened in C order, one after another. Whole rows are of this kind, and
-    /// flattened shards that begin anywhere.
+    /// A range of the tensor flattened in C order, stored contiguously. Covers whole rows, and flattened shards that
+    /// start anywhere.
     Flat(Range<u64>),
-    /// A box of the tensor; the element at index `i` of the box lies `sum(i * strides)` elements after the
-    /// first one.
+    /// A box of the tensor; the element at index `i` of the box is stored `sum(i * strides)` elements after the first
+    /// one.
     Box {
         /// First index in each dimension.
         offsets: Vec<u64>,
         /// Size in each dimension.
         sizes: Vec<u64>,
-        /// Distance of neighbours in each dimension, in elements.
+        /// Stride of each dimension, in elements.
         strides: Vec<u64>,
     },
 }
 
-/// A value that is not a tensor, with its place in the nested state dict.
+/// A value that is not a tensor, with its path in the nested state dict.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Its place in the nested state dict.
+    /// Path in the nested state dict.
     pub path: Vec<Key>,
-    /// What it is to training.
+    /// Role in training.
     pub role: Role,
     /// The value.
     pub value: Value,
@@ -138,20 +138,20 @@ pub struct Object {
 /// A sequence of bytes that chunks refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A file, from its first byte.
+    /// A whole file.
     File {
-        /// Its path.
+        /// Path or URL of the file.
         path: PathBuf,
-        /// Its length when it was opened.
+        /// Length in bytes when it was opened.
         len: u64,
     },
-    /// One zstd stream in a file: chunk offsets count decoded bytes.
+    /// One zstd stream in a file; chunk offsets count decoded bytes.
     Zstd {
-        /// The file.
+        /// Path or URL of the file.
         path: PathBuf,
-        /// The compressed bytes in the file.
+        /// Byte range of the compressed stream in the file.
         range: Range<u64>,
-        /// The length that decoding must not exceed.
+        /// Upper limit of the decoded length, in bytes.
         decoded_len_max: u64,
     },
 }
@@ -161,16 +161,16 @@ pub enum Source {
 pub struct Protection {
     /// Index in [`Checkpoint::sources`].
     pub source: usize,
-    /// The bytes (decoded bytes, in a compressed source).
+    /// The protected byte range (of decoded bytes, in a compressed source).
     pub range: Range<u64>,
-    /// What they must give.
+    /// The expected digest of the range.
     pub digest: Digest,
-    /// What lies there, for messages ("tensor `x`", "record archive/data.pkl").
+    /// A description of the range for messages ("tensor `x`", "record archive/data.pkl").
     pub what: String,
 }
 
 impl Key {
-    /// The step as it stands in a name.
+    /// The step as text, as it appears in a name.
     pub(crate) fn text(&self) -> String {
         match self {
             Key::Name(name) => name.clone(),
@@ -180,14 +180,14 @@ impl Key {
 }
 
 impl Source {
-    /// The file.
+    /// Path or URL of the file.
     pub fn path(&self) -> &PathBuf {
         match self {
             Source::File { path, .. } | Source::Zstd { path, .. } => path,
         }
     }
 
-    /// Bytes that chunks may lie in: the length of a file, the limit of a compressed item.
+    /// Number of bytes that chunks may refer to: the length of a file, or the decoded limit of a compressed item.
     pub fn len_max(&self) -> u64 {
         match self {
             Source::File { len, .. } => *len,
@@ -200,23 +200,23 @@ impl Tensor {
     /// Number of elements.
     ///
     /// # Panics
-    /// When the number does not fit 64 bits: readers check shapes before they make a tensor.
+    /// If the number does not fit in 64 bits; readers check shapes before they create a tensor.
     pub fn len(&self) -> u64 {
         element_count(&self.shape).expect("readers check products of shapes")
     }
 
-    /// Whether it has no elements.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of all elements.
+    /// Size of all elements in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len() * self.dtype.size_bytes() as u64
     }
 }
 
-/// The name of a path: its steps joined by dots.
+/// Returns the name of a path: its steps joined by dots.
 pub fn join(path: &[Key]) -> String {
     path.iter().map(Key::text).collect::<Vec<_>>().join(".")
 }

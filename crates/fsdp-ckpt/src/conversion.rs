@@ -1,12 +1,12 @@
-//! Converting a checkpoint of any format that is read into any that is written.
+//! Converts a checkpoint of any readable format into any writable one.
 //!
-//! What is selected and under which names is decided first, as a pure function of names; then the proof that
-//! every tensor is whole; then a plan of the output; and only then is a byte written. What the target cannot
-//! hold is left out and listed in the [`ConversionReport`].
+//! The selection and its names are decided first, as a pure function of names; then every tensor is proved to be
+//! complete; then the output is planned; only then is the first byte written. Content that the target cannot represent
+//! is left out and listed in the [`ConversionReport`].
 //!
-//! By default safetensors get the model alone, since that is what they are for, and the other formats get
-//! everything. A new element type goes to the floating-point tensors of the model; the optimizer keeps its
-//! types, because its counters would lose what they count.
+//! By default, safetensors files contain the model only, which is their purpose; the other formats contain everything.
+//! A change of dtype applies to the model's F64, F32, BF16 and F16 tensors; the optimizer keeps its dtypes, because its
+//! counters would lose precision.
 
 mod config;
 mod layout;
@@ -32,35 +32,35 @@ use crate::{
     transfer::{self, Moved, Options, OutputKind, OutputPlan, Staged},
 };
 
-/// The most tensor bytes in one safetensors file, as Hugging Face has it.
+/// Maximum tensor bytes per safetensors file, the same as Hugging Face's.
 pub const SHARD_BYTES_MAX: u64 = 5_000_000_000;
 
-/// A format that is written.
+/// A writable format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Hugging Face safetensors: one file if the destination ends in `.safetensors`, else a directory.
+    /// Hugging Face safetensors: one file if the destination ends in `.safetensors`, otherwise a directory.
     Safetensors,
-    /// A directory of PyTorch's distributed checkpoints, for torch 2.4 and later.
+    /// A directory in PyTorch's distributed checkpoint format, for torch 2.4 and later.
     Dcp,
-    /// A directory from which training resumes.
+    /// A native checkpoint directory, from which training resumes.
     Native,
-    /// One file of `torch.save`.
+    /// A single file in the format of `torch.save`.
     Torch,
 }
 
-/// Which tensors and values.
+/// A subset of a checkpoint's tensors and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Those of the model.
+    /// The model.
     Model,
-    /// Those of the optimizer.
+    /// The optimizer.
     Optimizer,
     /// Everything.
     All,
 }
 
 impl Target {
-    /// What is written when nothing is said: the model for safetensors, everything for others.
+    /// Returns the default selection: the model for safetensors, everything for the other formats.
     pub fn default_part(self) -> Part {
         match self {
             Target::Safetensors => Part::Model,
@@ -69,48 +69,48 @@ impl Target {
     }
 }
 
-/// How often tied weights are written.
+/// How many times tied weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tied {
-    /// Under one of their names, not that of the output weights.
+    /// Under one name, preferably not the one of the output weights.
     Once,
-    /// Under both: the output weights, where the source has only the embeddings, become a copy of them.
+    /// Under both names: if the source has only the embeddings, the output weights become a copy.
     Twice,
 }
 
-/// What to convert, and to what.
+/// The settings of a conversion.
 #[derive(Clone, Debug)]
 pub struct Conversion {
     /// The format to write.
     pub target: Target,
-    /// Ranks of the output, where the target has such (DCP, native).
+    /// Number of ranks of the output, for sharded targets (DCP, native).
     pub world_size: NonZero<usize>,
-    /// The most tensor bytes in one safetensors file of a directory.
+    /// Maximum tensor bytes per safetensors file of a directory.
     pub shard_bytes_max: u64,
-    /// Another element type for the floating-point tensors of the model.
+    /// New dtype of the model's F64, F32, BF16 and F16 tensors. `None` keeps their dtypes.
     pub dtype: Option<TensorType>,
-    /// Which tensors and values.
+    /// The tensors and values to convert.
     pub part: Part,
-    /// Where model and optimizer go; without it they stay where the source has them.
+    /// Where model and optimizer are placed. `None` keeps their places in the source.
     pub layout: Option<Layout>,
-    /// How often tied weights are written; without it as often as the source has them and the target can.
+    /// How many times tied weights are written. `None` keeps them as in the source, as far as the target can.
     pub tied: Option<Tied>,
-    /// Whether what wrappers of modules have put into names is removed.
+    /// Whether to remove the parts of names that module wrappers have added.
     pub strip_wrappers: bool,
-    /// What to remove from the beginning of names.
+    /// Prefix to remove from names.
     pub strip_prefix: Option<String>,
-    /// Renamings, applied in this order after the prefix was removed.
+    /// Renamings, applied in this order after the prefix is removed.
     pub renames: Vec<Rename>,
-    /// A Hugging Face configuration to put beside the weights as `config.json`.
+    /// A Hugging Face configuration to write next to the weights as `config.json`.
     pub config: Option<PathBuf>,
-    /// What safetensors files say beside their tensors.
+    /// Metadata of the safetensors files.
     pub metadata: Metadata,
-    /// Whether an output of one file takes the place of what has its name.
+    /// Whether a single-file output replaces an existing file of its name.
     pub replaces: bool,
 }
 
 impl Conversion {
-    /// Everything as usual.
+    /// Returns the default settings for `target`.
     pub fn new(target: Target) -> Conversion {
         Conversion {
             target,
@@ -130,36 +130,35 @@ impl Conversion {
     }
 }
 
-/// What a conversion did.
+/// Statistics and notes of a completed conversion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConversionReport {
-    /// Tensors written.
+    /// Number of tensors written.
     pub tensors: usize,
-    /// Values written that are not tensors.
+    /// Number of non-tensor values written.
     pub values: usize,
-    /// Bytes of the tensors.
+    /// Total tensor bytes written.
     pub data_bytes: u64,
-    /// Files written.
+    /// Number of files written.
     pub files: usize,
-    /// Checksums of the source that were checked on the way.
+    /// Number of source checksums that were verified.
     pub checksums: usize,
-    /// How long it took.
+    /// Elapsed time.
     pub elapsed: Duration,
-    /// Names of values that were selected and that the target cannot hold.
+    /// Names of selected values that the target cannot represent.
     pub dropped_values: Vec<String>,
-    /// Tensors that are copies of others, which the target holds once: the copy and what stays for it.
+    /// Tied tensors that were written once: the omitted name and the one that is kept for it.
     pub tied: Vec<(String, String)>,
-    /// What else a person should know.
+    /// Other information for the user.
     pub notes: Vec<String>,
 }
 
-/// Converts `checkpoint` to `destination`, which must not exist (an empty directory may be there), unless it is to be
-/// replaced.
+/// Converts `checkpoint` to `destination`, which must not exist or be an empty directory, unless it is to be replaced.
 ///
 /// # Errors
-/// [`Error::BadRequest`] and [`Error::WrongPath`] for requests and destinations that make no sense for this
-/// checkpoint, [`Error::NotWhole`] when a tensor is not whole, the errors of the target's plan, and those of
-/// [`transfer::run`]. After an error nothing is left behind.
+/// [`Error::BadRequest`] and [`Error::WrongPath`] if the request or destination makes no sense for this checkpoint,
+/// [`Error::NotWhole`] if a tensor is incomplete, the errors of the target's plan, and those of [`transfer::run`].
+/// After an error no output is left behind.
 pub fn convert(
     checkpoint: &Checkpoint,
     destination: &Path,
@@ -167,7 +166,7 @@ pub fn convert(
     options: &Options,
 ) -> Result<ConversionReport, Error> {
     let started = Instant::now();
-    // A slash at the end says nothing about what is made, but file systems refuse it for files.
+    // A trailing slash has no meaning here, but file systems refuse it for files.
     let destination = &match is_url(destination) {
         true => PathBuf::from(destination.to_string_lossy().trim_end_matches('/')),
         false => destination.components().collect(),
@@ -207,14 +206,14 @@ pub fn convert(
     Ok(report)
 }
 
-/// An output in the directory of its source would become a part of the source.
+/// Refuses a destination inside the source directory, where the output would become part of the source.
 fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Error> {
     let is_index = checkpoint.path.to_string_lossy().ends_with(".index.json");
     let source_dir = if is_index { directory_of(&checkpoint.path) } else { checkpoint.path.clone() };
     if !Files::anywhere().is_directory(&source_dir) {
         return Ok(());
     }
-    // Where one of them cannot be resolved, reading or writing it says so.
+    // If one of them cannot be resolved, reading or writing it will report the error.
     let resolved = |path: &Path| if is_url(path) { Ok(path.to_owned()) } else { path.canonicalize() };
     let (Ok(source), Ok(parent)) = (resolved(&source_dir), resolved(&directory_of(destination))) else {
         return Ok(());
@@ -229,7 +228,7 @@ fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Erro
     Ok(())
 }
 
-/// Whether the output is one file.
+/// Returns whether the output is one file or a directory.
 fn output_kind(target: Target, destination: &Path) -> OutputKind {
     let is_file = match target {
         Target::Safetensors => destination.extension().is_some_and(|extension| extension == "safetensors"),

@@ -1,8 +1,8 @@
-//! Comparing two checkpoints of any formats, tensor by tensor, in pieces.
+//! Compares two checkpoints of any formats, tensor by tensor, in pieces.
 //!
-//! Tensors are matched by name. Those of one type are compared bit by bit; floating-point tensors also by value,
-//! across types too. A NaN equals a NaN and nothing else. Compressed items are decoded to a temporary file first
-//! (in the directory for temporary files), because both sides must be read in one order.
+//! Tensors are matched by name. Tensors of the same dtype are compared bit by bit; F64, F32, BF16 and F16 tensors are
+//! also compared by value, even across dtypes. A NaN equals only a NaN. Compressed items are first decoded to a
+//! temporary file (in the system's temporary directory), because both sides must be read in the same order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,87 +20,88 @@ use crate::{
     transfer::{Options, PieceSizes, Pieces, Reading, SourceFiles, TensorReader, in_threads, scratch_bytes},
 };
 
-/// How far values may differ: `|a - b| <= atol + rtol * |b|`.
+/// The permitted difference of values: `|a - b| <= atol + rtol * |b|`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tolerance {
-    /// Absolute part.
+    /// Absolute tolerance.
     pub atol: f64,
-    /// Part relative to the second checkpoint's value.
+    /// Tolerance relative to the second checkpoint's value.
     pub rtol: f64,
 }
 
-/// How a tensor compares.
+/// The result of comparing one tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// The same type, shape and bits.
+    /// Same dtype, shape and bits.
     EqualBits,
-    /// The same values, in another type or with other bits (`-0`, NaN).
+    /// Same values, but another dtype or other bits (`-0`, NaN).
     EqualValues {
-        /// Both types.
+        /// Dtypes in the first and second checkpoint.
         dtypes: [TensorType; 2],
     },
-    /// Other values, but all within the tolerance.
+    /// Different values, all within the tolerance.
     WithinTolerance(Deviation),
-    /// Values that differ by more than the tolerance.
+    /// Some values differ by more than the tolerance.
     Differs(Deviation),
-    /// Bits that differ, in a type that has no distance.
+    /// Different bits, in a dtype that has no distance.
     BitsDiffer {
-        /// How many elements differ.
+        /// Number of elements that differ.
         count: u64,
-        /// The first of them, in C order.
+        /// Index of the first such element, in C order.
         first: u64,
     },
-    /// Different types of which one is no floating-point type.
+    /// Different dtypes, at least one of which is not F64, F32, BF16 or F16.
     TypesDiffer {
-        /// Both types.
+        /// Dtypes in the first and second checkpoint.
         dtypes: [TensorType; 2],
     },
     /// Different shapes.
     ShapesDiffer {
-        /// Both shapes.
+        /// Shapes in the first and second checkpoint.
         shapes: [Vec<u64>; 2],
     },
-    /// Only the first checkpoint has it.
+    /// Only the first checkpoint has the tensor.
     OnlyInFirst,
-    /// Only the second checkpoint has it.
+    /// Only the second checkpoint has the tensor.
     OnlyInSecond,
 }
 
-/// How far floating-point values are apart.
+/// The difference between tensors of F64, F32, BF16 or F16.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Deviation {
-    /// Both types.
+    /// Dtypes in the first and second checkpoint.
     pub dtypes: [TensorType; 2],
-    /// Elements of other values.
+    /// Number of elements whose values differ.
     pub count: u64,
-    /// Elements that differ by more than the tolerance.
+    /// Number of elements that differ by more than the tolerance.
     pub beyond: u64,
-    /// The largest distance; infinite where one value is NaN or infinite and the other is not.
+    /// The largest distance; infinite if one value is NaN or infinite and the other is not.
     pub largest: f64,
-    /// The element with the largest distance, in C order.
+    /// Index of the element with the largest distance, in C order.
     pub at: u64,
-    /// Its values.
+    /// The two values of that element.
     pub values: [f64; 2],
 }
 
 impl Outcome {
-    /// Whether it counts as no difference.
+    /// Whether the outcome counts as equal.
     pub fn is_equal(&self) -> bool {
         matches!(self, Outcome::EqualBits | Outcome::EqualValues { .. } | Outcome::WithinTolerance(_))
     }
 }
 
-/// How two checkpoints compare.
+/// The result of comparing two checkpoints.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Diff {
-    /// Every tensor of either one, by name.
+    /// The outcome for every tensor of either checkpoint, by name.
     pub tensors: BTreeMap<String, Outcome>,
-    /// Names of values that both have and that differ.
+    /// Names of values that exist in both checkpoints and differ.
     pub values: Vec<String>,
 }
 
 impl Diff {
-    /// Whether nothing differs. Values that only one of them has do not count: not every format holds them.
+    /// Whether nothing differs. Values that only one checkpoint has do not count, because not every format can
+    /// represent them.
     pub fn is_equal(&self) -> bool {
         self.values.is_empty() && self.tensors.values().all(Outcome::is_equal)
     }
@@ -109,7 +110,8 @@ impl Diff {
 /// Compares all tensors.
 ///
 /// # Errors
-/// When neither has a tensor, one is not whole or cannot be read, a checksum does not match, or the caller cancels.
+/// If neither checkpoint has a tensor, a tensor is incomplete or cannot be read, a checksum does not match, or the
+/// caller cancels.
 pub fn diff(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -151,7 +153,7 @@ pub fn diff(
     Ok(result)
 }
 
-/// Compares two tensors of one checkpoint, exactly.
+/// Compares two tensors of one checkpoint exactly.
 pub(crate) fn within(checkpoint: &Checkpoint, names: [&str; 2], options: &Options) -> Result<Outcome, Error> {
     let [a, b] = names.map(|name| &checkpoint.tensors[name]);
     if let Some(outcome) = unlike(a, b) {
@@ -163,14 +165,14 @@ pub(crate) fn within(checkpoint: &Checkpoint, names: [&str; 2], options: &Option
     Ok(found.expect("one pair was compared").outcome(&pairs[0]))
 }
 
-/// Names of values that both have and that differ.
+/// Names of values that exist in both checkpoints and differ.
 fn values(first: &Checkpoint, second: &Checkpoint) -> Vec<String> {
     let differs =
         |name: &&String| second.values.get(*name).is_some_and(|b| b.value != first.values[*name].value);
     first.values.keys().filter(differs).cloned().collect()
 }
 
-/// Why two tensors cannot be compared element by element.
+/// Returns the outcome for tensors that cannot be compared element by element.
 fn unlike(a: &crate::checkpoint::Tensor, b: &crate::checkpoint::Tensor) -> Option<Outcome> {
     if a.shape != b.shape {
         return Some(Outcome::ShapesDiffer { shapes: [a.shape.clone(), b.shape.clone()] });
@@ -179,7 +181,7 @@ fn unlike(a: &crate::checkpoint::Tensor, b: &crate::checkpoint::Tensor) -> Optio
     (!is_comparable).then_some(Outcome::TypesDiffer { dtypes: [a.dtype, b.dtype] })
 }
 
-/// Makes one checkpoint readable in any order.
+/// Makes the tensors of one checkpoint readable in any order.
 fn side<'a>(
     checkpoint: &'a Checkpoint,
     pairs: &[[TensorReader; 2]],
@@ -192,13 +194,13 @@ fn side<'a>(
     Ok(sources)
 }
 
-/// What has been found of a tensor so far.
+/// Differences found so far in one tensor.
 #[derive(Clone, Debug, Default)]
 struct Found {
-    /// Elements whose bits or types differ.
+    /// Number of elements whose bits differ.
     bits: u64,
     first: Option<u64>,
-    /// Elements whose values differ.
+    /// Number of elements whose values differ.
     values: u64,
     beyond: u64,
     largest: f64,
@@ -225,7 +227,7 @@ impl Found {
         self.first = self.first.into_iter().chain(other.first).min();
         self.values += other.values;
         self.beyond += other.beyond;
-        // The first of equally distant elements, whatever the order of the pieces.
+        // Among elements of equal distance, keep the first, independent of the order of the pieces.
         let is_farther =
             other.largest > self.largest || (other.largest == self.largest && other.at < self.at);
         if other.values > 0 && (self.values == other.values || is_farther) {
@@ -254,7 +256,7 @@ fn compare(
     let pieces = Pieces::new(pairs.iter().map(|pair| {
         let element = pair[0].size().max(pair[1].size());
         let is_large = pair.iter().any(TensorReader::wants_large_pieces);
-        // Five buffers share what three have in a transfer; values are eight bytes wide.
+        // Five buffers share the memory that three use in a transfer; converted values have 8 bytes each.
         let bytes = if is_large { sizes.large / 8 } else { sizes.usual / 4 };
         (0..pair[0].tensor.len(), (bytes / element).max(1) as u64)
     }));

@@ -1,14 +1,14 @@
-//! Checksums of byte ranges: CRC-32 as zip archives keep it, CRC-64/NVME in native checkpoints.
+//! Checksums of byte ranges: CRC-32 as used in zip archives, CRC-64/NVME in native checkpoints.
 //!
-//! Both can be combined: the digest of a range follows from the digests of its parts, so parts are read and
-//! written by several threads in any order.
+//! Both can be combined: the digest of a range can be computed from the digests of its parts, so that several threads
+//! can read and write parts in any order.
 
 use std::fmt;
 
 use crc_fast::CrcAlgorithm;
 use serde::{Deserialize, Serialize};
 
-/// Which checksum.
+/// The kind of a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DigestKind {
     /// CRC-32/ISO-HDLC, the checksum of zip.
@@ -25,31 +25,31 @@ impl DigestKind {
         }
     }
 
-    /// The digest of `bytes`.
+    /// Returns the digest of `bytes`.
     pub fn of(self, bytes: &[u8]) -> Digest {
         Digest { kind: self, value: crc_fast::checksum(self.algorithm(), bytes) }
     }
 
-    /// The digest of no bytes.
+    /// Returns the digest of an empty range.
     pub fn empty(self) -> Digest {
         self.of(&[])
     }
 }
 
-/// A checksum.
+/// The checksum of a byte range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digest {
-    /// Which checksum.
+    /// The kind of the checksum.
     pub kind: DigestKind,
-    /// Its value; CRC-32 fills the lower half.
+    /// The value; a CRC-32 uses the lower half.
     pub value: u64,
 }
 
 impl Digest {
-    /// The digest of this range followed by another one of `next_len` bytes.
+    /// Returns the digest of this range followed by another range of `next_len` bytes.
     ///
     /// # Panics
-    /// When the kinds differ.
+    /// If the kinds differ.
     pub fn then(self, next: Digest, next_len: u64) -> Digest {
         assert_eq!(self.kind, next.kind, "digests of one kind combine");
         let value = crc_fast::checksum_combine(self.kind.algorithm(), self.value, next.value, next_len);

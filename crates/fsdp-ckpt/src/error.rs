@@ -1,8 +1,8 @@
-//! What can go wrong with checkpoints: one variant per kind of trouble that a caller can tell apart and act on.
+//! Errors of checkpoints: one variant per kind of failure that a caller can distinguish and act on.
 //!
-//! Every message is complete: it names the file, the tensor, what was expected and found, and the way out. Causes
-//! are part of the message and not chained behind `source()`, so a report prints them once. Parsers that see bytes
-//! and know no path return a [`Fault`], of which whoever knows the file makes an [`Error`].
+//! Every message is complete: it names the file, the tensor, the expected and the actual content, and the remedy.
+//! Causes are part of the message rather than chained through `source()`, so a report prints them once. Parsers that
+//! see bytes but know no path return a [`Fault`], which the code that knows the file turns into an [`Error`].
 
 mod fault;
 mod file_action;
@@ -18,26 +18,26 @@ pub use names::{DtypeDifference, NameDifferences, ShapeDifference};
 
 use file_action::advice;
 
-/// A checkpoint file, or a request made of one, that cannot be served.
+/// A checkpoint file that cannot be read or written, or a request for one that cannot be fulfilled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system or an object store refused a file operation.
     #[error("failed to {action} {}: {cause}{}", path.display(), advice(cause))]
     Io {
-        /// What was attempted.
+        /// The operation that failed.
         action: FileAction,
         /// The file or directory.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system or object store.
         cause: io::Error,
     },
-    /// A pipe, device or socket where a file is read.
+    /// A pipe, device or socket where a regular file is expected.
     #[error("{} is {what}, not a regular file; nothing else is read, so copy its content into a file", path.display())]
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What it is, in words.
+        /// Its file type, in words.
         what: &'static str,
     },
     /// A file or a set of files that is damaged or incomplete, or breaks a rule of its format.
@@ -45,110 +45,111 @@ pub enum Error {
     Malformed {
         /// The file, or the directory of the files.
         path: PathBuf,
-        /// The byte where it was noticed, where one is known: of the file, or of what a compressed item decodes to.
+        /// Byte offset of the problem, in the file or in the decoded content of a compressed item. `None` if unknown.
         offset: Option<u64>,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         reason: String,
     },
-    /// Elements of a tensor that are not there exactly once.
+    /// Some elements of a tensor are missing or stored twice.
     #[error("{reason}")]
     NotWhole {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// The first run of such elements, in C order.
         elements: Range<u64>,
-        /// Whether they are missing or doubled, and in which files.
+        /// Whether they are missing or stored twice, and in which files.
         reason: String,
     },
-    /// Content that may be sound, of a kind or version that is not read or written here.
+    /// Content that may be valid, but of a kind or version that cannot be read or written.
     #[error("{}: {reason}", path.display())]
     Unsupported {
         /// The file or directory.
         path: PathBuf,
-        /// What is not supported, and the way out.
+        /// The unsupported feature and the remedy.
         reason: String,
     },
-    /// A path that cannot be what it was named for: no checkpoint, several, or a part of one; a destination that is
-    /// taken.
+    /// A path that cannot be used as requested: it names no checkpoint, several, or a part of one, or a destination
+    /// that already exists.
     #[error("{}: {reason}", path.display())]
     WrongPath {
         /// The path.
         path: PathBuf,
-        /// What it is, and what to name instead.
+        /// What the path is, and what to name instead.
         reason: String,
     },
-    /// A tensor was asked for that the file, model or plan does not have.
+    /// The file, model or plan has no tensor of this name.
     #[error(
         "{} has no tensor `{tensor}` (it has {tensor_count}); `names()` lists those it has", path.display()
     )]
     UnknownTensor {
         /// The file, model or planned file.
         path: PathBuf,
-        /// The name that was asked for.
+        /// The requested name.
         tensor: String,
-        /// How many tensors there are.
+        /// Number of tensors that it has.
         tensor_count: usize,
     },
-    /// The tensors of a model are not those that were expected.
+    /// The tensors of a model differ from the expected ones.
     #[error("the tensors in {} are not those of the model that was asked for: {differences}", path.display())]
     NamesDiffer {
-        /// The model.
+        /// Path of the model.
         path: PathBuf,
         /// All differences.
         differences: Box<NameDifferences>,
     },
-    /// A request that the content of a file, or the format of an output, cannot fulfil.
+    /// A request that the content of a file or the format of an output cannot fulfill.
     #[error("{}: {reason}", path.display())]
     BadRequest {
         /// The source or the output.
         path: PathBuf,
-        /// What was asked for and why it cannot be, with the way out.
+        /// The request, why it cannot be fulfilled, and the remedy.
         reason: String,
     },
-    /// Writers of one output did not write what was planned, each part once.
+    /// The writers of one output did not write each planned part exactly once.
     #[error("{}: {reason}", path.display())]
     Unplanned {
         /// The output.
         path: PathBuf,
-        /// Who wrote what, and what was planned.
+        /// What was written and what was planned.
         reason: String,
     },
-    /// Another process is in the way, or has not yet done its part; another try may succeed.
+    /// Another process holds the resource or has not yet done its part; a retry may succeed.
     #[error("{}: {reason}", path.display())]
     Unavailable {
-        /// What is locked or not there.
+        /// The path that is locked or missing.
         path: PathBuf,
-        /// Who is in the way, and what to do.
+        /// The obstacle and the remedy.
         reason: String,
     },
-    /// The disk has no room for a save.
+    /// The disk does not have enough space for a save.
     #[error(
         "{}: a save needs {needed} bytes, and the disk has {free} left; make room there, or choose another out_dir",
         path.display()
     )]
     NoSpace {
-        /// The directory of all checkpoints.
+        /// The directory that contains all checkpoints.
         path: PathBuf,
-        /// Bytes of a save.
+        /// Bytes needed by a save.
         needed: u64,
-        /// Bytes that are left.
+        /// Bytes available.
         free: u64,
     },
-    /// The caller asked to stop.
+    /// The caller canceled the operation.
     #[error("interrupted; nothing was left behind")]
     Canceled,
-    /// Several things are wrong with one checkpoint.
+    /// Several problems of one checkpoint.
     #[error("{}", joined(problems))]
     Several {
-        /// Each of them.
+        /// The problems.
         problems: Vec<Error>,
     },
 }
 
 impl Error {
-    /// What this failure calls for. Damage and wrong requests are input; what the operating system says may pass.
+    /// Classifies the failure. Damage and invalid requests are `Input`; errors of the operating system may be
+    /// temporary.
     ///
-    /// The `match` has no wildcard: a new variant does not compile before it is classified.
+    /// The `match` has no wildcard, so that a new variant does not compile until it is classified.
     pub fn kind(&self) -> FailureKind {
         match self {
             Error::Io { cause, .. } => FailureKind::of_io(cause),
@@ -169,7 +170,7 @@ impl Error {
         }
     }
 
-    /// The problems that this error consists of, in most cases itself.
+    /// Returns the problems that this error consists of, usually only itself.
     pub fn into_problems(self) -> Vec<Error> {
         match self {
             Error::Several { problems } => problems,
@@ -177,7 +178,7 @@ impl Error {
         }
     }
 
-    /// None of these errors, the only one, or all of them as one.
+    /// Returns `Ok` for no problems, the only problem itself, or all of them as one error.
     pub(crate) fn all_of(mut problems: Vec<Error>) -> Result<(), Error> {
         match problems.pop() {
             None => Ok(()),
@@ -189,7 +190,7 @@ impl Error {
         }
     }
 
-    /// Whether it says that a file is not there.
+    /// Whether the error reports a missing file.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Error::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
     }
@@ -223,7 +224,7 @@ impl Error {
     }
 }
 
-/// Problems that a message lists.
+/// Maximum number of problems in a message.
 const LISTED_MAX: usize = 4;
 
 fn joined(problems: &[Error]) -> String {
@@ -234,7 +235,7 @@ fn joined(problems: &[Error]) -> String {
     }
 }
 
-/// A word of a command, as a shell takes it: in quotes where it needs them.
+/// Quotes a word of a command for a shell, if it needs quotes.
 pub(crate) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_-./:=+,@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -243,7 +244,7 @@ pub(crate) fn shell_word(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// The first items of a list, and how many more there are: for messages.
+/// Formats the first items of a list and the number of the others, for messages.
 pub(crate) fn listed<T: ToString>(items: &[T], max: usize) -> String {
     let shown: Vec<String> = items.iter().take(max).map(T::to_string).collect();
     match items.len() - shown.len() {

@@ -1,5 +1,5 @@
-//! Streaming export: a model is planned as a whole, written in place by any number of writers, and appears
-//! under its final names only when every row has been written.
+//! Streaming export: a model is planned as a whole, written in place by any number of writers, and appears under its
+//! final names only once every row has been written.
 //!
 //! ```text
 //! ExportPlan::new ---- create() --> Export ------------------- commit(receipts) --> final names
@@ -9,17 +9,16 @@
 //!    +-- writer() --> ExportWriter -- write_rows*(..) -- finish() --> Receipt
 //! ```
 //!
-//! The plan fixes every byte's place beforehand, so writers need not know of each other: each opens the
-//! temporary files itself and writes at its own offsets. A [`Receipt`] says which rows a writer wrote; the
-//! commit holds the receipts against the plan, so a row that nobody wrote, or that two wrote, is an error
-//! and never a row of zeros in a finished file.
+//! The plan fixes the place of every byte, so writers are independent: each opens the temporary files itself and writes
+//! at its own offsets. A [`Receipt`] records which rows a writer wrote. The commit compares the receipts with the plan,
+//! so a row that was never written, or was written twice, is an error and not a row of zeros in a finished file.
 //!
-//! Temporary files carry the final name with `.tmp` appended and lie beside it. They are locked while an
-//! [`Export`] lives; leftovers of a killed process are overwritten by the next export to the same path.
+//! A temporary file has the final name with `.tmp` appended, in the same directory. It is locked while an [`Export`]
+//! lives; the next export to the same path overwrites leftovers of a killed process.
 //!
-//! A sharded model is several files and an index, which no file system renames as one. The commit removes
-//! the index of an older model first and puts the new one in place last: after a crash in between there is
-//! no index, so no reader sees old and new files mixed.
+//! A sharded model is several files and an index, which no file system can rename together. The commit removes the
+//! index of an older model first and renames the new one last: after a crash in between there is no index, so readers
+//! never see old and new files mixed.
 
 mod commit;
 mod coverage;

@@ -1,7 +1,7 @@
-//! The file operations of this crate, each with the error that names its path.
+//! The file operations of this crate, whose errors name the path.
 //!
-//! [`Files`] is a file system, [`PathFile`] an open file of one. What the trait underneath leaves out is built
-//! here: whole reads and writes, locked temporary files, removal of directories.
+//! [`Files`] is a file system, [`PathFile`] an open file in it. Operations that the underlying trait leaves out are
+//! built here: whole reads and writes, locked temporary files, recursive removal.
 
 use std::{
     ffi::OsStr,
@@ -17,10 +17,10 @@ use crate::{
     files::{Access, FileKind, FileSystem, Metadata, OpenFile, disk::Disk, url},
 };
 
-/// File systems whose errors name the path.
+/// A file system whose errors name the path.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
-    /// None for those that a user can name: the disk, and object stores by their URLs.
+    /// `None` for the file systems that a user can name: the disk, and object stores by their URLs.
     only: Option<Arc<dyn FileSystem>>,
 }
 
@@ -32,19 +32,19 @@ pub(crate) struct PathFile {
     path: PathBuf,
 }
 
-/// What came of an attempt to lock a file.
+/// The result of an attempt to lock a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
-    /// It is locked until it is closed.
+    /// This handle holds the lock until it is closed.
     Here,
-    /// Another opening of the file holds the lock.
+    /// Another handle of the file holds the lock.
     Elsewhere,
-    /// The file system has no locks: two holders are not noticed.
+    /// The file system has no locks, so a second holder goes unnoticed.
     Unsupported,
 }
 
 impl Files {
-    /// The disk, and object stores by their URLs.
+    /// The disk, and object stores for URLs.
     pub(crate) fn anywhere() -> Files {
         Files { only: None }
     }
@@ -67,30 +67,30 @@ impl Files {
         }
     }
 
-    /// Whether names can be changed at a path, as on disks and not in object stores.
+    /// Whether files at a path can be renamed: true for disks, false for object stores.
     pub(crate) fn renames(&self, path: &Path) -> bool {
         self.only.as_ref().map_or_else(|| !url::is_url(path), |files| files.renames())
     }
 
-    /// Opens a regular file for reading; returns the length too.
+    /// Opens a regular file for reading; returns its length too.
     pub(crate) fn open(&self, path: &Path) -> Result<(PathFile, u64), Error> {
         let opened = failed(FileAction::Open, path);
-        // Opening a device may already do something.
+        // Merely opening a device may have side effects.
         expect_file(path, self.at(path, |files| files.metadata(path)).map_err(&opened)?)?;
         let file = self.open_as(path, Access::Read, FileAction::Open)?;
-        // Something else may have the name since.
+        // The name may refer to something else by now.
         let metadata = file.file.metadata().map_err(&opened)?;
         expect_file(path, metadata)?;
         Ok((file, metadata.len))
     }
 
-    /// Creates a file that must not be there yet.
+    /// Creates a file that must not exist yet.
     pub(crate) fn create_new(&self, path: &Path) -> Result<PathFile, Error> {
         self.open_as(path, Access::CreateNew, FileAction::Create)
     }
 
-    /// Creates a file of `len` zero bytes, with their disk space, and locks it for as long as it is open. A leftover of a former
-    /// process is emptied first; one that another holder has locked is an error.
+    /// Creates a file of `len` zero bytes, reserves disk space for it, and locks it until it is closed. A leftover of
+    /// an earlier process is emptied first; a file that another handle has locked is an error.
     pub(crate) fn create_locked(&self, path: &Path, len: u64) -> Result<PathFile, Error> {
         let before = self.kind_of_name(path);
         if before.is_some_and(|found| found != FileKind::File) {
@@ -100,7 +100,7 @@ impl Files {
         let locked = created.try_lock();
         let is_ours = locked.as_ref().map_or(before.is_none(), |locked| *locked != Locked::Elsewhere);
         let ready = locked.and_then(|locked| {
-            // Between opening and locking, the former holder may have renamed or removed the file.
+            // Between opening and locking, the previous holder may have renamed or removed the file.
             if locked == Locked::Elsewhere || !created.is_still_at_path() {
                 let reason =
                     "this temporary file is being written by another export; wait for it or remove the path";
@@ -110,7 +110,7 @@ impl Files {
             created.allocate(len)
         });
         if is_ours && ready.is_err() {
-            // The first error is the one to report.
+            // Report the first error.
             let _ = created.remove();
         }
         ready.map(|_| created)
@@ -121,66 +121,66 @@ impl Files {
         self.open_as(path, Access::Write, FileAction::Open)
     }
 
-    /// Locks a directory or file until the handle is closed; none if another holds it.
+    /// Locks a directory or file until the handle is closed; `None` if another handle holds the lock.
     pub(crate) fn lock(&self, path: &Path) -> Result<Option<PathFile>, Error> {
         let opened = self.open_as(path, Access::Read, FileAction::Open)?;
         Ok((opened.try_lock()? != Locked::Elsewhere).then_some(opened))
     }
 
-    /// Opens a file, created if it is not there, whose only purpose is to be locked.
+    /// Opens a lock file, which is created if it does not exist.
     pub(crate) fn open_lock(&self, path: &Path) -> Result<PathFile, Error> {
         self.open_as(path, Access::CreateOrWrite, FileAction::Create)
     }
 
-    /// The whole content of a file, of at most `len_max` bytes; none if it is longer.
+    /// Reads a whole file; `None` if it has more than `len_max` bytes.
     pub(crate) fn read_small(&self, path: &Path, len_max: u64) -> Result<Option<Vec<u8>>, Error> {
         let (file, len) = self.open(path)?;
         (len <= len_max).then(|| file.read_first(len)).transpose()
     }
 
-    /// The whole content of a file whose length is ours to choose.
+    /// Reads a whole file whose length this crate controls.
     pub(crate) fn read_whole(&self, path: &Path) -> Result<Vec<u8>, Error> {
         let (file, len) = self.open(path)?;
         file.read_first(len)
     }
 
-    /// Writes a small file that must not be there yet, and makes its content durable.
+    /// Writes a small file that must not exist yet, and makes its contents durable.
     pub(crate) fn write_new(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         self.create_new(path)?.put(bytes)
     }
 
-    /// Writes a small file of an object store in one step, in the place of what has its name.
+    /// Writes a small object in one step, replacing an object with this name.
     pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         self.open_as(path, Access::CreateOrWrite, FileAction::Create)?.put(bytes)
     }
 
-    /// Whether something has this name, or is where it leads.
+    /// Whether a path exists; follows symbolic links.
     pub(crate) fn exists(&self, path: &Path) -> bool {
         self.at(path, |files| files.metadata(path)).is_ok()
     }
 
-    /// Whether something has this name, be it a link that leads nowhere.
+    /// Whether a name exists, even as a symbolic link that leads nowhere.
     pub(crate) fn link_exists(&self, path: &Path) -> bool {
         self.at(path, |files| files.link_metadata(path)).is_ok()
     }
 
-    /// What has this name, a link not followed; nothing if it can not be looked at.
+    /// The kind of a name, without following symbolic links; `None` if it cannot be determined.
     pub(crate) fn kind_of_name(&self, path: &Path) -> Option<FileKind> {
         self.at(path, |files| files.link_metadata(path)).ok().map(|found| found.kind)
     }
 
-    /// What a path leads to, or nothing.
+    /// The metadata of a path; `None` if it does not exist.
     pub(crate) fn metadata_if_there(&self, path: &Path) -> Result<Option<Metadata>, Error> {
         if_there(self.at(path, |files| files.metadata(path)).map(Some))
             .map_err(failed(FileAction::Open, path))
     }
 
-    /// Whether the path leads to a directory.
+    /// Whether a path leads to a directory.
     pub(crate) fn is_directory(&self, path: &Path) -> bool {
         self.at(path, |files| files.metadata(path)).is_ok_and(|found| found.kind == FileKind::Directory)
     }
 
-    /// The names in a directory, sorted. Names that are not UTF-8 are none of ours and come out changed.
+    /// The names in a directory, sorted. This crate makes only UTF-8 names; other names are returned altered.
     pub(crate) fn list(&self, dir: &Path) -> Result<Vec<String>, Error> {
         let names = self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))?;
         let mut names: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
@@ -188,7 +188,7 @@ impl Files {
         Ok(names)
     }
 
-    /// Creates a directory; one that is there already is fine.
+    /// Creates a directory, if it does not exist.
     pub(crate) fn create_directory_if_absent(&self, dir: &Path) -> Result<(), Error> {
         let cause = match self.at(dir, |files| files.create_directory(dir)) {
             Ok(()) => return Ok(()),
@@ -196,7 +196,8 @@ impl Files {
         };
         if cause.kind() == io::ErrorKind::AlreadyExists {
             match self.metadata_if_there(dir)? {
-                // One that another client has just made may not be seen yet; what is created in it will tell.
+                // A directory that another client has just made may not be visible yet; creating a file in it will
+                // show.
                 None | Some(Metadata { kind: FileKind::Directory, .. }) => return Ok(()),
                 Some(_) => {}
             }
@@ -209,29 +210,29 @@ impl Files {
         self.at(dir, |files| files.sync_directory(dir)).map_err(failed(FileAction::Sync, dir))
     }
 
-    /// Renames a file, replacing what has the new name.
+    /// Renames a file, replacing a file that has the new name.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), Error> {
         self.at(from, |files| files.rename(from, to)).map_err(failed(FileAction::Rename, from))
     }
 
-    /// Renames something; returns whether it was there.
+    /// Renames a file or directory; returns whether it existed.
     pub(crate) fn rename_if_there(&self, from: &Path, to: &Path) -> Result<bool, Error> {
         if_there(self.at(from, |files| files.rename(from, to)).map(|()| true))
             .map_err(failed(FileAction::Rename, from))
     }
 
-    /// Removes a file; returns whether it was there.
+    /// Removes a file; returns whether it existed.
     pub(crate) fn remove_if_there(&self, path: &Path) -> Result<bool, Error> {
         if_there(self.at(path, |files| files.remove_file(path)).map(|()| true))
             .map_err(failed(FileAction::Remove, path))
     }
 
-    /// Gives up an object that is on its way.
+    /// Aborts the upload of objects at or below a path.
     pub(crate) fn give_up(&self, path: &Path) -> Result<(), Error> {
         self.at(path, |files| files.remove_directory(path)).map_err(failed(FileAction::Remove, path))
     }
 
-    /// Removes a directory and everything in it. Others may remove it at the same time: what is gone is no error.
+    /// Removes a directory and everything in it. Tolerates that other processes remove parts of it at the same time.
     pub(crate) fn remove_tree(&self, dir: &Path) -> Result<(), Error> {
         let names = if_there(self.at(dir, |files| files.list(dir))).map_err(failed(FileAction::List, dir))?;
         for path in names.into_iter().map(|name| dir.join(name)) {
@@ -245,7 +246,7 @@ impl Files {
         if_there(self.at(dir, |files| files.remove_directory(dir))).map_err(failed(FileAction::Remove, dir))
     }
 
-    /// Bytes of all files below a directory, by their lengths.
+    /// Total length of all files below a directory, in bytes.
     pub(crate) fn tree_bytes(&self, dir: &Path) -> Result<u64, Error> {
         let mut bytes = 0;
         for name in self.at(dir, |files| files.list(dir)).map_err(failed(FileAction::List, dir))? {
@@ -258,7 +259,7 @@ impl Files {
         Ok(bytes)
     }
 
-    /// Bytes that may still be written to the disk of a directory.
+    /// Bytes that can still be written to the disk of a directory.
     pub(crate) fn free_bytes(&self, dir: &Path) -> Result<u64, Error> {
         self.at(dir, |files| files.free_bytes(dir)).map_err(failed(FileAction::Measure, dir))
     }
@@ -269,14 +270,14 @@ impl Files {
     }
 }
 
-/// What a call returns, or the default if nothing has the name that it asks for.
+/// The result of a call, or the default if it failed because the path does not exist.
 fn if_there<T: Default>(called: io::Result<T>) -> io::Result<T> {
     called
         .or_else(|cause| if cause.kind() == io::ErrorKind::NotFound { Ok(T::default()) } else { Err(cause) })
 }
 
 impl PathFile {
-    /// Opens a file of [`Files::anywhere`] for reading; returns the length too.
+    /// Opens a file of [`Files::anywhere`] for reading; returns its length too.
     pub(crate) fn open(path: &Path) -> Result<(PathFile, u64), Error> {
         Files::anywhere().open(path)
     }
@@ -291,15 +292,15 @@ impl PathFile {
         }
     }
 
-    /// Removes the path, if it still leads to this file: another process may have put its own there since.
+    /// Removes the path if it still leads to this file; another process may have replaced it.
     pub(crate) fn remove(&self) -> Result<(), Error> {
         if self.is_still_at_path() { self.files.remove_if_there(&self.path).map(drop) } else { Ok(()) }
     }
 
-    /// Gives the file up, if it is an object on its way: it keeps memory until then.
+    /// Aborts the upload if this is an object that is being written, which frees its memory.
     pub(crate) fn give_up(&self) {
         if !self.files.renames(&self.path) {
-            // Nobody is left to tell; the store can be told to remove what is left of such.
+            // An error here cannot be reported; stores can be configured to remove incomplete uploads.
             let _ = self.files.give_up(&self.path);
         }
     }
@@ -317,19 +318,19 @@ impl PathFile {
         Ok(self.file.metadata().map_err(failed(FileAction::Open, &self.path))?.len)
     }
 
-    /// The path that the file was opened with.
+    /// The path with which the file was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The first `len` bytes.
+    /// Reads the first `len` bytes.
     pub(crate) fn read_first(&self, len: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; len as usize];
         self.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
     }
 
-    /// Fills `out` from the bytes at `offset`.
+    /// Fills `out` with the bytes at `offset`.
     pub(crate) fn read_exact_at(&self, mut out: &mut [u8], mut offset: u64) -> Result<(), Error> {
         let failed = failed(FileAction::Read, &self.path);
         while !out.is_empty() {
@@ -357,29 +358,30 @@ impl PathFile {
         Ok(())
     }
 
-    /// Writes the whole content, and makes it durable.
+    /// Writes the whole contents and makes them durable.
     fn put(&self, bytes: &[u8]) -> Result<(), Error> {
         self.write_all_at(bytes, 0)?;
         self.sync()
     }
 
-    /// Extends the file by zeros to `len` bytes and takes their disk space; false where only the length could be set.
+    /// Extends the file with zeros to `len` bytes and reserves disk space; returns false if only the length could be
+    /// set.
     pub(crate) fn allocate(&self, len: u64) -> Result<bool, Error> {
         self.file.allocate(len).map_err(failed(FileAction::Allocate, &self.path))
     }
 
-    /// Cuts the file or extends it by zeros.
+    /// Truncates the file or extends it with zeros.
     pub(crate) fn set_len(&self, len: u64) -> Result<(), Error> {
         self.file.set_len(len).map_err(failed(FileAction::Resize, &self.path))
     }
 
-    /// Makes content and length durable.
+    /// Makes contents and length durable.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         self.file.sync().map_err(failed(FileAction::Sync, &self.path))
     }
 }
 
-/// The error for a temporary file that is something else than what was made there.
+/// The error for a temporary file that is not the one that was created.
 pub(crate) fn not_as_planned(path: &Path) -> Error {
     Error::wrong_path(
         path,
@@ -387,7 +389,7 @@ pub(crate) fn not_as_planned(path: &Path) -> Error {
     )
 }
 
-/// The directory that a path lies in.
+/// The directory that contains a path.
 pub(crate) fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -395,18 +397,18 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether a file of this name, which a file gives, lies directly in its directory.
+/// Whether a name read from a file is a plain file name, without directories.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0'])
 }
 
-/// The last step of a path, which the path of an output must have.
+/// The last component of an output path, which must have one.
 pub(crate) fn file_name(path: &Path) -> Result<&OsStr, Error> {
     let reason = "it does not end in a file name; give a path such as model.safetensors";
     path.file_name().ok_or_else(|| Error::wrong_path(path, reason))
 }
 
-/// Refuses to read what is no regular file: a pipe can wait for ever, a device has no end.
+/// Refuses anything but a regular file: a pipe may block forever, and a device has no end.
 fn expect_file(path: &Path, found: Metadata) -> Result<(), Error> {
     match found.kind {
         FileKind::File => Ok(()),
@@ -415,7 +417,7 @@ fn expect_file(path: &Path, found: Metadata) -> Result<(), Error> {
     }
 }
 
-/// Turns an error of the operating system into ours.
+/// Converts an I/O error of an action on a path to an [`Error`].
 pub(crate) fn failed(action: FileAction, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
     let path = path.to_owned();
     move |cause| Error::Io { action, path: path.clone(), cause }

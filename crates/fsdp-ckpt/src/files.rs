@@ -1,12 +1,12 @@
-//! What this crate asks of a file system: one small trait, behind which are the disk, object stores, and a failing
-//! one for tests.
+//! The file system interface of this crate: one small trait, implemented by the disk, by object stores, and by a
+//! failing file system for tests.
 //!
-//! Nothing else here calls `std::fs`. [`disk::Disk`] is the real one. The trait knows positions, lengths,
-//! names and durability and nothing else: no cursors, no buffering, no recursion, no temporary names. Those
-//! are built on it once, in `file_io`, for every implementation alike.
+//! No other module of this crate calls `std::fs`; [`disk::Disk`] does. The trait covers only positions, lengths, names
+//! and durability: no cursors, buffering, recursion or temporary names. `file_io` builds these on top, once for all
+//! implementations.
 //!
-//! Writes become durable by [`OpenFile::sync`], names by [`FileSystem::sync_directory`]; whatever was not
-//! made durable may be lost or kept by a crash, in any order.
+//! [`OpenFile::sync`] makes writes durable, [`FileSystem::sync_directory`] names. After a crash, any change that was
+//! not made durable may be lost or kept, in any order.
 
 pub(crate) mod disk;
 #[cfg(feature = "object-store")]
@@ -22,19 +22,19 @@ use std::{ffi::OsString, fmt, io, path::Path};
 
 /// Operations on names.
 pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
-    /// Whether names can be changed, and files seen while they are written. Where not, a file appears under its name
-    /// when it is synced, and that is all that there is to publish it. One created as new is then refused if it is
-    /// there and its length was not set before: this is how of several writers the first is found. Others may replace
-    /// what is there.
+    /// Whether files can be renamed, and are visible while they are written. If not, a file appears under its name when
+    /// it is synced, which is the only way to publish it. Syncing a file opened with [`Access::CreateNew`] then fails
+    /// if the name exists, unless the file's length was set before; this decides which of several writers is first. Any
+    /// other file may replace an existing one.
     fn renames(&self) -> bool;
 
-    /// Opens a file. It never waits: a pipe or device is opened as it is, or refused.
+    /// Opens a file. Never blocks: a pipe or device is opened as it is, or refused.
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>>;
 
-    /// What a path leads to, through symbolic links.
+    /// The metadata of the file or directory at a path; follows symbolic links.
     fn metadata(&self, path: &Path) -> io::Result<Metadata>;
 
-    /// What a name is itself: a symbolic link is neither a file nor a directory.
+    /// The metadata of the name itself: a symbolic link is neither a file nor a directory.
     fn link_metadata(&self, path: &Path) -> io::Result<Metadata>;
 
     /// The names in a directory, in any order.
@@ -46,7 +46,7 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Makes the names in a directory durable.
     fn sync_directory(&self, dir: &Path) -> io::Result<()>;
 
-    /// Gives a file or directory another name in one step; a file that has that name is replaced.
+    /// Renames a file or directory atomically; replaces a file that has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
@@ -55,42 +55,42 @@ pub(crate) trait FileSystem: fmt::Debug + Send + Sync {
     /// Removes an empty directory.
     fn remove_directory(&self, dir: &Path) -> io::Result<()>;
 
-    /// Bytes that this process may still write to the disk of a directory.
+    /// Bytes that this process can still write to the disk of a directory.
     fn free_bytes(&self, dir: &Path) -> io::Result<u64>;
 }
 
-/// Operations on an open file. All are positioned, so threads share one. What a kind of file does not have is provided,
-/// and refused.
+/// Operations on an open file. All are positioned, so threads can share a file. The default methods fail, for kinds of
+/// files that lack the operation.
 pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
-    /// Reads up to `out.len()` bytes; 0 only at the end of the file or for an empty `out`.
+    /// Reads up to `out.len()` bytes. Returns 0 only at the end of the file or for an empty `out`.
     fn read_at(&self, _out: &mut [u8], _offset: u64) -> io::Result<usize> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
-    /// Writes a part of `bytes`, at least one byte of those that there are.
+    /// Writes the first bytes of `bytes`, at least one unless it is empty, and returns their number.
     fn write_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<usize> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
-    /// Extends the file by zeros to `len` bytes, and takes the disk space for them, so that writing them can not fail
-    /// for lack of it. False where the file system can not do that: then only the length is set.
+    /// Extends the file with zeros to `len` bytes and reserves disk space for them, so that writing them cannot fail
+    /// for lack of space. Returns false if the file system cannot reserve space; then only the length is set.
     fn allocate(&self, len: u64) -> io::Result<bool> {
         self.set_len(len).map(|()| true)
     }
 
-    /// Cuts the file or extends it by zeros.
+    /// Truncates the file or extends it with zeros.
     fn set_len(&self, _len: u64) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 
-    /// What the file is now.
+    /// The current metadata of the file.
     fn metadata(&self) -> io::Result<Metadata>;
 
-    /// Makes content and length durable, not the name.
+    /// Makes contents and length durable, but not the name.
     fn sync(&self) -> io::Result<()>;
 
-    /// Locks the file against other openings of it until it is closed, also by a crash. False if another
-    /// holds the lock; an error of the kind `Unsupported` if the file system has no locks.
+    /// Locks the file against other handles until it is closed, which a crash also does. Returns false if another
+    /// handle holds the lock. Fails with `Unsupported` if the file system has no locks.
     fn try_lock(&self) -> io::Result<bool> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -101,28 +101,28 @@ pub(crate) trait OpenFile: fmt::Debug + Send + Sync {
 pub(crate) enum Access {
     /// For reading.
     Read,
-    /// For writing; it must exist, and keeps its content.
+    /// For writing. The file must exist; its contents are kept.
     Write,
-    /// For writing; it is created if it is not there, and else keeps its content.
+    /// For writing. The file is created if it does not exist; otherwise its contents are kept.
     CreateOrWrite,
-    /// For writing; it must not exist.
+    /// For writing. The file must not exist.
     CreateNew,
 }
 
-/// What a name leads to.
+/// The metadata of a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Metadata {
     pub(crate) kind: FileKind,
     pub(crate) len: u64,
-    /// Device and number of the file: equal for equal files. Of an object, 0 and what tells its version.
+    /// Device and inode number, which identify a file. For an object: 0 and a hash of its version.
     pub(crate) id: (u64, u64),
 }
 
-/// What kind of thing a name leads to.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     File,
     Directory,
-    /// Something else, in words.
+    /// Anything else, described in words.
     Other(&'static str),
 }

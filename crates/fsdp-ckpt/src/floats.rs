@@ -1,8 +1,8 @@
 //! Conversions between floating-point values in memory and the float types of files.
 //!
-//! Widening (`BF16`, `F16`, `F32` to `f32` or `f64`) is exact. Narrowing rounds once, to nearest with ties to
-//! even, and a finite value that would become infinite is refused instead of written. Slices are converted
-//! whole; cutting them into bounded chunks is the caller's business.
+//! Widening (`BF16`, `F16`, `F32` to `f32` or `f64`) is exact. Narrowing rounds once, to nearest with ties to even, and
+//! fails for a finite value that would become infinite. Slices are converted whole; callers cut them into bounded
+//! chunks.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use half::{bf16, f16};
 
 use crate::{error::Error, safetensors::TensorType};
 
-/// Elements converted per chunk by readers and writers.
+/// Number of elements that readers and writers convert per chunk.
 pub(crate) const CHUNK_ELEMENTS: usize = 1 << 17;
 
-/// A finite value that would become infinite.
+/// A finite value that would become infinite in the target type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OutOfRange {
     /// Index in the converted slice.
@@ -23,7 +23,7 @@ pub(crate) struct OutOfRange {
 }
 
 impl OutOfRange {
-    /// The error that names the tensor, for a slice that begins at `first` in it.
+    /// Converts it to an error that names the tensor, for a slice that begins at element `first` of the tensor.
     pub(crate) fn in_tensor(self, path: &Path, tensor: &str, first: u64) -> Error {
         let OutOfRange { index, value, target } = self;
         let element = first + index as u64;
@@ -35,7 +35,7 @@ impl OutOfRange {
     }
 }
 
-/// Refuses a tensor of a type that does not convert to and from floating-point values.
+/// Refuses a tensor whose dtype does not convert to and from floating-point values.
 pub(crate) fn expect_convertible(path: &Path, tensor: &str, dtype: TensorType) -> Result<(), Error> {
     if dtype.is_convertible() {
         return Ok(());
@@ -47,10 +47,10 @@ pub(crate) fn expect_convertible(path: &Path, tensor: &str, dtype: TensorType) -
     Err(Error::bad_request(path, reason))
 }
 
-/// Elements that [`between`] converts at a time, through an array on the stack.
+/// Number of elements that [`between`] converts at a time, in an array on the stack.
 const STEP_ELEMENTS: usize = 512;
 
-/// Converts elements of one convertible type of files to another one. Both slices hold equally many.
+/// Converts elements from one convertible dtype to another. Both slices hold the same number of elements.
 pub(crate) fn between(
     from: TensorType,
     to: TensorType,
@@ -83,12 +83,12 @@ fn between_through<T: Real>(
     Ok(())
 }
 
-/// `f32` or `f64`: what values are in memory.
+/// The type of values in memory: `f32` or `f64`.
 pub(crate) trait Real: bytemuck::Pod {
-    /// The file type of the same elements.
+    /// The dtype with the same representation in files.
     const NATIVE: TensorType;
 
-    /// Converts `out.len()` elements of a convertible `dtype`.
+    /// Converts `out.len()` elements from a convertible `dtype`.
     fn decode(dtype: TensorType, bytes: &[u8], out: &mut [Self]) -> Result<(), OutOfRange>;
 
     /// Converts `values.len()` elements to a convertible `dtype`.
@@ -179,8 +179,8 @@ fn encode_halves<T: Copy>(dtype: TensorType, values: &[T], out: &mut [u8], to_f3
     }
 }
 
-/// Rounds to `f32` so that rounding the result again, to half precision, equals rounding once: an inexact
-/// result gets an odd last bit, which can never be a tie of the second rounding.
+/// Rounds to `f32` so that rounding the result again, to half precision, equals rounding once: an inexact result gets
+/// an odd last bit, so it is never a tie of the second rounding.
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let exact = f64::from(nearest) == value || value.is_nan();
@@ -194,16 +194,16 @@ fn round_to_odd(value: f64) -> f32 {
     }
 }
 
-/// Finds the first finite value that rounds to infinity in `target`.
+/// Fails with the first finite value that rounds to infinity in `target`.
 fn check_range(values: impl Iterator<Item = f64> + Clone, target: TensorType) -> Result<(), OutOfRange> {
-    // Half a unit in the last place above the largest finite value: a tie, which goes to the even infinity.
+    // Half a unit in the last place above the largest finite value. This is a tie, which rounds to infinity (even).
     let limit = match target {
         TensorType::F16 => 65520.0,
         TensorType::Bf16 => f64::from(f32::from_bits(0x7f7f_8000)),
         _ => f64::from(f32::MAX) + (103_f64).exp2(),
     };
     let is_outside = |value: f64| value.abs() >= limit && value.is_finite();
-    // The usual case is that none is: a loop without an exit, which vectorizes.
+    // Usually no value is outside. A loop without an exit vectorizes.
     if !values.clone().fold(false, |any, value| any | is_outside(value)) {
         return Ok(());
     }

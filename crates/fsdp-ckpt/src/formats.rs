@@ -1,7 +1,8 @@
-//! Readers: one module per format, each from a file or directory to a [`Checkpoint`](crate::checkpoint::Checkpoint).
+//! Readers: one module per format, each of which turns a file or directory into a
+//! [`Checkpoint`](crate::checkpoint::Checkpoint).
 //!
-//! They read metadata alone, and trust none of it: what a reader returns lies inside its files. Whether all elements
-//! are there, [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) proves.
+//! Readers read metadata only and trust none of it: every range that they return is inside its file. They do not prove
+//! that every element is present; [`check_coverage`](crate::checkpoint::Checkpoint::check_coverage) does.
 
 pub mod dcp;
 pub mod deepspeed;

@@ -1,6 +1,6 @@
-//! Entry points of the fuzz targets in `fuzz/`: parsers that are not public, on bytes in memory.
+//! Entry points of the fuzz targets in `fuzz/`: private parsers on bytes in memory.
 //!
-//! Each returns when the bytes are refused, and panics when what was read breaks a promise of its parser.
+//! Each returns if the bytes are refused, and panics if the result violates an invariant of its parser.
 
 use std::path::Path;
 
@@ -13,15 +13,16 @@ use crate::{
     zip::Archive,
 };
 
-/// Parses a pickle and writes its value out.
+/// Parses a pickle and expands its value.
 pub fn pickle(bytes: &[u8]) {
     if let Ok(graph) = pickle::parse(bytes) {
-        // Too large to be written out is a fine answer.
+        // The parser may refuse to expand a value that is too large.
         let _ = graph.value(graph.root(), &mut Budget::default());
     }
 }
 
-/// Reads an archive, and what `torch.save` would have put into it, as a whole and as a beginning.
+/// Reads an archive, both as a whole and as the beginning of a file, together with the content that `torch.save` would
+/// have put into it.
 pub fn zip(bytes: &[u8]) {
     let (memory, len) = (Memory(bytes.to_vec()), bytes.len() as u64);
     let section = Section::new(&memory, 0..len, Path::new("fuzzed"), "");
@@ -35,21 +36,21 @@ pub fn zip(bytes: &[u8]) {
     let _ = torch::open_beginning(section, len);
 }
 
-/// Reads a manifest: the bytes as they are, and with the digest that they need to get further.
+/// Reads a manifest: the bytes as they are, and with a corrected digest, which lets the parser get further.
 pub fn manifest(bytes: &[u8]) {
-    // Refusing is a fine answer.
+    // The parser may refuse the bytes.
     let _ = Manifest::parse(bytes.to_vec());
     let _ = manifest_with_digest(bytes);
 }
 
-/// The manifest of a text in which the digest is absent or wrong, if it is one otherwise.
+/// Parses a manifest after replacing its digest, which may be absent or wrong. `None` if it is invalid otherwise.
 fn manifest_with_digest(bytes: &[u8]) -> Option<Manifest> {
     let text = std::str::from_utf8(bytes).ok()?;
     let end = text.rfind(",\"digest\":").or_else(|| text.rfind('}'))?;
     let body = &text[..end];
     let sealed = format!("{body},\"digest\":\"{}\"}}\n", DigestKind::Crc64.of(body.as_bytes()));
     let manifest = Manifest::parse(sealed.into_bytes()).ok()?;
-    // Readers descend a little deeper than the writer goes.
+    // Readers accept slightly deeper nesting than the writer produces, so writing may fail.
     if let Ok(written) = manifest.to_bytes() {
         let again = Manifest::parse(written.clone()).expect("what is written can be read");
         assert_eq!(again.to_bytes().as_ref(), Ok(&written), "writing is stable");
@@ -63,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// The contents of the seeds of a target.
+    /// The seeds of a fuzz target.
     fn seeds(target: &str) -> Vec<Vec<u8>> {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
         let files = fs::read_dir(folder).unwrap();
@@ -84,7 +85,7 @@ mod tests {
             let section = Section::new(&memory, 0..len, Path::new("seed"), "");
             let whole = torch::open(section).unwrap();
             assert_eq!(Archive::open(section).unwrap(), whole.archive);
-            // A whole file is a beginning too, and no storage needs to stay open.
+            // A whole file is also the beginning of a file; it leaves no storage open.
             assert_eq!(torch::open_beginning(section, len).unwrap().root, whole.root);
         }
     }

@@ -1,7 +1,6 @@
-//! What a checkpoint holds, in numbers: for people who want to know what they have.
+//! A summary of a checkpoint in numbers.
 //!
-//! Everything follows from metadata; no tensor is read. Whether the bytes are sound is the business of
-//! [`verify`](crate::verify).
+//! Everything is derived from metadata; no tensor is read. [`verify`](crate::verify) checks that the bytes are sound.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -11,52 +10,52 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// Tensors of one kind, in numbers.
+/// The totals of a set of tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Elements of all of them.
+    /// Total number of elements.
     pub elements: u64,
-    /// Bytes of all of them.
+    /// Total bytes.
     pub bytes: u64,
 }
 
 /// A checkpoint in numbers.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// What was opened.
+    /// The file or directory that was opened.
     pub path: PathBuf,
-    /// The format in words.
+    /// The format in words, with its variant ("PyTorch DCP 1.0.0, zstd").
     pub format: String,
-    /// Ranks that wrote it, where the format says.
+    /// Number of ranks that wrote it; `None` if the format does not record it.
     pub world_size: Option<usize>,
-    /// All tensors.
+    /// Totals of all tensors.
     pub totals: Totals,
-    /// Tensors by what they are to training.
+    /// Totals by role in training.
     pub by_role: BTreeMap<Role, Totals>,
-    /// Tensors by element type.
+    /// Totals by element type.
     pub by_dtype: BTreeMap<TensorType, Totals>,
-    /// Chunks of all tensors.
+    /// Number of chunks of all tensors.
     pub chunks: usize,
-    /// Values that are not tensors.
+    /// Number of values that are not tensors.
     pub values: usize,
-    /// Files that hold tensors.
+    /// Number of files that the checkpoint is read from.
     pub files: usize,
-    /// Bytes of these files, as far as they are known without reading them.
+    /// Total bytes of these files, as far as known without reading them.
     pub file_bytes: u64,
-    /// Checksums that the format keeps.
+    /// Number of checksums in the checkpoint.
     pub checksums: usize,
-    /// Facts about the run, in the order to show.
+    /// Facts about the run, in display order.
     pub run_state: Vec<(String, String)>,
-    /// What is odd.
+    /// Oddities that do not make the checkpoint unreadable.
     pub notes: Vec<String>,
-    /// Tensors that are not whole.
+    /// Errors for tensors that are not complete.
     pub problems: Vec<Error>,
 }
 
 impl Summary {
-    /// Counts, and checks that every tensor is whole.
+    /// Computes the summary, and checks that every tensor is complete.
     pub fn of(checkpoint: &Checkpoint) -> Summary {
         let mut summary = Summary {
             path: checkpoint.path.clone(),

@@ -1,32 +1,32 @@
-//! Checkpoints: reading, writing, converting and checking them, in the formats of PyTorch and others, and our own.
+//! Reads, writes, converts and verifies checkpoints, in the formats of PyTorch and others and in the native format.
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
 //! | [`safetensors`] | the file format: header parser with limits, canonical layout, positioned reads |
 //! | [`model_files`] | a Hugging Face model, in one file or in several with an index, read by rows |
-//! | [`export`] | writing such a model: any number of writers put their rows in place, then one commit |
-//! | [`checkpoint`] | any checkpoint: named tensors, and where their bytes lie |
+//! | [`export`] | writes such a model: any number of writers fill in their rows, then one commits it |
+//! | [`checkpoint`] | any checkpoint: named tensors, and the locations of their bytes |
 //! | [`native`] | sharded checkpoints of training runs: saved by all ranks, committed by one |
 //! | [`objects`] | small files in object stores |
-//! | [`formats`] | reading any format: [`formats::open`] |
-//! | [`targets`] | formats that are written, each as a plan of files |
-//! | [`training`] | what training needs of a checkpoint, found under the names of a model |
-//! | [`transfer`] | moving tensor bytes from a checkpoint into planned files |
-//! | [`conversion`] | from any format that is read to any that is written |
-//! | [`inspect`] | what a checkpoint holds, in numbers |
-//! | [`verify`] | reading all of a checkpoint: what is damaged, and what nothing protects |
-//! | [`diff`] | comparing two checkpoints of any formats |
+//! | [`formats`] | reads any format: [`formats::open`] |
+//! | [`targets`] | the writable formats, each as a plan of files |
+//! | [`training`] | finds the weights and optimizer states that training needs, under the names of a model |
+//! | [`transfer`] | moves tensor bytes from a checkpoint into planned files |
+//! | [`conversion`] | converts any readable format into any writable one |
+//! | [`inspect`] | the content of a checkpoint, in numbers |
+//! | [`verify`] | reads all of a checkpoint and reports damage and unprotected bytes |
+//! | [`diff`] | compares two checkpoints of any formats |
 //!
-//! Nothing here holds a whole tensor: reads and writes name rows, and conversions run in bounded chunks.
-//! Files are never memory-mapped (mapped reads hang or crash on network file systems). Positioned reads and
-//! writes come from the standard library's Unix extensions, so this crate builds on Unix only.
+//! No whole tensor is ever held in memory: reads and writes name rows, and conversions run in bounded chunks. Files are
+//! never memory-mapped, because mapped reads hang or crash on network file systems. Positioned reads and writes use the
+//! standard library's Unix extensions, so this crate builds on Unix only.
 //!
-//! Reading others' formats and keeping our own is one crate: both rest on the same checkpoints, archives, transfer and
-//! errors, so two crates would need a third below them, which would have to make public what is private here;
-//! and conversion uses both.
+//! Foreign formats and the native format are in one crate, because both build on the same checkpoints, archives,
+//! transfer and errors, and conversion uses both. Two crates would need a third one below them, which would have to
+//! make public what is private here.
 //!
-//! **A row** is one index of the first dimension: a tensor of shape `[d0, d1, ..]` has `d0` rows of
-//! `d1 * ..` elements, and a 0-d tensor has one row of one element.
+//! **A row** is one index of the first dimension: a tensor of shape `[d0, d1, ..]` has `d0` rows of `d1 * ..` elements,
+//! and a 0-d tensor has one row of one element.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;

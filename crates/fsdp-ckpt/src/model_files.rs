@@ -1,8 +1,8 @@
 //! The weights of a Hugging Face model: one `model.safetensors`, or several files with an index.
 //!
-//! A [`ModelReader`] joins the files under one set of names and reads rows of any tensor as `f32` or `f64`.
-//! Opening reads headers only and settles every question of completeness: index and files name the same
-//! tensors, each in one file. What the names mean to a model (orientation, tied weights) is not known here.
+//! A [`ModelReader`] joins the files under one set of names and reads rows of any tensor as `f32` or `f64`. Opening
+//! reads headers only, but proves completeness: the index and the files name the same tensors, each in one file. What
+//! the names mean to a model (orientation, tied weights) is not known here.
 
 pub(crate) mod index;
 mod names;
@@ -21,16 +21,16 @@ use crate::{
     safetensors::{SafetensorsReader, TensorEntry},
 };
 
-/// The file of a model that is not sharded.
+/// The file of an unsharded model.
 pub const SINGLE_FILE: &str = "model.safetensors";
 
-/// The index of a model that is.
+/// The index of a sharded model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Endings of files that look like weights, for the message that none could be read.
+/// Endings of files that look like weights, for the error message if no model is found.
 const WEIGHT_ENDINGS: [&str; 5] = [".safetensors", ".bin", ".pth", ".pt", ".distcp"];
 
-/// An open model. Reads are positioned, so one reader serves any number of threads.
+/// An open model. Reads are positioned, so one reader can serve any number of threads.
 #[derive(Debug)]
 pub struct ModelReader {
     path: PathBuf,
@@ -43,8 +43,8 @@ impl ModelReader {
     /// Opens a model directory, one safetensors file of any name, or an index (`*.json`).
     ///
     /// # Errors
-    /// [`Error::WrongPath`] for a directory without a model, or with two; [`Error::Malformed`] for a header or an index
-    /// that is damaged, and an index that does not fit its files; [`Error::Io`].
+    /// [`Error::WrongPath`] for a directory without a model, or with two; [`Error::Malformed`] for a damaged header or
+    /// index, or an index that does not match its files; [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<ModelReader, Error> {
         let path = path.as_ref();
         let file = if Files::anywhere().is_directory(path) { find_in(path)? } else { path.to_owned() };
@@ -57,12 +57,12 @@ impl ModelReader {
         }
     }
 
-    /// The single file or the index that was opened.
+    /// The path of the single file or the index that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open files in the order of the index.
+    /// The open files, in the order in which the index first names them.
     pub fn files(&self) -> &[SafetensorsReader] {
         &self.files
     }
@@ -75,7 +75,7 @@ impl ModelReader {
     /// The shape, dtype and size of a tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`].
+    /// [`Error::UnknownTensor`] if the model has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         self.locate(name)?.entry(name)
     }
@@ -89,7 +89,7 @@ impl ModelReader {
     }
 }
 
-/// The file or index of the model in a directory.
+/// The path of the single file or the index in a directory.
 fn find_in(dir: &Path) -> Result<PathBuf, Error> {
     let (single, index) = (dir.join(SINGLE_FILE), dir.join(INDEX_FILE));
     match (Files::anywhere().exists(&single), Files::anywhere().exists(&index)) {
@@ -116,7 +116,7 @@ fn no_model(dir: &Path) -> Result<Error, Error> {
     Ok(Error::wrong_path(dir, reason))
 }
 
-/// The command that makes safetensors of a directory, beside it.
+/// The command that converts a directory to safetensors, in a new directory beside it.
 fn conversion_command(dir: &Path) -> String {
     let (source, config) = (dir.to_string_lossy(), dir.join("config.json"));
     let source = source.trim_end_matches('/');
@@ -129,7 +129,7 @@ fn conversion_command(dir: &Path) -> String {
     words.into_iter().map(shell_word).collect::<Vec<_>>().join(" ")
 }
 
-/// A directory holds, or after an export would hold, both a single model file and a sharded one.
+/// The error for a directory that holds, or would hold after an export, both a single model file and a sharded model.
 pub(crate) fn two_models(wanted: &Path, other: &Path) -> Error {
     let reason = format!(
         "it would be ambiguous beside {}: one is a single file, the other a sharded model; remove the one that is not \

@@ -2,36 +2,34 @@
 //!
 //! ```text
 //! out_dir/.lock                                    held by the process of rank 0 while the run lives
-//! out_dir/checkpoints/step-00000050/               complete: the name is given last
+//! out_dir/checkpoints/step-00000050/               complete: it gets this name last
 //!     shard-00001-model-00001-of-00001.safetensors     rank 0: its rows of parameters and optimizer state
 //!     shard-00002-model-00001-of-00001.safetensors     rank 1
 //!     manifest.json                                    tensors, rows, checksums, state of the run
-//! out_dir/checkpoints/step-00000100.<attempt>.tmp/ a save under way, or a leftover of one
-//! out_dir/checkpoints/step-00000075.diverged/      set aside: its weights gave a loss that is not finite
+//! out_dir/checkpoints/step-00000100.<attempt>.tmp/ a save in progress, or a leftover of one
+//! out_dir/checkpoints/step-00000075.diverged/      set aside: its weights gave a non-finite loss
 //! out_dir/checkpoints/reserved-00001.<attempt>.tmp disk space for rank 0's part of the next save
 //! ```
 //!
-//! | every rank | | rank 0 besides |
+//! | every rank | | rank 0 in addition |
 //! | --- | --- | --- |
-//! | [`SavePlan::new`] | the layout, equal everywhere without communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
+//! | [`SavePlan::new`] | the layout; needs no communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
 //! | | disk space for the next save | [`RunLock::reserve`] |
-//! | [`RankSave::create`] | its file, in `step-N.<attempt>.tmp` | |
-//! | [`RankSave::write_rows`] | rows, with checksums on the way | |
-//! | [`RankSave::finish`] | durable, and a [`RankReport`] of it | |
-//! | | all reports, held against the plan | [`RunLock::commit`], [`RunLock::keep_last`] |
+//! | [`RankSave::create`] | the rank's file, in `step-N.<attempt>.tmp` | |
+//! | [`RankSave::write_rows`] | rows, checksummed as they are written | |
+//! | [`RankSave::finish`] | makes the file durable and returns a [`RankReport`] | |
+//! | | all reports, checked against the plan | [`RunLock::commit`], [`RunLock::keep_last`] |
 //!
-//! In an object store the files of ranks are in `step-N/<attempt>/` from the start, and the manifest is put last, into
-//! `step-N/`, on the condition that it is not there: see `objects`.
+//! In an object store the rank files are in `step-N/<attempt>/` from the start, and the manifest is put into `step-N/`
+//! last, on the condition that it does not exist: see `objects`.
 //!
-//! How reports reach rank 0, and how its decision reaches the others, is the business of the caller: nothing here
-//! waits.
+//! The caller sends reports to rank 0 and its decision to the others: nothing here waits.
 //!
-//! The manifest records no units and no mesh: [`NativeReader::read_rows`] serves any rows, so any world size
-//! can resume. PyTorch's `HuggingFaceStorageReader` reads the directory too; it ignores the manifest.
+//! The manifest records no units and no mesh: [`NativeReader::read_rows`] reads any rows, so any world size can resume.
+//! PyTorch's `HuggingFaceStorageReader` reads the directory too; it ignores the manifest.
 //!
-//! Every byte is protected. The data is cut into chunks of whole rows of at most 16 MiB (a longer row is one
-//! chunk), each with a CRC-64 in the manifest; so are the headers of the files; and the manifest ends in the
-//! CRC-64 of itself.
+//! Every byte is protected. The data is cut into chunks of whole rows of at most 16 MiB (a longer row is one chunk),
+//! each with a CRC-64 in the manifest, and so are the file headers. The manifest ends with its own CRC-64.
 
 mod attempt;
 mod commit;
@@ -61,14 +59,14 @@ use std::path::Path;
 
 use crate::{digest::Digest, error::Error, file_io::PathFile};
 
-/// The step has a checkpoint already.
+/// The error for a step that already has a checkpoint.
 fn already_there(path: &Path) -> Error {
     let reason =
         "it exists already, and a checkpoint is never overwritten; remove it to save this step again";
     Error::wrong_path(path, reason)
 }
 
-/// The first bytes of a file, if it is as long as the manifest says, and these give what the manifest says.
+/// Returns the first bytes of a file, if its length and their digest match the manifest.
 fn read_header(
     (file, got): &(PathFile, u64),
     len: u64,

@@ -1,4 +1,4 @@
-//! Small files at the URLs of object stores, for those who keep more there than checkpoints.
+//! Small files in object stores, for callers that store more than checkpoints there.
 
 use std::{io::Write, path::Path};
 
@@ -8,48 +8,48 @@ use crate::{
     files::{FileKind, Metadata},
 };
 
-/// Bytes that are copied at a time.
+/// Number of bytes that are copied at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The content of an object; nothing if there is none.
+/// Reads an object; `None` if it does not exist.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if it cannot be read.
 pub fn read(url: &Path) -> Result<Option<Vec<u8>>, Error> {
     let files = Files::anywhere();
     files.metadata_if_there(url)?.map(|_| files.read_whole(url)).transpose()
 }
 
-/// Puts an object, in the place of one that has its name.
+/// Writes an object, replacing an existing one.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if it cannot be written.
 pub fn write(url: &Path, bytes: &[u8]) -> Result<(), Error> {
     Files::anywhere().replace(url, bytes)
 }
 
-/// The names of what is directly below a URL, sorted; none if nothing is there.
+/// The names directly below a URL, sorted; empty if there are none.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if they cannot be listed.
 pub fn names(url: &Path) -> Result<Vec<String>, Error> {
     Files::anywhere().list(url)
 }
 
-/// A number that changes when an object does; nothing if there is no object.
+/// A number that changes whenever the object does; `None` if it does not exist.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`] if the store cannot be asked.
 pub fn version(url: &Path) -> Result<Option<u64>, Error> {
     let found = Files::anywhere().metadata_if_there(url)?;
     let of_file = |found: Metadata| (found.kind == FileKind::File).then_some(found.id.1);
     Ok(found.and_then(of_file))
 }
 
-/// Copies an object to where it is written, piece by piece.
+/// Copies an object to `out`, piece by piece.
 ///
 /// # Errors
-/// [`Error::Io`], which names the URL also when writing fails.
+/// [`Error::Io`], which names the URL even if writing fails.
 pub fn read_to(url: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let (object, len) = Files::anywhere().open(url)?;
     let mut bytes = Vec::new();

@@ -1,13 +1,13 @@
-//! Pickles as inert data: protocol 2 to 5, as far as checkpoint formats use them.
+//! Parses pickles of protocols 2 to 5, as far as checkpoint formats use them, into inert data.
 //!
-//! A pickle is a program for a small stack machine, and Python runs whatever that program names. Here it only
-//! describes: [`parse`] returns a [`Graph`] of plain values, in which classes and functions are names and a call is
-//! an object that says what would have been called with what. Names of a closed table ([`globals`]) have a meaning
-//! here; all others are [`opaque`]. Nothing is looked up, constructed or run.
+//! A pickle is a program for a small stack machine, and Python runs whatever functions it names. Here it only describes
+//! data: [`parse`] returns a [`Graph`] of plain values, in which classes and functions are names, and a call is an
+//! object with its callee and arguments. Names in a closed table ([`globals`]) have a meaning here; all others are
+//! [`opaque`]. Nothing is looked up, constructed or run.
 //!
-//! Hostile input costs bounded memory and time: every opcode makes at most one node, nodes, memo entries,
-//! depth and lengths have limits, containers are only filled as what they are, cycles are refused, and parts
-//! that are shared stay shared until [`Graph::value`] writes them out under a limit of its own.
+//! Hostile input costs bounded memory and time: every opcode makes at most one node; nodes, memo entries, depth and
+//! lengths are limited; containers can only be filled with what they hold; cycles are refused; and shared parts stay
+//! shared until [`Graph::value`] expands them under a separate limit.
 
 mod fill;
 mod globals;
@@ -31,17 +31,17 @@ pub(crate) use value::Budget;
 
 use crate::{checkpoint::Global, error::Fault};
 
-/// The longest pickle that is read.
+/// Maximum length of a pickle.
 pub(crate) const PICKLE_BYTES_MAX: usize = 1 << 30;
-/// Values, counting shared ones once.
+/// Maximum number of values, counting shared ones once.
 const NODES_MAX: usize = 1 << 26;
-/// Entries of the memo.
+/// Maximum number of memo entries.
 const MEMO_MAX: usize = 1 << 26;
-/// Bytes of one text, byte string or large integer.
+/// Maximum bytes of one text, byte string or large integer.
 const STRING_BYTES_MAX: usize = 1 << 28;
-/// Containers inside containers.
+/// Maximum depth of nested containers.
 const DEPTH_MAX: u32 = 200;
-/// Bytes that values may take when shared parts are written out at every place.
+/// Maximum bytes of expanded values, in which shared parts count at every place.
 const EXPANDED_BYTES_MAX: u64 = 1 << 28;
 
 /// Whether a class or function is in the table.
@@ -49,10 +49,10 @@ pub(crate) fn is_known(global: &Global) -> bool {
     Known::find(&global.module, &global.name).is_some()
 }
 
-/// Reads one pickle, which must fill `bytes`.
+/// Parses one pickle, which must fill `bytes`.
 ///
 /// # Errors
-/// A [`Fault`] that says at which byte what is wrong.
+/// A [`Fault`] with the position of the problem.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, Fault> {
     if bytes.len() > PICKLE_BYTES_MAX {
         return Err(too_large(0, "bytes", PICKLE_BYTES_MAX));
@@ -63,16 +63,16 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Graph, Fault> {
     }
 }
 
-/// Reads the pickle that `bytes` begin with; returns its length too.
+/// Parses the pickle at the start of `bytes`, and returns its length too.
 ///
 /// # Errors
-/// As [`parse`].
+/// Those of [`parse`].
 pub(crate) fn parse_first(bytes: &[u8]) -> Result<(Graph, usize), Fault> {
     let (nodes, root, len) = machine::run(bytes)?;
     Ok((Graph::checked(nodes, root)?, len))
 }
 
-/// A limit is exceeded, as was noticed at a byte.
+/// The fault for a limit that is exceeded at byte `at`.
 fn too_large(at: usize, what: &str, limit: usize) -> Fault {
     Fault::at(at, format!("it has more than {limit} {what}"))
 }

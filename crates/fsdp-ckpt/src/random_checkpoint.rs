@@ -1,7 +1,7 @@
-//! Random checkpoints on disk for tests, with the elements that they hold: every layout that a format may have.
+//! Random checkpoints on disk for tests, together with their elements, in every layout that a format may have.
 //!
-//! Not a format: the test knows the bytes of each tensor in C order, and scatters them over files as chunks of
-//! all kinds, in plain and compressed sources, under checksums.
+//! They belong to no format: the test knows the bytes of each tensor in C order, and scatters them over files as chunks
+//! of all kinds, in plain and compressed sources, protected by checksums.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// Random numbers from a seed.
+/// A random number generator, by its state.
 pub(crate) struct Seeded(pub(crate) u64);
 
 impl Seeded {
-    /// A number below `end`; 0 if there is none.
+    /// Returns a number below `end`, or 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -31,16 +31,16 @@ impl Seeded {
     }
 }
 
-/// A checkpoint with the bytes of its tensors in C order.
+/// A checkpoint and the bytes of its tensors in C order.
 pub(crate) struct RandomCheckpoint {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) bytes: BTreeMap<String, Vec<u8>>,
 }
 
-/// A source that is being filled.
+/// A source under construction.
 struct Growing {
     bytes: Vec<u8>,
-    /// Whether it becomes a compressed item.
+    /// Whether it is stored as a compressed item.
     is_zstd: bool,
 }
 
@@ -73,7 +73,7 @@ impl RandomCheckpoint {
         made
     }
 
-    /// Writes tensors of one dimension into one file, each flat and protected.
+    /// Writes one-dimensional tensors into one file, each flat and protected.
     pub(crate) fn flat(dir: &Path, tensors: &BTreeMap<String, (TensorType, Vec<u8>)>) -> RandomCheckpoint {
         fs::create_dir_all(dir).unwrap();
         let path = dir.join("data");
@@ -99,7 +99,7 @@ impl RandomCheckpoint {
         made
     }
 
-    /// Elements of a tensor in another type, one by one through `f64`.
+    /// Returns elements of a tensor converted to another dtype, one by one through `f64`.
     pub(crate) fn oracle(&self, name: &str, elements: Range<u64>, dtype: TensorType) -> Vec<u8> {
         let from = self.checkpoint.tensors[name].dtype;
         let size = from.size_bytes() as u64;
@@ -117,13 +117,13 @@ impl RandomCheckpoint {
         bytes.chunks(size as usize).flat_map(convert_one).collect()
     }
 
-    /// Whether any element lies in this file.
+    /// Whether any element is stored in this file.
     pub(crate) fn is_needed(&self, path: &PathBuf) -> bool {
         let mut chunks = self.checkpoint.tensors.values().flat_map(|tensor| &tensor.chunks);
         chunks.any(|chunk| !chunk.region.is_empty() && self.checkpoint.sources[chunk.source].path() == path)
     }
 
-    /// Puts the elements of a tensor into sources, as chunks that cover it.
+    /// Stores the elements of a tensor in sources, as chunks that cover it.
     fn scatter(
         &mut self,
         random: &mut Seeded,
@@ -186,7 +186,7 @@ impl Growing {
     }
 }
 
-/// Bytes of elements; those of floats are values that every float type holds finitely.
+/// Random element bytes; floats get values that are finite in every float dtype.
 fn random_bytes(random: &mut Seeded, dtype: TensorType, len: u64) -> Vec<u8> {
     if !dtype.is_convertible() {
         return (0..len * dtype.size_bytes() as u64).map(|_| random.below(256) as u8).collect();
@@ -205,7 +205,7 @@ fn flat_regions(random: &mut Seeded, len: usize) -> Vec<Region> {
     cuts.windows(2).map(|cut| Region::Flat(cut[0]..cut[1])).collect()
 }
 
-/// A grid of boxes, each with its dimensions in any order in its source, some with gaps.
+/// A grid of boxes, each with its dimensions in a random order in its source, some with gaps.
 fn boxes(random: &mut Seeded, shape: &[u64]) -> Vec<Region> {
     let mut grid: Vec<(Vec<u64>, Vec<u64>)> = vec![(Vec::new(), Vec::new())];
     for &dim in shape {
@@ -233,7 +233,7 @@ fn boxes(random: &mut Seeded, shape: &[u64]) -> Vec<Region> {
     grid.into_iter().map(region).collect()
 }
 
-/// All indices of a box.
+/// Returns all indices of a box.
 fn indices(sizes: &[u64]) -> Vec<Vec<u64>> {
     let mut all: Vec<Vec<u64>> = vec![Vec::new()];
     for &size in sizes {

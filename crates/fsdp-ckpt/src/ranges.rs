@@ -1,12 +1,12 @@
-//! Ranges that should add up to a whole: which parts are missing, and which are there twice.
+//! Finds gaps and overlaps in ranges that should add up to a whole.
 
 use std::ops::Range;
 
-/// A part of a whole that is wrong, with the two runs that both hold it; without, where none does.
+/// A part of a whole that is not covered exactly once: the two runs that both contain it, or `None` if no run does.
 pub(crate) type Uneven<T> = (Range<u64>, Option<(T, T)>);
 
-/// The first part of `0..len` that is not in exactly one of the runs, which may be empty and do not run backwards.
-/// Runs do not reach beyond `len`.
+/// Returns the first part of `0..len` that is not in exactly one of the runs. Runs may be empty, must not run
+/// backwards, and must not extend beyond `len`.
 pub(crate) fn first_uneven<T: Copy + Ord>(
     len: u64,
     runs: impl IntoIterator<Item = (Range<u64>, T)>,
@@ -26,7 +26,7 @@ pub(crate) fn first_uneven<T: Copy + Ord>(
     (covered < len).then_some((covered..len, None))
 }
 
-/// A range of rows as one of numbers that files have.
+/// Converts a range of rows to 64-bit numbers.
 pub(crate) fn wide(rows: &Range<usize>) -> Range<u64> {
     rows.start as u64..rows.end as u64
 }

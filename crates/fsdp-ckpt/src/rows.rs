@@ -1,4 +1,4 @@
-//! What callers ask of the rows of a tensor: whether these exist, and whether a buffer holds them.
+//! Checks of row arguments: whether the rows exist, and whether a buffer matches them.
 
 use std::{ops::Range, path::Path};
 
@@ -19,7 +19,7 @@ pub(crate) fn expect_rows(
     Err(Error::bad_request(path, reason))
 }
 
-/// Refuses a buffer that does not hold exactly the rows that were named. `unit` is `"bytes"` or `"elements"`.
+/// Refuses a buffer that does not match the requested rows exactly. `unit` is `"bytes"` or `"elements"`.
 pub(crate) fn expect_len(
     path: &Path,
     tensor: &str,
@@ -35,7 +35,7 @@ pub(crate) fn expect_len(
     Err(Error::bad_request(path, reason))
 }
 
-/// How many rows a buffer of `got` units holds; an error if they are not whole. A row has `row` units.
+/// Returns the number of rows in a buffer of `got` units; an error if they are not whole rows of `row` units.
 pub(crate) fn whole_rows(path: &Path, tensor: &str, unit: &str, got: u64, row: u64) -> Result<usize, Error> {
     let is_whole = if row == 0 { got == 0 } else { got.is_multiple_of(row) };
     if is_whole {

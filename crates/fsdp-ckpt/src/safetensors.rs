@@ -10,12 +10,12 @@
 //! {"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}, ..}
 //! ```
 //!
-//! Elements are little-endian in C order. Tensors follow each other without holes or overlaps, in any order,
-//! and the last one ends the file: so a header that has passed [`Header::parse`] accounts for every byte.
+//! Elements are little-endian, in C order. Tensors may be in any order but have no gaps or overlaps, and the last one
+//! ends the file, so a header that passes [`Header::parse`] accounts for every byte.
 //!
-//! A header comes from a stranger. Its length is bounded ([`HEADER_LEN_MAX`]) and compared with the file
-//! before anything is allocated, all arithmetic is checked, and every rule above is verified once, in
-//! [`Header::parse`]; afterwards offsets are trusted.
+//! A header is untrusted input. Its length is bounded ([`HEADER_LEN_MAX`]) and compared with the file before anything
+//! is allocated; all arithmetic is checked; and every rule above is verified once, in [`Header::parse`]. After that,
+//! offsets are trusted.
 
 mod header;
 mod header_json;

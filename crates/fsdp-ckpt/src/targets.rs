@@ -1,8 +1,8 @@
-//! Formats that are written: each makes an [`OutputPlan`](crate::transfer::OutputPlan) of a [`Selection`].
+//! Writable formats: each turns a [`Selection`] into an [`OutputPlan`](crate::transfer::OutputPlan).
 //!
-//! A selection says what the output holds, whatever its format: tensors under the names, types and nesting
-//! that they get, and values. Renaming, choosing and converting are decided when it is made; a target only
-//! lays it out. Targets read nothing and write nothing: their plans follow from names, types and shapes.
+//! A selection defines the content of the output, whatever its format: tensors with their final names, dtypes and
+//! nesting, and values. Renaming, choosing and converting are decided when the selection is made; a target only lays it
+//! out. Targets read and write nothing: their plans depend on names, dtypes and shapes only.
 
 pub mod dcp;
 pub mod native;
@@ -23,19 +23,20 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// What an output holds, in the order in which it is listed there.
+/// The content of an output, in its order in the output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selection {
-    /// The tensors. Names are unique, and none is also the name of a value.
+    /// The tensors. Names are unique, and no value has the name of a tensor.
     pub tensors: Vec<OutputTensor>,
     /// Everything that is not a tensor.
     pub values: Vec<Object>,
 }
 
 impl Selection {
-    /// Removes all but one of the tensors that share their elements; returns the names of each copy and of what stays.
+    /// Removes all but one of the tensors that share their elements; returns pairs of a removed name and the name that
+    /// is kept for it.
     ///
-    /// The one that stays is the first that is not the output weights: readers make those out of the input
+    /// The first tensor that is not the output weights is kept: readers derive the output weights from the input
     /// weights, but not the other way round.
     pub(crate) fn drop_tied(&mut self) -> Vec<(String, String)> {
         let tensors = &mut self.tensors;
@@ -56,7 +57,7 @@ impl Selection {
     }
 }
 
-/// Whether a name is the one of output weights.
+/// Whether this is a name of output weights.
 fn is_head(name: &str) -> bool {
     ["lm_head.weight", "output.weight", "embed_out.weight"].iter().any(|head| name.ends_with(head))
 }
@@ -64,38 +65,38 @@ fn is_head(name: &str) -> bool {
 /// A tensor of an output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputTensor {
-    /// Its name in the output.
+    /// Name in the output.
     pub name: String,
-    /// Its place in a nested output; formats without nesting use the name.
+    /// Path in a nested output; formats without nesting use the name.
     pub path: Vec<Key>,
-    /// What it is to training.
+    /// Role in training.
     pub role: Role,
-    /// The name of the tensor in the source checkpoint that its elements come from.
+    /// Name of the tensor in the source checkpoint that provides the elements.
     pub source: String,
-    /// Element type in the output.
+    /// Dtype in the output.
     pub dtype: TensorType,
     /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Index in [`Selection::tensors`] of an earlier tensor with the same elements, dtype and shape, whose
-    /// storage this one shares (tied weights). That tensor shares no other's. Formats that cannot share
-    /// storage write the elements again, or leave the later tensor out.
+    /// Index in [`Selection::tensors`] of an earlier tensor with the same elements, dtype and shape, whose storage this
+    /// one shares (tied weights). That tensor itself shares no other storage. Formats that cannot share storage write
+    /// the elements again, or leave the later tensor out.
     pub tied_to: Option<usize>,
 }
 
 impl OutputTensor {
     /// Number of elements.
     ///
-    /// Shapes come from tensors that a reader has checked, so that this does not overflow.
+    /// This does not overflow, because the shapes come from tensors that a reader has checked.
     pub fn len(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// Whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of all elements in the output.
+    /// Size of all elements in the output, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len() * self.dtype.size_bytes() as u64
     }

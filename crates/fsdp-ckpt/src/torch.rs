@@ -1,12 +1,12 @@
-//! What a file of `torch.save` holds: a tree of values in which tensors say where their bytes lie.
+//! Reads files of `torch.save` as a tree of values in which each tensor records where its bytes are.
 //!
-//! Such a file is a zip archive of a pickle (`data.pkl`) and one record per storage (`data/0`, ..). Tensors
-//! are views of storages: a type, a shape, strides and a first element. Nothing of a storage is read here;
-//! its length is compared with what the pickle says, and every view with the storage that it reaches into.
+//! Such a file is a zip archive of a pickle (`data.pkl`) and one record per storage (`data/0`, ..). A tensor is a view
+//! of a storage: a dtype, a shape, strides and a first element. Storages are not read here, but their lengths are
+//! compared with the pickle, and every view is checked against the bounds of its storage.
 //!
-//! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory.
-//! The form from before PyTorch 1.6 is read too; tar archives from before 0.1.10 and big-endian files are refused by name. Devices that tensors once lived
-//! on, gradients and hooks are ignored.
+//! The archive may be a file, a range of a file (an item of a distributed checkpoint) or bytes in memory. The format
+//! from before PyTorch 1.6 is supported too; tar archives from before 0.1.10 and big-endian files are refused with a
+//! specific message. Devices, gradients and hooks are ignored.
 
 mod container;
 mod item;
@@ -33,30 +33,30 @@ use crate::{
 use container::Container;
 use rebuild::Builder;
 
-/// What to say of what was left out of a graph.
+/// The note for a graph whose opaque parts were dropped.
 fn note_on(graph: &Graph) -> Option<&'static str> {
     graph.has_forgotten_parts().then_some(FORGOTTEN)
 }
 
-/// Objects of unknown classes may hold each other in circles.
+/// Objects of unknown classes may refer to each other in cycles.
 const FORGOTTEN: &str = "objects of unknown classes hold themselves or are nested too deeply; tensors in such objects are not read";
 
-/// A file of `torch.save`.
+/// The contents of a `torch.save` file.
 #[derive(Debug)]
 pub(crate) struct TorchFile {
-    /// What was saved.
+    /// The object that was saved.
     pub(crate) root: Item,
-    /// The folder of its records: what the file was called when it was saved, without its ending, or `archive`.
+    /// The folder of its records: the file's name when it was saved, without its ending, or `archive`.
     pub(crate) folder: String,
-    /// What a person should know of how it was read.
+    /// A note to the user about how the file was read.
     pub(crate) note: Option<&'static str>,
     /// All records with their checksums.
     pub(crate) archive: Archive,
 }
 
 impl TorchFile {
-    /// The checksums of the records, which lie in the source of this number. They cover everything but the
-    /// headers between them.
+    /// The checksums of the records, which are in the source with index `source`. They cover everything but the headers
+    /// between the records.
     pub(crate) fn protections(&self, source: usize) -> Vec<Protection> {
         let protection = |(name, record): (&String, &Record)| {
             let digest = Digest { kind: DigestKind::Crc32, value: record.crc32?.into() };
@@ -69,8 +69,8 @@ impl TorchFile {
 /// Reads the tree of the file that fills `section`.
 ///
 /// # Errors
-/// When it is no such file, is damaged, or holds something that is not supported; the error names the file,
-/// the item and what is wrong.
+/// If it is not such a file, is damaged, or holds something unsupported. The error names the file, the item and the
+/// problem.
 pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
     if section.read(0..section.len().min(legacy::MAGIC.len() as u64))? == legacy::MAGIC {
         return legacy::read(section);
@@ -79,11 +79,11 @@ pub(crate) fn open(section: Section<'_>) -> Result<TorchFile, Error> {
     read(section, Archive::open(section)?)
 }
 
-/// Reads the tree of a file of which `section` holds the beginning, up to the first storage at least. The
-/// length of that storage is known only from the pickle; it may reach up to `len_max` bytes from the start.
+/// Reads the tree of a file that begins with `section`, which must reach at least the first storage. Only the pickle
+/// gives the length of that storage; it may end up to `len_max` bytes from the start.
 ///
 /// # Errors
-/// As [`open`], and when the file is not in the order in which PyTorch writes it.
+/// Those of [`open`], and if the records are not in the order in which PyTorch writes them.
 pub(crate) fn open_beginning(section: Section<'_>, len_max: u64) -> Result<TorchFile, Error> {
     container::check_magic(section)?;
     read(section, Archive::scan(section, len_max)?)

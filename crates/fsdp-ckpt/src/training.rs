@@ -1,10 +1,10 @@
-//! What training needs of a checkpoint, whoever wrote it: weights, states of the optimizer and counts of steps, found
-//! under the names of a model.
+//! Finds in a checkpoint of any trainer the content that training needs, by the names of a model: weights, optimizer
+//! states and step counts.
 //!
-//! Trainers agree on the tensors and differ in everything around them: keys in front of names, wrappers in names, flat
-//! or nested states, states by number. Names are compared without wrappers, and what stands in front of all of them may
-//! be anything. [`Found`] says for each parameter which tensors of the checkpoint are its own; [`StateRows`] reads rows
-//! of them. [`ModelWeights`] are what a run begins with that goes on from nothing.
+//! Trainers agree on the tensors and differ in everything around them: prefixes, wrappers in names, flat or nested
+//! states, states by parameter number. Names are compared without wrappers, and may share any prefix. [`Found`] lists
+//! the tensors of the checkpoint that belong to each parameter; [`StateRows`] reads rows of them. [`ModelWeights`] are
+//! the initial weights of a run that does not resume.
 
 mod names;
 mod numbered;
@@ -26,51 +26,51 @@ use crate::{
 };
 use names::Matched;
 
-/// A state of a parameter: whatever keeps the step is no tensor of these.
+/// Name of the state that counts a parameter's steps. It is never one of the wanted state tensors.
 pub(crate) const STEP: &str = "step";
 
-/// A parameter that is looked for.
+/// A parameter to look for.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Its name, then others that it may have.
+    /// Its name, followed by alternative names.
     pub names: Vec<String>,
-    /// Its dimensions.
+    /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The states that the optimizer keeps of it, with their dimensions. A frozen parameter has none.
+    /// The states that the optimizer keeps for it, with their shapes. A frozen parameter has none.
     pub states: Vec<(String, Vec<usize>)>,
-    /// Whether the optimizer lets it decay: tells groups of parameters apart whose states go by number.
+    /// Whether weight decay applies to it: distinguishes the parameter groups of states that are keyed by number.
     pub decays: bool,
 }
 
-/// What was found.
+/// The tensors and values found for a model.
 #[derive(Debug)]
 pub struct Found {
-    /// The checkpoint.
+    /// The checkpoint that was searched.
     pub checkpoint: Checkpoint,
-    /// Of each parameter, the tensor with its values.
+    /// For each parameter, the tensor with its values.
     pub weights: Vec<String>,
-    /// Two tensors of one tied parameter, where both are there.
+    /// Pairs of tensors of a tied parameter that the checkpoint contains twice.
     pub tied: Vec<[String; 2]>,
-    /// Of each parameter, the tensors of its states, in the order in which they were wanted; nothing where the
-    /// checkpoint has no state of an optimizer at all.
+    /// For each parameter, the tensors of its states, in the wanted order. `None` if the checkpoint has no optimizer
+    /// state at all.
     pub states: Option<Vec<Vec<String>>>,
-    /// Of each parameter, the settings of its group, by name.
+    /// For each parameter, the settings of its group, by name.
     pub settings: Vec<BTreeMap<String, Value>>,
-    /// Counts of steps of parameters.
+    /// Step counts of parameters.
     pub counts: Vec<Count>,
-    /// Whether states went by the number of their parameter, whose name was derived.
+    /// Whether states were keyed by parameter number, so that names had to be derived.
     pub is_numbered: bool,
-    /// What wrappers have put into names.
+    /// Parts of names that module wrappers have added.
     pub wrappers: BTreeSet<&'static str>,
-    /// Names of tensors and values that have no use here.
+    /// Names of tensors and values that are not used.
     pub unused: Vec<String>,
 }
 
-/// The state of an optimizer by parameter, under the names that the checkpoint has for them, without wrappers.
+/// The optimizer state by parameter, under the parameter names of the checkpoint without wrappers.
 #[derive(Debug)]
 struct Optimizer {
     wrapping: Wrappers,
-    /// By parameter and state: the name in the checkpoint.
+    /// By parameter and state: name in the checkpoint.
     states: BTreeMap<String, BTreeMap<String, String>>,
     groups: BTreeMap<u64, BTreeMap<String, Value>>,
     /// By parameter.
@@ -78,11 +78,12 @@ struct Optimizer {
 }
 
 impl Found {
-    /// Finds everything that is wanted.
+    /// Finds the weights and states of all wanted parameters.
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with all parameters and states that are missing, not expected, or of another shape or
-    /// type; [`Error::BadRequest`] for states by number whose parameters can not be told; [`Error::NotWhole`].
+    /// [`Error::NamesDiffer`] with all parameters and states that are missing, unexpected, or of another shape or
+    /// dtype; [`Error::BadRequest`] if states are keyed by number and their parameters cannot be identified;
+    /// [`Error::NotWhole`] if a tensor is incomplete.
     pub fn new(mut checkpoint: Checkpoint, wanted: &[Wanted]) -> Result<Found, Error> {
         let (weights, wrappers) = weights(&checkpoint);
         let prefix = names::common_prefix(&weights, wanted);
@@ -116,7 +117,7 @@ impl Found {
         Ok(Found { weights, tied, states, settings, counts, is_numbered, wrappers, unused, checkpoint })
     }
 
-    /// Two tensors of one tied parameter that differ, if there are such.
+    /// Returns the first pair of tensors of a tied parameter that differ. `None` if there are none.
     ///
     /// # Errors
     /// Those of [`diff`](crate::diff::diff).
@@ -130,7 +131,7 @@ impl Found {
     }
 }
 
-/// The tensors of the model: their names without wrappers, and their names.
+/// The tensors of the model: names without wrappers to names, and the wrappers found.
 fn weights(checkpoint: &Checkpoint) -> (BTreeMap<String, String>, BTreeSet<&'static str>) {
     let wrapping = checkpoint.wrapping();
     let (mut weights, mut wrappers) = (BTreeMap::new(), BTreeSet::new());
@@ -142,7 +143,7 @@ fn weights(checkpoint: &Checkpoint) -> (BTreeMap<String, String>, BTreeSet<&'sta
     (weights, wrappers)
 }
 
-/// Notes a tensor of another shape, or of a type that is no float.
+/// Records a difference if the tensor has another shape, or a dtype that is not a float.
 fn expect(checkpoint: &Checkpoint, name: &str, shape: &[usize], differences: &mut NameDifferences) {
     let Tensor { shape: got, dtype, .. } = &checkpoint.tensors[name];
     let got: Vec<usize> = got.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX)).collect();
@@ -152,7 +153,7 @@ fn expect(checkpoint: &Checkpoint, name: &str, shape: &[usize], differences: &mu
     }
 }
 
-/// What nobody asked for, but settings and counts of steps, which are read elsewhere.
+/// Names of everything that was not requested, except settings and step counts, which are read elsewhere.
 fn unused(checkpoint: &Checkpoint, used: &BTreeSet<&String>) -> Vec<String> {
     let is_known = |name: &String, path: &[crate::checkpoint::Key], role: Role| {
         let of_optimizer = (role == Role::Optimizer).then(|| OptimizerName::of_path(path)).flatten();
@@ -197,12 +198,12 @@ impl Optimizer {
         optimizer
     }
 
-    /// Whether states go by the numbers of parameters.
+    /// Whether states are keyed by parameter number.
     fn is_numbered(&self) -> bool {
         !self.states.is_empty() && self.states.keys().all(|key| key.parse::<u64>().is_ok())
     }
 
-    /// The tensors of all wanted states, or nothing where there is no state of an optimizer.
+    /// Returns the tensors of all wanted states. `None` if there is no optimizer state.
     fn find_states(
         &self,
         checkpoint: &Checkpoint,
@@ -231,7 +232,7 @@ impl Optimizer {
         Some(wanted.iter().zip(keys).map(of_parameter).collect())
     }
 
-    /// The settings of the group of a parameter.
+    /// Returns the settings of the parameter's group.
     fn settings_of(&self, key: Option<&str>) -> BTreeMap<String, Value> {
         let Some(key) = key else { return BTreeMap::new() };
         let holds = |group: &&BTreeMap<String, Value>| {
@@ -241,7 +242,7 @@ impl Optimizer {
         self.settings.get(key).or_else(group).cloned().unwrap_or_default()
     }
 
-    /// The count of steps of a parameter, if there is one.
+    /// Returns the step count of a parameter, if the checkpoint has one.
     fn count(&self, checkpoint: &Checkpoint, key: &str) -> Option<Count> {
         let name = self.states.get(key)?.get(STEP)?;
         Count::of(checkpoint, name)

@@ -1,29 +1,29 @@
-//! Moving tensor bytes from a checkpoint of any format into planned files, with bounded memory.
+//! Moves tensor bytes from a checkpoint of any format into planned files, with bounded memory.
 //!
-//! A writer of a format plans its output from names, types and shapes alone ([`OutputPlan`]): the length of
-//! every file, the bytes that are known beforehand, and where the elements of each tensor go. The transfer
-//! then fills the data in, in any order and by several threads, and hands the writer the digests that it asked
-//! for, of which some formats make their last bytes (a zip directory, a manifest).
+//! A format's writer plans its output from names, dtypes and shapes alone ([`OutputPlan`]): the length of every file,
+//! the bytes that are known beforehand, and the position of each tensor's elements. The transfer then fills in the
+//! data, in any order and on several threads, and passes the requested digests to the writer, from which some formats
+//! produce their last bytes (a zip directory, a manifest).
 //!
-//! Data moves in pieces of about a megabyte, which stay in the cache between reading, converting, the
-//! checksums and writing: so neither the size of a tensor nor that of the checkpoint matters. Larger buffers,
-//! up to the window of [`Options`], serve transposed tensors only.
+//! Data moves in pieces of about a megabyte, which stay in the cache between reading, converting, checksumming and
+//! writing, so memory use depends neither on the size of a tensor nor on that of the checkpoint. Larger buffers, up to
+//! the window of [`Options`], are used for transposed tensors only.
 //!
-//! The modules form a line: each uses only those above it here, and nothing further down.
+//! The modules are layered: each uses only those listed above it here.
 
-// What is asked for, and how it may be done.
+// Requests and settings.
 mod options;
 mod plan;
 
 mod threads;
 
-// Where bytes lie.
+// Locations of bytes.
 mod gather;
 mod open_files;
 mod parts;
 mod runs;
 
-// Reading them, and holding them against checksums.
+// Reading and checksum verification.
 mod checks;
 mod spool;
 mod zstd_stream;
@@ -32,12 +32,12 @@ mod sources;
 
 mod elements;
 
-// Writing them.
+// Writing.
 mod staged;
 
 mod output;
 
-// Both, for a whole plan.
+// Running a whole plan.
 mod work;
 
 mod run;
@@ -55,7 +55,7 @@ pub(crate) use work::scratch_bytes;
 
 #[cfg(test)]
 mod tests {
-    /// Names of modules behind this text.
+    /// Names of the modules that follow `before` in this text.
     fn modules<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
         let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
         text.split(before).skip(1).map(move |rest| rest.split(|c| !is_name(c)).next().unwrap_or(""))

@@ -1,7 +1,6 @@
-//! A JSON object read as a list of pairs in which no key may repeat.
+//! A JSON object read as a list of pairs, in which no key may be repeated.
 //!
-//! JSON readers keep the last of two equal keys, and different readers may keep different ones: a repeated
-//! key lets one file mean two things, so it is refused.
+//! JSON readers may keep either of two equal keys, so a file with a repeated key could mean two things; it is refused.
 
 use std::{collections::BTreeSet, fmt, marker::PhantomData};
 

@@ -1,9 +1,9 @@
-//! Reading all of a checkpoint: are its tensors whole, do its checksums match, can every byte be read, and
-//! which bytes does nothing protect.
+//! Verifies a checkpoint by reading all of it: whether its tensors are complete, its checksums match and every byte can
+//! be read, and which bytes are unprotected.
 //!
-//! Everything that is wrong is collected, not only the first: a person wants to know whether one file or all of
-//! them are damaged. Bytes count as protected when a checksum of the format covers them; a compressed item
-//! counts as a whole, when any of its decoded bytes are covered.
+//! All problems are collected, not only the first: a user wants to know whether one file or all of them are damaged.
+//! Bytes count as protected if a checksum of the format covers them; a compressed item counts as a whole if any of its
+//! decoded bytes are covered.
 
 use std::{
     collections::BTreeMap,
@@ -24,22 +24,22 @@ use crate::{
     transfer::{Options, PieceSizes, Pieces, SourceFiles, in_threads},
 };
 
-/// What verifying a checkpoint found.
+/// The result of verifying a checkpoint.
 #[derive(Debug, Default)]
 pub struct Verification {
-    /// Tensors that were checked to be whole.
+    /// Number of tensors that were checked for completeness.
     pub tensors: usize,
     /// Bytes of files that were read.
     pub read_bytes: u64,
-    /// Checksums that were compared.
+    /// Number of checksums that were compared.
     pub checksums: usize,
     /// Files with bytes that no checksum covers.
     pub unprotected: Vec<Unprotected>,
-    /// Checkpoints that lie beside this one in its directory, and were read too.
+    /// Other checkpoints in the same directory, which were read too.
     pub beside: Vec<Checkpoint>,
-    /// What else is in its directory, and was not read.
+    /// Other content of the directory, which was not read.
     pub unread: Vec<Unread>,
-    /// Everything that is wrong, each naming the file and the tensor or byte range.
+    /// All problems, each naming the file and the tensor or byte range.
     pub problems: Vec<Error>,
 }
 
@@ -48,31 +48,31 @@ pub struct Verification {
 pub struct Unprotected {
     /// The file.
     pub path: PathBuf,
-    /// Its bytes without protection: none empty, in order, and with protected bytes between them.
+    /// Unprotected byte ranges: non-empty, in order, and separated by protected bytes.
     pub ranges: Vec<Range<u64>>,
 }
 
 impl Unprotected {
-    /// How many bytes these are.
+    /// Total number of unprotected bytes.
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 }
 
 impl Verification {
-    /// Whether nothing is wrong.
+    /// Whether no problem was found.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Bytes of all files that no checksum covers.
+    /// Total number of unprotected bytes in all files.
     pub fn unprotected_bytes(&self) -> u64 {
         self.unprotected.iter().map(Unprotected::bytes).sum()
     }
 }
 
-/// Reads and checks everything, and where the checkpoint is a directory, everything else in that too: a verdict on a
-/// directory covers all of it.
+/// Reads and verifies the checkpoint and, if it is a directory, everything else in it, so that the verdict covers the
+/// whole directory.
 ///
 /// # Errors
 /// Those of [`verify`].
@@ -93,7 +93,7 @@ pub fn verify_all(checkpoint: &Checkpoint, options: &Options) -> Result<Verifica
 }
 
 impl Verification {
-    /// Adds what was found of a checkpoint beside this one.
+    /// Adds the result for another checkpoint in the same directory.
     fn add(&mut self, checkpoint: Checkpoint, other: Verification) {
         self.beside.push(checkpoint);
         self.tensors += other.tensors;
@@ -104,19 +104,19 @@ impl Verification {
     }
 }
 
-/// Something that is read: a file, or a compressed item of one.
+/// A unit of reading: a file, or a compressed item of one.
 struct Item<'a> {
     path: &'a PathBuf,
-    /// The plain sources that are this file, or the compressed one.
+    /// The plain sources that refer to this file, or the one compressed source.
     sources: Vec<usize>,
     range: Range<u64>,
     is_zstd: bool,
 }
 
-/// Reads and checks everything.
+/// Reads and verifies everything.
 ///
 /// # Errors
-/// [`Error::Canceled`] only; whatever is wrong with the checkpoint is in the result.
+/// [`Error::Canceled`] only; problems of the checkpoint are part of the result.
 pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
     let mut found = Verification { tensors: checkpoint.tensors.len(), ..Verification::default() };
     for tensor in checkpoint.tensors.values() {
@@ -141,7 +141,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
             Ok(()) => _ = read_bytes.fetch_add(len, Ordering::Relaxed),
             Err(Error::Canceled) => return Err(Error::Canceled),
             Err(error) => {
-                // One problem per file is enough: the rest of a short file fails as well.
+                // Report one problem per file: the rest of a truncated file fails as well.
                 lock(&problems).entry(item.path.clone()).or_insert(error);
             }
         }
@@ -156,7 +156,7 @@ pub fn verify(checkpoint: &Checkpoint, options: &Options) -> Result<Verification
     Ok(found)
 }
 
-/// What there is to read: first compressed items, each of which one thread reads from front to back, then files.
+/// Lists the items to read: compressed items first, each read sequentially by one thread, then files.
 fn items(checkpoint: &Checkpoint) -> Vec<Item<'_>> {
     let mut items = Vec::new();
     let mut files: BTreeMap<&PathBuf, Item> = BTreeMap::new();
@@ -195,7 +195,7 @@ fn read(
     Ok(())
 }
 
-/// Bytes of each file that no checksum covers.
+/// Returns the bytes of each file that no checksum covers.
 fn unprotected(checkpoint: &Checkpoint, items: &[Item]) -> Vec<Unprotected> {
     let mut covered: BTreeMap<&PathBuf, Vec<Range<u64>>> = BTreeMap::new();
     for protection in &checkpoint.protections {
@@ -216,7 +216,7 @@ fn unprotected(checkpoint: &Checkpoint, items: &[Item]) -> Vec<Unprotected> {
     rest.filter(|file| !file.ranges.is_empty()).collect()
 }
 
-/// What `covered` leaves of `0..len`.
+/// Returns the parts of `0..len` that `covered` does not contain.
 fn gaps(mut covered: Vec<Range<u64>>, len: u64) -> Vec<Range<u64>> {
     covered.retain(|range| !range.is_empty());
     covered.sort_by_key(|range| range.start);

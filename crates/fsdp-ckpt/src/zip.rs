@@ -1,10 +1,10 @@
-//! Zip archives as PyTorch writes them: found by their directory, stored, checked before anything is read.
+//! Reads zip archives as PyTorch writes them: located by their directory, stored, and checked before any record is
+//! read.
 //!
-//! This reads no general zip: records are stored as they are, archives have no comment, names are plain
-//! relative paths, no two records share a name or a byte, and everything lies inside the bytes that were
-//! given. Whatever an archive claims, no more memory is taken than its directory has bytes. Archives may lie
-//! in the middle of a file: positions in the archive count from its start, [`Record::data`] from that of the
-//! underlying bytes.
+//! This is not a general zip reader: records are not compressed, archives have no comment, names are plain relative
+//! paths, no two records share a name or a byte, and everything is inside the given bytes. Whatever an archive claims,
+//! it takes no more memory than its directory has bytes. An archive may be in the middle of a file: positions in the
+//! archive count from its start, those in [`Record::data`] from the start of the underlying bytes.
 
 mod beginning;
 mod directory;
@@ -22,21 +22,22 @@ use crate::{
     error::{Error, Fault},
 };
 
-/// The longest directory that is read.
+/// Maximum length of a directory.
 const DIRECTORY_BYTES_MAX: u64 = 1 << 28;
 
-/// A stored file in an archive.
+/// A stored record of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Where its bytes are, counted from the start of what the archive's section is a part of.
+    /// Range of its bytes, counted from the start of the bytes that the archive's section is part of.
     pub(crate) data: Range<u64>,
-    /// The CRC-32 of its bytes. Writers that compute none store zero, which therefore says nothing.
+    /// The CRC-32 of its bytes; `None` if the archive has zero, which writers store when they compute none.
     pub(crate) crc32: Option<u32>,
-    /// Whether it was cut by the end of a beginning: it ends at or before the end of `data`.
+    /// Whether only the beginning of the archive was scanned and the record goes on after it. Its data then ends at or
+    /// before the end of `data`.
     pub(crate) is_open: bool,
 }
 
-/// An archive whose directory was read and checked.
+/// An archive with checked records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Archive {
     records: BTreeMap<String, Record>,
@@ -58,15 +59,14 @@ impl Archive {
         Archive::of_records(section, records)
     }
 
-    /// Reads the first records of an archive of which `section` holds the beginning, and which has at most
-    /// `len_max` bytes.
+    /// Reads the first records of an archive that begins with `section` and has at most `len_max` bytes.
     pub(crate) fn scan(section: Section<'_>, len_max: u64) -> Result<Archive, Error> {
         let bytes = section.read(0..section.len())?;
         let records = beginning::scan(&bytes, len_max).map_err(|fault| refused(section, fault))?;
         Archive::of_records(section, records)
     }
 
-    /// The archive of these records, whose positions count from its start.
+    /// Makes an archive of records whose positions count from its start.
     pub(crate) fn of_records(
         section: Section<'_>,
         found: impl IntoIterator<Item = (String, Record)>,
@@ -86,23 +86,23 @@ impl Archive {
         &self.records
     }
 
-    /// The record of this name.
+    /// The record with this name.
     pub(crate) fn record(&self, name: &str) -> Option<&Record> {
         self.records.get(name)
     }
 }
 
-/// The error that says what is wrong with an archive.
+/// The error for a fault in an archive.
 fn refused(section: Section<'_>, fault: Fault) -> Error {
     section.fault(fault.of_part("its archive is refused: ", section.start()))
 }
 
-/// Two records have the same name.
+/// The fault for two records with the same name.
 fn there_twice(name: &str) -> Fault {
     Fault::new(format!("record `{name}` is there twice"))
 }
 
-/// A record or its header does not lie where records are.
+/// The fault for a record or header that is not inside the archive's data.
 fn outside(name: &str, end: u64, limit: u64) -> Fault {
     Fault::new(format!(
         "record `{name}` needs bytes up to {end}, but the archive's data ends at byte {limit}"

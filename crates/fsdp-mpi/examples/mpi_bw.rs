@@ -1,11 +1,11 @@
-//! How fast two processes exchange 64 MiB over MPI, beside a plain copy through a loopback socket.
+//! Measures how fast two processes exchange 64 MiB over MPI, compared with a plain copy through a loopback socket.
 //!
 //! ```sh
 //! mpirun -n 2 target/release/examples/mpi_bw
 //! ```
 //!
-//! Bytes that one process has received, per second: one way, then both ways at once; the same over the socket by the same
-//! two processes; and the time of the shortest message there and back.
+//! Prints the bytes that one process receives per second, one way and then both ways at once; the same over a socket
+//! between the same two processes; and the round-trip time of an 8-byte message.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -51,7 +51,7 @@ fn exchange(link: &mut dyn Link, out: Option<&[u8]>, into: Option<&mut [u8]>) ->
     }
 }
 
-/// Seconds per round, after one that does not count.
+/// Seconds per round, after one warm-up round.
 fn timed(rounds: usize, mut round: impl FnMut() -> Outcome) -> Outcome<f64> {
     round()?;
     let start = Instant::now();
@@ -59,7 +59,7 @@ fn timed(rounds: usize, mut round: impl FnMut() -> Outcome) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64() / rounds as f64)
 }
 
-/// Connects the two processes beside MPI; they tell each other the port over it.
+/// Connects the two processes by a socket; they exchange the port over MPI.
 fn connect(link: &mut dyn Link) -> Outcome<TcpStream> {
     let mut port = [0; 2];
     let stream = if link.rank() == 0 {

@@ -1,4 +1,4 @@
-//! The thread that owns MPI: it takes orders of links, and works on all exchanges until none is left.
+//! The thread that owns MPI: it takes requests from the links and drives all exchanges until none is left.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
@@ -13,53 +13,53 @@ use crate::error::MpiError;
 use crate::exchange::{Answer, Around, Exchange, Order};
 use crate::ffi::{Mpi, Request};
 
-/// How long there is looked without a pause after the last thing that happened: while messages are awaited, and while
-/// data moves, which only happens when MPI is called.
+/// How long to poll without sleeping after the last event: while waiting for messages, and while data moves, because
+/// MPI moves data only inside its calls.
 const SPIN: Duration = Duration::from_micros(50);
 const SPIN_MOVING: Duration = Duration::from_millis(20);
 
-/// Pauses grow with the time since the last thing that happened, from the first of these up to one of the others.
+/// Sleeps grow with the time since the last event, from the first of these up to one of the maxima.
 const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX_MOVING: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(1);
 
-/// When nothing is under way, MPI may still have bytes of messages that it took over in memory of its own, and sends them
-/// only when it is called.
+/// Maximum sleep when nothing is in flight. MPI may still hold messages in its own buffers, and sends them only when it
+/// is called.
 const NAP_MAX_IDLE: Duration = Duration::from_millis(20);
 
-/// How often clock and alarm are looked at meanwhile.
+/// Interval between checks of the clock and the alarm.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What is asked of the thread.
+/// A request to the thread.
 pub(crate) enum Message {
-    /// Exchange, and answer.
+    /// Run an exchange and answer.
     Exchange(Order, Sender<Answer>),
-    /// Finalise MPI, and end.
+    /// Finalize MPI and end the thread.
     Finalise(Sender<Result<(), MpiError>>),
 }
 
-/// MPI is to be finalised as soon as nothing is under way.
+/// A pending request to finalize MPI as soon as nothing is in flight.
 struct Finalise {
     answer: Sender<Result<(), MpiError>>,
     asked: Duration,
 }
 
-/// The state of the thread.
+/// The state of the MPI thread.
 pub(crate) struct Engine {
     mpi: Mpi,
     messages: Receiver<Message>,
     alarm: Arc<dyn Alarm>,
     timeout: Duration,
     exchanges: Vec<Exchange>,
-    /// Operations with memory of their own, for which nobody waits.
+    /// Operations that own their memory and that no exchange waits for.
     loose: Vec<Request>,
     finalise: Option<Finalise>,
     clock: RunClock,
     born: Instant,
-    /// Time as far as this process ran, when it was last looked at.
+    /// Time during which this process was running, as of the last check.
     now: Duration,
     looked: Instant,
-    /// When something happened last.
+    /// Time of the last event.
     happened: Instant,
 }
 
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Works until MPI is finalised, or nobody is left who could ask for anything.
+    /// Runs until MPI is finalized, or the world and all its links are dropped.
     pub(crate) fn run(mut self) {
         loop {
             let has_happened = self.work();
@@ -97,7 +97,7 @@ impl Engine {
             if let Some(ending) =
                 self.finalise.take_if(|_| self.exchanges.is_empty() && self.loose.is_empty())
             {
-                // Whoever asked waits for it.
+                // The caller waits for the answer.
                 drop(ending.answer.send(self.mpi.finalise()));
                 return;
             }
@@ -107,13 +107,13 @@ impl Engine {
             match self.next_message() {
                 Ok(message) => self.accept(message),
                 Err(TryRecvError::Empty) => {}
-                // Whoever waits for an exchange could still ask for one, so there is none.
+                // A caller that waits for an exchange holds a sender, so no exchange is pending.
                 Err(TryRecvError::Disconnected) => return,
             }
         }
     }
 
-    /// Goes through everything once; whether anything has happened.
+    /// Advances all operations once. Returns whether anything has happened.
     fn work(&mut self) -> bool {
         let mut around = Around { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
         let mut has_happened = false;
@@ -140,7 +140,7 @@ impl Engine {
         has_happened
     }
 
-    /// Looks at the clock and at the alarm.
+    /// Checks the clock and the alarm.
     fn look(&mut self) {
         self.looked = Instant::now();
         self.now = self.clock.at(self.looked - self.born);
@@ -179,7 +179,7 @@ impl Engine {
         }
     }
 
-    /// The next message; without one, after a pause that suits what is under way.
+    /// Returns the next message, or an error after a pause that suits the operations in flight.
     fn next_message(&self) -> Result<Message, TryRecvError> {
         let is_moving = self.exchanges.iter().any(Exchange::is_moving);
         let is_idle = self.exchanges.is_empty() && self.loose.is_empty();
@@ -201,7 +201,7 @@ impl Engine {
     }
 }
 
-/// A failure of MPI as collectives report it.
+/// Converts a failure of MPI into the error that collectives report.
 pub(crate) fn transport(rank: Rank, error: &MpiError) -> CommError {
     CommError::Transport { rank, reason: error.to_string() }
 }

@@ -1,4 +1,4 @@
-//! What goes wrong with an MPI library.
+//! Errors of an MPI library.
 
 use std::fmt;
 use std::io;
@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use fsdp_core::FailureKind;
 use fsdp_core::comm::CommError;
 
-/// One file that was tried in vain.
+/// A candidate for the library that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// The file, or its bare name for the search of the system's loader.
+    /// Path of the file, or a bare name that the system's loader searches for.
     pub candidate: PathBuf,
-    /// Why it is not the library.
+    /// Why it could not be opened.
     pub why: String,
 }
 
@@ -23,85 +23,85 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// MPI is missing, does not fit, or failed.
+/// MPI is missing, incompatible, or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiError {
-    /// It is nowhere.
+    /// No library was found.
     #[error(
         "no MPI library was found; install Open MPI or MPICH, or name the file in FSDP_MPI_LIBRARY; tried{}",
         tried.iter().map(Attempt::to_string).collect::<String>()
     )]
     NotFound {
-        /// Where, in this order.
+        /// The candidates, in the order in which they were tried.
         tried: Vec<Attempt>,
     },
-    /// It is there, but it is not MPI, or far too old.
+    /// The library is not MPI, or older than MPI 3.
     #[error("{} has no function {symbol}: it is not MPI, or older than MPI 3", path.display())]
     NoSymbol {
-        /// The file.
+        /// Path of the library.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing function or variable.
         symbol: &'static str,
     },
-    /// Its handles and constants are not known.
+    /// The values of its handles and constants are not known.
     #[error(
         "{} is none of Open MPI, MPICH (or compatible with it) and the standard ABI; it says of itself: {version:?}",
         path.display()
     )]
     Unknown {
-        /// The file.
+        /// Path of the library.
         path: PathBuf,
-        /// What it says of itself.
+        /// The version string of the library.
         version: String,
     },
-    /// Another part of this process has begun with MPI.
+    /// Another part of this process has initialized MPI.
     #[error("MPI is initialised in this process already; it can be used by one world per process")]
     Initialized,
-    /// It can not be used by a thread that is not the main one.
+    /// The library was built without support for threads.
     #[error(
         "{} allows no threads (it provides level {provided}, and {needed} is needed): use a build of MPI with threads",
         path.display()
     )]
     Threads {
-        /// The file.
+        /// Path of the library.
         path: PathBuf,
-        /// The level that it provides.
+        /// The thread level that the library provides.
         provided: i32,
-        /// `MPI_THREAD_FUNNELED`.
+        /// The required thread level, `MPI_THREAD_FUNNELED`.
         needed: i32,
     },
     /// The thread that owns MPI could not be started.
     #[error("the thread of MPI could not be started: {0}")]
     Thread(#[source] io::Error),
-    /// A call failed.
+    /// A call of MPI failed.
     #[error("{call}: error {code}: {text}")]
     Call {
-        /// The function.
+        /// The name of the function.
         call: &'static str,
-        /// What it returned.
+        /// The error code that it returned.
         code: i32,
-        /// What MPI says to the code.
+        /// MPI's text for the code.
         text: String,
     },
-    /// The thread that owns MPI has ended: the world was finalised, or that thread panicked.
+    /// The thread that owns MPI has ended: the world was finalized, or that thread panicked.
     #[error("the thread of MPI has ended")]
     Ended,
-    /// MPI is not finalised after a failure: it would wait for ranks that may never come.
+    /// MPI is not finalized after a failure, because that would wait for ranks that may never come.
     #[error("MPI is not finalised after a failure: {0}")]
     Failed(#[source] CommError),
-    /// Messages are still on their way when the world is to be finalised.
+    /// Messages are still in flight although the world is to be finalized.
     #[error("{messages} messages of this rank have not ended after {seconds} s, so MPI is not finalised")]
     Unfinished {
-        /// How many.
+        /// Number of messages in flight.
         messages: usize,
-        /// The time limit.
+        /// The time limit, in seconds.
         seconds: u64,
     },
 }
 
 impl MpiError {
-    /// What this failure calls for.
+    /// Classifies the failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             MpiError::NotFound { .. }

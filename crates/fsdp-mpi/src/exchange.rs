@@ -1,14 +1,14 @@
-//! One exchange of one link, on the thread of MPI: what it has begun, and what comes next.
+//! The state machine of one exchange on one link, driven by the MPI thread.
 //!
 //! | message | tag | when |
 //! |---|---|---|
-//! | first: preamble, and all data if it is short | 2 x channel | at once |
-//! | ready: empty | 2 x channel + 1, the other way | a first message of long data was expected, and its receives are begun |
+//! | first: preamble, plus all data if it is short | 2 x channel | at once |
+//! | ready: empty, sent by the receiver | 2 x channel + 1 | the receives for the announced long data are posted |
 //! | data, cut at 64 MiB | 2 x channel | when the receiver is ready |
 //!
-//! Short data are copied, so nobody waits until they have been received. Long data are sent out of the caller's memory, and
-//! only into receives that have begun: so whoever gives up before that has nothing under way in that memory, and what is
-//! under way ends soon as long as both processes live.
+//! Short data is copied, so the sender does not wait until it has been received. Long data is sent straight from the
+//! caller's memory, and only into receives that are already posted. An exchange that is given up before that therefore
+//! has no operation on the caller's memory, and operations that have started end soon as long as both processes live.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -22,25 +22,25 @@ use crate::error::MpiError;
 use crate::ffi::{Memory, Mpi, Piece, Request};
 use crate::preamble::{PREAMBLE, Preamble, split};
 
-/// Data of at most so many bytes travel in the first message.
+/// Data of at most this many bytes travels in the first message.
 pub(crate) const SHORT_MAX: usize = 16 << 10;
 
-/// Longer data are cut, because MPI counts in `int`.
+/// Longer data is cut into messages of this many bytes, because MPI counts in `int`.
 pub(crate) const MESSAGE_MAX: usize = 64 << 20;
 
-/// Tags up to 32767 are allowed by every MPI; a channel takes two.
+/// Every MPI allows tags up to 32767; a channel takes two.
 pub(crate) const CHANNELS: u64 = 1 << 14;
 
-/// How long data may still come after an exchange was given up, when its receives have begun. Its sender may have given up
-/// before it heard that it may send; then nothing comes, and the receives are cancelled.
+/// How long posted receives are kept after their exchange was given up. The sender may have given up before it learned
+/// that the receiver is ready; then no data comes, and the receives are cancelled.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Data to send.
 pub(crate) struct Sent {
     pub(crate) to: c_int,
-    /// The preamble, and short data.
+    /// The preamble, followed by the data if it is short.
     pub(crate) first: Vec<u8>,
-    /// Long data.
+    /// Long data; empty if the data is short.
     pub(crate) messages: Vec<Vec<Piece>>,
 }
 
@@ -48,11 +48,11 @@ pub(crate) struct Sent {
 pub(crate) struct Received {
     pub(crate) from: c_int,
     pub(crate) expected: Preamble,
-    /// Where long data goes.
+    /// Destination of long data; empty if the data is short.
     pub(crate) messages: Vec<Vec<Piece>>,
 }
 
-/// What a link asks for.
+/// A request of a link to the MPI thread.
 pub(crate) struct Order {
     pub(crate) channel: c_int,
     pub(crate) sent: Option<Sent>,
@@ -61,11 +61,11 @@ pub(crate) struct Order {
 
 /// How an exchange ended.
 pub(crate) enum Answer {
-    /// All was sent, and received; the short data.
+    /// Everything was sent and received. Contains the received data if it was short.
     Done(Vec<u8>),
-    /// Another message came.
+    /// The preamble of the message differs from the expected one; its data was not received.
     Differs { header: Header, len_bytes: u64 },
-    /// The time limit has passed without this rank.
+    /// The exchange with this rank did not progress within the time limit.
     Late(c_int),
     /// The alarm was raised.
     Alarm(CommError),
@@ -74,7 +74,7 @@ pub(crate) enum Answer {
 }
 
 enum Sending {
-    /// Long data, until the receiver is ready.
+    /// Long data, waiting for the receiver's ready message.
     Waiting {
         ready: Request,
         to: c_int,
@@ -93,7 +93,7 @@ enum Receiving {
     Done,
 }
 
-/// What is answered when nothing is under way any more.
+/// The answer that is sent once no operation is in flight.
 struct Ending {
     answer: Answer,
     since: Duration,
@@ -106,23 +106,23 @@ pub(crate) struct Exchange {
     sending: Sending,
     receiving: Receiving,
     short: Vec<u8>,
-    /// Set once it was given up.
+    /// Set once the exchange was given up.
     ending: Option<Ending>,
     moved_at: Duration,
     answer: Sender<Answer>,
 }
 
-/// What an exchange needs of its surroundings.
+/// The engine state that an exchange works with.
 pub(crate) struct Around<'a> {
     pub(crate) mpi: &'a Mpi,
-    /// Operations with memory of their own, which somebody else ends.
+    /// Operations that own their memory; the engine completes them.
     pub(crate) loose: &'a mut Vec<Request>,
-    /// The time.
+    /// The current time, on the engine's clock.
     pub(crate) now: Duration,
 }
 
 impl Exchange {
-    /// Begins what can begin at once.
+    /// Starts every operation that can start at once.
     pub(crate) fn begin(order: Order, answer: Sender<Answer>, around: &mut Around<'_>) -> Self {
         let mut exchange = Self {
             tag: 2 * order.channel,
@@ -159,12 +159,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// Whether data of the caller is under way.
+    /// Whether operations on the caller's memory are in flight.
     pub(crate) fn is_moving(&self) -> bool {
         matches!(self.sending, Sending::Moving { .. }) || matches!(self.receiving, Receiving::Moving { .. })
     }
 
-    /// Goes on as far as possible without waiting; whether anything has happened.
+    /// Advances as far as possible without blocking. Returns whether anything has happened.
     pub(crate) fn step(&mut self, around: &mut Around<'_>) -> bool {
         let moved = self.send(around).and_then(|sent| Ok(self.receive(around)? || sent));
         match moved {
@@ -189,7 +189,7 @@ impl Exchange {
                     return Ok(false);
                 }
                 let (to, messages) = (*to, std::mem::take(messages));
-                // What has begun is kept when a later message is refused.
+                // If a later message is refused, the operations that have started are kept.
                 self.sending = Sending::Moving { to, requests: VecDeque::new() };
                 let Sending::Moving { requests, .. } = &mut self.sending else { unreachable!("just set") };
                 for pieces in messages {
@@ -229,7 +229,7 @@ impl Exchange {
         Ok(true)
     }
 
-    /// The first message is there.
+    /// Handles the first message, which has arrived.
     fn meet(&mut self, around: &mut Around<'_>) -> Result<(), MpiError> {
         let receiving = std::mem::replace(&mut self.receiving, Receiving::Done);
         let Receiving::First { first, from, expected, messages } = receiving else {
@@ -254,7 +254,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Gives up after the time limit.
+    /// Gives up if nothing has moved within the time limit.
     pub(crate) fn look_at_clock(&mut self, timeout: Duration, around: &mut Around<'_>) {
         if around.now.saturating_sub(self.moved_at) > timeout {
             let late = match (&self.receiving, &self.sending) {
@@ -266,7 +266,7 @@ impl Exchange {
         }
     }
 
-    /// Ends what can be ended; the first reason counts. What moves in the caller's memory goes on to its end.
+    /// Gives up; only the first reason is kept. Operations on the caller's memory run to their end.
     pub(crate) fn give_up(&mut self, answer: Answer, around: &mut Around<'_>) {
         self.ending.get_or_insert(Ending { answer, since: around.now, cancelled: false });
         self.sending = match std::mem::replace(&mut self.sending, Sending::Done) {
@@ -285,12 +285,12 @@ impl Exchange {
         };
     }
 
-    /// Whether nothing of it is left to do; then it has answered.
+    /// Whether the exchange is complete; if so, it has sent its answer.
     pub(crate) fn has_ended(&mut self, around: &mut Around<'_>) -> bool {
         if let (Sending::Done, Receiving::Done) = (&self.sending, &self.receiving) {
             let short = std::mem::take(&mut self.short);
             let answer = self.ending.take().map_or(Answer::Done(short), |ending| ending.answer);
-            // Whoever asked waits for the answer, unless its thread was torn down with the process.
+            // The caller waits for the answer, unless the process has torn down its thread.
             drop(self.answer.send(answer));
             return true;
         }
@@ -299,21 +299,21 @@ impl Exchange {
             && around.now.saturating_sub(ending.since) > GRACE
         {
             ending.cancelled = true;
-            // Where that is refused, the receive goes on.
+            // If MPI refuses to cancel a receive, the receive stays in flight.
             requests.iter_mut().for_each(|request| drop(around.mpi.cancel(request)));
         }
         false
     }
 }
 
-/// Nobody waits for this receive any more. Its memory is its own.
+/// Cancels a receive that is no longer needed. It owns its memory.
 fn let_go(mut receive: Request, around: &mut Around<'_>) {
-    // Where that is refused, the receive goes on, and its memory with it.
+    // If MPI refuses to cancel, the receive stays in flight and keeps its memory.
     drop(around.mpi.cancel(&mut receive));
     around.loose.push(receive);
 }
 
-/// Whether the first of these operations has ended. One that failed is taken out, as one that has ended.
+/// Whether the first of these operations has ended. A failed operation is removed like one that has ended.
 fn end_first(mpi: &Mpi, requests: &mut VecDeque<Request>) -> Result<bool, MpiError> {
     let Some(first) = requests.front_mut() else { return Ok(true) };
     let ended = mpi.test(first);

@@ -1,13 +1,14 @@
 //! Links over MPI: messages between processes that `mpirun` or `srun` has started.
 //!
-//! MPI is opened at run time, so one program serves Open MPI, MPICH (with what is binary compatible with it) and the
-//! standard ABI of MPI 5, and runs where none is installed. Only messages between two ranks are used, under the
-//! algorithms of `fsdp-comm`: reductions of MPI add in orders of their own, and the bits of a run would depend on them.
+//! The MPI library is opened at run time, so one program supports Open MPI, MPICH (and libraries that are binary
+//! compatible with it) and the standard ABI of MPI 5, and also runs where none is installed. Only messages between two
+//! ranks are used; the collectives are the algorithms of `fsdp-comm`. MPI's own reductions add in an unspecified order,
+//! which would make the bits of a run depend on the library.
 //!
-//! - [`MpiLibrary`]: a library that is open and known, and not yet initialised.
+//! - [`MpiLibrary`]: a library that is open and identified, but not initialized.
 //! - [`MpiWorld`]: this process as one rank of `MPI_COMM_WORLD`; it makes links.
 //!
-//! How a message travels is told in [`MpiWorld`]. All unsafe code is in `ffi`.
+//! [`MpiWorld`] describes how a message travels. All unsafe code is in `ffi`.
 
 mod error;
 #[expect(unsafe_code, reason = "the one module of this crate that may")]

@@ -1,4 +1,4 @@
-//! The link: what it asks of the thread of MPI, and what it makes of the answers.
+//! The link: turns exchanges into requests to the MPI thread, and its answers into results.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::ffi::lend;
 use crate::preamble::preamble;
 use crate::world::Shared;
 
-/// One rank's ends of a group.
+/// One rank's endpoint of a group.
 pub(crate) struct MpiLink {
     shared: Arc<Shared>,
     channel: u64,

@@ -1,13 +1,13 @@
-//! What is in front of every message, so that its receiver knows what it is before it takes it.
+//! The preamble of every message, from which the receiver identifies the message before it takes the data.
 
 use fsdp_comm::Header;
 
 /// The header, then the length of the data, little-endian.
 pub(crate) type Preamble = [u8; PREAMBLE];
-/// Bytes of a preamble.
+/// Length of a preamble in bytes.
 pub(crate) const PREAMBLE: usize = size_of::<Header>() + 8;
 
-/// What goes in front of data of this length.
+/// Returns the preamble of data of this length.
 pub(crate) fn preamble(header: &Header, len_bytes: u64) -> Preamble {
     let mut preamble = [0; PREAMBLE];
     preamble[..size_of::<Header>()].copy_from_slice(header);
@@ -15,7 +15,7 @@ pub(crate) fn preamble(header: &Header, len_bytes: u64) -> Preamble {
     preamble
 }
 
-/// Header and length.
+/// Splits a preamble into header and length.
 pub(crate) fn split(preamble: &Preamble) -> (Header, u64) {
     let (header, len) = preamble.split_first_chunk().expect("a preamble begins with a header");
     (*header, u64::from_le_bytes(len.try_into().expect("eight bytes follow")))

@@ -17,12 +17,12 @@ use crate::exchange::{Answer, Order};
 use crate::ffi::{Mpi, MpiLibrary};
 use crate::link::MpiLink;
 
-/// What the links of a world share.
+/// State shared by the links of a world.
 pub(crate) struct Shared {
     messages: Sender<Message>,
     pub(crate) rank: Rank,
     pub(crate) alarm: Arc<dyn Alarm>,
-    /// One more than the greatest channel that this rank has used.
+    /// The greatest channel that this rank has used, plus one.
     channels: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ impl Shared {
         self.channels.load(Ordering::Relaxed)
     }
 
-    /// Has the thread of MPI do this, and waits for its answer.
+    /// Passes the request to the MPI thread and waits for the answer.
     pub(crate) fn exchange(&self, order: Order) -> Result<Answer, CommError> {
         let (sender, answer) = mpsc::channel();
         let ended = || transport(self.rank, &MpiError::Ended);
@@ -44,29 +44,30 @@ impl Shared {
     }
 }
 
-/// This process as one rank of `MPI_COMM_WORLD`. There is one world per process.
+/// This process as one rank of `MPI_COMM_WORLD`. A process has one world.
 ///
-/// A thread of its own initialises MPI and makes all calls. Links, any number and of any threads, hand it what they want to
-/// send and receive and wait for it: short messages are copied, long ones go out of and into the caller's slices.
+/// A dedicated thread initializes MPI and makes all calls. Any number of links, on any threads, pass it their requests
+/// and wait for completion. Short messages are copied; long messages are sent from and received into the caller's
+/// slices.
 ///
 /// # Failures
-/// An alarm that was raised, or the time limit, ends every exchange. What then is still being sent or received in a caller's
-/// slices ends first, which is soon if the process on the other side lives. **If that process has died or hangs in the
-/// middle of a long message, the exchange does not return**: MPI can not be told to leave the memory alone, so nobody may
-/// have it back. The alarm tells everybody else, and whoever ends the process must not wait for the threads of its links.
+/// A raised alarm or the time limit ends every exchange. Operations in flight on a caller's slices end first, which
+/// takes a moment if the peer process lives. **If the peer has died or hangs in the middle of a long message, the
+/// exchange does not return**: MPI cannot be told to release the memory, so it cannot be given back. The alarm informs
+/// all other exchanges, and the code that ends the process must not wait for the threads of its links.
 ///
-/// After a failure MPI is never finalised, because that would wait for ranks that may not come. Dropping the world does not
-/// finalise it either; see [`MpiWorld::finalise`].
+/// After a failure MPI is never finalized, because that would wait for ranks that may not come. Dropping the world does
+/// not finalize it either; see [`MpiWorld::finalise`].
 pub struct MpiWorld {
     shared: Arc<Shared>,
     size: usize,
 }
 
 impl MpiWorld {
-    /// Initialises MPI. Nobody waits longer than `timeout` for a message; `alarm` is what ends this world.
+    /// Initializes MPI. No exchange waits longer than `timeout` for a message; raising `alarm` ends all exchanges.
     ///
-    /// A library that does not belong to the launcher sees a world of one rank: compare [`MpiWorld::size`] with what the
-    /// launcher says.
+    /// A library that does not belong to the launcher sees a world of one rank: compare [`MpiWorld::size`] with the
+    /// size that the launcher reports.
     ///
     /// # Errors
     /// [`MpiError`].
@@ -82,31 +83,31 @@ impl MpiWorld {
         Ok(Self { shared: Arc::new(shared), size: size as usize })
     }
 
-    /// This process.
+    /// The rank of this process.
     pub fn rank(&self) -> Rank {
         self.shared.rank
     }
 
-    /// Processes in the world.
+    /// Number of processes in the world.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The ends of this rank of connections among `members`, which include it. All of them name the same members, in the
-    /// same order, and the same `channel`, which no two of them use for other links.
+    /// Returns this rank's link to `members`, which must include this rank. All members pass the same list in the same
+    /// order and the same `channel`, which they use for no other link.
     ///
     /// # Panics
-    /// When this rank is not a member.
+    /// If this rank is not a member.
     pub fn link(&self, channel: u64, members: Arc<[Rank]>) -> Box<dyn Link> {
         Box::new(MpiLink::new(self.shared.clone(), channel, members))
     }
 
-    /// Ends MPI, which waits for all ranks to do the same: call it on every rank, when all of them have succeeded and all
-    /// links are dropped.
+    /// Finalizes MPI, which waits for all ranks to do the same: call it on every rank after all of them have succeeded
+    /// and all links are dropped.
     ///
     /// # Errors
-    /// [`MpiError::Failed`] after the alarm, [`MpiError::Unfinished`] when messages have not been received within the time
-    /// limit; then the process ends without it. Other [`MpiError`]s from MPI.
+    /// [`MpiError::Failed`] after the alarm; [`MpiError::Unfinished`] if messages have not been received within the
+    /// time limit. In both cases the process ends without finalizing MPI. Other [`MpiError`]s come from MPI.
     pub fn finalise(self) -> Result<(), MpiError> {
         let (sender, ended) = mpsc::channel();
         self.shared.messages.send(Message::Finalise(sender)).map_err(|_| MpiError::Ended)?;
@@ -114,7 +115,7 @@ impl MpiWorld {
     }
 }
 
-/// The life of the thread that owns MPI.
+/// The main function of the thread that owns MPI.
 fn own(
     library: MpiLibrary,
     inbox: Receiver<Message>,
@@ -124,7 +125,7 @@ fn own(
 ) {
     match Mpi::initialise(library) {
         Ok(mpi) => {
-            // Whoever opens the world waits for this.
+            // `MpiWorld::open` waits for this.
             drop(begun.send(Ok((mpi.rank(), mpi.size()))));
             Engine::new(mpi, inbox, alarm, timeout).run();
         }

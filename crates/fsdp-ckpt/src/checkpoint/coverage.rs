@@ -1,10 +1,10 @@
-//! The proof that the chunks of a tensor hold each of its elements exactly once.
+//! Proves that the chunks of a tensor contain each of its elements exactly once.
 //!
-//! It is exact, needs no data and names the first element (in C order) that is missing or doubled. Flat
-//! ranges alone are sorted and walked. As soon as a box is among them, everything becomes boxes (a flat range
-//! is a few of them) and each dimension is swept in turn: between two neighbouring cuts of a dimension the
-//! boxes that cross do not change, so one sweep of the next dimension stands for all indices between.
-//! Grids of thousands of chunks take as many steps as there are chunks, times the number of dimensions.
+//! The proof is exact, needs no data, and finds the first element (in C order) that is missing or stored twice. If all
+//! regions are flat ranges, they are sorted and walked. Otherwise everything is converted to boxes (a flat range
+//! becomes a few) and each dimension is swept in turn: between two adjacent cuts of a dimension the set of crossing
+//! boxes is constant, so one sweep of the next dimension covers all indices in between. A grid of thousands of chunks
+//! takes as many steps as it has chunks, times the number of dimensions.
 
 use std::ops::Range;
 
@@ -14,28 +14,28 @@ use crate::{
     ranges::{Uneven, first_uneven},
 };
 
-/// Files that a message lists.
+/// Maximum number of files in a message.
 const LISTED_MAX: usize = 4;
 
 impl Checkpoint {
-    /// Proves that the chunks of every tensor hold each of its elements exactly once.
+    /// Proves that the chunks of every tensor contain each of its elements exactly once.
     ///
     /// # Errors
-    /// As [`Tensor::check_coverage`], for the first tensor in name order that is not whole.
+    /// As [`Tensor::check_coverage`], for the first incomplete tensor in name order.
     pub fn check_coverage(&self) -> Result<(), Error> {
         self.tensors.values().try_for_each(|tensor| tensor.check_coverage(&self.sources))
     }
 }
 
 impl Tensor {
-    /// Proves that the chunks hold each element of the tensor exactly once, inside their sources.
+    /// Proves that the chunks contain each element of the tensor exactly once, within their sources.
     ///
     /// # Errors
-    /// [`Error::NotWhole`] names the first elements in C order that no chunk or more than one chunk holds;
-    /// [`Error::Malformed`] a chunk that reaches out of the tensor or out of its file.
+    /// [`Error::NotWhole`] with the first elements in C order that no chunk or more than one chunk contains;
+    /// [`Error::Malformed`] if a chunk extends beyond the tensor or its file.
     ///
     /// # Panics
-    /// When a chunk names a source that `sources` does not have.
+    /// If a chunk refers to a source that `sources` does not have.
     pub fn check_coverage(&self, sources: &[Source]) -> Result<(), Error> {
         let tensor = join(&self.path);
         for chunk in &self.chunks {
@@ -82,7 +82,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// The files of the chunks, each once, for messages.
+    /// Lists the files of the chunks without duplicates, for messages.
     fn files(&self, sources: &[Source]) -> String {
         let mut files: Vec<_> =
             self.chunks.iter().map(|c| sources[c.source].path().display().to_string()).collect();
@@ -95,7 +95,7 @@ impl Tensor {
     }
 }
 
-/// The index of a flat element, as in `[3, 0]`.
+/// Formats the index of a flat element, as in `[3, 0]`.
 fn index_text(shape: &[u64], mut flat: u64) -> String {
     let mut index: Vec<u64> = Vec::new();
     for dim in shape.iter().rev() {
@@ -106,7 +106,7 @@ fn index_text(shape: &[u64], mut flat: u64) -> String {
     format!("{index:?}")
 }
 
-/// One byte past the last one of a chunk in its source; `None` where that does not fit 64 bits.
+/// Returns the end offset of a chunk in its source. `None` if it does not fit in 64 bits.
 fn end_in_source(chunk: &Chunk, element_bytes: u64) -> Option<u64> {
     if chunk.region.is_empty() {
         return Some(chunk.offset);
@@ -122,10 +122,10 @@ fn end_in_source(chunk: &Chunk, element_bytes: u64) -> Option<u64> {
     elements.checked_mul(element_bytes)?.checked_add(chunk.offset)
 }
 
-/// Elements with a fault, with two chunks that both hold them; `None` in place of these when no chunk does.
+/// Elements with a fault, and the two chunks that both contain them; `None` instead of these if no chunk does.
 type Fault = Uneven<usize>;
 
-/// The first fault in C order. All chunks lie inside the shape.
+/// Returns the first fault in C order. All chunks must be inside the shape.
 fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
     let len = element_count(shape)?;
     if len == 0 {
@@ -148,7 +148,7 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
     for (range, chunk) in flats {
         split_into_boxes(range, shape, &mut Vec::new(), &mut |bounds| boxes.push(Piece { chunk, bounds }));
     }
-    // Dimensions of one index decide nothing; without them, 64 dimensions are the most that there can be.
+    // Dimensions of size 1 do not matter; without them, there are at most 64 dimensions.
     let wide: Vec<usize> = (0..shape.len()).filter(|dim| shape[*dim] != 1).collect();
     for piece in &mut boxes {
         piece.bounds = wide.iter().map(|dim| piece.bounds[*dim].clone()).collect();
@@ -164,7 +164,7 @@ struct Piece {
     bounds: Vec<Range<u64>>,
 }
 
-/// Gives the boxes that a flat range consists of: at most two parts of a row per dimension, and whole rows.
+/// Splits a flat range into boxes: at most two parts of a row per dimension, and whole rows.
 fn split_into_boxes(
     range: Range<u64>,
     shape: &[u64],
@@ -197,8 +197,8 @@ fn split_into_boxes(
     }
 }
 
-/// The first fault among the indices that share all dimensions before `dim`; `base` is the flat index of the
-/// first of them, and all pieces cross them.
+/// Returns the first fault among the indices that share all dimensions before `dim`; `base` is the flat index of the
+/// first of them. All pieces must cross them.
 fn first_box_fault(shape: &[u64], dim: usize, pieces: &[&Piece], base: u64) -> Option<Fault> {
     let inner: u64 = shape[dim + 1..].iter().product();
     let mut waiting = pieces.to_vec();

@@ -1,23 +1,23 @@
-//! Nested dicts and lists to flat names, and back.
+//! Converts nested dicts and lists to flat names, and back.
 //!
-//! The rule is that of PyTorch's distributed checkpoints since 2.4, for every nested format, so that names agree
-//! across formats. Keys of dicts become text and are descended always, so empty dicts vanish. A list is
-//! descended only if somewhere in its lists there is a tensor or a dict; tuples never are. What is not descended
-//! is one leaf.
+//! The rule is the one of PyTorch's distributed checkpoints since 2.4, applied to every nested format, so that names
+//! agree across formats. Dict keys become text, and dicts are always descended into, so empty dicts vanish. A list is
+//! descended into only if it contains, directly or in nested lists, a tensor or a dict; a tuple never is. Everything
+//! else is a single leaf.
 //!
-//! Names are the steps joined by dots. Two leaves of one name are an error: one of them could not be addressed.
+//! Names are the steps joined by dots. Two leaves of the same name are an error: one of them could not be addressed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Key, Value, join};
 use crate::error::Fault;
 
-/// Missing items of lists that are filled up when names are nested again.
+/// Maximum number of missing list items that are filled with `None` when names are nested again.
 const ABSENT_MAX: u64 = 4096;
 
-/// What a node of a nested state dict is.
+/// The kind of a node in a nested state dict.
 pub enum Nesting<'a, T> {
-    /// A dict: keys and items in the order of the file.
+    /// A dict: keys and items in file order.
     Dict(&'a [(Value, T)]),
     /// A list.
     List(&'a [T]),
@@ -29,7 +29,7 @@ pub enum Nesting<'a, T> {
 
 /// A node of a nested state dict.
 pub trait Nested: Sized {
-    /// What it is.
+    /// Returns the kind of the node.
     fn nesting(&self) -> Nesting<'_, Self>;
 }
 
@@ -43,13 +43,12 @@ impl Nested for Value {
     }
 }
 
-/// The leaves of a nested state dict with their paths, in the order of the file.
+/// Returns the leaves of a nested state dict with their paths, in file order.
 ///
-/// Recursion is as deep as the tree; parsers limit that.
+/// Recursion is as deep as the tree; parsers limit its depth.
 ///
 /// # Errors
-/// When the root is no dict, a key of a dict is neither text, an integer, a bool nor `None`, or two leaves have
-/// the same name.
+/// If the root is not a dict, a dict key is not text, an integer, a bool or `None`, or two leaves have the same name.
 pub fn flatten<T: Nested>(root: &T) -> Result<Vec<(Vec<Key>, &T)>, Fault> {
     if !matches!(root.nesting(), Nesting::Dict(_)) {
         return Err(Fault::new("its root is not a dict; save a dict of names and tensors"));
@@ -108,7 +107,7 @@ fn has_tensor_or_dict<T: Nested>(node: &T) -> bool {
     }
 }
 
-/// The key as Python's `str` gives it.
+/// Formats the key like Python's `str`. `None` if a key of this type is not supported.
 pub(crate) fn key_text(key: &Value) -> Option<String> {
     match key {
         Value::Str(text) => Some(text.clone()),
@@ -125,20 +124,20 @@ pub(crate) fn key_text(key: &Value) -> Option<String> {
 pub enum Tree<L> {
     /// A leaf.
     Leaf(L),
-    /// A dict, in the order in which its keys first came.
+    /// A dict, in the order in which its keys first appeared.
     Dict(Vec<(String, Tree<L>)>),
-    /// A list; `None` where no name leads to the item.
+    /// A list; items that no name refers to are `None`.
     List(Vec<Option<Tree<L>>>),
 }
 
-/// The nested dicts and lists of flat paths; the root is a dict.
+/// Rebuilds nested dicts and lists from flat paths; the root is a dict.
 ///
-/// What [`flatten`] has made comes back, except for what vanished there: empty dicts, and with them possibly
-/// items of lists, which are `None`; and keys that were no text, which stay text.
+/// This reverses [`flatten`], except that empty dicts stay lost (list items that were empty dicts become `None`), and
+/// keys that were not text stay text.
 ///
 /// # Errors
-/// When one path is the beginning of another one or equal to it, the same place is both dict and list, or
-/// more than 4096 items of lists are missing.
+/// If one path is equal to or the beginning of another, the same node would be both dict and list, or more than 4096
+/// list items are missing.
 pub fn nest<L>(leaves: impl IntoIterator<Item = (Vec<Key>, L)>) -> Result<Tree<L>, Fault> {
     let mut root = Some(Node::for_key(&Key::Name(String::new())));
     for (path, leaf) in leaves {
@@ -148,14 +147,14 @@ pub fn nest<L>(leaves: impl IntoIterator<Item = (Vec<Key>, L)>) -> Result<Tree<L
     root.into_tree(&mut 0)
 }
 
-/// A node that is being filled. A child is `None` only while a leaf is on its way to it.
+/// A node under construction. A child is `None` only until its leaf is placed.
 enum Node<L> {
     Leaf(L),
     Dict { items: Vec<(String, Option<Node<L>>)>, places: BTreeMap<String, usize> },
     List(BTreeMap<u64, Option<Node<L>>>),
 }
 
-/// Puts a leaf at a path below a container, and containers on the way to it.
+/// Places a leaf at a path below a container, and creates the containers on the way.
 fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), Fault> {
     let mut slot = root;
     for (depth, key) in path.iter().enumerate() {
@@ -178,7 +177,7 @@ fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), Fau
     Ok(())
 }
 
-/// One place would have to be two of leaf, dict and list.
+/// The error for a node that would have to be two of leaf, dict and list.
 fn two_kinds(at: &[Key], name: &[Key]) -> Fault {
     let (at, name) = (join(at), join(name));
     let reason = format!(
@@ -188,7 +187,7 @@ fn two_kinds(at: &[Key], name: &[Key]) -> Fault {
 }
 
 impl<L> Node<L> {
-    /// The container that has such a key.
+    /// Returns a container for keys of this kind.
     fn for_key(key: &Key) -> Node<L> {
         match key {
             Key::Name(_) => Node::Dict { items: Vec::new(), places: BTreeMap::new() },

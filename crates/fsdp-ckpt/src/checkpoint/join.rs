@@ -1,4 +1,4 @@
-//! Several checkpoints as one: files that belong together and are read by themselves.
+//! Joins several checkpoints into one: files that belong together but are read separately.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use super::{Checkpoint, Key, Role, join};
 use crate::error::Error;
 
 impl Checkpoint {
-    /// Adds what another checkpoint holds, with names below `prefix` and, if one is given, with another role.
+    /// Adds the content of another checkpoint below `prefix`, with another role if one is given.
     ///
     /// # Errors
-    /// [`Error::Malformed`] when both have a tensor or value of one name.
+    /// [`Error::Malformed`] if both have a tensor or value of the same name.
     pub(crate) fn join(&mut self, part: Checkpoint, prefix: &[Key], role: Option<Role>) -> Result<(), Error> {
         let base = self.sources.len();
         let renamed = |path: &[Key]| [prefix, path].concat();

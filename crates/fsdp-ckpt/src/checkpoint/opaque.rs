@@ -1,9 +1,9 @@
-//! What of a checkpoint stays opaque: objects of classes that only a program knows.
+//! Opaque parts of a checkpoint: objects of classes that are no part of a checkpoint format.
 
 use super::{Checkpoint, Key, join};
 use crate::error::{Error, listed};
 
-/// Names that a message lists.
+/// Maximum number of names in a message.
 const LISTED_MAX: usize = 8;
 
 impl Checkpoint {
@@ -12,15 +12,15 @@ impl Checkpoint {
         !self.opaque.is_empty() && (0..path.len()).any(|len| self.opaque.contains_key(&join(&path[..len])))
     }
 
-    /// Opaque objects with their classes, for messages.
+    /// Describes the opaque objects and their classes, for messages.
     pub fn opaque_texts(&self) -> Vec<String> {
         self.opaque.iter().map(|(name, class)| format!("`{name}` ({class})")).collect()
     }
 
-    /// Refuses a checkpoint in which something is opaque.
+    /// Refuses a checkpoint that contains opaque objects.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] names these objects and their classes.
+    /// [`Error::Unsupported`] with the names and classes of these objects.
     pub fn refuse_opaque(&self) -> Result<(), Error> {
         if self.opaque.is_empty() {
             return Ok(());

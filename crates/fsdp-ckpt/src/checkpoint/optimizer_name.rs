@@ -1,39 +1,39 @@
-//! What the name of a tensor or value of an optimizer says, however deep the dicts were that it came from:
+//! Parses the names of optimizer tensors and values, however deep the dicts were that they came from:
 //! `optim.state.<parameter>.<state>`, `optim.param_groups.<group>.<setting>` and
-//! `optim.param_groups.<parameter>.<setting>`, with any of the usual keys in front or none.
+//! `optim.param_groups.<parameter>.<setting>`, with any of the usual prefixes or none.
 
 use std::ops::Range;
 
 use super::{Key, join, role::OPTIMIZER_STEPS};
 
-/// A tensor or value of an optimizer by what it is.
+/// The parsed name of an optimizer tensor or value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OptimizerName {
     /// A state of a parameter.
     State {
         /// The parameter: its name, or its number in the order of the groups.
         parameter: String,
-        /// Which state (`exp_avg`, `step`).
+        /// Name of the state (`exp_avg`, `step`).
         state: String,
     },
     /// A setting of a group of parameters.
     GroupSetting {
-        /// The number of the group.
+        /// Number of the group.
         group: u64,
-        /// Which setting (`lr`, `params`).
+        /// Name of the setting (`lr`, `params`).
         key: String,
     },
-    /// A setting of a single parameter, as flattened state dicts of optimizers have it.
+    /// A setting of a single parameter, as in flattened state dicts of optimizers.
     ParameterSetting {
-        /// The parameter.
+        /// Name of the parameter.
         parameter: String,
-        /// Which setting.
+        /// Name of the setting.
         key: String,
     },
 }
 
 impl OptimizerName {
-    /// What a path is, if it is one of these.
+    /// Parses a path. `None` if it is none of these.
     pub fn of_path(path: &[Key]) -> Option<OptimizerName> {
         let name = join(path);
         let mut rest = &name[..];
@@ -42,7 +42,7 @@ impl OptimizerName {
         {
             rest = below;
         }
-        // Trainers with a list of optimizers mostly have one.
+        // Trainers that keep a list of optimizers usually have one.
         let rest = rest.strip_prefix("0.").unwrap_or(rest);
         if let Some(rest) = rest.strip_prefix("state.") {
             let (parameter, state) = rest.rsplit_once('.')?;
@@ -58,8 +58,7 @@ impl OptimizerName {
     }
 }
 
-/// Where the name of a parameter stands in the path of a state or setting of an optimizer: the step, and the bytes of
-/// its text.
+/// Locates the parameter name in the path of an optimizer state or setting: the step, and the byte range in its text.
 pub(crate) fn parameter_span(path: &[Key]) -> Option<(usize, Range<usize>)> {
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let texts: Vec<&str> = path.iter().map(step_text).collect::<Option<_>>()?;
@@ -83,7 +82,7 @@ fn step_text(key: &Key) -> Option<&str> {
     }
 }
 
-/// The path with another name of the parameter, which stands there.
+/// Returns the path with the parameter name at this location replaced.
 pub(crate) fn with_parameter(path: &[Key], (step, range): (usize, Range<usize>), name: &str) -> Vec<Key> {
     let mut path = path.to_vec();
     if let Key::Name(text) = &mut path[step] {

@@ -1,22 +1,22 @@
-//! Regions of tensors: how many elements, whether they lie inside, and the simplest form of each.
+//! Regions of tensors: element counts, bounds checks, and the simplest form of each region.
 //!
-//! Nearly all boxes of real checkpoints are whole rows or whole tensors. Those become flat ranges here, so
-//! that whoever moves bytes has one simple case to be fast in.
+//! Nearly all boxes of real checkpoints are whole rows or whole tensors. They become flat ranges here, so that code
+//! that moves bytes has one simple case to optimize.
 
 use super::Region;
 
 impl Region {
-    /// A box whose elements lie in C order one after another.
+    /// Returns a box whose elements are stored contiguously in C order.
     ///
     /// # Panics
-    /// When `offsets` and `sizes` differ in length.
+    /// If `offsets` and `sizes` differ in length.
     pub fn packed(offsets: Vec<u64>, sizes: Vec<u64>) -> Region {
         assert_eq!(offsets.len(), sizes.len(), "a box has an offset and a size in each dimension");
         let strides = packed_strides(&sizes);
         Region::Box { offsets, sizes, strides }
     }
 
-    /// Number of elements; `None` where it does not fit 64 bits.
+    /// Number of elements. `None` if it does not fit in 64 bits.
     pub fn len(&self) -> Option<u64> {
         match self {
             Region::Flat(range) => Some(range.end.saturating_sub(range.start)),
@@ -24,13 +24,13 @@ impl Region {
         }
     }
 
-    /// Whether there are no elements in it.
+    /// Whether the region has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == Some(0)
     }
 
-    /// Whether all of it lies in a tensor of this shape, and a box has an offset, a size and a stride in each
-    /// dimension. An empty region may lie at the very end.
+    /// Whether the region is inside a tensor of this shape, and a box has an offset, a size and a stride in each
+    /// dimension. An empty region may be at the very end.
     pub fn is_inside(&self, shape: &[u64]) -> bool {
         match self {
             Region::Flat(range) => {
@@ -47,10 +47,10 @@ impl Region {
         }
     }
 
-    /// The same elements in the same order, as a flat range where they lie together both in the tensor and in
+    /// Returns the same elements in the same order, as a flat range if they are contiguous both in the tensor and in
     /// the source. An empty region becomes `Flat(0..0)`.
     ///
-    /// The region must lie inside a tensor of this shape; another one comes back as it is.
+    /// The region must be inside a tensor of this shape; otherwise it is returned unchanged.
     pub fn simplified(self, shape: &[u64]) -> Region {
         if !self.is_inside(shape) {
             return self;
@@ -67,13 +67,13 @@ impl Region {
     }
 }
 
-/// Elements of a tensor or box; `None` where the number does not fit 64 bits.
+/// Number of elements of a tensor or box. `None` if it does not fit in 64 bits.
 pub(crate) fn element_count(sizes: &[u64]) -> Option<u64> {
     if sizes.contains(&0) { Some(0) } else { sizes.iter().try_fold(1u64, |len, &size| len.checked_mul(size)) }
 }
 
-/// Bytes of a tensor of elements of `size` bytes, if they and all products on the way can be counted as offsets in
-/// files can.
+/// Size in bytes of a tensor with elements of `size` bytes. `None` if it does not fit in an `i64`, as file offsets
+/// must, or an intermediate product overflows.
 pub(crate) fn len_bytes(shape: &[u64], size: usize) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);
@@ -82,17 +82,17 @@ pub(crate) fn len_bytes(shape: &[u64], size: usize) -> Option<u64> {
     (len <= i64::MAX as u64).then_some(len)
 }
 
-/// Strides of a box whose elements follow each other in C order.
+/// Strides of a box whose elements are contiguous in C order.
 pub(crate) fn packed_strides(sizes: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; sizes.len()];
     for dim in (1..sizes.len()).rev() {
-        // Saturates only for sizes that no file holds; such a box is found by its length.
+        // Saturates only for sizes that no file can contain; such a box is caught by its length.
         strides[dim - 1] = sizes[dim].max(1).saturating_mul(strides[dim]);
     }
     strides
 }
 
-/// Whether a box that is not empty lies in C order in its source. Strides of dimensions of size 1 do not matter.
+/// Whether a non-empty box is stored in C order in its source. Strides of dimensions of size 1 do not matter.
 fn lies_packed(sizes: &[u64], strides: &[u64]) -> bool {
     let packed = packed_strides(sizes);
     sizes
@@ -101,8 +101,8 @@ fn lies_packed(sizes: &[u64], strides: &[u64]) -> bool {
         .all(|(size, (stride, packed))| *size == 1 || *stride == packed)
 }
 
-/// The flat range of a box that is not empty, if its elements are one run of the tensor: below the first
-/// dimension of size other than 1, it spans the tensor.
+/// Returns the flat range of a non-empty box whose elements form one run of the tensor: it must span the tensor in
+/// every dimension below the first one of size other than 1.
 fn flat_run(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> Option<std::ops::Range<u64>> {
     let first = sizes.iter().position(|size| *size != 1).unwrap_or(sizes.len());
     let spans = sizes.iter().zip(shape).skip(first + 1).all(|(size, dim)| size == dim);
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Every element of a box as (flat index in the tensor, distance in the source), by counting.
+    /// Lists every element of a box as (flat index in the tensor, distance in the source), by counting.
     fn elements(offsets: &[u64], sizes: &[u64], strides: &[u64], shape: &[u64]) -> Vec<(u64, u64)> {
         let mut found = vec![(0, 0)];
         for dim in 0..shape.len() {

@@ -1,12 +1,13 @@
-//! What tensors and values are to training, judged by their names alone.
+//! Derives the roles of tensors and values from their names alone.
 //!
-//! Readers of formats that know better (which file a tensor came from, what a manifest says) set roles
-//! themselves. Names decide by the usual top-level keys: an optimizer lies under a key such as `optim`; if there is a key such
-//! as `model`, only what is under it is the model; else every tensor that is not the optimizer's is.
+//! Readers of formats that know better (from the file of a tensor, or from a manifest) set roles themselves. Names
+//! decide by the usual top-level keys: the optimizer is under a key such as `optim`. If there is a key such as `model`,
+//! only tensors under it belong to the model; otherwise all tensors do, except the optimizer's and those under keys of
+//! other trainer state.
 
 use super::{Checkpoint, Key, Role, Tensor};
 
-/// First steps of paths that lead to an optimizer.
+/// First steps of paths to an optimizer.
 pub(super) const OPTIMIZER_STEPS: [&str; 9] = [
     "optim",
     "optimizer",
@@ -19,11 +20,11 @@ pub(super) const OPTIMIZER_STEPS: [&str; 9] = [
     "optimizer_states_dict",
 ];
 
-/// First steps of paths that lead to a model, where there is anything beside it.
+/// First steps of paths to a model that has other content beside it.
 const MODEL_STEPS: [&str; 5] = ["model", "model_state", "model_state_dict", "module", "state_dict"];
 
-/// First steps of paths to what trainers keep beside model and optimizer, even where the model has no key of its own;
-/// some have a number behind them (`random_states_0`).
+/// First steps of paths to other trainer state, even if the model has no key of its own; some are followed by a number
+/// (`random_states_0`).
 const OTHER_STEPS: [&str; 13] = [
     "train_state",
     "lr_scheduler",
@@ -40,10 +41,10 @@ const OTHER_STEPS: [&str; 13] = [
     "custom_checkpoint",
 ];
 
-/// What follows the first step in names of optimizers that were flattened before they were saved.
+/// Second steps in names of optimizers that were flattened before they were saved.
 const FLAT_OPTIMIZER_STEPS: [&str; 2] = ["state", "param_groups"];
 
-/// How the names of one checkpoint tell roles.
+/// The rules by which the names of one checkpoint determine roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
     has_model_step: bool,
@@ -51,7 +52,7 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Looks at the paths of all tensors and values of a checkpoint.
+    /// Derives the rules from the paths of all tensors and values of a checkpoint.
     pub fn of_paths<'a>(paths: impl IntoIterator<Item = &'a [Key]>) -> Roles {
         let mut roles = Roles { has_model_step: false, is_bare_optimizer: false };
         for path in paths {
@@ -97,14 +98,14 @@ impl Roles {
                 let second = rest.split('.').next().unwrap_or(rest);
                 OPTIMIZER_STEPS.contains(&first) && FLAT_OPTIMIZER_STEPS.contains(&second)
             }),
-            // A state dict of an optimizer alone: `state` beside `param_groups`.
+            // A state dict of only an optimizer: `state` next to `param_groups`.
             _ if self.is_bare_optimizer && FLAT_OPTIMIZER_STEPS.contains(&first) => true,
             _ => OPTIMIZER_STEPS.contains(&first),
         }
     }
 }
 
-/// Whether a path begins with a key of a whole model.
+/// Whether a path starts with a key that holds a whole model.
 pub(crate) fn has_model_step(path: &[Key]) -> bool {
     path.len() > 1 && MODEL_STEPS.contains(&first_step(path))
 }
@@ -116,7 +117,7 @@ fn first_step(path: &[Key]) -> &str {
     }
 }
 
-/// A step without the number of a rank or an object behind it.
+/// Removes the number of a rank or object from the end of a step.
 fn without_number(step: &str) -> &str {
     match step.rsplit_once('_') {
         Some((name, number)) if number.parse::<u64>().is_ok() => name,
@@ -131,7 +132,7 @@ impl Checkpoint {
         let roles = Roles::of_paths(tensors.chain(self.values.values().map(|object| &object.path[..])));
         for (name, tensor) in std::mem::take(&mut self.tensors) {
             let role = match roles.of_tensor(&tensor.path) {
-                // What a program keeps in objects of its own is no weight to load.
+                // Tensors in opaque objects of a program are not weights to load.
                 Role::Model if self.is_in_opaque(&tensor.path) => Role::Other,
                 role => role,
             };
@@ -152,7 +153,7 @@ mod tests {
         steps.iter().map(|step| Key::Name((*step).to_owned())).collect()
     }
 
-    /// Roles of paths, all of them those of values.
+    /// For each path, the roles of a tensor and of a value with this path.
     fn roles(paths: &[&[&str]]) -> Vec<(Role, Role)> {
         let paths: Vec<Vec<Key>> = paths.iter().map(|steps| path(steps)).collect();
         let roles = Roles::of_paths(paths.iter().map(|path| &path[..]));

@@ -1,19 +1,19 @@
-//! What is under one key of a checkpoint: files that wrap a state hold it under a key such as `model`.
+//! Extracts the part of a checkpoint under one key: files that wrap a state hold it under a key such as `model`.
 
 use std::collections::BTreeSet;
 
 use super::{Checkpoint, Key, Tensor, join};
 use crate::error::{Error, listed};
 
-/// Names that a message lists.
+/// Maximum number of names in a message.
 const LISTED_MAX: usize = 8;
 
-/// How a checkpoint has what is under a key: formats without nesting have names with dots in them instead.
+/// How a checkpoint represents the content under a key: formats without nesting have names with dots instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
-    /// Behind whole steps of paths.
+    /// The key is a sequence of whole path steps.
     Steps,
-    /// Behind the beginnings of names.
+    /// The key is a prefix of names.
     Names,
 }
 
@@ -26,7 +26,7 @@ impl Under {
         }
     }
 
-    /// The rest of a path behind a key, which may be several steps joined by dots.
+    /// Returns the rest of a path after a key, which may be several steps joined by dots.
     fn behind(self, path: &[Key], key: &str) -> Option<Vec<Key>> {
         match self {
             Under::Steps => {
@@ -42,10 +42,10 @@ impl Under {
 }
 
 impl Checkpoint {
-    /// What is under a key, with names that begin behind it.
+    /// Returns the content under a key, with the key removed from names.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] when no tensor is under it.
+    /// [`Error::BadRequest`] if no tensor is under it.
     pub fn under(mut self, key: &str) -> Result<Checkpoint, Error> {
         let keys = self.keys();
         let under = Under::of(&self, key);
@@ -84,7 +84,8 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// The key under which this checkpoint has exactly the tensors that another one has; none if there is no such key.
+    /// Returns the key under which this checkpoint has exactly the tensors of another one. `None` if there is no such
+    /// key.
     pub fn key_of_all(&self, other: &Checkpoint) -> Option<String> {
         let names: BTreeSet<&String> = other.tensors.keys().collect();
         let holds_all = |key: &String| {
@@ -99,7 +100,7 @@ impl Checkpoint {
         self.keys().into_iter().find(holds_all)
     }
 
-    /// What names of tensors begin with, up to the first dot.
+    /// The first components of tensor names, up to the first dot.
     fn keys(&self) -> BTreeSet<String> {
         self.tensors.keys().filter_map(|name| Some(name.split_once('.')?.0.to_owned())).collect()
     }

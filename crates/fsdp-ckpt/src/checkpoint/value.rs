@@ -1,10 +1,10 @@
 //! Values that are not tensors, as inert data.
 //!
-//! What a pickle or a JSON text holds becomes one of these; nothing is ever constructed, imported or called.
+//! The content of a pickle or JSON text becomes one of these; nothing is ever constructed, imported or called.
 
 use std::fmt;
 
-/// The name of a global of a pickle: a class or function that the file names and that is never looked up.
+/// The name of a global in a pickle: a class or function that the file names and that is never looked up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Global {
     /// The module (`torch.distributed.checkpoint.metadata`).
@@ -28,7 +28,7 @@ pub enum Value {
     Float(f64),
     /// Text.
     Str(String),
-    /// Bytes.
+    /// A byte string.
     Bytes(Vec<u8>),
     /// A list.
     List(Vec<Value>),
@@ -40,22 +40,22 @@ pub enum Value {
     Dict(Vec<(Value, Value)>),
     /// A class or function by name, such as `torch.float32`.
     Global(Global),
-    /// A class or function that is no part of a checkpoint format, or an object of such a class: what is in it is not read,
-    /// and conversions leave it out.
+    /// A class or function that is no part of a checkpoint format, or an object of such a class: its content is not
+    /// read, and conversions leave it out.
     Opaque(Global),
-    /// An object: its class or constructor, the arguments it was made of, and its state.
+    /// An object: its class or constructor, the constructor's arguments, and its state.
     Object {
-        /// Class or constructor.
+        /// The class or constructor.
         class: Global,
-        /// Arguments.
+        /// Arguments of the constructor.
         args: Vec<Value>,
-        /// State that was set on it.
+        /// The state that was set on it, if any.
         state: Option<Box<Value>>,
     },
 }
 
 impl Value {
-    /// The class of the first opaque object in it.
+    /// Returns the class of the first opaque object in the value, if any.
     pub fn opaque_class(&self) -> Option<&Global> {
         match self {
             Value::Opaque(class) => Some(class),

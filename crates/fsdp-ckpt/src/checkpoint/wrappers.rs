@@ -1,4 +1,4 @@
-//! What wrappers of PyTorch modules put into the names of parameters.
+//! Removes the parts of parameter names that wrappers of PyTorch modules have added.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,34 +9,35 @@ use super::{
 };
 use crate::error::Error;
 
-/// Steps of names that only wrappers make.
+/// Steps of names that only wrappers add.
 const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
-/// What `DistributedDataParallel` puts in front of all names. Elsewhere it is a module of the model.
+/// The prefix that `DistributedDataParallel` adds to all names. Elsewhere it is a module of the model.
 const DDP: &str = "module";
 
-/// What wrappers have put into names of one checkpoint, in the order of a name: `_orig_mod.` (`torch.compile`), `module.` (DDP,
-/// in front only), `_fsdp_wrapped_module.` (FSDP1), `_checkpoint_wrapped_module.` (activation checkpointing).
+/// The wrappers in the names of one checkpoint, in the order of a name: `_orig_mod.` (`torch.compile`), `module.` (DDP,
+/// as a prefix only), `_fsdp_wrapped_module.` (FSDP1), `_checkpoint_wrapped_module.` (activation checkpointing).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wrappers {
-    /// Whether `module.` in front of a name is DDP's: then all names have it.
+    /// Whether a leading `module.` is DDP's: if it is, all names have it.
     of_ddp: bool,
 }
 
 impl Wrappers {
-    /// What wrappers may have put into these names, which are all of a model.
+    /// Detects the wrappers in these names, which must be all names of a model.
     pub(crate) fn in_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Wrappers {
         let mut names = names.into_iter().peekable();
         let is_of_ddp = |name: &str| split(name, true).1.contains(DDP);
         Wrappers { of_ddp: names.peek().is_some() && names.all(is_of_ddp) }
     }
 
-    /// A name without what wrappers have put into it, and what that was.
+    /// Returns a name without wrappers, and the wrappers removed.
     pub(crate) fn strip(self, name: &str) -> (String, BTreeSet<&'static str>) {
         split(name, self.of_ddp)
     }
 
-    /// A path without what wrappers have put into it. A key of the whole model in front, such as `model`, stays.
+    /// Returns a path without wrappers, and the wrappers removed. A leading key of the whole model, such as `model`,
+    /// stays.
     pub(crate) fn strip_path(self, path: &[Key]) -> (Vec<Key>, BTreeSet<&'static str>) {
         let kept = usize::from(has_model_step(path));
         let name = join(&path[kept..]);
@@ -49,7 +50,7 @@ impl Wrappers {
         (path, found)
     }
 
-    /// The path of a tensor or value of any role without what wrappers have put into it.
+    /// Returns the path of a tensor or value of any role without wrappers.
     pub(crate) fn strip_any(self, role: Role, path: &[Key]) -> Vec<Key> {
         match role {
             Role::Model => self.strip_path(path).0,
@@ -64,7 +65,7 @@ impl Wrappers {
         }
     }
 
-    /// A value without what wrappers have put into it: the names of the parameters of an optimizer's group.
+    /// Removes wrappers from a value: the parameter names of an optimizer's group.
     pub(crate) fn strip_value(self, path: &[Key], value: &Value) -> Value {
         let is_list_of_names = matches!(
             OptimizerName::of_path(path),
@@ -81,7 +82,7 @@ impl Wrappers {
     }
 }
 
-/// A name without the steps of wrappers, and these.
+/// Splits a name into the name without wrapper steps, and these steps.
 fn split(name: &str, of_ddp: bool) -> (String, BTreeSet<&'static str>) {
     let (mut kept, mut found) = (Vec::new(), BTreeSet::new());
     let mut steps = name.split('.').peekable();
@@ -99,7 +100,7 @@ fn split(name: &str, of_ddp: bool) -> (String, BTreeSet<&'static str>) {
 }
 
 impl Checkpoint {
-    /// What wrappers may have put into names: as those of the model tell, or where there is none, those of the optimizer.
+    /// Detects the wrappers from the names of the model, or from those of the optimizer if there is no model.
     pub(crate) fn wrapping(&self) -> Wrappers {
         let of_role = |role| self.tensors.values().filter(move |tensor| tensor.role == role);
         let of_model = of_role(Role::Model)
@@ -115,14 +116,14 @@ impl Checkpoint {
         Wrappers::in_names(names.iter().map(String::as_str))
     }
 
-    /// What wrappers have put into the names of the model's tensors.
+    /// Returns the wrappers found in the names of the model's tensors.
     pub fn wrappers(&self) -> BTreeSet<&'static str> {
         let wrappers = self.wrapping();
         let models = self.tensors.values().filter(|tensor| tensor.role == Role::Model);
         models.flat_map(|tensor| wrappers.strip_path(&tensor.path).1).collect()
     }
 
-    /// What to say of wrappers in names, if there are any.
+    /// Returns a note about wrappers in names, if there are any.
     pub fn wrapper_note(&self) -> Option<String> {
         let found: Vec<String> = self.wrappers().into_iter().map(|step| format!("`{step}.`")).collect();
         (!found.is_empty()).then(|| {
@@ -133,10 +134,10 @@ impl Checkpoint {
         })
     }
 
-    /// Takes what wrappers have put into names away.
+    /// Removes wrappers from all names.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] when two tensors would have one name.
+    /// [`Error::BadRequest`] if two tensors would have the same name.
     pub fn strip_wrappers(mut self) -> Result<Checkpoint, Error> {
         let wrappers = self.wrapping();
         let mut stripped = BTreeMap::new();

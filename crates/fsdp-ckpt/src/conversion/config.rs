@@ -1,4 +1,5 @@
-//! The configuration of a Hugging Face model: copied beside the weights, and asked whether weights are tied.
+//! The configuration of a Hugging Face model: copied next to the weights, and used to find out whether weights are
+//! tied.
 
 use std::path::Path;
 
@@ -11,28 +12,28 @@ use crate::{
     transfer::{Options, PlannedFile},
 };
 
-/// The name of the file beside the weights.
+/// Name of the configuration file.
 const CONFIG_FILE: &str = "config.json";
 
-/// The largest configuration that is read.
+/// Maximum size of a configuration, in bytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
-/// The last steps of names of output weights.
+/// The last steps of the names of output weights.
 const HEAD: &str = "lm_head.weight";
 
-/// The last steps of names of input weights.
+/// The last steps of the names of input weights.
 const EMBEDDINGS: [&str; 4] =
     ["embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"];
 
-/// A configuration that was read.
+/// A parsed configuration.
 pub(super) struct Config {
     text: Vec<u8>,
-    /// Whether it says that output and input weights are one tensor.
+    /// Whether it declares that output and input weights are one tensor.
     pub(super) ties_embeddings: bool,
 }
 
 impl Config {
-    /// The file to write.
+    /// Converts it to the file to write.
     pub(super) fn into_file(self) -> PlannedFile {
         let len = self.text.len() as u64;
         PlannedFile { name: CONFIG_FILE.to_owned(), len, literals: vec![(0, self.text)], places: Vec::new() }
@@ -53,7 +54,7 @@ pub(super) fn read(path: &Path) -> Result<Config, Error> {
     Ok(Config { text, ties_embeddings })
 }
 
-/// Adds output weights that are the input weights, where a checkpoint holds both once.
+/// Adds output weights that share the input weights, unless the selection already has output weights.
 pub(super) fn add_head(checkpoint: &Checkpoint, selection: &mut Selection) -> Result<(), Error> {
     let tensors = &selection.tensors;
     let is_one = |tensor: &OutputTensor, ends: &[&str]| {
@@ -67,7 +68,7 @@ pub(super) fn add_head(checkpoint: &Checkpoint, selection: &mut Selection) -> Re
         return Err(Error::bad_request(&checkpoint.path, reason));
     };
     let mut head = tensors[first].clone();
-    // A key of the whole model stays in front.
+    // A leading key of the whole model is kept.
     let outer = head.path.len() - 1;
     head.path.truncate(outer);
     head.path.push(Key::Name(HEAD.to_owned()));
@@ -81,7 +82,7 @@ fn ends_in(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Ties output weights to input weights if both are there, after proving that they are equal.
+/// Ties output weights to input weights if both exist, after proving that they are equal.
 pub(super) fn tie_head(
     checkpoint: &Checkpoint,
     selection: &mut Selection,

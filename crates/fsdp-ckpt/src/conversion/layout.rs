@@ -1,4 +1,4 @@
-//! Under which names and how deeply nested a reader wants model and optimizer.
+//! Layouts of the output: the names and nesting that a reader expects of model and optimizer.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use crate::checkpoint::{Checkpoint, Key, Object, OptimizerName, Role, Value, has
 /// A layout of a training state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// That of torchtitan: the model's names at the top, the optimizer flattened below `optimizer`.
+    /// The layout of torchtitan: model names at the top level, the optimizer flattened below `optimizer`.
     Torchtitan,
-    /// One flat dict: the model's names and `optim.state.<parameter>.<state>`.
+    /// One flat dict: model names and `optim.state.<parameter>.<state>`.
     Flat,
-    /// `{model, optimizer}` as `get_state_dict` of PyTorch returns both.
+    /// `{model, optimizer}`, both as returned by PyTorch's `get_state_dict`.
     ModelOptimizer,
 }
 
 impl Layout {
-    /// The place of a tensor, or of a value that is no setting of the optimizer.
+    /// Returns the path of a tensor, or of a value that is not a setting of the optimizer.
     pub(super) fn path(self, role: Role, path: &[Key]) -> Vec<Key> {
         match role {
             Role::Model => {
@@ -34,7 +34,7 @@ impl Layout {
         }
     }
 
-    /// The values with settings of the optimizer in their places, with the name of the value that each comes from.
+    /// Places the values, including settings of the optimizer, each with the name of its source value.
     pub(super) fn values(self, values: Vec<(String, Object)>) -> Vec<(String, Object)> {
         let (mut placed, mut settings) = (Vec::new(), Settings::default());
         for (source, object) in values {
@@ -71,7 +71,8 @@ impl Layout {
     }
 }
 
-/// The first tensor or value by whose name a parameter of the optimizer goes by its number: no layout has a place for it.
+/// Returns the name of the first tensor or value that identifies an optimizer parameter by number: no layout has a
+/// place for it.
 pub(super) fn first_numbered(checkpoint: &Checkpoint) -> Option<&String> {
     let tensors = checkpoint.tensors.iter().map(|(name, tensor)| (name, tensor.role, &tensor.path, None));
     let values = checkpoint.values.iter();
@@ -87,10 +88,10 @@ pub(super) fn first_numbered(checkpoint: &Checkpoint) -> Option<&String> {
     optimizer.find(|(_, _, path, value)| is_numbered(path, *value)).map(|(name, ..)| name)
 }
 
-/// Settings by name, each with the name of the value that it comes from.
+/// Settings by name, each with the name of its source value.
 type Group = BTreeMap<String, (String, Value)>;
 
-/// Settings of an optimizer, of groups or of each parameter.
+/// Settings of an optimizer, by group or by parameter.
 #[derive(Default)]
 struct Settings {
     groups: BTreeMap<u64, Group>,
@@ -101,11 +102,11 @@ struct Settings {
 const PARAMS: &str = "params";
 
 impl Settings {
-    /// As a list of groups, each with the names of its parameters.
+    /// Converts the settings to a list of groups, each with the names of its parameters.
     fn by_group(self) -> Vec<(String, Object)> {
         let mut groups: Vec<Group> = self.groups.into_values().collect();
         for (parameter, mut settings) in self.parameters {
-            // That a parameter is in a group is said by its place there.
+            // Membership is expressed by the group's own list.
             settings.remove(PARAMS);
             let is_same = |group: &&mut Group| {
                 let values = |group: &Group| -> Vec<(String, Value)> {
@@ -138,7 +139,7 @@ impl Settings {
         groups.into_iter().enumerate().flat_map(place).collect()
     }
 
-    /// As settings of each parameter.
+    /// Converts the settings to settings of each parameter.
     fn by_parameter(self, layout: Layout) -> Vec<(String, Object)> {
         let mut parameters = self.parameters;
         for mut group in self.groups.into_values() {

@@ -1,4 +1,4 @@
-//! New names for tensors and values, with as much of their nesting as the new name still has.
+//! Renames tensors and values, and keeps as much of their nesting as the new name allows.
 
 use regex::Regex;
 
@@ -12,10 +12,10 @@ pub struct Rename {
 }
 
 impl Rename {
-    /// Reads `REGEX=REPLACEMENT`; the replacement names groups as `$1` or `${name}`. The first `=` separates.
+    /// Parses `REGEX=REPLACEMENT`, split at the first `=`; the replacement refers to groups as `$1` or `${name}`.
     ///
     /// # Errors
-    /// What is wrong with the text, and how one is written.
+    /// A message with the problem and the expected form.
     pub fn parse(text: &str) -> Result<Rename, String> {
         let bad = |what: &str| format!("`{text}` is not a renaming: {what}; write REGEX=REPLACEMENT");
         let (pattern, replacement) = text.split_once('=').ok_or_else(|| bad("it has no `=`"))?;
@@ -29,7 +29,7 @@ impl Rename {
     }
 }
 
-/// What a conversion does to names, and which parts of it did anything.
+/// The renamings of a conversion, and which of them have matched.
 pub(super) struct Renaming<'a> {
     prefix: Option<&'a str>,
     renames: &'a [Rename],
@@ -42,8 +42,8 @@ impl<'a> Renaming<'a> {
         Renaming { prefix, renames, used_prefix: false, used: vec![false; renames.len()] }
     }
 
-    /// The new path of a tensor or value. The name of a parameter within the state of the optimizer is renamed as the
-    /// parameter is; what does not match that name may match the whole.
+    /// Returns the new path of a tensor or value. A parameter name within optimizer state is renamed like the
+    /// parameter; a step that does not match the parameter name is applied to the whole name.
     pub(super) fn path(&mut self, path: &[Key]) -> Vec<Key> {
         let mut path = path.to_vec();
         for step in 0..=self.renames.len() {
@@ -55,7 +55,7 @@ impl<'a> Renaming<'a> {
         path
     }
 
-    /// The path with its parameter renamed, if it names one and the step changes that.
+    /// Returns the path with its parameter renamed, if it contains one and the step changes it.
     fn inner(&mut self, step: usize, path: &[Key]) -> Option<Vec<Key>> {
         let (at, range) = parameter_span(path)?;
         let name = Key::Name(path[at].text()[range.clone()].to_owned());
@@ -63,7 +63,7 @@ impl<'a> Renaming<'a> {
         Some(with_parameter(path, (at, range), &join(&renamed)))
     }
 
-    /// The value, with names of parameters in it renamed: the parameters of an optimizer's groups.
+    /// Returns the value with parameter names renamed: the parameter lists of an optimizer's groups.
     pub(super) fn value(&mut self, path: &[Key], value: &Value) -> Value {
         match value {
             Value::List(items) if is_list_of_parameters(path) => {
@@ -80,7 +80,8 @@ impl<'a> Renaming<'a> {
         }
     }
 
-    /// What one step makes of a path, if it changes it: step 0 takes the prefix away, the others are renamings.
+    /// Applies one step to a path: step 0 removes the prefix, the others are renamings. `None` if the step does not
+    /// match.
     fn apply(&mut self, step: usize, path: &[Key]) -> Option<Vec<Key>> {
         let Some(index) = step.checked_sub(1) else {
             let rest = without_prefix(path, self.prefix?)?;
@@ -97,19 +98,19 @@ impl<'a> Renaming<'a> {
     }
 }
 
-/// Whether a path leads to the names of the parameters of a group.
+/// Whether a path leads to the parameter list of a group.
 fn is_list_of_parameters(path: &[Key]) -> bool {
     path.len() >= 2
         && path.last() == Some(&Key::Name("params".to_owned()))
         && path.iter().any(|step| *step == Key::Name("param_groups".to_owned()))
 }
 
-/// The path without a prefix of its name. A dot between the two goes with the prefix.
+/// Removes a prefix of the path's name, and a dot after it.
 fn without_prefix(path: &[Key], prefix: &str) -> Option<Vec<Key>> {
     let name = join(path);
     let rest = name.strip_prefix(prefix)?;
     let rest = rest.strip_prefix('.').unwrap_or(rest);
-    // Whole steps at the end stay as they are.
+    // Whole steps at the end are kept.
     let mut kept = path.len();
     let mut head = rest;
     while kept > 0 {
@@ -126,7 +127,7 @@ fn without_prefix(path: &[Key], prefix: &str) -> Option<Vec<Key>> {
     Some(steps)
 }
 
-/// A path of a new name that keeps the leading steps which the name still begins with.
+/// Returns a path for a new name that keeps the leading steps with which the name still starts.
 fn nested_like(path: &[Key], name: &str) -> Vec<Key> {
     let mut steps = Vec::new();
     let mut rest = name;

@@ -1,4 +1,4 @@
-//! What goes into the output, and under which names and types.
+//! Selects the tensors and values of the output, and decides their names and dtypes.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::{
     targets::{OutputTensor, Selection},
 };
 
-/// Names that a message gives as examples.
+/// Number of example names in a message.
 const EXAMPLES: usize = 3;
 
-/// Chooses, renames and types tensors and values.
+/// Selects, renames and types tensors and values.
 pub(super) fn select(
     checkpoint: &Checkpoint,
     conversion: &Conversion,
@@ -72,7 +72,7 @@ pub(super) fn select(
     Ok(Selection { tensors, values: values.into_values().map(|(object, _)| object).collect() })
 }
 
-/// What of a request no checkpoint of this kind could give.
+/// Refuses requests that no checkpoint of this kind could satisfy.
 fn check_request(checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(), String> {
     if let Some(dtype) = conversion.dtype.filter(|dtype| !dtype.is_convertible()) {
         return Err(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16"));
@@ -92,13 +92,13 @@ fn check_request(checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(),
     }
 }
 
-/// A path without wrappers, where they are not wanted, in the place that the layout has for it.
+/// Removes wrappers from a path, if requested, and moves it to its place in the layout.
 fn laid_out(layout: Option<Layout>, wrappers: Option<Wrappers>, role: Role, path: &[Key]) -> Vec<Key> {
     let path = wrappers.map_or_else(|| path.to_vec(), |wrappers| wrappers.strip_any(role, path));
     layout.map_or_else(|| path.clone(), |layout| layout.path(role, &path))
 }
 
-/// The selected values as [`laid_out`] has them, each with the name of the one that it comes from.
+/// Returns the selected values, placed as by [`laid_out`], each with the name of its source value.
 fn values_laid_out(
     checkpoint: &Checkpoint,
     conversion: &Conversion,
@@ -146,7 +146,7 @@ fn nothing_selected(checkpoint: &Checkpoint) -> String {
     format!("it holds nothing of what was selected ({held})")
 }
 
-/// A prefix or renaming that changed nothing is a mistake.
+/// A prefix or renaming that changed nothing is reported as a mistake.
 fn check_used(renaming: &Renaming, checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(), String> {
     let selected = checkpoint.tensors.iter().filter(|(_, tensor)| is_in(tensor.role, conversion.part));
     let unused = |what: String| {
@@ -162,7 +162,7 @@ fn check_used(renaming: &Renaming, checkpoint: &Checkpoint, conversion: &Convers
     }
 }
 
-/// Names what wrappers have put into names and stays there; asking to remove what is not there is a mistake.
+/// Notes the wrappers that stay in names. A request to remove wrappers that do not exist is reported as a mistake.
 fn note_wrappers(
     checkpoint: &Checkpoint,
     conversion: &Conversion,
@@ -180,7 +180,7 @@ fn note_wrappers(
     }
 }
 
-/// Says which tensors kept their types although another one was asked for.
+/// Notes the number of tensors that kept their dtypes although another one was requested.
 fn note_types(tensors: &BTreeMap<String, OutputTensor>, conversion: &Conversion, notes: &mut Vec<String>) {
     let Some(dtype) = conversion.dtype else { return };
     let kept = tensors.values().filter(|tensor| tensor.dtype != dtype).count();
@@ -191,7 +191,7 @@ fn note_types(tensors: &BTreeMap<String, OutputTensor>, conversion: &Conversion,
     }
 }
 
-/// Points out a step that all names of the model begin with because of how it was saved.
+/// Notes a step with which all model names start because of how the model was saved.
 fn note_common_step(tensors: &BTreeMap<String, OutputTensor>, notes: &mut Vec<String>) {
     let mut models = tensors.values().filter(|tensor| tensor.role == Role::Model);
     let first_step = |tensor: &OutputTensor| match tensor.path.as_slice() {
@@ -204,10 +204,10 @@ fn note_common_step(tensors: &BTreeMap<String, OutputTensor>, notes: &mut Vec<St
     }
 }
 
-/// Finds weights whose elements are the very same bytes of the source.
+/// Finds weights whose elements are the same bytes of the source.
 ///
-/// State of an optimizer is never tied: sources that keep one count of steps for all parameters mean one for each,
-/// and an optimizer that found them in one storage would advance all of them with each.
+/// Optimizer state is never tied: sources that store one step count for all parameters mean one for each, and an
+/// optimizer that found them in one storage would advance all of them with each parameter.
 fn tie(checkpoint: &Checkpoint, tensors: &mut [OutputTensor]) {
     let mut firsts: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
     for index in (0..tensors.len()).filter(|&index| tensors[index].role == Role::Model).collect::<Vec<_>>() {

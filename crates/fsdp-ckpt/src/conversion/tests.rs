@@ -77,7 +77,7 @@ fn every_fixture_survives_every_target() {
             let world_size = NonZero::new(3).unwrap();
             let conversion = Conversion { part: Part::All, world_size, ..Conversion::new(target) };
             let report = match converted(&source, &out, &conversion) {
-                // Complex numbers and such have no place in some formats.
+                // Some formats cannot represent complex numbers and similar types.
                 Err(Error::BadRequest { .. }) if name.starts_with("kinds") => continue,
                 result => result.unwrap_or_else(|error| panic!("{name} to {target:?}: {error}")),
             };
@@ -132,7 +132,7 @@ fn another_type_goes_to_floats_of_the_model_alone() {
     }
 }
 
-/// A file with tensors of these names, each of two bytes.
+/// A file with tensors of these names, of two bytes each.
 fn of_names(path: &Path, names: &[(&str, u8)]) -> Checkpoint {
     use crate::safetensors::{Header, TensorSpec};
     let spec =
@@ -172,7 +172,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(message.contains("safetensors hold tied weights once"), "{message}");
 }
 
-/// DeepSpeed keeps one count of steps for each group of parameters.
+/// DeepSpeed stores one step count for each group of parameters.
 #[test]
 fn state_of_the_optimizer_is_never_tied() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Comparisons of random checkpoints against single elements that were changed.
+//! Compares random checkpoints with copies in which single elements were changed.
 
 use std::{path::Path, sync::atomic::AtomicBool};
 

@@ -1,35 +1,35 @@
-//! What is wrong with bytes, as a parser says it that knows no path.
+//! Errors in bytes, as reported by parsers that know no path.
 
 use std::{borrow::Cow, path::PathBuf};
 
 use super::Error;
 
-/// Something that a parser refuses.
+/// The reason why a parser refuses its input.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// The bytes are damaged or break a rule of their format.
     #[error("{}", placed(reason, *offset))]
     Malformed {
-        /// The byte where it was noticed, where one is known, counted from the first one that the parser was given.
+        /// Byte offset of the problem, counted from the start of the parser's input. `None` if unknown.
         offset: Option<u64>,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// The bytes may be sound, but mean something that is not read or written here.
+    /// The bytes may be valid, but represent something that cannot be read or written.
     #[error("{reason}")]
     Unsupported {
-        /// What is not supported, and the way out.
+        /// The unsupported feature and the remedy.
         reason: String,
     },
-    /// A pickle names a class or function that is not in the table of what checkpoints hold.
+    /// A pickle names a class or function that is not in the table of known checkpoint types.
     #[error(
         "it names `{module}.{name}` at byte {offset}, which is no part of a known checkpoint format; nothing of it \
          was run, and it is not read"
     )]
     UnknownGlobal {
-        /// The byte of the pickle.
+        /// Byte offset in the pickle.
         offset: u64,
-        /// The module.
+        /// The module, as named in the pickle.
         module: String,
         /// The name in the module.
         name: String,
@@ -49,12 +49,12 @@ impl Fault {
         Fault::Unsupported { reason: reason.into() }
     }
 
-    /// Something in the content is not what the format needs.
+    /// The error for content that is not as the format requires.
     pub(crate) fn unexpected(place: impl AsRef<str>, expected: &str) -> Fault {
         Fault::new(format!("{} should be {expected}", place.as_ref()))
     }
 
-    /// The fault of what the parsed bytes are a part of: `whole` says which part, and they begin at `start` there.
+    /// Converts the fault of a part to one of the whole: `whole` describes the part, and `start` is its offset.
     pub(crate) fn of_part(self, whole: &str, start: u64) -> Fault {
         match self {
             Fault::Malformed { offset, reason } => {
@@ -65,7 +65,7 @@ impl Fault {
         }
     }
 
-    /// The error that names the file.
+    /// Converts the fault to an error that names the file.
     pub(crate) fn in_file(self, path: impl Into<PathBuf>) -> Error {
         match self {
             Fault::Malformed { offset, reason } => Error::Malformed { path: path.into(), offset, reason },
@@ -74,7 +74,7 @@ impl Fault {
     }
 }
 
-/// A reason with the byte where it was noticed.
+/// Appends the byte offset of the problem to a reason.
 pub(super) fn placed(reason: &str, offset: Option<u64>) -> Cow<'_, str> {
     match offset {
         None => reason.into(),

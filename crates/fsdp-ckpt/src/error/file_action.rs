@@ -1,8 +1,8 @@
-//! File operations as messages name them, and what to do when one fails.
+//! Names of file operations for messages, and advice for when one fails.
 
 use std::{fmt, io};
 
-/// A file operation, named as it completes "failed to ..".
+/// A file operation, named so that it completes "failed to ...".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileAction {
@@ -16,9 +16,9 @@ pub enum FileAction {
     Create,
     /// Set the length of a file.
     Resize,
-    /// Allocate the bytes of a file before they are written.
+    /// Allocate disk space for a file before it is written.
     Allocate,
-    /// Ask how many bytes a disk has left.
+    /// Query the free space of a disk.
     Measure,
     /// Write to a file.
     Write,
@@ -54,7 +54,7 @@ impl fmt::Display for FileAction {
     }
 }
 
-/// What a user can do about an error of the operating system.
+/// Advice for the user about an error of the operating system.
 pub(super) fn advice(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,33 +1,33 @@
-//! The differences between the tensors that were expected and those that are there.
+//! Differences between expected and present tensors.
 
 use std::{collections::BTreeSet, fmt, path::Path};
 
 use super::{Error, listed};
 use crate::{checkpoint::Wrappers, safetensors::TensorType};
 
-/// How many items of one kind a message lists before it only counts.
+/// Maximum number of items of one kind in a message; the rest are only counted.
 const LISTED_MAX: usize = 12;
 
 /// All differences between expected and present tensors; at least one list is not empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NameDifferences {
-    /// Expected tensors that are not there, in the order they were expected.
+    /// Expected tensors that are missing, in the expected order.
     pub missing: Vec<String>,
-    /// Tensors that nobody expected, in name order.
+    /// Unexpected tensors, in name order.
     pub extra: Vec<String>,
-    /// Tensors of another shape, in the order they were expected.
+    /// Tensors of another shape, in the expected order.
     pub wrong_shape: Vec<ShapeDifference>,
-    /// Tensors of another element type, in the order they were expected.
+    /// Tensors of another dtype, in the expected order.
     pub wrong_dtype: Vec<DtypeDifference>,
-    /// Tensors of a type that does not convert to floating-point values, in the order they were expected.
+    /// Tensors whose dtype cannot be converted to floating-point values, in the expected order.
     pub wrong_type: Vec<(String, TensorType)>,
 }
 
-/// One tensor whose shape is not the expected one.
+/// A tensor whose shape is not the expected one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeDifference {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
     /// The shape that was expected.
     pub expected: Vec<usize>,
@@ -35,14 +35,14 @@ pub struct ShapeDifference {
     pub got: Vec<usize>,
 }
 
-/// One tensor whose element type is not the expected one.
+/// A tensor whose dtype is not the expected one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DtypeDifference {
-    /// The tensor.
+    /// Name of the tensor.
     pub tensor: String,
-    /// The type that was expected.
+    /// The expected dtype.
     pub expected: TensorType,
-    /// The type in the file.
+    /// The dtype in the file.
     pub got: TensorType,
 }
 
@@ -52,7 +52,7 @@ impl NameDifferences {
         *self == NameDifferences::default()
     }
 
-    /// Notes a tensor that was expected with this shape, and what was found of it.
+    /// Records a tensor that was expected with this shape, and the shape that was found, if any.
     pub(crate) fn expect(&mut self, tensor: &str, expected: &[usize], found: Option<&[usize]>) {
         match found {
             None => self.missing.push(tensor.to_owned()),
@@ -64,7 +64,7 @@ impl NameDifferences {
         }
     }
 
-    /// The error that names all differences, if there are any.
+    /// Returns an error that names all differences, if there are any.
     pub(crate) fn into_result(self, path: &Path) -> Result<(), Error> {
         if self.is_empty() {
             return Ok(());

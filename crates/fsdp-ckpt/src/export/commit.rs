@@ -1,4 +1,4 @@
-//! The life of an export: temporary files are created, and renamed when complete or removed.
+//! The lifetime of an export: its temporary files are created, then renamed when complete, or removed.
 
 use std::path::Path;
 
@@ -9,22 +9,22 @@ use crate::{
     model_files::{INDEX_FILE, SINGLE_FILE, two_models},
 };
 
-/// An export under way: owns the temporary files. Dropping it without a commit removes them.
+/// An export in progress, which owns the temporary files. Dropping it without a commit removes them.
 #[derive(Debug)]
 #[must_use = "dropping an export removes its temporary files"]
 pub struct Export {
     plan: ExportPlan,
-    /// One open, locked file per file of the plan, then the index; empty once settled.
+    /// One open, locked file per file of the plan, then the index; empty after a commit or an abort.
     open: Vec<PathFile>,
 }
 
 impl ExportPlan {
-    /// Creates the temporary files, each with its header and of its full length. The directory must exist.
+    /// Creates the temporary files, each with its header and at its full length. The directory must exist.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Unavailable`] if another export to the same path is under way; [`Error::WrongPath`] if
-    /// the model would lie beside one of the other kind (single or sharded), or something else has the name of a
-    /// temporary file. On an error nothing is left behind.
+    /// [`Error::Io`]; [`Error::Unavailable`] if another export to the same path is in progress; [`Error::WrongPath`] if
+    /// the directory already has a model of the other kind (single or sharded), or the name of a temporary file is
+    /// taken by anything but a regular file. After an error, no files are left behind.
     pub fn create(&self) -> Result<Export, Error> {
         refuse_ambiguity(self)?;
         let mut export = Export { plan: self.clone(), open: Vec::new() };
@@ -37,14 +37,14 @@ impl ExportPlan {
 }
 
 impl Export {
-    /// Proves from the receipts of all writers that every row was written once, makes the files durable,
-    /// renames them to their final names and makes the names durable. Files that had these names are replaced.
+    /// Proves from the receipts of all writers that every row was written exactly once, makes the files durable,
+    /// renames them to their final names and makes the names durable. Replaces existing files.
     ///
     /// # Errors
-    /// [`Error::Unplanned`] for rows that nobody or two wrote and for receipts of another export, [`Error::WrongPath`]
-    /// for a temporary file that was exchanged or cut, [`Error::Io`]. On an error the temporary files and those already
-    /// renamed are removed; only if the very last step fails, making the names durable, does the complete
-    /// model stay.
+    /// [`Error::Unplanned`] for rows that were written never or twice and for receipts of another export;
+    /// [`Error::WrongPath`] for a temporary file that was replaced or truncated; [`Error::Io`]. On an error, the
+    /// temporary files and those already renamed are removed. Only if the very last step, making the names durable,
+    /// fails, does the complete model stay.
     pub fn commit(mut self, receipts: impl IntoIterator<Item = Receipt>) -> Result<(), Error> {
         coverage::check(&self.plan, receipts)?;
         self.check_files()?;
@@ -56,7 +56,7 @@ impl Export {
         }
         for (count, Output { temporary, path, .. }) in outputs.iter().enumerate() {
             if let Err(error) = files.rename(temporary, path) {
-                // The first error is the one to report.
+                // Report the first error.
                 outputs[..count].iter().for_each(|renamed| drop(files.remove_if_there(renamed.path)));
                 return Err(error);
             }
@@ -65,7 +65,7 @@ impl Export {
         files.sync_directory(self.plan.dir())
     }
 
-    /// Removes the temporary files, and says when that fails (dropping does not).
+    /// Removes the temporary files and reports errors, which dropping does not.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -77,13 +77,13 @@ impl Export {
         result
     }
 
-    /// Leaves the temporary files as they are, for the next export to overwrite: where there are no locks, they may be those of
-    /// one that has begun already.
+    /// Keeps the temporary files, for the next export to overwrite. Without locks, they may already belong to another
+    /// export.
     pub fn leave(mut self) {
         self.open.clear();
     }
 
-    /// The temporary files are still those that were created, at their full length.
+    /// Checks that the temporary files are still those that were created, at their full length.
     fn check_files(&self) -> Result<(), Error> {
         for (file, output) in self.open.iter().zip(outputs(&self.plan)) {
             if !file.is_still_at_path() || file.len()? != output.len {
@@ -97,7 +97,7 @@ impl Export {
 impl Drop for Export {
     fn drop(&mut self) {
         for file in self.open.drain(..) {
-            // Nobody is left to tell; the next export to this path overwrites a leftover.
+            // An error here cannot be reported; the next export to this path overwrites a leftover.
             let _ = file.remove();
         }
     }
@@ -108,11 +108,11 @@ struct Output<'a> {
     temporary: &'a Path,
     path: &'a Path,
     len: u64,
-    /// Its first bytes, which are known beforehand.
+    /// The first bytes, which the plan fixes.
     head: &'a [u8],
 }
 
-/// All files, the index last.
+/// All files of the plan, the index last.
 fn outputs(plan: &ExportPlan) -> Vec<Output<'_>> {
     let output = |path, temporary, len, head| Output { temporary, path, len, head };
     let files = plan.files().iter();
@@ -124,7 +124,7 @@ fn outputs(plan: &ExportPlan) -> Vec<Output<'_>> {
     files.chain(index).collect()
 }
 
-/// A directory holds a single model file or a sharded model, not both.
+/// Refuses to put a single model file and a sharded model into the same directory.
 fn refuse_ambiguity(plan: &ExportPlan) -> Result<(), Error> {
     let is_single_model = plan.path().file_name().is_some_and(|name| name == SINGLE_FILE);
     let other = match plan.index() {

@@ -1,4 +1,4 @@
-//! Which rows were written: receipts of the writers, and the proof that they add up to the plan.
+//! The receipts of the writers, and the proof that they add up to the plan.
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::ExportPlan;
 use crate::{digest::Digest, error::Error, ranges::first_uneven};
 
-/// What one writer has written, made durable. Writers in other processes serialize it.
+/// The rows that one writer has written and made durable. Serializable, for writers in other processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "a commit needs the receipts of all writers"]
 pub struct Receipt {
@@ -16,7 +16,7 @@ pub struct Receipt {
     written: Vec<WrittenRows>,
 }
 
-/// Rows of one tensor.
+/// A range of rows of one tensor, in one file of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct WrittenRows {
     file: usize,
@@ -30,7 +30,7 @@ impl Receipt {
         Receipt { path: plan.path().to_owned(), plan: plan.digest(), written: Vec::new() }
     }
 
-    /// Notes rows; a run that continues the last one extends it.
+    /// Records rows. A range that continues the previous one extends it.
     pub(super) fn note(&mut self, (file, tensor): (usize, usize), rows: Range<usize>) {
         if rows.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Which tensor goes to which file at which offset: a pure function of names, types, shapes and limit.
+//! The layout of an export: the file and offset of each tensor, as a pure function of names, dtypes, shapes and limit.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::{
     safetensors::{Header, Metadata, TensorEntry, TensorSpec},
 };
 
-/// The layout of an export. Cheap to clone; writers in other threads work from clones.
+/// The layout of an export. Cheap to clone, so each writer thread can have its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportPlan {
     shared: Arc<Shared>,
@@ -60,7 +60,7 @@ impl PlannedFile {
         &self.header
     }
 
-    /// The bytes in front of the data.
+    /// The bytes before the data.
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.prefix
     }
@@ -77,13 +77,13 @@ impl PlannedFile {
 }
 
 impl ExportPlan {
-    /// Plans one file. Tensors keep the given order, except that wider element types come first so that every
-    /// tensor is aligned to its elements. `format: pt`, without which some readers refuse a file, is added to
-    /// the metadata unless a `format` is given.
+    /// Plans a single file. Tensors keep the given order, except that wider element types come first, so that every
+    /// tensor is aligned to its elements. Adds `format: pt` to the metadata, without which some readers refuse a file,
+    /// unless a `format` is given.
     ///
     /// # Errors
     /// [`Error::WrongPath`] for a path without a file name; [`Error::BadRequest`] for repeated names, a tensor named
-    /// `__metadata__`, or sizes beyond what the format holds.
+    /// `__metadata__`, or sizes beyond the limits of the format.
     pub fn new(
         path: impl Into<PathBuf>,
         tensors: Vec<TensorSpec>,
@@ -95,9 +95,9 @@ impl ExportPlan {
         Ok(ExportPlan::of(dir, vec![file], None, file_of))
     }
 
-    /// Plans a model in a directory, in files of at most `shard_bytes_max` bytes of tensors each, cut and named
-    /// as Hugging Face does: `model.safetensors` if one file is enough, else `model-00001-of-00003.safetensors`
-    /// and so on with `model.safetensors.index.json`. A larger tensor gets a file of its own.
+    /// Plans a model in a directory, in files with at most `shard_bytes_max` bytes of tensors each, cut and named as by
+    /// Hugging Face: `model.safetensors` if one file suffices, otherwise `model-00001-of-00003.safetensors` and so on
+    /// with `model.safetensors.index.json`. A larger tensor gets its own file.
     ///
     /// # Errors
     /// [`Error::BadRequest`], as for [`ExportPlan::new`].
@@ -108,7 +108,7 @@ impl ExportPlan {
         shard_bytes_max: u64,
     ) -> Result<ExportPlan, Error> {
         let (dir, metadata) = (dir.into(), with_format(metadata));
-        // One layout of everything: refuses bad names and sizes, and says how large each tensor is.
+        // Lays out all tensors in one file, to check names and sizes and to get the size of each tensor.
         let whole = Header::layout(tensors.clone(), None);
         let (whole, _) = whole.map_err(|fault| cannot_lay_out(&dir.join(SINGLE_FILE), &fault))?;
         let sizes: Vec<u64> = whole.entries().iter().map(TensorEntry::len_bytes).collect();
@@ -144,36 +144,36 @@ impl ExportPlan {
         ExportPlan { shared: Arc::new(Shared { dir, files, index, file_of, digest }) }
     }
 
-    /// What tells this plan from others.
+    /// Identifies the plan: a checksum of its paths and headers.
     pub(super) fn digest(&self) -> Digest {
         self.shared.digest
     }
 
-    /// The files in the order of their numbers.
+    /// The files, in the order of their numbers.
     pub fn files(&self) -> &[PlannedFile] {
         &self.shared.files
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub fn data_bytes(&self) -> u64 {
         self.files().iter().map(|file| file.header.data_len()).sum()
     }
 
-    /// The single file, or the index of a sharded model.
+    /// The path of the single file, or of the index of a sharded model.
     pub fn path(&self) -> &Path {
         self.index().map_or_else(|| self.files()[0].path(), |index| &index.path)
     }
 
-    /// The place of a tensor.
+    /// The entry of a tensor in the header of its file.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`].
+    /// [`Error::UnknownTensor`] if the plan has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         let (file, tensor) = self.locate(name)?;
         Ok(&self.files()[file].header.entries()[tensor])
     }
 
-    /// The indices of the file and, in it, of the tensor.
+    /// The indices of the tensor's file, and of the tensor in the file.
     pub(super) fn locate(&self, name: &str) -> Result<(usize, usize), Error> {
         let file = self.shared.file_of.get(name).copied();
         let tensor = file.and_then(|file| Some((file, self.files()[file].header.position(name)?)));
@@ -189,8 +189,8 @@ impl ExportPlan {
     }
 }
 
-/// Cuts tensors of these sizes into shards of at most `max` bytes, in order. A tensor above `max` becomes a
-/// shard of its own without closing the one that is being filled.
+/// Cuts tensors of these sizes into shards of at most `max` bytes, in order. A tensor above `max` becomes its own shard
+/// and does not close the current one.
 fn cut(sizes: &[u64], max: u64) -> Vec<Vec<usize>> {
     let mut shards = Vec::new();
     let (mut current, mut filled) = (Vec::new(), 0);
@@ -212,7 +212,7 @@ fn cut(sizes: &[u64], max: u64) -> Vec<Vec<usize>> {
     shards
 }
 
-/// Wider elements first, else in the given order: with 8-aligned data every tensor is then aligned.
+/// Sorts wider elements first, otherwise keeping the order. With 8-byte aligned data, every tensor is then aligned.
 fn aligned(mut tensors: Vec<TensorSpec>) -> Vec<TensorSpec> {
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size_bytes()));
     tensors

@@ -11,18 +11,18 @@ use crate::{
     safetensors::TensorEntry,
 };
 
-/// Writes rows of the tensors of an export in place. Writers work at the same time, on different rows.
+/// Writes rows of an export's tensors in place. Several writers can write different rows at the same time.
 #[derive(Debug)]
 pub struct ExportWriter {
     plan: ExportPlan,
-    /// Files are opened when the first row of one of their tensors is written.
+    /// Each file is opened when the first row of one of its tensors is written.
     files: Vec<Option<PathFile>>,
     receipt: Receipt,
     buffer: Vec<u8>,
 }
 
 impl ExportPlan {
-    /// A writer for this thread. The [`Export`](super::Export) must exist by the first write.
+    /// Creates a writer for this thread. The [`Export`](super::Export) must exist by the first write.
     pub fn writer(&self) -> ExportWriter {
         ExportWriter {
             plan: self.clone(),
@@ -34,12 +34,11 @@ impl ExportPlan {
 }
 
 impl ExportWriter {
-    /// Writes whole rows, given as bytes in the tensor's file type, from `first_row` on.
+    /// Writes whole rows from `first_row` on, given as bytes in the tensor's dtype.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if `bytes` are not whole rows, or rows that do not exist;
-    /// [`Error::Io`], also when the disk is full. After an error, give up the export: drop or
-    /// [`abort`](super::Export::abort) it.
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if `bytes` are not whole rows, or the rows do not exist;
+    /// [`Error::Io`], also if the disk is full. After an error, drop the export or [`abort`](super::Export::abort) it.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let place = self.plan.locate(name)?;
         let entry = &self.plan.files()[place.0].header.entries()[place.1];
@@ -50,18 +49,18 @@ impl ExportWriter {
         Ok(())
     }
 
-    /// Writes whole rows, converted to the tensor's file type: `F32` and `F64` exactly, `BF16` and `F16`
-    /// rounded to nearest.
+    /// Writes whole rows, converted to the tensor's dtype: `F32` and `F64` exactly, `BF16` and `F16` rounded to
+    /// nearest.
     ///
     /// # Errors
-    /// Those of [`write_rows`](Self::write_rows); [`Error::BadRequest`] for other file types, and if a finite value does
+    /// Those of [`write_rows`](Self::write_rows); [`Error::BadRequest`] for other dtypes, and if a finite value does
     /// not fit.
     pub fn write_rows_f32(&mut self, name: &str, first_row: usize, values: &[f32]) -> Result<(), Error> {
         self.write_rows_as(name, first_row, values)
     }
 
-    /// Writes whole rows, converted to the tensor's file type: `F64` exactly, `F32`, `BF16` and `F16` rounded
-    /// once, to nearest.
+    /// Writes whole rows, converted to the tensor's dtype: `F64` exactly, `F32`, `BF16` and `F16` rounded once, to
+    /// nearest.
     ///
     /// # Errors
     /// Those of [`write_rows_f32`](Self::write_rows_f32).
@@ -69,10 +68,10 @@ impl ExportWriter {
         self.write_rows_as(name, first_row, values)
     }
 
-    /// Makes everything written durable and says what it was.
+    /// Makes everything written durable and returns a receipt for it.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if a file cannot be made durable.
     pub fn finish(self) -> Result<Receipt, Error> {
         self.files.iter().flatten().try_for_each(PathFile::sync)?;
         Ok(self.receipt)
@@ -117,7 +116,7 @@ impl ExportWriter {
         Ok(())
     }
 
-    /// The rows that `got` units from `first_row` on are, if they are whole rows of the tensor.
+    /// The range of rows that `got` units from `first_row` on make up; fails if these are not whole rows of the tensor.
     fn rows(
         &self,
         entry: &TensorEntry,
@@ -134,7 +133,7 @@ impl ExportWriter {
         Ok(rows)
     }
 
-    /// Writes bytes at an offset of a tensor; both are known to lie inside it.
+    /// Writes bytes at an offset of a tensor. The caller checks that they are inside of it.
     fn write_at(&mut self, (file, tensor): (usize, usize), offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let planned = &self.plan.files()[file];
         let start = planned.header.data_start() + planned.header.entries()[tensor].data_range().start;

@@ -1,4 +1,4 @@
-//! Locked temporary files, and what is refused to be read.
+//! Locked temporary files, and files that cannot be read.
 
 use std::{os::unix::net::UnixListener, process::Command, sync::mpsc, time::Duration};
 
@@ -23,7 +23,7 @@ fn whatever_fails_a_new_temporary_file_does_not_stay() {
     let mut failures = 0;
     for at in 0..whole.operations() {
         let files = FaultyFiles::new().with(Fault::FailAt(at));
-        // What only looks at the file may fail without harm.
+        // Operations that only inspect the file may fail without harm.
         match create_on(&files) {
             Ok(_) => assert!(is_there(&files)),
             Err(error) => {

@@ -1,10 +1,10 @@
-//! What every file system must do, the disk and object stores alike.
+//! The behavior that every file system must have, disk and object stores alike.
 
 use std::{ffi::OsString, io::ErrorKind, path::Path};
 
 use super::{Access, FileKind, FileSystem, OpenFile, disk::Disk};
 
-/// All of it, in a directory whose parent is there.
+/// Runs all checks in a new directory, whose parent must exist.
 pub(crate) fn check(files: &dyn FileSystem, dir: &Path) {
     files.create_directory(dir).unwrap();
     a_file_is_read_as_it_was_written(files, dir);
@@ -67,7 +67,7 @@ fn bytes_are_written_in_any_order_by_any_thread(files: &dyn FileSystem, dir: &Pa
         let (path, bytes) = (dir.join(name), pattern(len));
         let file = files.open(&path, Access::CreateNew).unwrap();
         file.set_len(len as u64).unwrap();
-        // The last piece stays as it is: zeros.
+        // The last piece is not written, so it stays zeros.
         let pieces: Vec<&[u8]> = bytes.chunks(PIECE).collect();
         let written = pieces.len() - 1;
         std::thread::scope(|scope| {

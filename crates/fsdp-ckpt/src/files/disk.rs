@@ -15,10 +15,10 @@ use rustix::{
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
-/// `ENOLCK` of Linux: no locks are left, or (NFS without its lock daemon) there are none.
+/// `ENOLCK` on Linux: no locks are left, or NFS has no lock daemon.
 const NO_LOCKS: i32 = 37;
 
-/// The real file system.
+/// The file system of the operating system.
 #[derive(Debug)]
 pub(crate) struct Disk;
 
@@ -29,7 +29,7 @@ impl FileSystem for Disk {
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn OpenFile>> {
         let mut options = OpenOptions::new();
-        // Opening a pipe would wait for its other end; on files this changes nothing.
+        // Without it, opening a pipe would wait for its other end. It has no effect on regular files.
         options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
         match access {
             Access::Read => options.read(true),
@@ -114,7 +114,7 @@ impl OpenFile for File {
     }
 }
 
-/// Whether a lock was taken.
+/// Converts the result of an attempt to lock: whether the lock was taken.
 fn locked(attempt: Result<(), TryLockError>) -> io::Result<bool> {
     match attempt {
         Ok(()) => Ok(true),

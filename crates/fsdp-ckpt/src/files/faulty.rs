@@ -1,11 +1,11 @@
-//! A file system in memory that fails, fills up and loses power, for tests.
+//! An in-memory file system for tests that fails, fills up and loses power.
 //!
-//! It keeps what a crash may lose apart from what it may not. A file is its durable bytes and the writes since
-//! it was last synced; a directory is its durable names and the changes since. What a program sees is both.
-//! After a crash ([`FaultyFiles::restart`]) any choice of the changes may have survived, in any order, and of a
-//! write only a part: POSIX promises no more. A rename alone survives or is lost as a whole.
+//! It separates what a crash may lose from what it must keep. A file consists of its durable bytes and the changes
+//! since it was last synced; a directory of its durable names and the changes since. Programs see both. After a crash
+//! ([`FaultyFiles::restart`]), any subset of the changes may have survived, in any order, and a write only in part:
+//! POSIX promises no more. Only a rename survives or is lost as a whole.
 //!
-//! Not modeled: symbolic links, permissions, and directories moved between directories.
+//! Symbolic links, permissions and moves between directories are not modeled.
 
 mod chance;
 
@@ -21,41 +21,41 @@ use chance::Chance;
 
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile};
 
-/// The most bytes that one write takes: longer ones come in parts, each of which may be the last.
+/// Maximum bytes of one write. Longer writes are split, and any part may be the last one.
 const WRITE_BYTES_MAX: usize = 400;
 
 const ROOT: usize = 0;
 
-/// What goes wrong. Operations are counted from 0.
+/// The fault to inject. Operations are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// The operation of this number fails; nothing else does.
+    /// Only the operation with this number fails.
     FailAt(u64),
-    /// The operation of this number happens and says that it failed, as a reply that is lost.
+    /// The operation with this number succeeds but reports a failure, like a lost reply.
     LieAt(u64),
-    /// The power goes in the middle of this operation; everything after it fails.
+    /// The power fails during this operation; all later operations fail.
     CrashAt(u64),
-    /// Files can hold this many bytes in all.
+    /// The total capacity of all files, in bytes.
     FullAt(usize),
-    /// There are no locks, as on NFS without its service for them.
+    /// Locks are not supported, as on NFS without a lock service.
     NoLocks,
 }
 
-/// Which of the changes that were never made durable survive a crash.
+/// The non-durable changes that survive a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Survival {
     Nothing,
     Everything,
     NamesOnly,
     DataOnly,
-    /// The last change of each file and directory, without those before it.
+    /// Only the last change of each file and directory, without the previous ones.
     LastOnly,
-    /// By chance, with writes torn.
+    /// A pseudo-random choice with this seed, in which writes may be torn.
     Chance(u64),
 }
 
-/// A file system; clones are the same one.
+/// A file system; clones share its state.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultyFiles(Arc<Mutex<State>>);
 
@@ -101,22 +101,22 @@ impl FaultyFiles {
         FaultyFiles::of(State { nodes, fault: Fault::None, operations: 0, is_off: false })
     }
 
-    /// Another file system of the same content, with a fault to come.
+    /// A copy of the file system with a fault to inject.
     pub(crate) fn with(&self, fault: Fault) -> FaultyFiles {
         FaultyFiles::of(State { fault, operations: 0, is_off: false, ..self.state().clone() })
     }
 
-    /// Operations since the fault was set.
+    /// Number of operations since the fault was set.
     pub(crate) fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// Bytes of all files that have names.
+    /// Total bytes of all files that have a name.
     pub(crate) fn bytes(&self) -> usize {
         self.state().bytes()
     }
 
-    /// What a restart finds after the power went now.
+    /// The file system as a restart finds it if the power fails now.
     pub(crate) fn restart(&self, survival: Survival) -> FaultyFiles {
         let state = self.state().clone();
         let mut chance = Chance(match survival {
@@ -135,8 +135,8 @@ impl FaultyFiles {
         self.0.lock().expect("no test panics inside of the file system")
     }
 
-    /// Counts an operation, lets it fail if it is to, and else runs it. If the power goes in the middle of it,
-    /// it may still have happened, or a part of it.
+    /// Counts an operation and runs it, unless it is to fail. If the power fails during the operation, it may still
+    /// have happened, completely or in part.
     fn operate<T>(&self, run: impl FnOnce(&mut State, Extent) -> io::Result<T>) -> io::Result<T> {
         let mut state = self.state();
         let number = state.operations;
@@ -160,7 +160,7 @@ impl FaultyFiles {
     }
 }
 
-/// How much of an operation happens.
+/// Whether an operation happens completely or in part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extent {
     Whole,

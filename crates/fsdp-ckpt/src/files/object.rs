@@ -1,16 +1,16 @@
-//! Object stores as a file system: S3, Google Cloud Storage, Azure, and two for tests (`memory:`, `file:`).
+//! Object stores as file systems: S3, Google Cloud Storage, Azure, and two for tests (`memory:`, `file:`).
 //!
-//! | a file system has | an object store |
+//! | file system | object store |
 //! | --- | --- |
-//! | positioned reads | ranged requests of whole blocks, some of which are kept ([`blocks`]) |
-//! | positioned writes | parts, collected in memory or on the disk and uploaded in order ([`upload`]) |
-//! | a file while it is written | nothing: an object appears whole when its file is synced |
-//! | creation of what is not there | a condition on the upload of a small file |
-//! | directories | names that begin alike; one that holds nothing is not there |
-//! | renaming, locks, free space | nothing |
+//! | positioned reads | ranged requests of whole blocks, with a cache ([`blocks`]) |
+//! | positioned writes | parts, collected in memory or on disk and uploaded in order ([`upload`]) |
+//! | visibility during writing | none: an object appears as a whole when its file is synced |
+//! | exclusive creation | a condition on the upload of a small file |
+//! | directories | common prefixes of names; an empty directory does not exist |
+//! | renaming, locks, free space | none |
 //!
-//! Calls block; behind them is one small runtime. Requests that fail on their way or by the server's fault are
-//! repeated with growing pauses, up to [`RETRIES`] times within [`RETRY_TIME`].
+//! Calls block on one small shared runtime. Requests that fail on the network or with a server error are repeated with
+//! growing pauses, up to [`RETRIES`] times within [`RETRY_TIME`].
 
 mod blocks;
 mod fault;
@@ -38,13 +38,13 @@ use upload::{Upload, UploadFile};
 use super::{Access, FileKind, FileSystem, Metadata, OpenFile, url};
 use crate::digest::DigestKind;
 
-/// How often a request is repeated.
+/// Maximum number of times that a request is repeated.
 const RETRIES: usize = 10;
 
-/// For how long.
+/// Maximum time during which a request is repeated.
 const RETRY_TIME: std::time::Duration = std::time::Duration::from_secs(180);
 
-/// An object store; clones are the same one.
+/// An object store; clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectFiles(Arc<Inner>);
 
@@ -53,7 +53,7 @@ struct Inner {
     store: Arc<dyn ObjectStore>,
     limits: Limits,
     blocks: Blocks,
-    /// What is being written.
+    /// Uploads in progress.
     uploads: Mutex<BTreeMap<Key, Arc<Upload>>>,
 }
 
@@ -77,7 +77,7 @@ impl ObjectFiles {
         let upload = match (uploads.get(&key), access) {
             (Some(_), Access::CreateNew) => return Err(io::ErrorKind::AlreadyExists.into()),
             (Some(upload), _) => Arc::clone(upload),
-            // What is written is whole and never changed.
+            // Completed objects are never changed.
             (None, Access::Write) => return Err(io::ErrorKind::NotFound.into()),
             (None, _) => {
                 let upload = Upload::new(
@@ -92,20 +92,20 @@ impl ObjectFiles {
         Ok(Box::new(UploadFile { files: self.clone(), key, upload }))
     }
 
-    /// The upload has come to its end.
+    /// Forgets an upload that has ended.
     fn forget(&self, key: &Key) {
         self.uploads().remove(key);
     }
 }
 
-/// The name of an object. URLs are taken as they are: nothing in them is decoded.
+/// Parses the name of an object. URLs are taken literally; nothing in them is decoded.
 fn key(path: &Path) -> io::Result<Key> {
     let (_, _, names) = url::split(path).ok_or(io::ErrorKind::InvalidInput)?;
     let names: Vec<&str> = names.split('/').filter(|name| !name.is_empty()).collect();
     Key::parse(names.join("/")).map_err(|fault| failed(fault.into()))
 }
 
-/// A number for the version of an object.
+/// A number that identifies the version of an object.
 fn version(found: &ObjectMeta) -> u64 {
     let tag = found.e_tag.clone().unwrap_or_else(|| found.last_modified.to_rfc3339());
     DigestKind::Crc64.of(format!("{tag} {}", found.size).as_bytes()).value

@@ -1,16 +1,16 @@
-//! Which paths are URLs of object stores, and what can be wrong with one.
+//! Recognizes URLs of object stores, and the errors for URLs.
 
 use std::path::Path;
 
-/// What stands between the scheme of a URL and the rest.
+/// The separator after the scheme of a URL.
 const MARK: &str = "://";
 
-/// Whether a path is a URL, such as `s3://bucket/run`: those of object stores are taken wherever a path is.
+/// Whether a path is a URL, such as `s3://bucket/run`. URLs of object stores are accepted wherever a path is.
 pub fn is_url(path: impl AsRef<Path>) -> bool {
     split(path.as_ref()).is_some()
 }
 
-/// The scheme of a URL, its host or bucket, and the names behind it.
+/// Splits a URL into its scheme, its host or bucket, and the path after it; `None` if the path is not a URL.
 pub(crate) fn split(path: &Path) -> Option<(&str, &str, &str)> {
     let (scheme, rest) = path.to_str()?.split_once(MARK)?;
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -19,27 +19,27 @@ pub(crate) fn split(path: &Path) -> Option<(&str, &str, &str)> {
     is_scheme.then_some((scheme, host, names))
 }
 
-/// Why nothing can be read or written at a URL. It comes inside an [`std::io::Error`].
+/// The reason why a URL cannot be read or written. Wrapped in an [`std::io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UrlFault {
-    /// The crate knows no object stores.
+    /// The crate was built without object stores.
     #[cfg_attr(feature = "object-store", expect(dead_code, reason = "the other build has it"))]
     #[error("this fsdp was built without object stores; build it with `--features object-store`")]
     NotBuilt,
-    /// The scheme is none of ours.
+    /// The scheme is not supported.
     #[cfg_attr(not(feature = "object-store"), expect(dead_code, reason = "the other build has it"))]
     #[error("no object store has URLs of `{scheme}:`; there are s3, gs, az, abfs, file and memory")]
     UnknownScheme {
         /// The scheme.
         scheme: String,
     },
-    /// The settings of the store do not make sense.
+    /// The settings of the store are invalid.
     #[cfg_attr(not(feature = "object-store"), expect(dead_code, reason = "the other build has it"))]
     #[error("{detail}; settings come from the variables {variables}")]
     Settings {
-        /// What is wrong.
+        /// The problem.
         detail: String,
-        /// Which variables are read.
+        /// The environment variables that are read.
         variables: &'static str,
     },
 }

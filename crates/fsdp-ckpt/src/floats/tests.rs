@@ -1,4 +1,4 @@
-//! Widening is exact for every half-precision value; narrowing equals an exact search for the nearest.
+//! Widening is exact for every half-precision value; narrowing matches an exact search for the nearest value.
 
 use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ proptest! {
         tie in prop::sample::select(vec![None, Some(52 - 7 - 1), Some(52 - 10 - 1)]),
         beside in -1_i64..=1,
     ) {
-        // Values of ordinary size, most of them a tie of bf16 or f16, or the next f64 beside it.
+        // Values of ordinary magnitude. Most are a tie of bf16 or f16, or the f64 next to one.
         let mut bits = (bits & !(0x7ff << 52)) | (1023 << 52);
         if let Some(tie) = tie {
             bits = (bits & (u64::MAX << tie) | (1 << tie)).wrapping_add_signed(beside);
@@ -137,7 +137,7 @@ proptest! {
 #[test]
 fn converts_between_types_of_files_as_one_rounding() {
     let floats = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
-    // More than one step; the values are exact in no narrower type.
+    // More than one step. The values are not exact in any narrower type.
     let values: Vec<f64> = (0..1500).map(|index| (f64::from(index) - 700.0) * 1.000_123_456_789).collect();
     for from in floats {
         let bytes = encode(from, &values).unwrap();

@@ -1,7 +1,7 @@
-//! What else is in the directory of a checkpoint, so that a verdict on the directory covers all of it.
+//! Other files in the directory of a checkpoint, so that a verdict on the directory covers all of it.
 //!
-//! Every file below the directory is one of three: read with the checkpoint, a checkpoint by itself, or none, with the
-//! reason why it is not read.
+//! Each file below the directory is either read with the checkpoint, a checkpoint of its own, or not read, with the
+//! reason.
 
 use std::{
     collections::BTreeSet,
@@ -21,40 +21,41 @@ use crate::{
     native::MANIFEST_FILE,
 };
 
-/// How deep directories are searched.
+/// Maximum depth of the search.
 const DEPTH_MAX: usize = 4;
 
-/// How many files and directories are looked at.
+/// Maximum number of files and directories that are examined.
 const SEARCHED_MAX: usize = 20_000;
 
-/// Files that hold nothing but checkpoints.
+/// Endings of files that hold nothing but checkpoints.
 const SURE_ENDINGS: [&str; 4] = [".safetensors", ".pt", ".pth", ".ckpt"];
 
-/// Files that were read to open the checkpoint, and hold no tensors.
+/// Files that are read to open the checkpoint and hold no tensors.
 const OPENING: [&str; 5] =
     [dcp::METADATA_FILE, INDEX_FILE, contents::TORCH_INDEX, MANIFEST_FILE, TRAINER_STATE];
 
 /// A file or directory that is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unread {
-    /// The file or directory.
+    /// The path of the file or directory.
     pub path: PathBuf,
-    /// Why, in words that complete "it is not read: ..".
+    /// The reason, in words that complete "it is not read: ..".
     pub reason: &'static str,
 }
 
-/// What lies beside a checkpoint.
+/// The other contents of a checkpoint's directory.
 #[derive(Debug, Default)]
 pub struct Beside {
-    /// Checkpoints by themselves.
+    /// Checkpoints of their own.
     pub checkpoints: Vec<Checkpoint>,
-    /// What is no checkpoint.
+    /// Files and directories that are not checkpoints, or that were not searched.
     pub unread: Vec<Unread>,
-    /// What should be one and cannot be opened.
+    /// Errors for files that should be checkpoints but cannot be opened.
     pub problems: Vec<Error>,
 }
 
-/// Looks at everything in the directory of a checkpoint that is not read with it; beside a file is nothing.
+/// Examines everything in the directory of a checkpoint that is not read with it. Finds nothing if the checkpoint is a
+/// single file.
 pub fn beside(checkpoint: &Checkpoint) -> Beside {
     let mut search = Search { found: Beside::default(), read: BTreeSet::new(), searched: 0 };
     search.add_read(checkpoint);
@@ -148,7 +149,7 @@ impl Search {
         }
         match detect::open(&path) {
             Ok(checkpoint) => self.add(checkpoint),
-            // Other programs write archives too.
+            // Other programs write zip archives too.
             Err(Error::Malformed { .. }) if !is_sure && !name.ends_with(".bin") => {
                 self.unread(path, "it is an archive of another kind");
             }

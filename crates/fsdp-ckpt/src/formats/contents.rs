@@ -1,4 +1,5 @@
-//! What is in a file, by its first bytes, and in a directory, by its names and the beginnings of its files.
+//! Detects the format of a file from its first bytes, and of a directory from its file names and the first bytes of
+//! some files.
 
 use std::path::{Path, PathBuf};
 
@@ -14,22 +15,22 @@ use crate::{
 /// The first bytes of a zip archive, as `torch.save` writes them.
 const ZIP_START: &[u8] = b"PK\x03\x04";
 
-/// Bytes of the start of a file that tell its format.
+/// Bytes at the start of a file that identify its format.
 const START_BYTES: u64 = 16;
 
-/// The model of older Hugging Face directories.
+/// The model file of older Hugging Face directories.
 pub(crate) const TORCH_MODEL: &str = "pytorch_model.bin";
 
-/// The index of one in several files.
+/// The index of such a model that is split over several files.
 pub(crate) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
-/// It, and the model of FSDP's full state, beside files of a trainer.
+/// [`TORCH_MODEL`], and the model file of FSDP's full state dict in a trainer's folder.
 const TORCH_MODELS: [&str; 2] = [TORCH_MODEL, "pytorch_model_fsdp.bin"];
 
-/// Endings of files of `torch.save`.
+/// Endings of `torch.save` files.
 const TORCH_ENDINGS: [&str; 4] = [".pth", ".pt", ".bin", ".ckpt"];
 
-/// What a file is, by its first bytes.
+/// The format of a file, as its first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileKind {
     Empty,
@@ -41,7 +42,7 @@ pub(super) enum FileKind {
     Other,
 }
 
-/// What the file at a path is.
+/// Detects the format of the file at a path.
 pub(super) fn kind_at(path: &Path) -> Result<FileKind, Error> {
     Ok(kind_of(&start_of(path)?))
 }
@@ -63,34 +64,34 @@ pub(super) fn kind_of(start: &[u8]) -> FileKind {
     }
 }
 
-/// Whether there is a checkpoint in a directory, of which nothing but names and beginnings of files is looked at.
+/// Whether a directory holds a checkpoint. Looks only at file names and first bytes.
 pub(super) fn holds_checkpoint(dir: &Path) -> bool {
     contents(dir).is_ok_and(|contents| !matches!(contents, Contents::Unknown))
 }
 
-/// What a directory holds.
+/// The contents of a directory.
 pub(super) enum Contents {
     /// A native checkpoint.
     Native,
-    /// A distributed checkpoint of PyTorch.
+    /// A PyTorch distributed checkpoint (DCP).
     Dcp,
-    /// A model with an index.
+    /// A model in safetensors files, with an index.
     Index(PathBuf),
-    /// These safetensors files.
+    /// Safetensors files without an index.
     Safetensors(Vec<String>),
-    /// Files of `torch.save` with an index.
+    /// `torch.save` files with an index.
     TorchIndex(PathBuf),
-    /// One file of `torch.save`.
+    /// One `torch.save` file.
     TorchFile(PathBuf),
-    /// Several of them.
+    /// Several `torch.save` files without an index.
     TorchFiles(Vec<String>),
-    /// Files of DeepSpeed, in the folder that `latest` names.
+    /// DeepSpeed's files, in the folder that `latest` names.
     DeepSpeed,
-    /// A model in a folder of its own, with more beside it.
+    /// A model in a subfolder, with a trainer's other files beside it.
     ModelFolder(PathBuf),
-    /// What lies beside models, and no model.
+    /// Files that a trainer saves beside a model, but no model.
     NoModel(Vec<String>),
-    /// Nothing that is known.
+    /// Nothing of a known format.
     Unknown,
 }
 
@@ -118,7 +119,7 @@ impl Contents {
         }
     }
 
-    /// Whether a known name or an index says that this is the model, and not only that nothing else was found.
+    /// Whether a known file name or an index identifies the model, rather than the lack of any other candidate.
     fn is_named(&self) -> bool {
         match self {
             Contents::TorchFile(path) => TORCH_MODELS.iter().any(|name| path.ends_with(name)),
@@ -129,14 +130,14 @@ impl Contents {
     }
 }
 
-/// Looks at the names in a directory, and at the beginnings of some files.
+/// Detects the contents of a directory from its file names and the first bytes of some files.
 pub(super) fn contents(dir: &Path) -> Result<Contents, Error> {
     let names = Files::anywhere().list(dir)?;
-    // Weights of 16 bits that a trainer puts beside DeepSpeed's files are less than what these hold.
+    // A trainer may save 16-bit weights beside DeepSpeed's files, which hold more precise weights.
     if deepspeed::is_named_in(dir, &names) {
         return Ok(Contents::DeepSpeed);
     }
-    // What lies beside models is no model, unless it is alone.
+    // A trainer's other files are taken for a model only if there is nothing else.
     let of_model =
         names.iter().filter(|name| !trainer_folder::is_beside_model(name)).cloned().collect::<Vec<_>>();
     match (contents_of(dir, &of_model)?, trainer_folder::model_folder(dir, &names)) {
@@ -159,13 +160,13 @@ fn contents_of(dir: &Path, names: &[String]) -> Result<Contents, Error> {
         names.iter().filter(is_one).cloned().collect()
     };
     let safetensors = ending(&[".safetensors"]);
-    // Files of ranks beside a manifest are native whatever the manifest says: one that is damaged must not make
-    // them plain shards, which nothing protects.
+    // Rank files beside a manifest are native even if the manifest is damaged; read as plain shards, they would be
+    // unprotected.
     let is_of_rank = |name: &String| name.starts_with("shard-") || Attempt::named(name).is_some();
     if has(MANIFEST_FILE) && names.iter().any(is_of_rank) {
         return Ok(Contents::Native);
     }
-    // Where PyTorch wrote safetensors, its metadata says nothing of use.
+    // If PyTorch wrote safetensors, its DCP metadata has nothing of use.
     let has_dcp_metadata = has(dcp::METADATA_FILE) || has(dcp::FIRST_RANK_METADATA_FILE);
     if has_dcp_metadata && (safetensors.is_empty() || !ending(&[".distcp"]).is_empty()) {
         return Ok(Contents::Dcp);

@@ -1,4 +1,4 @@
-//! PyTorch's distributed checkpoints (DCP), as torch 2.1 to 2.15 save them.
+//! PyTorch's distributed checkpoints (DCP), as saved by torch 2.1 to 2.15.
 //!
 //! ```text
 //! .metadata          a pickle: per tensor its shape, dtype and chunks (boxes); per chunk and value the file,
@@ -6,20 +6,21 @@
 //! __0_0.distcp, ..   items one after another, in any order and with gaps: each an archive of torch.save
 //! ```
 //!
-//! An item is found by name and first index of its chunk; the position in the list of chunks, which the
-//! metadata gives too, is only a hint there and is ignored. Chunks may come in any order, and several files may
-//! belong to a rank. Items may be zstd streams.
+//! An item is found by its name and the first index of its chunk. The metadata also gives the position in the list of
+//! chunks, but only as a hint, which is ignored. Chunks may come in any order, a rank may have several files, and items
+//! may be zstd streams.
 //!
-//! Opening reads the metadata, and of each item the first and last pages: the pickle that says how the tensor
-//! lies, and the directory of its archive. What they say must agree with the metadata. Small records are compared
-//! with their checksums at once; those of tensors become [protections](crate::checkpoint::Protection).
+//! Opening reads the metadata and the first and last pages of each item: the pickle with the tensor's layout, and the
+//! directory of the archive. Both must agree with the metadata. Small records are compared with their checksums at
+//! once; the checksums of tensor records become [protections](crate::checkpoint::Protection).
 //!
-//! Values that hold tensors (tuples of them are saved so) are nested further, until their tensors have names.
+//! A value that holds tensors (a tuple of tensors is saved this way) is nested further until each of its tensors has a
+//! name.
 //!
-//! Ranks that saved without collectives (torch 2.9) wrote a `__{rank}.metadata` each instead. Together they list
-//! all chunks; of what several ranks list, the first one's counts.
+//! Ranks that saved without collectives (torch 2.9) wrote a `__{rank}.metadata` file each instead. Together these list
+//! all chunks; if several ranks list the same item, the lowest rank's entry is used.
 //!
-//! Whether chunks cover their tensors is not proven here.
+//! This module does not prove that the chunks cover their tensors.
 
 mod compressed;
 mod items;
@@ -40,21 +41,21 @@ use crate::{
 use items::{Found, Job};
 use metadata::{Entry, Kind, Metadata};
 
-/// The file that lists all others.
+/// The metadata file, which lists all items of the checkpoint.
 pub const METADATA_FILE: &str = ".metadata";
 
-/// The file that takes its place, together with those of the other ranks, after a save without collectives.
+/// Rank 0's metadata file after a save without collectives; with the other ranks' files it replaces [`METADATA_FILE`].
 pub const FIRST_RANK_METADATA_FILE: &str = "__0.metadata";
 
-/// How the names of files with items end.
+/// Ending of the names of files that hold items.
 pub(super) const ITEMS_ENDING: &str = ".distcp";
 
-/// Whether a directory with these names has files of items, and nothing that lists them.
+/// Whether a directory with these file names has item files but no metadata that lists their items.
 pub(super) fn lacks_metadata(dir: &Path, names: &[String]) -> bool {
     names.iter().any(|name| name.ends_with(ITEMS_ENDING)) && !is_at(dir)
 }
 
-/// The error of such a directory.
+/// The error for a directory whose metadata is missing.
 pub(super) fn no_metadata(dir: &Path) -> Error {
     let reason = format!(
         "its {METADATA_FILE} is missing, which says what the {ITEMS_ENDING} files in it hold (or {FIRST_RANK_METADATA_FILE}, \
@@ -63,7 +64,7 @@ pub(super) fn no_metadata(dir: &Path) -> Error {
     Error::malformed(dir, reason)
 }
 
-/// Whether there is such a checkpoint, judged by its metadata files alone.
+/// Whether a directory holds a DCP checkpoint, judged by its metadata files alone.
 pub fn is_at(dir: &Path) -> bool {
     [METADATA_FILE, FIRST_RANK_METADATA_FILE].iter().any(|name| Files::anywhere().exists(&dir.join(name)))
 }
@@ -71,8 +72,8 @@ pub fn is_at(dir: &Path) -> bool {
 /// Reads a checkpoint directory.
 ///
 /// # Errors
-/// When the metadata is damaged or of another tool, a file is missing or too short, or an item is not what the
-/// metadata says. The error names the file and the tensor or value.
+/// Fails if the metadata is damaged or of another tool, a file is missing or too short, or an item does not match the
+/// metadata. The error names the file and the tensor or value.
 pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     let metadata = read_metadata(dir)?;
     let mut jobs: Vec<Job<'_>> = metadata.entries.iter().flat_map(items::jobs_of).collect();
@@ -85,7 +86,7 @@ pub fn open(dir: &Path) -> Result<Checkpoint, Error> {
     Ok(assembly.finish(&metadata))
 }
 
-/// The metadata of all ranks.
+/// Reads the metadata, merging the files of all ranks if there is one per rank.
 fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
     let read = |path: &Path| {
         let graph = parse(path)?;
@@ -105,18 +106,18 @@ fn read_metadata(dir: &Path) -> Result<Metadata, Error> {
     Ok(all)
 }
 
-/// The rank whose own metadata a file of this name is.
+/// The rank in the name of a rank's metadata file.
 fn rank_of(name: &str) -> Option<u64> {
     name.strip_prefix("__")?.strip_suffix(".metadata")?.parse().ok()
 }
 
 fn parse(path: &Path) -> Result<Graph, Error> {
     let (file, len) = PathFile::open(path)?;
-    // A longer pickle is refused when its length is looked at.
+    // One byte more than the limit, so that the parser refuses a pickle that is too long.
     let bytes = file.read_first(len.min(PICKLE_BYTES_MAX as u64 + 1))?;
     let refused = |fault: Fault| fault.of_part("its pickle is refused: ", 0).in_file(path);
     let graph = pickle::parse(&bytes).map_err(refused)?;
-    // All of the metadata must be understood: it says what the rest is.
+    // Every object in the metadata must be understood, since the metadata describes everything else.
     match graph.first_unknown() {
         None => Ok(graph),
         Some(unknown) => match other_tool(&unknown.global) {
@@ -126,7 +127,7 @@ fn parse(path: &Path) -> Result<Graph, Error> {
     }
 }
 
-/// Tools whose directories look like PyTorch's, by the modules that their metadata names.
+/// The tool whose directories look like PyTorch's, recognized by the module of a class in its metadata.
 fn other_tool(unknown: &Global) -> Option<&'static str> {
     match unknown.module.split('.').next() {
         Some("megatron") => Some(metadata::MEGATRON),
@@ -135,16 +136,16 @@ fn other_tool(unknown: &Global) -> Option<&'static str> {
     }
 }
 
-/// The checkpoint of another tool that resembles PyTorch's.
+/// The error for a checkpoint of another tool that resembles PyTorch's.
 fn of_other_tool(tool: &str) -> Fault {
     let looks = "which only looks like one of PyTorch";
     Fault::unsupported(format!("it is a checkpoint of {tool}, {looks}; convert it with {tool} first"))
 }
 
-/// A checkpoint that is put together from what the items hold.
+/// A checkpoint under construction, assembled from its items.
 struct Assembly {
     checkpoint: Checkpoint,
-    /// The source of each file that has items in plain form.
+    /// Index of the source of each file that has uncompressed items.
     plain_sources: BTreeMap<usize, usize>,
     zstd_count: usize,
 }
@@ -199,7 +200,7 @@ impl Assembly {
         next
     }
 
-    /// Adds the tensors and values in a value, with names below its own.
+    /// Adds the tensors and values inside a value, with names below its name.
     fn add_nested(&mut self, entry: &Entry, source: usize, item: Item) -> Result<(), Fault> {
         let (prefix, last) = match entry.path.split_last() {
             Some((last, prefix)) => (prefix, last.text()),

@@ -1,17 +1,17 @@
 //! Checkpoint directories of DeepSpeed: ZeRO stages 1 to 3, and stage 0 (no ZeRO).
 //!
-//! Training continues from 32-bit copies of the weights, which lie flattened and cut over the ranks in the
-//! `*_optim_states.pt` files; names and shapes, buffers and frozen parameters are in `*_model_states.pt`. The flat
-//! copies are what is read: the 16-bit weights beside them are only used for parameters that have no copy. States
-//! of the optimizer lie in the same layout, and become `optim.state.<parameter>.<state>`. Buffers keep the type
-//! that they were saved in. Parameters that are shared are two names of the same bytes.
+//! Training continues from 32-bit copies of the weights, which are flattened and partitioned over the ranks in the
+//! `*_optim_states.pt` files; names and shapes, buffers and frozen parameters are in `*_model_states.pt`. The weights
+//! are read from the flat copies; the 16-bit weights are used only for parameters without a copy. Optimizer states have
+//! the same layout and become `optim.state.<parameter>.<state>`. Buffers keep the dtype they were saved in. Shared
+//! parameters are two names for the same bytes.
 //!
-//! In stage 0 nothing is cut: the one file of the model holds the parameters as they are, and the state of the optimizer with
-//! parameters by number, as PyTorch has it.
+//! In stage 0 nothing is partitioned: the only model file holds whole parameters, and the optimizer state with
+//! parameters by number, as in PyTorch.
 //!
-//! Not read: checkpoints of tensor or pipeline parallel models, and of experts.
+//! Checkpoints of models with tensor parallelism, pipeline parallelism or experts are not read.
 //!
-//! This follows the layout as DeepSpeed's own `zero_to_fp32.py` reads it, and is tested with checkpoints of DeepSpeed 0.19.8.
+//! The layout is the one that DeepSpeed's own `zero_to_fp32.py` reads. Tests use checkpoints of DeepSpeed 0.19.8.
 
 mod merge;
 mod optimizer;
@@ -39,19 +39,19 @@ use crate::{
     torch::Item,
 };
 
-/// The longest `latest` that is read: a file name.
+/// Maximum length of `latest`, which holds a directory name.
 const LATEST_BYTES_MAX: u64 = 4096;
 
 const OPTIMIZER_FILES: &str = "_optim_states.pt";
 const MODEL_FILES: &str = "_model_states.pt";
 
-/// The file of a model that is not cut.
+/// The model file of an unpartitioned model.
 const UNSHARDED: &str = "mp_rank_00_model_states.pt";
 
-/// What of other parallelism is not read, with the way out.
+/// Names the unsupported kinds of parallelism and the way out.
 const NOT_SUPPORTED: &str = "models that are cut by tensor or pipeline parallelism, and experts, are not supported; gather the model first";
 
-/// Keys of the files of models that have a meaning of their own, or none outside of a run.
+/// Keys of model files that are read elsewhere or mean nothing outside of a run.
 const KNOWN_KEYS: [&str; 8] = [
     "module",
     "buffer_names",
@@ -63,17 +63,16 @@ const KNOWN_KEYS: [&str; 8] = [
     "sparse_tensor_module_names",
 ];
 
-/// Whether a file of `torch.save` is one of this format.
+/// Whether a `torch.save` file is a rank's file of this format.
 pub(crate) fn is_rank_file(root: &Item) -> bool {
     let optimizer = root.get("optimizer_state_dict").and_then(|state| state.get("zero_stage"));
     optimizer.is_some() || (root.get("param_shapes").is_some() && root.get("buffer_names").is_some())
 }
 
-/// Reads the checkpoint that `latest` in a directory names, that a directory holds, or that a file belongs to.
+/// Reads the checkpoint in a directory, the one that `latest` in a directory names, or the one that a file belongs to.
 ///
 /// # Errors
-/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
-/// read.
+/// [`Error::Malformed`] if rank files are missing or do not belong together; other errors if a file cannot be read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let files = Files::anywhere();
@@ -106,7 +105,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let models = RankFile::open_all(&models, &mut checkpoint)?;
     let flats = optimizers.iter().map(parse::flat_states).collect::<Result<Vec<_>, _>>()?;
     let states = models.iter().map(parse::model_states).collect::<Result<Vec<_>, _>>()?;
-    // Stage 3 cuts frozen parameters over the files of the model.
+    // Stage 3 partitions frozen parameters over the model files.
     let is_model_cut = flats[0].stage == 3 && states.iter().any(|state| !state.frozen_fragments.is_empty());
     if is_model_cut {
         check_copies(&models, &checkpoint)?;
@@ -127,7 +126,7 @@ fn is_unsharded(pattern: &str) -> bool {
     pattern == UNSHARDED.replace("00", "*")
 }
 
-/// Refuses layers of a pipeline, and experts with their optimizers (`expp_rank_0_..`).
+/// Refuses pipeline layers, and experts with their optimizers (`expp_rank_0_..`).
 fn refuse_parts(dir: &Path, names: &[String]) -> Result<(), Error> {
     let is_part = |name: &&String| {
         name.ends_with("_states.pt") && (name.starts_with("layer_") || name.starts_with("expp_rank_"))
@@ -135,14 +134,14 @@ fn refuse_parts(dir: &Path, names: &[String]) -> Result<(), Error> {
     refuse_part(dir, names.iter().find(is_part))
 }
 
-/// Refuses a model of which a file holds a part that nothing here can put together.
+/// Refuses a model if a file holds a part that this module cannot merge.
 fn refuse_part(dir: &Path, part: Option<&String>) -> Result<(), Error> {
     let Some(part) = part else { return Ok(()) };
     let reason = format!("{part} holds another part of the model; {NOT_SUPPORTED}");
     Err(Error::unsupported(dir, reason))
 }
 
-/// A checkpoint of which nothing is cut.
+/// Reads a stage 0 checkpoint, in which nothing is partitioned.
 fn stage_zero(path: &Path, file: &Path) -> Result<Checkpoint, Error> {
     let mut checkpoint = Checkpoint {
         path: path.to_owned(),
@@ -165,7 +164,7 @@ fn stage_zero(path: &Path, file: &Path) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
-/// Checks that a file of the model says that nothing of it is in other files.
+/// Checks that a model file holds the whole model and its optimizer.
 fn check_uncut(file: &RankFile) -> Result<(), Error> {
     let value = |item: Option<&Item>| item.map(Item::to_value).filter(|value| *value != Value::None);
     let zero = file.root.get("ds_config").and_then(|config| config.get("zero_optimization"));
@@ -187,7 +186,7 @@ fn check_uncut(file: &RankFile) -> Result<(), Error> {
     }
 }
 
-/// Finds files of ranks that are copies of others, which checksums show: those of all records are the same.
+/// Refuses rank files that are copies of each other, which is when the checksums of all their records are equal.
 fn check_copies(files: &[RankFile], checkpoint: &Checkpoint) -> Result<(), Error> {
     let mut seen: BTreeMap<Vec<(u64, u64)>, &RankFile> = BTreeMap::new();
     for file in files {
@@ -204,7 +203,7 @@ fn check_copies(files: &[RankFile], checkpoint: &Checkpoint) -> Result<(), Error
     Ok(())
 }
 
-/// Whether `latest`, among the names in a directory, names one with such files.
+/// Whether `latest` is among the names in a directory and names a directory with DeepSpeed's files.
 pub(super) fn is_named_in(dir: &Path, names: &[String]) -> bool {
     let files = Files::anywhere();
     let newest = || directory_of(&files, dir).ok().filter(|newest| newest != dir);
@@ -216,7 +215,7 @@ fn holds_files(names: &[String]) -> bool {
     names.iter().any(|name| name.ends_with(OPTIMIZER_FILES) || name.ends_with(MODEL_FILES))
 }
 
-/// The directory with the files: the one that `latest` names, the path itself, or that of the file.
+/// The directory with DeepSpeed's files: the one that `latest` names, the path itself, or the parent of a file.
 pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error> {
     if !files.is_directory(path) {
         return Ok(file_io::directory_of(path));
@@ -235,7 +234,7 @@ pub(crate) fn directory_of(files: &Files, path: &Path) -> Result<PathBuf, Error>
     Ok(path.join(tag))
 }
 
-/// Adds what else is in the first file of the model, and what of it people want to see.
+/// Adds the other contents of the first model file, and its step and sample counts as facts about the run.
 fn add_others(file: &RankFile, known: &[&str], into: &mut Checkpoint) -> Result<(), Error> {
     for (key, name) in [("global_steps", "step"), ("global_samples", "samples")] {
         let number = file.root.get(key).map(Item::to_value).as_ref().and_then(count);

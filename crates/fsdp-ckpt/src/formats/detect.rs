@@ -1,7 +1,7 @@
-//! Which format a path is, judged by what is in the files and never by a name alone, and opening it.
+//! Detects the format of a path from the contents of its files, never from a name alone, and opens it.
 //!
-//! A directory that is not a checkpoint but holds some is the most frequent mistake (the folder of all steps, the
-//! folder above the one with `.metadata`): the error then names those that it holds.
+//! The most frequent mistake is to name a directory that holds checkpoints but is none itself (the folder of all steps,
+//! the parent of the directory with `.metadata`). The error then lists the checkpoints in it.
 
 use std::path::{Path, PathBuf};
 
@@ -18,19 +18,19 @@ use crate::{
     model_files::INDEX_FILE,
 };
 
-/// Directories below the named one that are searched for checkpoints, for a message.
+/// Levels of directories below the given one that are searched for checkpoints to list in an error message.
 const SEARCH_DEPTH: usize = 2;
 
-/// Names that a message lists.
+/// Maximum number of names that a message lists.
 const LISTED_MAX: usize = 8;
 
-/// How many directories are searched for it.
+/// Maximum number of directories that are searched.
 const SEARCHED_MAX: usize = 2000;
 
-/// Opens a checkpoint of any format that is read. Only metadata is read.
+/// Opens a checkpoint of any supported format. Reads metadata only.
 ///
 /// # Errors
-/// [`Error::WrongPath`] when the path is no checkpoint; the errors of the format otherwise.
+/// [`Error::WrongPath`] if the path is not a checkpoint; otherwise the errors of the format's reader.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     if Files::anywhere().is_directory(path) { open_directory(path) } else { open_file(path) }
@@ -67,12 +67,12 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     }
 }
 
-/// Opens a file of `torch.save`: one rank's with its siblings, or one by itself.
+/// Opens a `torch.save` file, together with its siblings if it is a rank's file.
 fn open_torch(path: &Path) -> Result<Checkpoint, Error> {
     match RankKind::of(path) {
         Ok(Some(kind)) => open_ranks(kind, path),
         Ok(None) => torch_file::open(path),
-        // A number in the name of a plain file says no rank.
+        // The number in the name of a plain file need not be a rank.
         Err(error) => torch_file::open(path).map_err(|_| error),
     }
 }
@@ -121,7 +121,7 @@ fn open_contents(dir: &Path, contents: Contents) -> Result<Checkpoint, Error> {
     }
 }
 
-/// A directory that is no checkpoint: it may hold some.
+/// The error for a directory that is not a checkpoint itself but may hold some.
 fn unknown_directory(dir: &Path) -> Result<Error, Error> {
     if dcp::lacks_metadata(dir, &Files::anywhere().list(dir)?) {
         return Ok(dcp::no_metadata(dir));
@@ -137,7 +137,7 @@ fn unknown_directory(dir: &Path) -> Result<Error, Error> {
     Ok(Error::wrong_path(dir, reason))
 }
 
-/// Several files of weights that nothing joins.
+/// The error for several weight files that no index or name joins.
 pub(super) fn several_files(dir: &Path, files: &[String]) -> Error {
     let reason = format!(
         "it holds several files of weights and nothing says that they belong together; name one of them: {}",
@@ -146,7 +146,7 @@ pub(super) fn several_files(dir: &Path, files: &[String]) -> Error {
     Error::wrong_path(dir, reason)
 }
 
-/// A file that is part of a checkpoint.
+/// The error for a file that is part of a checkpoint.
 pub(super) fn part_of_directory(file: &Path, directory: &Path) -> Error {
     let directory = directory.display();
     Error::wrong_path(file, format!("it is a part of a checkpoint; name the directory {directory} instead"))
@@ -156,7 +156,7 @@ fn shown(names: &[String]) -> String {
     listed(names, LISTED_MAX)
 }
 
-/// Directories below this one that hold a checkpoint, relative to it.
+/// Directories below `dir` that hold a checkpoint, relative to `dir`.
 fn candidates(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut level = vec![PathBuf::new()];

@@ -1,7 +1,7 @@
-//! Reading plain values by what they should be: dicts by key, sizes, counts.
+//! Reads plain values as the types they should have: dict entries, sizes, counts.
 //!
-//! Python writers are free with types where these formats are concerned: a shape may be a list, a tuple or a
-//! `torch.Size`. Everything here takes all of them.
+//! Python writers use types loosely in these formats: a shape may be a list, a tuple or a `torch.Size`. The functions
+//! here accept all of them.
 
 use crate::checkpoint::Value;
 
@@ -15,13 +15,13 @@ pub(crate) fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     items.iter().find(|(key, _)| text(key) == Some(name)).map(|(_, value)| value)
 }
 
-/// The pairs of a dict whose keys are all text.
+/// The pairs of a dict; `None` if a key is not text.
 pub(crate) fn entries(value: &Value) -> Option<Vec<(&str, &Value)>> {
     let Value::Dict(items) = value else { return None };
     items.iter().map(|(key, value)| Some((text(key)?, value))).collect()
 }
 
-/// A text.
+/// The text of a string; `None` for any other value.
 pub(crate) fn text(value: &Value) -> Option<&str> {
     match value {
         Value::Str(text) => Some(text),
@@ -29,7 +29,7 @@ pub(crate) fn text(value: &Value) -> Option<&str> {
     }
 }
 
-/// A count or an index.
+/// A count or an index; `None` if the value is not an integer or is negative.
 pub(crate) fn count(value: &Value) -> Option<u64> {
     match value {
         Value::Int(number) => u64::try_from(*number).ok(),
@@ -37,7 +37,7 @@ pub(crate) fn count(value: &Value) -> Option<u64> {
     }
 }
 
-/// The items of a list, a tuple or a `torch.Size`.
+/// The items of a list, a tuple or a `torch.Size`; `None` for any other value.
 pub(crate) fn items(value: &Value) -> Option<&[Value]> {
     match value {
         Value::List(items) | Value::Tuple(items) => Some(items),
@@ -51,7 +51,7 @@ pub(crate) fn items(value: &Value) -> Option<&[Value]> {
     }
 }
 
-/// Sizes of dimensions.
+/// The sizes of a list, a tuple or a `torch.Size`; `None` if one of them is not a count.
 pub(crate) fn sizes(value: &Value) -> Option<Vec<u64>> {
     items(value)?.iter().map(count).collect()
 }

@@ -1,4 +1,4 @@
-//! A tensor as one file of one rank holds it: a view of stored elements.
+//! A tensor as one rank's file holds it: a view of stored elements.
 
 use super::shards::Shard;
 use crate::{
@@ -7,23 +7,23 @@ use crate::{
     torch::StoredTensor,
 };
 
-/// A tensor in a file.
+/// A tensor in a rank's file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LocalTensor {
     /// Element type.
     pub(crate) dtype: TensorType,
-    /// Dimensions.
+    /// Dimensions, slowest first.
     pub(crate) shape: Vec<u64>,
-    /// Distance of neighbours in each dimension, in elements.
+    /// Strides in elements.
     pub(crate) strides: Vec<u64>,
-    /// Index of its source.
+    /// Index of its file in the checkpoint's sources.
     pub(crate) source: usize,
-    /// First byte of its first element in the source.
+    /// Byte offset of the first element in the source.
     pub(crate) offset: u64,
 }
 
 impl LocalTensor {
-    /// A tensor of the file that is this source.
+    /// Makes a local tensor of a tensor stored in the file with index `source`.
     pub(crate) fn of(stored: &StoredTensor, source: usize) -> LocalTensor {
         let StoredTensor { dtype, shape, strides, offset } = stored.clone();
         LocalTensor { dtype, shape, strides, source, offset }
@@ -34,23 +34,23 @@ impl LocalTensor {
         element_count(&self.shape).expect("products of shapes are checked when a file is read")
     }
 
-    /// All of it as a tensor of its own.
+    /// The local tensor as a whole tensor of a checkpoint.
     pub(crate) fn to_tensor(&self, path: Vec<Key>, role: Role) -> Tensor {
         Tensor { path, role, dtype: self.dtype, shape: self.shape.clone(), chunks: vec![self.whole()] }
     }
 
-    /// All of it as a chunk of a tensor of `shape`, with its first element at `offsets`.
+    /// The local tensor as a chunk of a tensor of `shape`, with its first element at `offsets`.
     pub(crate) fn chunk_at(&self, offsets: Vec<u64>, shape: &[u64]) -> Chunk {
         let region = Region::Box { offsets, sizes: self.shape.clone(), strides: self.strides.clone() };
         Chunk { region: region.simplified(shape), source: self.source, offset: self.offset }
     }
 
-    /// All of it as the only chunk of a tensor.
+    /// The local tensor as the only chunk of a tensor.
     pub(crate) fn whole(&self) -> Chunk {
         self.chunk_at(vec![0; self.shape.len()], &self.shape)
     }
 
-    /// Its elements in C order as one run, if they lie so.
+    /// The local tensor as a shard; `None` if its elements are not one contiguous run in C order.
     pub(crate) fn shard(&self) -> Option<Shard> {
         let len = self.len();
         match self.whole().region {

@@ -1,26 +1,27 @@
-//! Which box of a tensor a rank holds, by its place in a mesh and the placements of a distributed tensor.
+//! Computes the box of a tensor that a rank holds, from its coordinate in a device mesh and the placements of a
+//! distributed tensor.
 //!
-//! `Shard(dim)` cuts a dimension in pieces of `ceil(size / ranks)`, the last ones shorter or empty. Dimensions
-//! of the mesh that cut the same dimension of the tensor cut one after another, from left to right. A strided
-//! shard (fully sharded on top of tensor parallel) is stored to the left but cuts after the plain ones.
+//! `Shard(dim)` cuts a dimension into pieces of `ceil(size / ranks)`; the last ones are shorter or empty. Mesh
+//! dimensions that shard the same tensor dimension cut it one after another, from left to right. A strided shard (FSDP
+//! on top of tensor parallelism) precedes the plain shards in the list of placements but is applied after them.
 
 use std::ops::Range;
 
-/// How one dimension of a mesh distributes a tensor.
+/// How one mesh dimension distributes a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// All ranks hold the same.
+    /// Every rank holds the same elements.
     Replicate,
-    /// Each rank holds a piece of a dimension.
+    /// Each rank holds one piece of a dimension.
     Shard {
-        /// The dimension.
+        /// The tensor dimension.
         dim: usize,
     },
-    /// Each rank holds a piece of each of the pieces that later dimensions of the mesh cut.
+    /// Each rank holds a piece of every piece that later mesh dimensions cut.
     StridedShard {
-        /// The dimension.
+        /// The tensor dimension.
         dim: usize,
-        /// Number of those pieces.
+        /// Number of pieces that later mesh dimensions cut.
         split_factor: u64,
     },
 }
@@ -30,17 +31,17 @@ pub(crate) enum Placement {
 pub(crate) struct Distribution {
     /// Shape of the tensor.
     pub(crate) shape: Vec<u64>,
-    /// Ranks in each dimension of the mesh.
+    /// Number of ranks in each mesh dimension.
     pub(crate) mesh: Vec<u64>,
-    /// What each dimension of the mesh does.
+    /// Placement of each mesh dimension.
     pub(crate) placements: Vec<Placement>,
 }
 
 impl Distribution {
-    /// Checks that a box follows for every place in the mesh.
+    /// Checks that every coordinate of the mesh holds exactly one box.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason if it does not.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.mesh.len() != self.placements.len() {
             let (dims, placements) = (self.mesh.len(), self.placements.len());
@@ -66,7 +67,8 @@ impl Distribution {
         Ok(())
     }
 
-    /// A strided shard is one box only if the pieces that it cuts are those of the plain shards behind it.
+    /// Checks that a strided shard is one box, which it is only if the pieces it cuts are those of the plain shards to
+    /// its right.
     fn check_strided(&self, mesh_dim: usize, dim: usize, split_factor: u64) -> Result<(), String> {
         let plain =
             self.placements.iter().zip(&self.mesh).enumerate().filter_map(|(at, (placement, ranks))| {
@@ -85,10 +87,10 @@ impl Distribution {
         Ok(())
     }
 
-    /// The box at a place in the mesh, as one range per dimension.
+    /// The box at a coordinate of the mesh, as one range per dimension.
     ///
     /// # Panics
-    /// When [`Distribution::check`] fails or the coordinate is outside of the mesh.
+    /// If [`Distribution::check`] fails or the coordinate is outside of the mesh.
     pub(crate) fn local_box(&self, coordinate: &[u64]) -> Vec<Range<u64>> {
         assert_eq!(coordinate.len(), self.mesh.len(), "a coordinate has a number per dimension of the mesh");
         let mut bounds: Vec<Range<u64>> = self.shape.iter().map(|size| 0..*size).collect();
@@ -108,14 +110,14 @@ impl Distribution {
         bounds
     }
 
-    /// Whether the rank at this place is the first of those that hold the same.
+    /// Whether the rank at this coordinate is the first of the ranks that hold the same box.
     pub(crate) fn is_first_replica(&self, coordinate: &[u64]) -> bool {
         let mut dims = self.placements.iter().zip(coordinate);
         dims.all(|(placement, at)| *placement != Placement::Replicate || *at == 0)
     }
 }
 
-/// The piece with this index of a range that is cut as `torch.chunk` does.
+/// The piece of this index when a range is cut as `torch.chunk` cuts it.
 fn piece(range: Range<u64>, pieces: u64, index: u64) -> Range<u64> {
     let len = range.end - range.start;
     let each = len.div_ceil(pieces);
@@ -136,7 +138,7 @@ mod tests {
         })
     }
 
-    /// Boxes by cutting lists of indices, one placement after another.
+    /// Computes boxes by cutting lists of indices, one placement after another.
     fn slow_box(d: &Distribution, coordinate: &[u64]) -> Vec<Vec<u64>> {
         let mut indices: Vec<Vec<u64>> = d.shape.iter().map(|size| (0..*size).collect()).collect();
         for (mesh_dim, placement) in d.placements.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Native checkpoints as a source: everything that the manifest says, in the neutral view.
+//! Reads native checkpoints: the full contents of the manifest as a format-independent [`Checkpoint`].
 //!
-//! The state of the run appears twice: as facts for people, and as the value `run_state`, which other formats
-//! carry along and which [`targets::native`](crate::targets::native) recognizes again.
+//! The run state appears twice: as facts to display, and as the value `run_state`, which other formats carry along and
+//! [`targets::native`](crate::targets::native) recognizes again.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::{
     native::{MANIFEST_FILE, ManifestFile, NativeReader, RUN_STATE, RunDir, run_state_to_value, step_of},
 };
 
-/// The groups of the optimizer's parameters in the state of a run.
+/// The key of the optimizer's parameter groups in the run state.
 const PARAM_GROUPS: &str = "param_groups";
 
-/// Opens the directory of a native checkpoint. Lengths and headers of its files are checked.
+/// Opens a native checkpoint directory. Checks the lengths and headers of its files.
 ///
 /// # Errors
 /// Those of [`NativeReader::open`].
@@ -67,7 +67,7 @@ fn checkpoint(reader: &NativeReader) -> Checkpoint {
     checkpoint
 }
 
-/// Adds the groups of the optimizer's parameters as the values that PyTorch keeps of them.
+/// Adds the optimizer's parameter groups as values, named as PyTorch names them.
 fn add_groups(checkpoint: &mut Checkpoint, groups: &serde_json::Value) {
     let groups = groups.as_array().into_iter().flatten().filter_map(serde_json::Value::as_object);
     for (index, group) in groups.enumerate() {
@@ -81,7 +81,7 @@ fn add_groups(checkpoint: &mut Checkpoint, groups: &serde_json::Value) {
     }
 }
 
-/// Adds what a file holds, and what vouches for it.
+/// Adds the chunks of a file and the checksums that protect them.
 fn add_file(checkpoint: &mut Checkpoint, reader: &NativeReader, index: usize, file: &ManifestFile) {
     let source = checkpoint.sources.len();
     checkpoint.sources.push(Source::File { path: reader.dir().join(&file.name), len: file.len });
@@ -109,7 +109,7 @@ fn add_file(checkpoint: &mut Checkpoint, reader: &NativeReader, index: usize, fi
     }
 }
 
-/// What to say of a directory that has the name of another step than the one that was saved.
+/// A note for a directory that is named after another step than the one it was saved at.
 fn other_name(reader: &NativeReader) -> Option<String> {
     let name = reader.dir().file_name()?.to_str()?;
     let saved = reader.manifest().run_state.get("step")?.as_u64()?;

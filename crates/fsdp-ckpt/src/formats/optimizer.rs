@@ -1,4 +1,4 @@
-//! States of optimizers that ranks keep by number, under the names that they get: `optim.state.<parameter>.<state>` and
+//! Names the optimizer states that ranks keep by number: `optim.state.<parameter>.<state>` and
 //! `optim.param_groups.<group>.<setting>`.
 
 use super::{
@@ -12,7 +12,7 @@ use crate::{
     torch::Item,
 };
 
-/// A part of the state of a parameter, or of a flat group of them.
+/// One state of a parameter or of a flat group of parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum StateItem {
     Tensor(LocalTensor),
@@ -20,7 +20,7 @@ pub(crate) enum StateItem {
 }
 
 impl StateItem {
-    /// What an item of the file that is this source holds.
+    /// Converts an item of the file with index `source`.
     pub(crate) fn of(item: &Item, source: usize) -> StateItem {
         match item {
             Item::Tensor(stored) => StateItem::Tensor(LocalTensor::of(stored, source)),
@@ -29,10 +29,10 @@ impl StateItem {
     }
 }
 
-/// The settings of a group of parameters, by name.
+/// The settings of a parameter group, with their names.
 pub(crate) type Settings = Vec<(String, Value)>;
 
-/// The settings of each group in a list of dicts by name.
+/// The settings of each group in a list of dicts with text keys; `None` for any other value.
 pub(crate) fn groups(list: &Value) -> Option<Vec<Settings>> {
     let owned = |group: &Value| {
         let pairs = entries(group)?.into_iter();
@@ -41,12 +41,12 @@ pub(crate) fn groups(list: &Value) -> Option<Vec<Settings>> {
     items(list)?.iter().map(owned).collect()
 }
 
-/// The path of a state of a parameter.
+/// The path of a parameter's state.
 pub(crate) fn state_path(parameter: &str, state: &str) -> Vec<Key> {
     ["optim", "state", parameter, state].map(|step| Key::Name(step.to_owned())).to_vec()
 }
 
-/// Adds a tensor, of which there must be none of its name.
+/// Adds a tensor; fails if its name is taken.
 pub(crate) fn put_tensor(into: &mut Checkpoint, tensor: Tensor) -> Result<(), Fault> {
     let name = join(&tensor.path);
     match into.tensors.insert(name.clone(), tensor) {
@@ -60,7 +60,7 @@ pub(crate) fn put_value(into: &mut Checkpoint, path: Vec<Key>, value: Value) {
     into.values.insert(join(&path), Object { path, role: Role::Optimizer, value });
 }
 
-/// Adds the settings of all groups. The numbers of a group's parameters become what `names` gives for them.
+/// Adds the settings of all groups. `names` maps the parameter numbers of a group (its `params`) to names.
 pub(crate) fn put_groups(
     into: &mut Checkpoint,
     groups: &[Settings],

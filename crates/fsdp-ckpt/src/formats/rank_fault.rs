@@ -1,15 +1,15 @@
-//! How files of ranks fail to make up one checkpoint, in the words that all formats of such files share.
+//! Error messages shared by all formats with one file per rank: why files do not make up one checkpoint.
 
 use std::{fmt::Display, path::Path};
 
 use crate::{error::Fault, safetensors::TensorType};
 
-/// No file name says a rank; `example` is one that does.
+/// No file name contains a rank; `example` is a name that does.
 pub(crate) fn no_rank_files(example: &str) -> Fault {
     Fault::new(format!("no file is named after a rank in a way that is known (such as {example})"))
 }
 
-/// Files of more than one checkpoint lie together; the sets are patterns of file names.
+/// The directory holds files of several checkpoints; `sets` are patterns of file names.
 pub(crate) fn several_sets(sets: &[String]) -> Fault {
     let sets = sets.join(", ");
     Fault::new(format!(
@@ -17,7 +17,7 @@ pub(crate) fn several_sets(sets: &[String]) -> Fault {
     ))
 }
 
-/// Files that go with those of a model are there, and the model's are not; both are patterns of file names.
+/// Companion files are present but the model files are missing. Both arguments are patterns of file names.
 pub(crate) fn no_main_files(main: &str, found: &str) -> Fault {
     Fault::new(format!(
         "the files of the model ({main}) are missing beside {found}; fetch them, or name one of the files that are there to \
@@ -25,22 +25,22 @@ pub(crate) fn no_main_files(main: &str, found: &str) -> Fault {
     ))
 }
 
-/// Two files are of the same rank.
+/// Two files belong to the same rank.
 pub(crate) fn same_rank(rank: usize, first: &Path, second: &Path) -> Fault {
     let (first, second) = (first.display(), second.display());
     let way_out = "remove the one that is not of this checkpoint";
     Fault::new(format!("{first} and {second} are both of rank {rank}; {way_out}"))
 }
 
-/// What a file says of its rank or world is not what its name or the other files say. `because` begins with a space or
-/// a comma.
+/// The rank, world size or another number in a file contradicts its name or the other files. `because` begins with a
+/// space, a comma or a semicolon.
 pub(crate) fn disagrees(what: &str, expected: impl Display, got: impl Display, because: &str) -> Fault {
     Fault::new(format!(
         "its {what} is {got}, where {expected} was expected{because}; it is of another checkpoint"
     ))
 }
 
-/// A tensor of one rank's file is not in another one's.
+/// A tensor is missing in one rank's file and present in another's.
 pub(crate) fn not_in_rank(tensor: &str, other: &Path) -> Fault {
     let other = other.display();
     Fault::new(format!(
@@ -48,7 +48,7 @@ pub(crate) fn not_in_rank(tensor: &str, other: &Path) -> Fault {
     ))
 }
 
-/// A tensor differs in shape between ranks, or from what `other` says of it.
+/// A tensor's shape differs between ranks, or from the shape that follows from `other`.
 pub(crate) fn other_shape(tensor: &str, expected: &[u64], got: &[u64], other: &Path) -> Fault {
     let other = other.display();
     Fault::new(format!(
@@ -56,12 +56,12 @@ pub(crate) fn other_shape(tensor: &str, expected: &[u64], got: &[u64], other: &P
     ))
 }
 
-/// A tensor differs in type between ranks.
+/// A tensor's dtype differs between ranks.
 pub(crate) fn other_type(tensor: &str, expected: TensorType, got: TensorType, other: &Path) -> Fault {
     Fault::new(format!("tensor `{tensor}` is {got} in it and {expected} in {}", other.display()))
 }
 
-/// All shards of a parameter together have too few elements.
+/// The shards of a parameter have too few elements in total.
 pub(crate) fn too_short(tensor: &str, expected: u64, got: u64) -> Fault {
     Fault::new(format!(
         "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
@@ -69,23 +69,23 @@ pub(crate) fn too_short(tensor: &str, expected: u64, got: u64) -> Fault {
     ))
 }
 
-/// A shard is not stored as one run of elements.
+/// A shard is not stored as one contiguous run of elements.
 pub(crate) fn strided(tensor: &str) -> Fault {
     let supported = "shards that lie in one run are supported";
     Fault::unsupported(format!("its shard of `{tensor}` is a strided view; {supported}"))
 }
 
-/// A tensor is distributed in a way that cannot be put together.
+/// A tensor is distributed in a way that cannot be merged.
 pub(crate) fn placement(tensor: &str, why: impl Display) -> Fault {
     Fault::new(format!("tensor `{tensor}` cannot be put together: {why}"))
 }
 
-/// Two parameters have the same name once wrappers are removed from names.
+/// Two parameters have the same name once the names of wrapping modules are removed.
 pub(crate) fn same_name(tensor: &str) -> Fault {
     Fault::new(format!("two tensors have the name `{tensor}` when names of wrappers are removed from it"))
 }
 
-/// A file has the name of another rank than it was saved under.
+/// A file is named after another rank than the one it was saved as.
 pub(crate) fn other_name(saved_as: &str, saved: usize, named: usize) -> Fault {
     Fault::new(format!(
         "it was saved as {saved_as}, the file of rank {saved}, and has the name of rank {named}: files of ranks were swapped, \
@@ -93,7 +93,7 @@ pub(crate) fn other_name(saved_as: &str, saved: usize, named: usize) -> Fault {
     ))
 }
 
-/// Two files of ranks hold the same bytes.
+/// Two rank files hold the same bytes.
 pub(crate) fn same_bytes(first: &Path) -> Fault {
     Fault::new(format!(
         "it holds the same bytes as {}, which no two ranks do: one was copied over the other; fetch them again",

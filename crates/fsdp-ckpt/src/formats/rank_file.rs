@@ -1,4 +1,4 @@
-//! Files of `torch.save`, one per rank, opened together as the sources of one checkpoint.
+//! The `torch.save` files of all ranks, opened together as the sources of one checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -15,21 +15,21 @@ use crate::{
     torch::{self, Item, add_opaque},
 };
 
-/// What the file of a rank holds.
+/// An open rank file.
 #[derive(Debug)]
 pub(crate) struct RankFile {
-    /// The file.
+    /// Its path.
     pub(crate) path: PathBuf,
-    /// Its index among the sources of the checkpoint.
+    /// Its index in the checkpoint's sources.
     pub(crate) source: usize,
-    /// Its tree.
+    /// The root of its tree.
     pub(crate) root: Item,
-    /// Whether it says of itself of which rank it is, and its name says the same.
+    /// Whether the archive records the file's rank, and its name agrees.
     pub(crate) tells_rank: bool,
 }
 
 impl RankFile {
-    /// Opens a file and adds it to the sources, with the checksums in it.
+    /// Opens a file and adds it, with its checksums, to the sources of a checkpoint.
     pub(crate) fn open(path: &Path, into: &mut Checkpoint) -> Result<RankFile, Error> {
         let (file, len) = PathFile::open(path)?;
         let torch_file = torch::open(Section::new(&file, 0..len, path, ""))?;
@@ -42,17 +42,17 @@ impl RankFile {
         Ok(RankFile { path: path.to_owned(), source, root: torch_file.root, tells_rank })
     }
 
-    /// Opens all files of a set, in the order of ranks.
+    /// Opens all files of a set, in rank order.
     pub(crate) fn open_all(set: &RankSet, into: &mut Checkpoint) -> Result<Vec<RankFile>, Error> {
         set.iter().map(|path| RankFile::open(path, into)).collect()
     }
 
-    /// The error that says that something in this file is not what it should be.
+    /// The error for a part of this file that is not as expected.
     pub(crate) fn unexpected(&self, place: impl AsRef<str>, expected: &str) -> Error {
         Fault::unexpected(place, expected).in_file(&self.path)
     }
 
-    /// Adds what is under other keys than these.
+    /// Adds the entries of the root whose keys are not in `known`.
     pub(crate) fn add_unknown(&self, known: &[&str], into: &mut Checkpoint) -> Result<(), Error> {
         let Item::Dict(items) = &self.root else { return Ok(()) };
         let is_known = |key: &Value| text(key).is_some_and(|key| known.contains(&key));
@@ -60,7 +60,7 @@ impl RankFile {
         self.add_others(others, Role::Other, into)
     }
 
-    /// Flattens `items`, which are a part of the file, and adds what is in them.
+    /// Flattens `items`, which are part of this file, and adds the tensors and values in them.
     pub(crate) fn add_others(
         &self,
         items: Vec<(Value, Item)>,
@@ -95,8 +95,8 @@ impl RankFile {
     }
 }
 
-/// Compares the name of a file with the one that it was saved under, which is the folder in its archive; whether that says a
-/// rank. Files that were renamed on purpose have other names around the rank.
+/// Compares the rank in a file's name with the rank in the name it was saved under, which is the folder in its archive.
+/// Returns whether the latter records a rank; a file that was renamed on purpose has other text around the rank.
 fn check_saved_name(path: &Path, folder: &str) -> Result<bool, Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let extension = name.rfind('.').map_or("", |at| &name[at..]);

@@ -1,11 +1,11 @@
-//! One file of `torch.save` per rank, with distributed tensors (DTensor) or FSDP1's sharded tensors in it.
+//! One `torch.save` file per rank, with distributed tensors (DTensor) or FSDP1's sharded tensors in it.
 //!
-//! VeRL (`model_world_size_4_rank_0.pt`) and Accelerate (`pytorch_model_fsdp_rank0.bin`) leave these. Every
-//! distributed tensor says its shape, the mesh and how the mesh distributes it, so a rank's part has its place from
-//! its own file alone, and every place in the mesh must be there. Of replicas, the first one is read. Plain tensors
-//! and values are the first rank's; the plain tensors of all ranks must agree in shape and type.
+//! VeRL (`model_world_size_4_rank_0.pt`) and Accelerate (`pytorch_model_fsdp_rank0.bin`) save these files. Every
+//! DTensor records its global shape, its mesh and its placements, so a rank's own file is enough to locate its part.
+//! Every coordinate of the mesh must be present. Of replicas, the first one is read. Plain tensors and values come from
+//! rank 0; the plain tensors of all ranks must agree in shape and dtype.
 //!
-//! Not read: FSDP1's flat parameters (its local state), and tensors that are partial sums.
+//! FSDP1's flat parameters (its local state dict) and partial sums are not read.
 
 mod merge;
 mod sharded;
@@ -33,7 +33,7 @@ use crate::{
 use merge::{RankTensor, RankTensors};
 use sharded::ShardedTensor;
 
-/// VeRL keeps the optimizer, and what else a rank has, in files of their own.
+/// VeRL keeps the optimizer and the extra state of each rank in separate files.
 const COMPANIONS: [Companion; 2] = [
     Companion { main: "model_world_size_", other: OPTIMIZER },
     Companion { main: "model_world_size_", other: "extra_state_world_size_" },
@@ -41,7 +41,7 @@ const COMPANIONS: [Companion; 2] = [
 
 const OPTIMIZER: &str = "optim_world_size_";
 
-/// Whether a file of `torch.save` holds distributed or sharded tensors.
+/// Whether a `torch.save` file holds distributed or sharded tensors.
 pub(crate) fn is_rank_file(root: &Item) -> bool {
     match root {
         Item::Wrapped { class, .. } => is_dtensor(class) || is_sharded(class),
@@ -60,11 +60,11 @@ fn is_sharded(class: &Global) -> bool {
     class.name == "ShardedTensor"
 }
 
-/// Reads the checkpoint that a directory holds, or that one of its files belongs to.
+/// Reads the checkpoint in a directory, or the one that a file belongs to.
 ///
 /// # Errors
-/// [`Error::Malformed`] when files of ranks are missing or do not belong together, or a tensor is distributed in a way
-/// that is not known; other errors when a file cannot be read.
+/// [`Error::Malformed`] if rank files are missing or do not belong together, or a tensor is distributed in an unknown
+/// way; other errors if a file cannot be read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let found = match whole_files(path)?.as_slice() {
@@ -82,7 +82,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     checkpoint.assign_roles();
     for (companion, set) in &found.companions {
         let is_optimizer = companion.other == OPTIMIZER;
-        // What else ranks have, such as random states, is not put together: the first one's is read.
+        // Extra state, such as RNG state, cannot be merged; rank 0's is read.
         let (prefix, role, ranks) = match is_optimizer {
             true => ("optim", Role::Optimizer, usize::MAX),
             false => ("extra_state", Role::Other, 1),
@@ -98,8 +98,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
-/// Of files that have a number in their names which may be something else than a rank (`step_100.pt`), those whose tensors
-/// are distributed over one rank: each of them is whole. None where the path is another file.
+/// Finds files that are whole although their names contain a number: it may not be a rank (`step_100.pt`), and all
+/// their tensors are distributed over one rank. Empty if the path is another file.
 fn whole_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let files = Files::anywhere();
     let is_directory = files.is_directory(path);
@@ -108,7 +108,7 @@ fn whole_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let named = doubtful.flat_map(|(_, set)| set).map(|(_, name)| dir.join(name));
     let mut whole = Vec::new();
     for file in named.filter(|file| is_directory || file == path) {
-        // What can not be read is named when it is opened for good.
+        // A file that cannot be read is reported when the checkpoint is opened.
         if is_of_one_rank(&file).unwrap_or(false) {
             whole.push(file);
         }
@@ -116,7 +116,7 @@ fn whole_files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(whole)
 }
 
-/// Whether the distributed tensors of a file have one rank, and there are such.
+/// Whether a file has distributed tensors and all of their meshes have one rank.
 fn is_of_one_rank(path: &Path) -> Result<bool, Error> {
     let file = RankFile::open(path, &mut Checkpoint::default())?;
     let mut meshes = Vec::new();
@@ -130,12 +130,13 @@ fn is_of_one_rank(path: &Path) -> Result<bool, Error> {
     Ok(!meshes.is_empty() && meshes.iter().flatten().all(|&ranks| ranks == 1))
 }
 
-/// Names of files, for messages.
+/// File names, for messages.
 fn file_names(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect()
 }
 
-/// Adds what the files of a set hold, of at most so many ranks, with names below `prefix`; returns what they are.
+/// Adds the contents of at most `ranks_max` files of a set, with names below `prefix`. Returns a description of the
+/// format.
 fn add_set(set: &RankSet, prefix: &[Key], ranks_max: usize, into: &mut Checkpoint) -> Result<String, Error> {
     let files = RankFile::open_all(set, into)?;
     let (mut ranks, mut sharded) = (Vec::new(), Vec::new());
@@ -153,7 +154,7 @@ fn add_set(set: &RankSet, prefix: &[Key], ranks_max: usize, into: &mut Checkpoin
     Ok(format!("PyTorch {kind}, one file per rank"))
 }
 
-/// The tensors of a file; the first rank's values go into the checkpoint.
+/// Reads the tensors of a file. The values of rank 0 are added to the checkpoint.
 fn rank_tensors(
     file: &RankFile,
     rank: usize,

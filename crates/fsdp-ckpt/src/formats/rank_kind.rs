@@ -1,4 +1,4 @@
-//! Which format files per rank are of, by what is in one of them.
+//! Detects the format of a set of rank files from the contents of one of them.
 
 use std::path::{Path, PathBuf};
 
@@ -11,23 +11,23 @@ use super::{
 };
 use crate::{checkpoint::Checkpoint, error::Error, file_io::Files, torch::Item};
 
-/// A format of files per rank.
+/// A format with one file per rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankKind {
     /// PyTorch/XLA FSDP: [`xla::open`].
     Xla,
-    /// Distributed or sharded tensors of PyTorch: [`rank_files::open`].
+    /// PyTorch's distributed or sharded tensors: [`rank_files::open`].
     DTensors,
     /// DeepSpeed ZeRO: [`deepspeed::open`].
     DeepSpeed,
 }
 
 impl RankKind {
-    /// The format of a file, or of the files in a directory whose names say a rank; `None` where it is none of
+    /// Detects the format of a file, or of the files in a directory whose names contain a rank; `None` if it is none of
     /// these formats.
     ///
     /// # Errors
-    /// When a directory cannot be listed, or the file is none of `torch.save`.
+    /// If a directory cannot be listed, or the file was not written by `torch.save`.
     pub fn of(path: impl AsRef<Path>) -> Result<Option<RankKind>, Error> {
         let mut first_error = None;
         for set in sets_at(path.as_ref())? {
@@ -40,7 +40,7 @@ impl RankKind {
         first_error.map_or(Ok(None), Err)
     }
 
-    /// The format of the first file of a set that can be opened: one that is damaged must not hide it.
+    /// The format of the first file of a set that can be opened, so that a damaged file does not hide it.
     fn of_set(set: &[PathBuf]) -> Result<Option<RankKind>, Error> {
         let mut first_error = None;
         for file in set {
@@ -63,13 +63,14 @@ impl RankKind {
     }
 }
 
-/// The file itself, or each set in a directory whose names say a rank, the surest first.
+/// The file itself, or the sets of rank files in a directory, those whose names are most certain to contain a rank
+/// first.
 fn sets_at(path: &Path) -> Result<Vec<Vec<PathBuf>>, Error> {
     let files = Files::anywhere();
     if !files.is_directory(path) {
         return Ok(vec![vec![path.to_owned()]]);
     }
-    // DeepSpeed names the directory of the newest checkpoint in a file.
+    // DeepSpeed's `latest` file names the directory of the newest checkpoint.
     let dir = deepspeed::directory_of(&files, path)?;
     let sets = if files.is_directory(&dir) { sets_of(&files.list(&dir)?) } else { return Ok(Vec::new()) };
     let mut sets: Vec<_> = sets.iter().collect();

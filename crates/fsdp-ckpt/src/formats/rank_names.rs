@@ -1,8 +1,8 @@
-//! File names that say a rank, and the sets of files that belong together by their names.
+//! File names that contain a rank, and the sets of files that belong together by their names.
 //!
-//! The conventions in use differ only in the words around the numbers, so that is what is looked for: a rank, and
-//! maybe a number of ranks, behind one of these words. What a file really is, its content says; names only say
-//! which files to open together.
+//! The conventions in use differ only in the words around the numbers. So the parser looks for one of these words,
+//! followed by a rank and perhaps a number of ranks. Names only tell which files to open together; the contents of a
+//! file tell its format.
 
 use std::{
     collections::BTreeMap,
@@ -15,13 +15,13 @@ use crate::{
     file_io::{Files, directory_of},
 };
 
-/// How files of `torch.save` are named.
+/// Endings of `torch.save` files.
 const EXTENSIONS: [&str; 4] = [".pt", ".pth", ".bin", ".ckpt"];
 
-/// Ranks that a message lists.
+/// Maximum number of ranks that a message lists.
 const LISTED_MAX: usize = 12;
 
-/// A name of a rank's file, for messages.
+/// An example of a rank file's name, for messages.
 const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
 
 /// A file name with a rank in it.
@@ -29,16 +29,16 @@ const EXAMPLE: &str = "model_world_size_4_rank_0.pt";
 pub(crate) struct RankName {
     /// The name with `*` in place of the rank.
     pub(crate) pattern: String,
-    /// The rank.
+    /// The rank, counted as in the name.
     pub(crate) rank: usize,
-    /// Number of ranks, where the name says it.
+    /// Number of ranks; `None` if the name does not contain it.
     pub(crate) world_size: Option<usize>,
 }
 
 impl RankName {
     /// Finds the rank in a name: `*_rank-00000001-of-00000004.pth` and `rank1-of-4-*` of PyTorch/XLA,
-    /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of
-    /// DeepSpeed, `shard_00001-of-00004.pt`; in names without any of these words, the last number.
+    /// `*_world_size_4_rank_1.pt` of VeRL, `*_rank1.bin` of Accelerate, `*zero_pp_rank_1_mp_rank_00_*.pt` of DeepSpeed,
+    /// `shard_00001-of-00004.pt`. In a name without any of these words, the rank is the last number.
     pub(crate) fn parse(name: &str) -> Option<RankName> {
         if !EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
             return None;
@@ -57,7 +57,7 @@ impl RankName {
     }
 }
 
-/// Where the digits of the rank begin.
+/// Position of the first digit of the rank.
 fn start_of_rank(name: &str) -> Option<usize> {
     let after_word = name.find("rank").map(|at| at + "rank".len());
     let after_word = after_word.map(|at| at + usize::from(name[at..].starts_with(['-', '_'])));
@@ -71,10 +71,10 @@ fn start_of_rank(name: &str) -> Option<usize> {
     (start < end).then_some(start)
 }
 
-/// The doubt of a number that nothing says to be a rank.
+/// The [`doubt`] in a number that nothing marks as a rank.
 pub(crate) const DOUBTFUL: u8 = 2;
 
-/// How doubtful it is that the number in names of this pattern is a rank: 0 where the name says so.
+/// How doubtful it is that the number in names of this pattern is a rank: 0 if the pattern contains `rank`.
 pub(crate) fn doubt(pattern: &str) -> u8 {
     match pattern {
         pattern if pattern.contains("rank") => 0,
@@ -88,10 +88,10 @@ fn leading_digits(text: &str) -> &str {
     &text[..end]
 }
 
-/// The files of one set, by rank from 0 without a gap.
+/// The files of a set in rank order, without a gap.
 pub(crate) type RankSet = Vec<PathBuf>;
 
-/// All sets among the names in a directory, by pattern.
+/// Groups the names in a directory into sets, by pattern.
 pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, String)>> {
     let mut sets: BTreeMap<String, Vec<(RankName, String)>> = BTreeMap::new();
     for name in names {
@@ -102,10 +102,10 @@ pub(crate) fn sets_of(names: &[String]) -> BTreeMap<String, Vec<(RankName, Strin
     sets
 }
 
-/// The files of a set, if each rank is there once.
+/// The files of a set, if every rank is present exactly once.
 ///
 /// # Errors
-/// [`Error::Malformed`] names ranks that are missing or there twice.
+/// [`Error::Malformed`] names the ranks that are missing or present twice.
 pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<RankSet, Error> {
     let mut files: BTreeMap<usize, PathBuf> = BTreeMap::new();
     let mut world_size = 0;
@@ -115,7 +115,7 @@ pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<Ran
     {
         return Ok(vec![dir.join(only)]);
     }
-    // Without the word, some count from 1.
+    // Some names without `rank` count from 1.
     let first =
         if doubt > 0 { names.iter().map(|(found, _)| found.rank).min().unwrap_or(0).min(1) } else { 0 };
     for (mut found, name) in names {
@@ -135,26 +135,26 @@ pub(crate) fn complete(dir: &Path, names: Vec<(RankName, String)>) -> Result<Ran
     Ok(files.into_values().collect())
 }
 
-/// Files that belong to other files: where a set has `main` in its names, one with `other` there goes with it.
+/// A naming rule for companion files: a set with `main` in its pattern goes with the set that has `other` in its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Companion {
     pub(crate) main: &'static str,
     pub(crate) other: &'static str,
 }
 
-/// Sets of files that belong together.
+/// A set of model files and its companions.
 #[derive(Clone, Debug)]
 pub(crate) struct FoundSets {
-    /// The set with the model.
+    /// The model files.
     pub(crate) main: RankSet,
-    /// Those that go with it, in the order of the companions that were asked for.
+    /// The companion sets, in the order of the requested companions.
     pub(crate) companions: Vec<(Companion, RankSet)>,
 }
 
-/// Finds the only set in a directory, or the set of one of its files, with its companions.
+/// Finds the only set in a directory, or the set that a file belongs to, and its companion sets.
 ///
 /// # Errors
-/// [`Error::Malformed`] when there is no set or more than one, and when ranks are missing.
+/// [`Error::Malformed`] if there is no set or more than one, or if ranks are missing.
 pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, Error> {
     let files = Files::anywhere();
     let (dir, name) = match path.file_name() {
@@ -178,7 +178,7 @@ pub(crate) fn find(path: &Path, companions: &[Companion]) -> Result<FoundSets, E
     Ok(FoundSets { main, companions: found })
 }
 
-/// The pattern of the set to open.
+/// Chooses the pattern of the set to open.
 fn choose(
     sets: &BTreeMap<String, Vec<(RankName, String)>>,
     name: Option<&str>,
@@ -195,7 +195,7 @@ fn choose(
     let least = sets.keys().map(|pattern| doubt(pattern)).min();
     let mains = sets.keys().filter(|pattern| main_of(pattern).is_none() && Some(doubt(pattern)) == least);
     let mains: Vec<&String> = mains.collect();
-    // The name that the main files would have, of a pattern that goes with some.
+    // The pattern that the main files of a companion's pattern would have.
     let lost_main = |pattern: &String| {
         let companion = companions.iter().find(|companion| pattern.contains(companion.other))?;
         Some(pattern.replace(companion.other, companion.main))
@@ -210,9 +210,9 @@ fn choose(
     }
 }
 
-/// Checks that the ranks are all of 0 to `world_size`.
+/// Checks that the ranks from 0 up to `world_size` are all present.
 pub(crate) fn check_ranks(present: impl Iterator<Item = usize>, world_size: usize) -> Result<(), Fault> {
-    // Only as many gaps are listed as messages show; a name may claim any number of ranks.
+    // A name may claim any number of ranks, so no more gaps are collected than a message needs.
     let mut ranks = Vec::new();
     let mut next = 0;
     for rank in present.chain([world_size]) {

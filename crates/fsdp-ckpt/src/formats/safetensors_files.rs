@@ -1,10 +1,10 @@
 //! safetensors: one file, the files of a Hugging Face model, or the shards that ranks saved.
 //!
-//! `HuggingFaceStorageWriter` of PyTorch (2.8 and later) makes shards: one file per rank, whose metadata says at
-//! which index of the whole tensor each of its tensors begins (`DCP_SHARDING_INFO`). Whole shapes are not stored:
-//! they are what the shards reach to, so the files of the *last* ranks can be missing without a trace. Everything else that is
-//! missing shows: PyTorch gives each piece to one rank, and a file to each rank that has one, so a piece in two files is a
-//! copy in the place of another file, and ranks in between without a file are files that were lost.
+//! PyTorch's `HuggingFaceStorageWriter` (2.8 and later) writes shards: one file per rank, whose metadata gives the
+//! index in the whole tensor at which each of its tensors begins (`DCP_SHARDING_INFO`). Whole shapes are not stored;
+//! they are inferred from the ends of the shards, so missing files of the *last* ranks go unnoticed. All other losses
+//! are found: PyTorch saves each piece once and writes a file for each rank that has a piece, so a piece in two files
+//! means that one file is a copy in the place of another, and a gap in the ranks means that files were lost.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -20,10 +20,10 @@ use crate::{
     safetensors::{SafetensorsReader, TensorEntry},
 };
 
-/// The key of a file's metadata that says where its tensors begin.
+/// The metadata key under which a file records where its tensors begin.
 const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 
-/// Reads one file, as a whole model or as the only shard of one.
+/// Reads one file, as a whole model or as the only shard of a model.
 ///
 /// # Errors
 /// [`Error::Malformed`], [`Error::WrongPath`] for a part of a native checkpoint, [`Error::Io`].
@@ -37,7 +37,7 @@ pub fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     }
 }
 
-/// Reads a model by its index.
+/// Reads a model through its index.
 ///
 /// # Errors
 /// Those of [`ModelReader::open`].
@@ -46,7 +46,7 @@ pub fn open_index(path: &Path) -> Result<Checkpoint, Error> {
     from_files(path, "safetensors with an index", model.files())
 }
 
-/// Reads files of one directory that belong together: shards of ranks, or a model whose index is missing.
+/// Reads the files of a directory that belong together: shards of ranks, or a model whose index is missing.
 ///
 /// # Errors
 /// [`Error::Malformed`], [`Error::WrongPath`] for files that do not belong together, [`Error::Io`].
@@ -74,7 +74,7 @@ pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
-/// The count of files that all of these names give (`model-00001-of-00003.safetensors`).
+/// The file count that all of these names contain (`model-00001-of-00003.safetensors`); `None` if they do not agree.
 fn common_count(names: &[String]) -> Option<usize> {
     let count = |name: &String| {
         let (stem, rest) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
@@ -88,7 +88,7 @@ fn is_shard(reader: &SafetensorsReader) -> bool {
     reader.header().metadata().is_some_and(|metadata| metadata.contains_key(SHARDING_INFO))
 }
 
-/// Shards of a native checkpoint are read by its manifest or not at all.
+/// Refuses shards of a native checkpoint, which must be read through its manifest.
 fn refuse_native(reader: &SafetensorsReader) -> Result<(), Error> {
     if !reader.header().metadata().is_some_and(|metadata| metadata.contains_key(SHARD_MARK)) {
         return Ok(());
@@ -116,7 +116,7 @@ fn source_of(reader: &SafetensorsReader) -> Source {
     Source::File { path: reader.path().to_owned(), len: reader.header().file_len() }
 }
 
-/// Files that hold whole tensors.
+/// Makes a checkpoint of files that hold whole tensors.
 fn from_files(path: &Path, format: &str, readers: &[SafetensorsReader]) -> Result<Checkpoint, Error> {
     let mut checkpoint = empty(path, format);
     for (source, reader) in readers.iter().enumerate() {
@@ -137,13 +137,13 @@ fn from_files(path: &Path, format: &str, readers: &[SafetensorsReader]) -> Resul
     Ok(checkpoint)
 }
 
-/// Where a file's tensors begin in the whole ones.
+/// Where a tensor of a file begins in the whole tensor.
 #[derive(Deserialize)]
 struct ShardInfo {
     saved_offsets: Vec<u64>,
 }
 
-/// Files of ranks.
+/// Makes a checkpoint of the shards that ranks saved.
 fn from_shards(path: &Path, readers: Vec<SafetensorsReader>) -> Result<Checkpoint, Error> {
     let mut checkpoint = empty(path, "safetensors shards (PyTorch DCP, HuggingFaceStorageWriter)");
     for (source, reader) in readers.iter().enumerate() {
@@ -198,14 +198,14 @@ fn offsets(reader: &SafetensorsReader) -> Result<BTreeMap<String, ShardInfo>, Er
     })
 }
 
-/// A tensor that the sharding information does not list, or with offsets that do not fit its shape.
+/// The error for a tensor that the sharding information does not list, or lists with offsets that do not fit its shape.
 fn no_offsets(path: &Path, tensor: &str, shape: &[u64]) -> Error {
     let reason =
         format!("its {SHARDING_INFO} gives no offsets that fit tensor `{tensor}` of shape {shape:?}");
     Error::malformed(path, reason)
 }
 
-/// A piece of a tensor that two files hold.
+/// The error for a piece of a tensor that two files hold.
 fn in_two_shards(tensor: &str, first: &Path, second: &Path) -> Error {
     let reason = format!(
         "it holds the same piece of tensor `{tensor}` as {}; every piece is saved once, so one of the files was copied over \
@@ -215,7 +215,7 @@ fn in_two_shards(tensor: &str, first: &Path, second: &Path) -> Error {
     Error::malformed(second, reason)
 }
 
-/// The number of ranks by the names of files, of which each but the last ones must have a file.
+/// Derives the number of ranks from the file names, and checks that no rank before the last one lacks a file.
 fn check_ranks(path: &Path, readers: &[SafetensorsReader]) -> Result<usize, Error> {
     let rank = |reader: &SafetensorsReader| {
         let name = reader.path().file_name()?.to_str()?.strip_prefix("shard-")?;
@@ -239,7 +239,7 @@ fn check_ranks(path: &Path, readers: &[SafetensorsReader]) -> Result<usize, Erro
     Ok(count)
 }
 
-/// Products of whole shapes, which come from offsets, must be countable.
+/// Checks that the byte lengths of whole tensors, whose shapes are inferred from offsets, do not overflow.
 fn check_sizes(checkpoint: &Checkpoint) -> Result<(), Error> {
     for (name, tensor) in &checkpoint.tensors {
         if len_bytes(&tensor.shape, tensor.dtype.size_bytes()).is_none() {

@@ -1,7 +1,7 @@
-//! Shards that follow one another, one per rank: where the elements of a range of their sequence lie.
+//! Consecutive shards, one per rank, and where the elements of a range of their sequence are stored.
 //!
-//! PyTorch/XLA and DeepSpeed cut a flattened parameter (or several in a row) into one run of elements per rank,
-//! padded at the end. Everything about merging these is a question about ranges of that sequence.
+//! PyTorch/XLA and DeepSpeed cut a flattened parameter (or several in a row) into one run of elements per rank, padded
+//! at the end. Merging the ranks reduces to looking up ranges of that sequence.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use crate::checkpoint::{Chunk, Region};
 pub(crate) struct Shard {
     /// Index of its source.
     pub(crate) source: usize,
-    /// First byte in the source.
+    /// Byte offset of the first element in the source.
     pub(crate) offset: u64,
-    /// Elements, with padding.
+    /// Number of elements, including padding.
     pub(crate) len: u64,
 }
 
-/// Chunks of a tensor that is `range` of the sequence of `shards`, in the order of the shards.
+/// The chunks of a tensor that is `range` of the sequence of `shards`, in shard order.
 ///
 /// # Panics
-/// When the shards together are shorter than the range's end.
+/// If the shards end before the range does.
 pub(crate) fn chunks_of(shards: &[Shard], range: Range<u64>, element_bytes: u64) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut start = 0;
@@ -38,7 +38,7 @@ pub(crate) fn chunks_of(shards: &[Shard], range: Range<u64>, element_bytes: u64)
     chunks
 }
 
-/// Elements of all shards together; `None` where the number does not fit 64 bits.
+/// Total number of elements of all shards; `None` if it does not fit 64 bits.
 pub(crate) fn len_of(shards: &[Shard]) -> Option<u64> {
     shards.iter().try_fold(0u64, |len, shard| len.checked_add(shard.len))
 }
@@ -63,7 +63,7 @@ mod tests {
             let len = len_of(&shards).unwrap();
             let (one, two) = (ends.0.index(len as usize + 1) as u64, ends.1.index(len as usize + 1) as u64);
             let range = one.min(two)..one.max(two);
-            // Where each element of the sequence lies, one by one.
+            // The place of each element of the sequence, one by one.
             let places: Vec<(usize, u64)> = shards
                 .iter()
                 .flat_map(|shard| (0..shard.len).map(|i| (shard.source, shard.offset + 4 * i)))

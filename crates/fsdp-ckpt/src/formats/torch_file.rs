@@ -1,8 +1,8 @@
-//! Single files of `torch.save`: `.pth`, `.pt`, `.bin`.
+//! Single `torch.save` files: `.pth`, `.pt`, `.bin`.
 //!
-//! Nested state dicts are flattened as distributed checkpoints do it. Tensors keep their strides and shared
-//! storages: two tensors that are views of the same bytes have equal chunks. What is no dict gets the name of the file. A file that holds one rank's
-//! part of distributed tensors is refused, as the other parts are not in it.
+//! Nested state dicts are flattened as in distributed checkpoints. Tensors keep their strides and shared storages: two
+//! tensors that view the same bytes have equal chunks. A root that is not a dict is named after the file. A file with
+//! one rank's part of a distributed tensor is refused, since the other parts are not in it.
 
 use std::path::Path;
 
@@ -16,10 +16,10 @@ use crate::{
     torch::{self, Item, TorchFile, add_opaque},
 };
 
-/// Reads a file of `torch.save` that holds a dict.
+/// Reads a `torch.save` file.
 ///
 /// # Errors
-/// When the file cannot be read, is damaged, is no such file or holds something that is not supported.
+/// If the file cannot be read, is damaged, was not written by `torch.save`, or holds something unsupported.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let (file, len) = PathFile::open(path)?;
@@ -70,8 +70,8 @@ fn fill(checkpoint: &mut Checkpoint, file: &TorchFile) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The state of a run, as it comes from a native checkpoint. It stays one value, as in other formats: flattened,
-/// it would lose its empty dicts, and would not be known again.
+/// The run state that came from a native checkpoint. It stays one value, as in other formats: flattening it would drop
+/// its empty dicts and make it unrecognizable.
 fn run_state(root: &Item) -> Option<Object> {
     let item = root.get(RUN_STATE).filter(|item| !item.holds_tensor())?;
     let value = item.to_value();
@@ -84,7 +84,7 @@ pub(super) fn is_flat(name: &str) -> bool {
     name.split('.').next_back().is_some_and(|last| last.contains("_flat_param"))
 }
 
-/// Why a distributed tensor cannot be read from one file.
+/// The error for a distributed tensor in a single file.
 pub(super) fn part(name: &str, class: &Global) -> Fault {
     if class.name == "ShardedTensor" && is_flat(name) {
         return Fault::unsupported(format!(

@@ -1,6 +1,6 @@
-//! Older Hugging Face models in several files of `torch.save`, joined by `pytorch_model.bin.index.json`.
+//! Older Hugging Face models in several `torch.save` files, joined by `pytorch_model.bin.index.json`.
 //!
-//! Index and files must name the same tensors, each in one file, as for safetensors.
+//! As for safetensors, the index and the files must name the same tensors, each in one file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use crate::{
     model_files::index::{file_path, not_in_file, not_in_index, read},
 };
 
-/// Reads a model by its index.
+/// Reads a model through its index.
 ///
 /// # Errors
-/// [`Error::Malformed`] for an index that is none or does not fit its files, and those of [`torch_file::open`].
+/// [`Error::Malformed`] if the index is invalid or does not match its files, and the errors of [`torch_file::open`].
 pub fn open(path: &Path) -> Result<Checkpoint, Error> {
     let weight_map = read(path)?;
     let dir = directory_of(path);
@@ -60,7 +60,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
     }
 
-    /// A directory with one file and an index that is made of the names of its tensors.
+    /// A directory with one file and an index made from the names of its tensors.
     fn directory(index: &dyn Fn(&[String]) -> Value) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::copy(fixture("model_only.pth"), dir.path().join("pytorch_model-00001-of-00001.bin")).unwrap();

@@ -1,9 +1,9 @@
-//! What trainers leave beside a model: the optimizer, the scheduler and the random states, each in a file of its own.
+//! The files that trainers save beside a model: the optimizer, the scheduler and the RNG states, each in its own file.
 //!
-//! The Trainer of Hugging Face (`checkpoint-500/`) and `save_state` of Accelerate do so. The model lies in the same folder
-//! or, where FSDP saved it in parts, in one of its own (`pytorch_model_fsdp_0/`, with `optimizer_0/` beside it). What is
-//! beside the model gets the name of its file in front of its names; tensors of the optimizer are numbered, as PyTorch
-//! numbers parameters.
+//! The Trainer of Hugging Face (`checkpoint-500/`) and `save_state` of Accelerate save such folders. The model is in
+//! the same folder or, if FSDP saved it in parts, in a subfolder (`pytorch_model_fsdp_0/`, with `optimizer_0/` beside
+//! it). The contents of a file beside the model get the file name as a prefix; optimizer tensors have numbers, as
+//! PyTorch numbers parameters.
 
 use std::path::{Path, PathBuf};
 
@@ -14,28 +14,28 @@ use crate::{
     file_io::Files,
 };
 
-/// What the Trainer says of its run.
+/// The file in which the Trainer records the state of its run.
 pub(super) const TRAINER_STATE: &str = "trainer_state.json";
 
-/// The longest one that is read: it holds all losses.
+/// Maximum length of [`TRAINER_STATE`] that is read; the file holds all losses.
 const TRAINER_STATE_BYTES_MAX: u64 = 1 << 26;
 
-/// How folders of FSDP's parts of a model begin; its number follows.
+/// Prefix of the folders of models that FSDP saved in parts; a number follows.
 const MODEL_FOLDER: &str = "pytorch_model_fsdp_";
 
-/// The same of optimizers, and how names of files begin of those behind the first.
+/// Prefix of optimizer folders, and of optimizer files after the first; a number follows.
 const OPTIMIZER_FOLDER: &str = "optimizer_";
 
-/// What files of models are named, without endings.
+/// Names of model files, without endings.
 const MODELS: [&str; 2] = ["pytorch_model", "pytorch_model_fsdp"];
 
-/// The same of optimizers.
+/// Name of optimizer files, without endings.
 const OPTIMIZER: &str = "optimizer";
 
-/// Endings of files of optimizers. Of several, all but the first have a number (`optimizer_1.bin`).
+/// Endings of optimizer files. If there are several files, all but the first have a number (`optimizer_1.bin`).
 const OPTIMIZER_ENDINGS: [&str; 2] = [".pt", ".bin"];
 
-/// Beginnings and endings of names of other files.
+/// Prefixes and endings of the names of other files.
 const OTHERS: [(&str, &str); 10] = [
     ("scheduler", ".pt"),
     ("scheduler", ".bin"),
@@ -49,14 +49,14 @@ const OTHERS: [(&str, &str); 10] = [
     ("training_args", ".bin"),
 ];
 
-/// What a folder can not show.
+/// The loss that a folder without a list of its files cannot reveal.
 const UNLISTED: &str =
     "files that are gone from the folder: trainers keep no list of what lies beside a model";
 
-/// Names that the description of a checkpoint lists.
+/// Maximum number of names in the description of a checkpoint.
 const LISTED_MAX: usize = 4;
 
-/// Whether a file of this name goes with a model.
+/// Whether a trainer saves a file of this name beside a model.
 pub(super) fn is_beside_model(name: &str) -> bool {
     role_of(name).is_some()
 }
@@ -71,20 +71,20 @@ fn role_of(name: &str) -> Option<Role> {
     }
 }
 
-/// Whether a name is this beginning and a number.
+/// Whether a name is this prefix and a number.
 fn is_numbered(name: &str, start: &str) -> bool {
     name.strip_prefix(start).is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The folder of the model, where it has one; of several, the first.
+/// The subfolder of the model, if there is one; the first one if there are several.
 pub(super) fn model_folder(dir: &Path, names: &[String]) -> Option<PathBuf> {
     names.iter().find(|name| is_numbered(name, MODEL_FOLDER)).map(|name| dir.join(name))
 }
 
-/// Checks that a file of a trainer was saved under its name, which is the folder in its archive.
+/// Checks that a trainer's file was saved under its name, which is the folder in its archive.
 ///
 /// # Errors
-/// When it was saved under another name that trainers use. Names of models may be exchanged.
+/// If it was saved under another name that trainers use. Model names are interchangeable.
 pub(super) fn check_saved_name(path: &Path, folder: &str) -> Result<(), Fault> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let is_model = |stem: &str| MODELS.contains(&stem);
@@ -103,10 +103,10 @@ pub(super) fn check_saved_name(path: &Path, folder: &str) -> Result<(), Fault> {
     Err(Fault::new(reason))
 }
 
-/// Adds what lies beside a model in a folder.
+/// Adds the contents of the files beside a model.
 ///
 /// # Errors
-/// [`Error::Malformed`] when what was taken for the model holds none.
+/// [`Error::Malformed`] if the checkpoint that was opened as the model holds no model.
 pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Result<(), Error> {
     let beside: Vec<String> = names.iter().filter(|name| is_beside_model(name)).cloned().collect();
     if !beside.is_empty() && model.tensors.values().all(|tensor| tensor.role != Role::Model) {
@@ -117,12 +117,12 @@ pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Resul
     for name in names {
         let Some(role) = role_of(name) else { continue };
         let stem = name.rsplit_once('.').map_or(&name[..], |(stem, _)| stem);
-        // In a folder of its own, the optimizer was saved under its key, as was the next one.
+        // An optimizer in a folder was saved under its own key. So was the next one, which therefore needs a prefix.
         let is_under_key = is_numbered(name, OPTIMIZER_FOLDER) && !has_optimizer;
         has_optimizer |= is_under_key;
         let prefix = if is_under_key { Vec::new() } else { vec![Key::Name(stem.to_owned())] };
         let mut part = detect::open(dir.join(name))?;
-        // Facts of a run are the trainer's to tell, and names of values may be those of the file.
+        // Run facts come from the trainer's own state; values may be named after the file.
         part.run_state.clear();
         model.join(part, &prefix, Some(role))?;
         added.push(name.clone());
@@ -136,7 +136,7 @@ pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Resul
     Ok(())
 }
 
-/// A folder of a trainer whose model is not there.
+/// The error for a trainer's folder without a model.
 pub(super) fn no_model(dir: &Path, beside: &[String]) -> Error {
     let reason = format!(
         "it holds what trainers leave beside a model ({}), and no model: fetch the folder again, or name one of these to \
@@ -146,7 +146,7 @@ pub(super) fn no_model(dir: &Path, beside: &[String]) -> Error {
     Error::malformed(dir, reason)
 }
 
-/// How far the run was. A file that says nothing of it is no reason to refuse the rest.
+/// The progress of the run. An unreadable file is not a reason to refuse the checkpoint.
 fn trainer_state(dir: &Path, names: &[String]) -> Vec<(String, String)> {
     if !names.iter().any(|name| name == TRAINER_STATE) {
         return Vec::new();

@@ -1,14 +1,16 @@
 //! Files per rank of PyTorch/XLA's FSDP (`torch_xla.distributed.fsdp`).
 //!
-//! Each file holds the rank's shards of all parameters, and a table that says what they were: each parameter
-//! flattened, padded and cut into equal runs (the default), or cut in dimension 0, or all parameters of a module
-//! flattened into one before that. Merging needs neither the model's code nor any data: every parameter is a range
-//! of the sequence of its shards. Buffers are the first rank's. Names lose the steps of wrapping modules.
+//! Each file holds the rank's shards of all parameters and a table that describes them. A parameter is flattened,
+//! padded and cut into equal runs (the default), or cut along dimension 0; before that, all parameters of a module may
+//! be flattened into one. Merging needs neither the model's code nor tensor data, because every parameter is a range of
+//! the sequence of its shards. Buffers come from rank 0. The names of wrapping modules are removed from parameter
+//! names.
 //!
-//! The optimizer of each rank becomes `optim.state.<parameter>.<state>`, which torch_xla itself cannot merge.
-//! Anything else in the files is taken from the first rank as it is.
+//! The optimizer states of all ranks become `optim.state.<parameter>.<state>`; torch_xla itself cannot merge them.
+//! Everything else in the files is taken from rank 0 as it is.
 //!
-//! torch_xla rounds buffers when it keeps them in another type than the model had; what it wrote is what is read.
+//! torch_xla rounds buffers if it keeps them in another dtype than the model had; they are read as torch_xla wrote
+//! them.
 
 mod merge;
 mod parse;
@@ -27,22 +29,21 @@ use super::{
 use crate::{checkpoint::Checkpoint, error::Error, torch::Item};
 use rank_state::RankState;
 
-/// The Trainer of Hugging Face keeps optimizers in files of their own.
+/// The Trainer of Hugging Face keeps optimizers in separate files.
 const COMPANIONS: [Companion; 1] = [Companion { main: "pytorch_model.bin", other: "optimizer.pt" }];
 
-/// Keys of files that have a meaning of their own.
+/// Keys of a rank's file that this module interprets.
 const KNOWN_KEYS: [&str; 3] = ["model", "optimizer", "shard_metadata"];
 
-/// Whether a file of `torch.save` is one rank's of this format.
+/// Whether a `torch.save` file is a rank's file of this format.
 pub(crate) fn is_rank_file(root: &Item) -> bool {
     root.get("shard_metadata").is_some()
 }
 
-/// Reads the checkpoint that a directory holds, or that one of its files belongs to.
+/// Reads the checkpoint in a directory, or the one that a file belongs to.
 ///
 /// # Errors
-/// [`Error::Malformed`] when files of ranks are missing or do not belong together; other errors when a file cannot be
-/// read.
+/// [`Error::Malformed`] if rank files are missing or do not belong together; other errors if a file cannot be read.
 pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     let path = path.as_ref();
     let found = find(path, &COMPANIONS)?;
@@ -75,7 +76,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     Ok(checkpoint)
 }
 
-/// Checks what a file says of its rank and world against the set of files.
+/// Checks the rank and world size in a file against its place in the set of files.
 fn checked(state: RankState, rank: usize, world_size: usize) -> Result<RankState, Error> {
     let numbers = [
         ("world size", world_size, state.world_size, ", the number of files"),

@@ -1,4 +1,4 @@
-//! Opening a sharded model by its index, and holding the two against each other.
+//! Opens a sharded model through its index and checks that the index and the files agree.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     unique_map::UniqueMap,
 };
 
-/// What an index file says; its `metadata` (the total size) is not needed and often wrong.
+/// The contents of an index file. Its `metadata` (the total size) is not needed and often wrong.
 #[derive(Deserialize)]
 struct IndexFile {
     weight_map: UniqueMap<String>,
@@ -53,7 +53,7 @@ pub(super) fn open(path: PathBuf) -> Result<ModelReader, Error> {
     Ok(ModelReader { path, files, file_of })
 }
 
-/// The pairs (tensor, file) of an index, in its order.
+/// Reads the pairs (tensor, file) of an index, in file order.
 pub(crate) fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
     let malformed = |detail: String| {
         Error::malformed(path, format!("not a valid model index: {detail}; fetch or export the model again"))
@@ -64,7 +64,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<(String, String)>, Error> {
     Ok(index.weight_map.0)
 }
 
-/// A tensor is not in the file where the index places it.
+/// The error for a tensor that is not in the file in which the index places it.
 pub(crate) fn not_in_file(index: &Path, file: &Path, tensor: &str) -> Error {
     let reason = format!(
         "it places tensor `{tensor}` in {}, which does not hold it; index and files are of different exports",
@@ -73,7 +73,7 @@ pub(crate) fn not_in_file(index: &Path, file: &Path, tensor: &str) -> Error {
     Error::malformed(index, reason)
 }
 
-/// A file of the model holds a tensor that the index does not list.
+/// The error for a tensor in a model file that the index does not list.
 pub(crate) fn not_in_index(index: &Path, file: &Path, tensor: &str) -> Error {
     let reason = format!(
         "it holds tensor `{tensor}`, which {} does not list; index and files are of different exports",
@@ -82,14 +82,15 @@ pub(crate) fn not_in_index(index: &Path, file: &Path, tensor: &str) -> Error {
     Error::malformed(file, reason)
 }
 
-/// Two files of one model hold the same tensor.
+/// The error for a tensor that two files of a model hold.
 pub(crate) fn in_two_files(tensor: &str, first: &Path, second: &Path) -> Error {
     let reason =
         format!("it holds tensor `{tensor}`, as does {}; remove one and correct the index", first.display());
     Error::malformed(second, reason)
 }
 
-/// The path of a file that the index at `path` names for `tensor`: a plain name of a file that is there.
+/// The path of the file that the index at `path` names for `tensor`. Checks that it is a plain name and that the file
+/// exists.
 pub(crate) fn file_path(
     path: &Path,
     dir: &Path,
@@ -116,7 +117,7 @@ pub(crate) fn file_path(
     Ok(full)
 }
 
-/// The file of each tensor that any of the files holds.
+/// Maps each tensor to the file that holds it.
 fn join(files: &[SafetensorsReader]) -> Result<BTreeMap<String, usize>, Error> {
     let mut file_of = BTreeMap::new();
     for (position, file) in files.iter().enumerate() {

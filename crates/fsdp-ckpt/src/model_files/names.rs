@@ -1,4 +1,4 @@
-//! Strictness: the tensors that are there are exactly those that were expected.
+//! Checks that a model has exactly the expected tensors.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -7,13 +7,12 @@ use crate::error::{Error, NameDifferences};
 use crate::safetensors::TensorType;
 
 impl ModelReader {
-    /// Checks that the model has exactly the expected tensors, by name and shape, each of a type that `accepts`
-    /// holds for (one that converts to floating-point values, where values are wanted). A name may be expected
-    /// more than once. Unexpected tensors for which `ignored` holds are no error: buffers that old files carry and
-    /// models compute.
+    /// Checks that the model has exactly the expected tensors, by name and shape, each of a dtype that `accepts` (a
+    /// convertible one, if the caller wants floating-point values). A name may be expected more than once. Unexpected
+    /// tensors are allowed if `ignored` returns true, for buffers that old files store and models compute.
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with *all* missing, unexpected, wrongly shaped and wrongly typed tensors.
+    /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of the wrong shape or dtype.
     pub fn check_tensors<N, S>(
         &self,
         expected: impl IntoIterator<Item = (N, S)>,
@@ -32,7 +31,7 @@ impl ModelReader {
     }
 }
 
-/// The same for any tensors: their names, and what finds type and shape of one.
+/// Checks any set of tensors in the same way, given their names and a lookup of dtype and shape.
 pub(crate) fn check_names<'a, N, S>(
     path: &Path,
     (names, find): (impl Iterator<Item = &'a str>, impl Fn(&str) -> Option<(TensorType, Vec<usize>)>),

@@ -1,4 +1,4 @@
-//! Reading rows: as bytes, or converted to the floating-point type of the caller in bounded chunks.
+//! Reads rows as bytes, or converted in bounded chunks to the caller's floating-point type.
 
 use std::ops::Range;
 
@@ -11,20 +11,21 @@ use crate::{
 };
 
 impl ModelReader {
-    /// Fills `out` with the bytes of whole rows of a tensor, in the type of the file.
+    /// Fills `out` with the bytes of whole rows of a tensor, in the dtype of the file.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`; [`Error::Io`].
+    /// [`Error::UnknownTensor`]; [`Error::BadRequest`] if the rows do not exist or do not match the length of `out`;
+    /// [`Error::Io`].
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<(), Error> {
         self.locate(name)?.read_rows(name, rows, out)
     }
 
-    /// Fills `out` with the elements of whole rows of an `F32`, `BF16`, `F16` (exact) or `F64` tensor
+    /// Fills `out` with the elements of whole rows of an `F32`, `BF16` or `F16` tensor (exactly) or an `F64` tensor
     /// (rounded to nearest).
     ///
     /// # Errors
-    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other types, and if a finite `F64` does not
-    /// fit. After an error the content of `out` is unspecified.
+    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other dtypes, and if a finite `F64` does not
+    /// fit. After an error, the contents of `out` are unspecified.
     pub fn read_rows_f32(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<(), Error> {
         self.read_rows_as(name, rows, out)
     }
@@ -32,7 +33,7 @@ impl ModelReader {
     /// Fills `out` with the elements of whole rows of an `F64`, `F32`, `BF16` or `F16` tensor, exactly.
     ///
     /// # Errors
-    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other types.
+    /// Those of [`read_rows`](Self::read_rows); [`Error::BadRequest`] for other dtypes.
     pub fn read_rows_f64(&self, name: &str, rows: Range<usize>, out: &mut [f64]) -> Result<(), Error> {
         self.read_rows_as(name, rows, out)
     }

@@ -1,4 +1,4 @@
-//! Which start of a run a save belongs to.
+//! Identifies the start of a run to which a save belongs.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::seal::parse_digits;
 
-/// A number that tells one start of a run from all others. The process of the first rank draws it when it takes the
-/// folder over; the other ranks hear it from there.
+/// A random number that identifies one start of a run. The process of rank 0 draws it when it takes over the directory,
+/// and sends it to the other ranks.
 ///
-/// Everything that is not complete yet carries it in its name. So processes of an earlier start that are still alive
-/// write beside the files of this one, and never into them.
+/// The name of everything incomplete contains it. Processes of an earlier start that are still alive therefore write
+/// next to the files of this one, and never into them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt(u64);
 
 impl Attempt {
-    /// A new one.
+    /// Draws a new attempt.
     pub(super) fn draw() -> Attempt {
         // The standard library seeds its hashers from the operating system.
         let seed = std::collections::hash_map::RandomState::new();
         Attempt(std::hash::BuildHasher::hash_one(&seed, std::process::id()))
     }
 
-    /// The attempt that a name stands for, if it is one.
+    /// Parses the name of an attempt. `None` if it is not one.
     pub(crate) fn named(name: &str) -> Option<Attempt> {
         parse_digits(name.as_bytes()).map(Attempt)
     }

@@ -1,4 +1,4 @@
-//! The end of a save: all parts are there and fit, so the checkpoint gets its name; or the save fails.
+//! The end of a save: if all parts exist and fit the plan, the checkpoint gets its name; otherwise the save fails.
 
 use std::path::{Path, PathBuf};
 
@@ -12,22 +12,21 @@ use crate::{digest::DigestKind, error::Error, file_io::Files};
 
 impl RunLock {
     /// Checks the reports of all ranks against the plan and their files, writes the manifest, and gives the checkpoint
-    /// its final name. Lengths and headers of the files are read back; their data is not, which was digested when it
-    /// was written.
+    /// its final name. Lengths and headers of the files are read back; their data is not, because it was digested when
+    /// it was written.
     ///
-    /// Files are opened by name; no directory is asked what it holds, because a client of a network file system may
-    /// remember for long what another one has changed since. If giving the name fails it may have happened all the same:
-    /// then what has the name decides. An equal checkpoint there is as good as this one.
+    /// Files are opened by name; no directory is listed, because a client of a network file system may cache a stale
+    /// listing for a long time. If the final rename or put fails, it may have taken effect all the same, so the content
+    /// of the final name decides: an equal checkpoint there counts as this one.
     ///
     /// # Errors
-    /// [`Error::Unplanned`] if a rank saved something else, [`Error::Unavailable`] if its file has gone,
+    /// [`Error::Unplanned`] if a rank saved something else, [`Error::Unavailable`] if its file is missing,
     /// [`Error::WrongPath`] if the step has another checkpoint; [`Error::Malformed`] if a header is damaged;
-    /// [`Error::Io`]. What was saved is then removed by
-    /// [`RunLock::discard`]. If the very last step fails, making the final name durable, the checkpoint is there and may
-    /// be lost by a crash of the machine.
+    /// [`Error::Io`]. Remove what was saved with [`RunLock::discard`] then. If only the very last step fails, making
+    /// the final name durable, the checkpoint exists and may be lost if the machine crashes.
     ///
     /// # Panics
-    /// When there is not one report for each rank.
+    /// If the number of reports is not the number of ranks.
     pub fn commit(
         &self,
         plan: &SavePlan,
@@ -44,7 +43,8 @@ impl RunLock {
         let manifest = commit.prepare(run_state, reports)?;
         if let Err(error) = commit.publish(&complete, &manifest) {
             match files.read_whole(&complete.join(MANIFEST_FILE)) {
-                // Where names are not changed, the files are where the manifest says that they are.
+                // In an object store an identical manifest is this one: the put succeeded, and the files are already in
+                // place.
                 Ok(there) if there == manifest && !self.run().renames() => {}
                 Ok(there) if is_twin(&there, &manifest) => self.discard(step)?,
                 Ok(_) => {
@@ -64,14 +64,14 @@ struct Commit<'a> {
     files: &'a Files,
     dir: PathBuf,
     plan: &'a SavePlan,
-    /// Whether the directory will get another name.
+    /// Whether the directory gets its final name by a rename.
     is_on_disk: bool,
-    /// What is in front of the names of files, as the manifest lists them.
+    /// Prefix of the file names in the manifest.
     prefix: String,
 }
 
 impl Commit<'_> {
-    /// Everything up to the final step. Returns the text of the manifest.
+    /// Does everything up to the final step. Returns the text of the manifest.
     fn prepare(&self, run_state: Map<String, Value>, reports: Vec<RankReport>) -> Result<Vec<u8>, Error> {
         let listed = reports.into_iter().enumerate();
         let listed = listed.map(|(rank, report)| self.check(rank, report)).collect::<Result<_, Error>>()?;
@@ -86,7 +86,7 @@ impl Commit<'_> {
         Ok(text)
     }
 
-    /// The final step: the checkpoint gets its name, or its manifest.
+    /// The final step: gives the checkpoint its name or, in an object store, its manifest.
     fn publish(&self, complete: &Path, manifest: &[u8]) -> Result<(), Error> {
         if !self.is_on_disk {
             return self.files.write_new(&complete.join(MANIFEST_FILE), manifest);
@@ -97,7 +97,7 @@ impl Commit<'_> {
         }
     }
 
-    /// Holds the report of a rank against the plan and the file, and makes the file's entry in the manifest.
+    /// Checks the report of a rank against the plan and the file, and creates the file's entry in the manifest.
     fn check(&self, rank: usize, report: RankReport) -> Result<ManifestFile, Error> {
         let layout = self.plan.lay_out(rank)?;
         if report.plan != self.plan.digest() {
@@ -111,7 +111,7 @@ impl Commit<'_> {
             return Err(Error::unplanned(&self.dir, reason));
         }
         if !self.is_on_disk {
-            // The store has said that it is there, and shows the same to all.
+            // The store has confirmed the object, and shows the same to all clients.
             return Ok(manifest_file(self.plan, &layout, report.chunks));
         }
         let path = self.dir.join(&layout.name);
@@ -131,7 +131,7 @@ fn fits(report: &RankReport, layout: &RankFile, rank: usize) -> bool {
         && (0..layout.shards.len()).all(|shard| report.chunks[shard].len() == layout.chunks(shard).len())
 }
 
-/// A file's entry in the manifest, of its layout and the digests of its chunks by shard.
+/// Creates a file's entry in the manifest from its layout and the digests of its chunks, by shard.
 pub(crate) fn manifest_file(plan: &SavePlan, layout: &RankFile, chunks: Vec<Vec<u64>>) -> ManifestFile {
     let shards = layout.shards.iter().zip(chunks).map(|(shard, chunks)| ManifestShard {
         tensor: plan.tensors()[shard.tensor].spec.name.clone(),
@@ -148,7 +148,7 @@ pub(crate) fn manifest_file(plan: &SavePlan, layout: &RankFile, chunks: Vec<Vec<
     }
 }
 
-/// The manifest of a plan whose files are written.
+/// Creates the manifest of a plan whose files are written.
 pub(crate) fn manifest(plan: &SavePlan, files: Vec<ManifestFile>, run_state: Map<String, Value>) -> Manifest {
     let tensors = plan.tensors().iter().map(|tensor| {
         let (spec, path) = (&tensor.spec, tensor.path.clone());
@@ -159,7 +159,7 @@ pub(crate) fn manifest(plan: &SavePlan, files: Vec<ManifestFile>, run_state: Map
     Manifest { world_size, tensors, files, values: Default::default(), run_state }
 }
 
-/// The file of a rank is not where rank 0 looks for it.
+/// The error for a rank's file that rank 0 does not find.
 fn gone(path: &Path, rank: usize) -> Error {
     let reason = format!(
         "it was written by rank {rank} and is not there for rank 0: all processes need the same out_dir, and nobody else \

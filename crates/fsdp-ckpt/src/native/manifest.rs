@@ -1,8 +1,8 @@
-//! The manifest of a native checkpoint: what there is, where it is, what it must give, and the run's state.
+//! The manifest of a native checkpoint: its content, the location and checksums of its data, and the state of the run.
 //!
-//! Pure: bytes in, values out. Parsing proves everything that can be proven without the other files: that every
-//! row of every tensor is in exactly one of them, and that there is a checksum for each of its chunks. The
-//! text itself is the business of `text`, its digest that of `seal`.
+//! This module does no I/O: bytes in, values out. Parsing proves everything that can be proved without the other files:
+//! that every row of every tensor is in exactly one of them, and that each chunk has a checksum. The text format is in
+//! `text`, the digest of the text in `seal`.
 
 mod text;
 
@@ -20,49 +20,49 @@ use crate::{
     safetensors::{TensorEntry, TensorSpec, TensorType},
 };
 
-/// The name of the manifest in the directory of a checkpoint.
+/// Name of the manifest in the directory of a checkpoint.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
-/// What a native checkpoint holds.
+/// The content of a native checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
-    /// Ranks that saved it.
+    /// Number of ranks that saved it.
     pub world_size: usize,
     /// The tensors by name.
     pub tensors: BTreeMap<String, ManifestTensor>,
-    /// The files with their parts of the tensors, rank 0 first.
+    /// The files and the parts of tensors in them, rank 0 first.
     pub files: Vec<ManifestFile>,
-    /// What is not a tensor, from converted checkpoints, by name.
+    /// Values that are not tensors, by name; only converted checkpoints have any.
     pub values: BTreeMap<String, Object>,
-    /// The state of the run, as its owner gave it.
+    /// The state of the run, as passed to the save.
     pub run_state: serde_json::Map<String, serde_json::Value>,
 }
 
-/// A whole tensor.
+/// A whole tensor, independent of its sharding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestTensor {
     /// Element type.
     pub dtype: TensorType,
     /// Dimensions, slowest first.
     pub shape: Vec<usize>,
-    /// Its place in a nested state dict.
+    /// Path in a nested state dict.
     pub path: Vec<Key>,
-    /// What it is to training.
+    /// Role in training.
     pub role: Role,
 }
 
 /// A file of the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestFile {
-    /// Its name in the directory; in object stores with the attempt that has written it and a slash in front.
+    /// Name relative to the directory; in object stores it has the attempt and a slash as a prefix.
     pub name: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Bytes in front of the data.
+    /// Number of bytes before the data.
     pub data_start: u64,
-    /// The digest of these.
+    /// Digest of the bytes before the data.
     pub header: Digest,
-    /// What it holds.
+    /// The rows in the file.
     pub shards: Vec<ManifestShard>,
 }
 
@@ -71,29 +71,29 @@ pub struct ManifestFile {
 pub struct ManifestShard {
     /// Name of the tensor.
     pub tensor: String,
-    /// The rows of the tensor.
+    /// The range of rows, counted in the whole tensor.
     pub rows: Range<usize>,
-    /// Rows of each chunk but the last, which may have fewer.
+    /// Rows per chunk; the last chunk may have fewer.
     pub chunk_rows: usize,
     /// The CRC-64 of each chunk.
     pub chunks: Vec<u64>,
 }
 
 impl ManifestTensor {
-    /// Rows of the tensor; a 0-d tensor has one.
+    /// Number of rows; a 0-d tensor has one.
     pub fn row_count(&self) -> usize {
         row_count(&self.shape)
     }
 
-    /// Bytes of one row.
+    /// Bytes per row.
     pub fn row_bytes(&self) -> u64 {
-        // Parsing and planning have checked the product.
+        // Parsing and planning have checked that the product does not overflow.
         self.shape.iter().skip(1).map(|&size| size as u64).product::<u64>() * self.dtype.size_bytes() as u64
     }
 }
 
 impl ManifestShard {
-    /// What the file must hold under the tensor's name.
+    /// Returns the tensor that the file must contain under this name.
     pub fn spec(&self, tensor: &ManifestTensor) -> TensorSpec {
         let mut shape = tensor.shape.clone();
         if let Some(first) = shape.first_mut() {
@@ -102,26 +102,26 @@ impl ManifestShard {
         TensorSpec { name: self.tensor.clone(), dtype: tensor.dtype, shape }
     }
 
-    /// The rows of a chunk.
+    /// Returns the rows of a chunk.
     pub fn chunk(&self, index: usize) -> Range<usize> {
         let first = self.rows.start + index * self.chunk_rows;
         first..self.rows.end.min(first.saturating_add(self.chunk_rows))
     }
 
-    /// What a chunk must give.
+    /// Returns the expected digest of a chunk.
     pub fn digest(&self, index: usize) -> Digest {
         Digest { kind: DigestKind::Crc64, value: self.chunks[index] }
     }
 }
 
 impl Manifest {
-    /// Reads a manifest and proves that it is complete in itself.
+    /// Parses a manifest and proves that it is consistent in itself.
     ///
     /// # Errors
     /// A [`Fault`] that names the tensor and the file.
     pub fn parse(bytes: Vec<u8>) -> Result<Manifest, Fault> {
         let manifest = text::read(&seal::unseal(bytes)?)?;
-        // Every rank has a file, be it one without tensors.
+        // Every rank has a file, even if it contains no tensors.
         let (expected, got) = (manifest.files.len(), manifest.world_size);
         if expected != got || got == 0 {
             let reason = format!(
@@ -150,10 +150,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The bytes of the file.
+    /// Returns the bytes of the file.
     ///
     /// # Errors
-    /// [`Fault::Unsupported`] if a value is nested more deeply than JSON readers go.
+    /// [`Fault::Unsupported`] if a value is nested more deeply than JSON readers accept.
     pub fn to_bytes(&self) -> Result<Vec<u8>, Fault> {
         Ok(seal::seal(&text::write(self)?))
     }

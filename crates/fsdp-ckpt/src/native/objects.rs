@@ -1,15 +1,15 @@
-//! The directory of a run in an object store, where nothing can be renamed and nobody can be kept out.
+//! The directory of a run in an object store, which has no renames and no locks.
 //!
 //! ```text
-//! checkpoints/step-00000050/manifest.json                     complete: it comes last and goes first
-//! checkpoints/step-00000050/<attempt>/shard-00001-..          what the manifest lists
-//! checkpoints/step-00000050/<other attempt>/shard-00001-..    a save that was interrupted, or is under way
+//! checkpoints/step-00000050/manifest.json                     complete: written last and removed first
+//! checkpoints/step-00000050/<attempt>/shard-00001-..          listed in the manifest
+//! checkpoints/step-00000050/<other attempt>/shard-00001-..    a save that was interrupted, or is in progress
 //! checkpoints/step-00000075/manifest.diverged.json            set aside: to use it again, copy it to manifest.json
-//! checkpoints.cleared.tmp                                     no checkpoint counts until this is gone
+//! checkpoints.cleared.tmp                                     no checkpoint counts until this is removed
 //! ```
 //!
-//! Who puts the manifest of a step first has saved it: others find it there. Whatever an attempt that is not known to
-//! have ended may still be writing is left alone, because its manifest could come after its files were removed.
+//! The first attempt to put the manifest of a step has saved the step: others find it there. Files of an attempt that
+//! may still be writing are left alone, because its manifest could arrive after its files were removed.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ use super::{Attempt, MANIFEST_FILE, Manifest, RunDir, RunLock, run_dir::step_of}
 use crate::error::Error;
 
 impl RunDir {
-    /// Keeps the steps that have a manifest.
+    /// Keeps only the steps that have a manifest.
     pub(super) fn retain_complete(&self, steps: &mut Vec<u64>) -> Result<(), Error> {
         if self.files.metadata_if_there(&self.cleared())?.is_some() {
             steps.clear();
@@ -34,7 +34,7 @@ impl RunDir {
 }
 
 impl RunLock {
-    /// From here on no checkpoint counts.
+    /// Marks all checkpoints as cleared: from here on none of them counts.
     pub(super) fn clear_objects(&self) -> Result<(), Error> {
         self.run().files.replace(&self.run().cleared(), b"")
     }
@@ -56,8 +56,8 @@ impl RunLock {
         Ok(aside)
     }
 
-    /// Removes, from an object store, what attempts have left that are no part of a checkpoint. Call it when the run
-    /// ends: an attempt before this one that was not yet dead at its start is by then.
+    /// Removes from an object store the files of attempts that are not part of a checkpoint. Call it when the run ends:
+    /// an earlier attempt that was still alive when this one started is dead by then.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -82,7 +82,7 @@ impl RunLock {
             return Ok(());
         }
         for manifest in manifests {
-            // Whatever can not be read may list anything.
+            // A manifest that cannot be read may list any attempt.
             let Ok(manifest) = Manifest::parse(files.read_whole(&dir.join(manifest))?) else { return Ok(()) };
             let lists = |attempt: &String| manifest.files.iter().any(|file| file.name.starts_with(attempt));
             unlisted.retain(|attempt| !lists(attempt));
@@ -91,7 +91,7 @@ impl RunLock {
     }
 }
 
-/// Whether two manifests are of equal checkpoints, by whatever attempts they were saved.
+/// Whether two manifests describe equal checkpoints, whichever attempts saved them.
 pub(super) fn is_twin(one: &[u8], other: &[u8]) -> bool {
     let plain = |text: &[u8]| {
         let mut manifest = Manifest::parse(text.to_vec()).ok()?;
@@ -103,7 +103,7 @@ pub(super) fn is_twin(one: &[u8], other: &[u8]) -> bool {
     plain(one).is_some_and(|one| plain(other) == Some(one))
 }
 
-/// The name of a file without the attempt in front of it.
+/// Returns the name of a file without the prefix of its attempt.
 pub(super) fn plain_name(name: &str) -> &str {
     match name.split_once('/') {
         Some((attempt, plain)) if Attempt::named(attempt).is_some() => plain,

@@ -1,7 +1,7 @@
-//! Which rank writes which rows of which tensor where: a pure function of names, types, shapes and rows.
+//! Assigns rows of tensors to ranks and file offsets: a pure function of names, dtypes, shapes and rows.
 //!
-//! Every rank computes the same plan without asking the others, and lays out any rank's file from it. Nothing
-//! here touches a file.
+//! Every rank computes the same plan without communication, and can lay out any rank's file from it. This module does
+//! no I/O.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -17,37 +17,37 @@ use crate::{
     safetensors::{Header, Metadata, TensorSpec},
 };
 
-/// The most bytes of a chunk, unless a single row has more.
+/// Maximum bytes per chunk, unless a single row is longer.
 pub const CHUNK_BYTES_MAX: u64 = 16 << 20;
 
-/// The key in a shard's metadata that says that the shard is nothing without its manifest.
+/// The metadata key that marks a shard as unusable without its manifest.
 pub(crate) const SHARD_MARK: &str = "fsdp_ckpt_native";
 
-/// What it says: where the truth about this file is.
+/// The value of the mark: the file that describes the shard.
 const SHARD_MARK_VALUE: &str = super::MANIFEST_FILE;
 
-/// A tensor that is saved, and who saves which of its rows.
+/// A tensor to save, and the assignment of its rows to ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedTensor {
     /// Name, dtype and shape of the whole tensor.
     pub spec: TensorSpec,
-    /// Its place in a nested state dict; the name alone for parameters.
+    /// Path in a nested state dict; only the name for parameters.
     pub path: Vec<Key>,
-    /// What it is to training.
+    /// Role in training.
     pub role: Role,
-    /// The rows that each rank saves, for all ranks of the world; an empty range for a rank that saves none
-    /// (replicas, ranks beyond the last row). A 0-d tensor has one row.
+    /// The rows that each rank saves, for all ranks of the world; empty for a rank that saves none (replicas, ranks
+    /// beyond the last row). A 0-d tensor has one row.
     pub rows: Vec<Range<usize>>,
 }
 
 impl SavedTensor {
-    /// Rows of the whole tensor.
+    /// Number of rows of the whole tensor.
     pub fn row_count(&self) -> usize {
         row_count(&self.spec.shape)
     }
 }
 
-/// The layout of a save. Cheap to clone, and good for every step of a run.
+/// The layout of a save. It is cheap to clone, and the same for every step of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavePlan {
     shared: Arc<Shared>,
@@ -63,13 +63,13 @@ struct Shared {
 /// The file of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankFile {
-    /// Its name in the directory.
+    /// Name of the file in the directory.
     pub name: String,
-    /// Its layout.
+    /// The safetensors header.
     pub header: Header,
-    /// The bytes in front of the data.
+    /// The bytes before the data.
     pub prefix: Vec<u8>,
-    /// Whose rows it holds, in the order of [`Header::entries`].
+    /// The rows in the file, in the order of [`Header::entries`].
     pub shards: Vec<Shard>,
 }
 
@@ -78,18 +78,18 @@ pub struct RankFile {
 pub struct Shard {
     /// Index in [`SavePlan::tensors`].
     pub tensor: usize,
-    /// The rows of the tensor.
+    /// The range of rows, counted in the whole tensor.
     pub rows: Range<usize>,
-    /// Rows of each chunk but the last, which may have fewer.
+    /// Rows per chunk; the last chunk may have fewer.
     pub chunk_rows: usize,
 }
 
 impl SavePlan {
-    /// Plans a save. Tensors that have no rows at all are listed in the file of rank 0.
+    /// Plans a save. Tensors without any rows are listed in the file of rank 0.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format holds;
-    /// [`Error::Unplanned`] naming the tensor if its rows are not all saved exactly once.
+    /// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes that the format cannot
+    /// represent; [`Error::Unplanned`] with the name of a tensor whose rows are not all saved exactly once.
     pub fn new(world_size: usize, tensors: Vec<SavedTensor>) -> Result<SavePlan, Error> {
         let specs = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
         Header::layout(specs, None).map_err(cannot_lay_out)?;
@@ -98,7 +98,7 @@ impl SavePlan {
         }
         let digest = digest(world_size, &tensors);
         let plan = SavePlan { shared: Arc::new(Shared { world_size, tensors, digest }) };
-        // The first rank lists the tensors without rows too, and has the longest names: its layout bounds all.
+        // Check that rank 0's header is not too long; it also lists the tensors without rows.
         plan.lay_out(0)?;
         Ok(plan)
     }
@@ -108,23 +108,23 @@ impl SavePlan {
         self.shared.world_size
     }
 
-    /// The tensors, in the order given.
+    /// The tensors, in the order in which they were passed.
     pub fn tensors(&self) -> &[SavedTensor] {
         &self.shared.tensors
     }
 
-    /// A digest of all that the plan depends on; ranks whose digests differ would not fit together.
+    /// A digest of everything that the plan depends on; ranks with different digests would not fit together.
     pub fn digest(&self) -> Digest {
         self.shared.digest
     }
 
-    /// The layout of a rank's file. Ranks that save nothing have a file without tensors.
+    /// Returns the layout of a rank's file. A rank that saves nothing has a file without tensors.
     ///
     /// # Errors
     /// [`Error::BadRequest`] if the header would be too long.
     ///
     /// # Panics
-    /// When the world has no such rank.
+    /// If the world does not have this rank.
     pub fn lay_out(&self, rank: usize) -> Result<RankFile, Error> {
         assert!(rank < self.world_size(), "rank {rank} of {}", self.world_size());
         let mut shards: Vec<Shard> = Vec::new();
@@ -135,7 +135,7 @@ impl SavePlan {
                 shards.push(Shard { tensor: index, rows, chunk_rows });
             }
         }
-        // Wide elements come first, so that every tensor is aligned to its elements.
+        // Wide elements first, so that every tensor is aligned to its element size.
         shards.sort_by_key(|shard| std::cmp::Reverse(self.tensors()[shard.tensor].spec.dtype.size_bytes()));
         let specs = shards.iter().map(|shard| self.shard_spec(shard)).collect();
         let (header, prefix) = Header::layout(specs, Some(self.metadata(&shards))).map_err(cannot_lay_out)?;
@@ -150,8 +150,8 @@ impl SavePlan {
         spec
     }
 
-    /// What PyTorch's reader needs to know: where in the tensor the rows of this file begin. And our mark, which
-    /// it ignores: without the manifest these files must not pass for shards that PyTorch wrote.
+    /// The metadata of a file: the offsets of its rows in the tensors, which PyTorch's reader needs, and our mark,
+    /// which it ignores. Without a manifest these files must not pass for shards that PyTorch wrote.
     fn metadata(&self, shards: &[Shard]) -> Metadata {
         let mut info = serde_json::Map::new();
         for shard in shards {
@@ -174,7 +174,7 @@ impl SavePlan {
 }
 
 impl RankFile {
-    /// The chunks of a shard: rows of the tensor, and bytes of the file.
+    /// Returns the chunks of a shard: row range in the tensor, and byte range in the file.
     pub fn chunks(&self, shard: usize) -> impl ExactSizeIterator<Item = (Range<usize>, Range<u64>)> + '_ {
         let entry = &self.header.entries()[shard];
         let Shard { rows, chunk_rows, .. } = &self.shards[shard];
@@ -188,21 +188,21 @@ impl RankFile {
     }
 }
 
-/// The rows of each rank when each has `ceil(row_count / world_size)` until none are left.
+/// Splits rows evenly: each rank gets `ceil(row_count / world_size)` until none are left.
 ///
 /// # Panics
-/// When there are no ranks.
+/// If `world_size` is 0.
 pub fn even_rows(row_count: usize, world_size: usize) -> Vec<Range<usize>> {
     let share = row_count.div_ceil(world_size);
     (0..world_size).map(|rank| (rank * share).min(row_count)..((rank + 1) * share).min(row_count)).collect()
 }
 
-/// Rows of a tensor of this shape.
+/// Number of rows of a tensor of this shape.
 pub(super) fn row_count(shape: &[usize]) -> usize {
     shape.first().copied().unwrap_or(1)
 }
 
-/// The name of a rank's file: the pattern of PyTorch's `HuggingFaceStorageWriter`.
+/// Name of a rank's file, following the pattern of PyTorch's `HuggingFaceStorageWriter`.
 pub(super) fn file_name(rank: usize) -> String {
     format!("shard-{:05}-model-00001-of-00001.safetensors", rank + 1)
 }
@@ -214,7 +214,7 @@ fn chunk_rows(spec: &TensorSpec, rows: usize) -> usize {
     fitting.min(rows).max(1)
 }
 
-/// Why the rows of a tensor are not all saved exactly once.
+/// Checks that the rows of a tensor are all saved exactly once.
 fn check_rows(tensor: &SavedTensor, world_size: usize) -> Result<(), String> {
     let (name, row_count, got) = (&tensor.spec.name, tensor.row_count(), tensor.rows.len());
     if got != world_size || world_size == 0 {

@@ -1,4 +1,4 @@
-//! One rank's part of a save: its file, and what it reports of it.
+//! One rank's part of a save: its file, and its report.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,12 @@ use crate::{
     rows::{expect_rows, whole_rows},
 };
 
-/// Bytes that are digested and written at a time: they stay in the cache in between.
+/// Bytes digested and written at a time; they stay in the cache in between.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// One rank's file while it is written.
 ///
-/// Rows of a tensor are written in order, tensors in any order.
+/// The rows of a tensor are written in order, the tensors in any order.
 #[derive(Debug)]
 #[must_use = "a part that is not finished can not be committed"]
 pub struct RankSave {
@@ -27,37 +27,37 @@ pub struct RankSave {
     is_finished: bool,
 }
 
-/// What a rank reports of its file, which is durable by then. [`RunLock::commit`](super::RunLock::commit) takes the
-/// reports of all ranks; how they come together is the business of the caller, who may serialize them.
+/// A rank's report of its file, which is durable by then. [`RunLock::commit`](super::RunLock::commit) takes the reports
+/// of all ranks; the caller collects them, and may serialize them for that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "the save has succeeded only when the commit has"]
 pub struct RankReport {
     pub(super) rank: usize,
-    /// The digest of the plan that it followed.
+    /// Digest of the plan that the rank followed.
     pub(super) plan: Digest,
     pub(super) file_len: u64,
     pub(super) header: Digest,
-    /// The digests of the chunks, by shard in the order of the file.
+    /// CRC-64 of each chunk, by shard in file order.
     pub(super) chunks: Vec<Vec<u64>>,
 }
 
-/// How far a shard is written.
+/// Progress of writing a shard.
 #[derive(Debug)]
 struct Progress {
-    /// The next byte of the shard.
+    /// Number of bytes written so far.
     bytes: u64,
-    /// Digests of the chunks that are complete, then that of the current one.
+    /// Digests of the complete chunks, followed by the digest of the current one.
     chunks: Vec<Digest>,
 }
 
 impl RankSave {
-    /// Creates the file of a rank with its disk space, which was [reserved](super::RunLock::reserve) at best, and the
-    /// directory of the save if this rank is the first to come. Somebody must have taken the lock of the run, which
-    /// makes the directory above, and has told this rank the attempt.
+    /// Creates the file of a rank and allocates its disk space, preferably [reserved](super::RunLock::reserve) before,
+    /// and creates the directory of the save if it does not exist. The run must be locked, which creates the parent
+    /// directory, and the attempt must have been sent to this rank.
     ///
     /// # Errors
-    /// [`Error::WrongPath`], from rank 0, if the step has a checkpoint; [`Error::Io`], also when the disk is too
-    /// small or this rank has a file there.
+    /// [`Error::WrongPath`], on rank 0 only, if the step has a checkpoint; [`Error::Io`], also if the disk is too small
+    /// or this rank's file exists.
     pub fn create(
         run: &RunDir,
         attempt: Attempt,
@@ -66,12 +66,12 @@ impl RankSave {
         rank: usize,
     ) -> Result<RankSave, Error> {
         let dir = run.unfinished(step, attempt);
-        // Other ranks do not look: their client of a network file system would remember for long that it is not there.
+        // Other ranks do not look: their network file system client could cache for a long time that it does not exist.
         if rank == 0 && run.is_complete(step)? {
             return Err(already_there(&run.checkpoint(step)));
         }
         let layout = plan.lay_out(rank)?;
-        // The directory takes space too.
+        // Free the space first, because the directory needs space too.
         run.give_back(rank, attempt)?;
         run.files.create_directory_if_absent(&dir)?;
         let file = run.files.create_new(&dir.join(&layout.name))?;
@@ -81,12 +81,13 @@ impl RankSave {
         Ok(RankSave { rank, plan: plan.clone(), layout, file, progress, is_finished: false })
     }
 
-    /// Writes the next rows of a tensor, from `first_row` (counted in the whole tensor) on, as little-endian
-    /// bytes of its dtype.
+    /// Writes the next rows of a tensor, starting at `first_row` (counted in the whole tensor), as little-endian bytes
+    /// of its dtype.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if this rank saves no rows of it; [`Error::BadRequest`] if `bytes` are not whole rows, or
-    /// more than there are; [`Error::Unplanned`] for rows out of order; [`Error::Io`]. After an error the save has failed.
+    /// [`Error::UnknownTensor`] if this rank saves no rows of the tensor; [`Error::BadRequest`] if `bytes` are not
+    /// whole rows, or are more than remain; [`Error::Unplanned`] for rows out of order; [`Error::Io`]. After an error
+    /// the save has failed.
     pub fn write_rows(&mut self, name: &str, first_row: usize, bytes: &[u8]) -> Result<(), Error> {
         let shard = self.check(name, first_row, bytes)?;
         let entry = &self.layout.header.entries()[shard];
@@ -110,7 +111,7 @@ impl RankSave {
         Ok(())
     }
 
-    /// Makes the file durable and reports it.
+    /// Makes the file durable and returns its report.
     ///
     /// # Errors
     /// [`Error::Unplanned`] if rows were not written; [`Error::Io`].
@@ -136,7 +137,7 @@ impl RankSave {
         })
     }
 
-    /// The shard that the next rows of a tensor belong to, if these are they.
+    /// Returns the shard that the rows belong to, after checking that they are its next rows.
     fn check(&self, name: &str, first_row: usize, bytes: &[u8]) -> Result<usize, Error> {
         let (path, header) = (self.file.path(), &self.layout.header);
         let unknown = || Error::unknown_tensor(path, name, header.entries().len());
@@ -155,7 +156,7 @@ impl RankSave {
         Ok(shard)
     }
 
-    /// Rows without bytes make chunks too.
+    /// Returns the digests of all chunks, including those of rows without bytes.
     fn chunk_digests(&self, shard: usize) -> Vec<u64> {
         let mut digests: Vec<u64> = self.progress[shard].chunks.iter().map(|chunk| chunk.value).collect();
         digests.resize(self.layout.chunks(shard).len(), DigestKind::Crc64.empty().value);

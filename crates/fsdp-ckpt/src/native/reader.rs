@@ -1,4 +1,4 @@
-//! Reading a native checkpoint: strictly when it is opened, by rows afterwards, checking every byte that is read.
+//! Reads a native checkpoint: metadata is checked strictly on opening, data is read later by rows and fully verified.
 
 mod rows;
 
@@ -20,10 +20,10 @@ use crate::{
     safetensors::{HEADER_LEN_MAX, Header, TensorSpec, malformed},
 };
 
-/// The most files that are kept open; more are opened again for each read.
+/// Maximum number of files kept open; further files are opened for each read.
 const OPEN_FILES_MAX: usize = 256;
 
-/// An open native checkpoint. Reads are positioned, so one reader serves any number of threads.
+/// An open native checkpoint. Reads are positioned, so any number of threads can share one reader.
 #[derive(Debug)]
 pub struct NativeReader {
     dir: PathBuf,
@@ -31,13 +31,13 @@ pub struct NativeReader {
     manifest: Manifest,
     manifest_digest: (u64, Digest),
     open: Vec<Option<Arc<PathFile>>>,
-    /// First byte of each shard's rows, by file.
+    /// Byte offset of each shard's rows, by file.
     offsets: Vec<Vec<u64>>,
-    /// Where each tensor's rows are, in the order of rows.
+    /// The locations of each tensor's rows, in row order.
     places: BTreeMap<String, Vec<Place>>,
 }
 
-/// Where rows of a tensor are.
+/// Location of some rows of a tensor.
 #[derive(Debug)]
 struct Place {
     /// Index in [`Manifest::files`].
@@ -48,11 +48,11 @@ struct Place {
 
 impl NativeReader {
     /// Opens the directory of a checkpoint. The manifest, the lengths of all files and their headers are checked
-    /// against each other; tensors are read and checked later, by rows.
+    /// against each other; tensors are read and verified later, by rows.
     ///
     /// # Errors
-    /// [`Error::Malformed`] naming the file, the tensor and the rows or bytes that are missing, doubled, of another type
-    /// or shape, or changed; [`Error::Unsupported`] for a later version of the format; [`Error::Io`].
+    /// [`Error::Malformed`] with the file, the tensor, and the rows or bytes that are missing, stored twice, changed,
+    /// or of another dtype or shape; [`Error::Unsupported`] for a later version of the format; [`Error::Io`].
     /// [`Error::Several`] if more than one file is missing or damaged.
     pub fn open(dir: impl Into<PathBuf>) -> Result<NativeReader, Error> {
         NativeReader::open_on(Files::anywhere(), dir.into())
@@ -98,22 +98,22 @@ impl NativeReader {
         &self.dir
     }
 
-    /// What the checkpoint holds, with the state of the run.
+    /// The content of the checkpoint, with the state of the run.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Length and digest of the manifest's file.
+    /// Length in bytes and digest of the manifest file.
     pub(crate) fn manifest_digest(&self) -> (u64, Digest) {
         self.manifest_digest
     }
 
-    /// First byte in its file of a shard's rows.
+    /// Byte offset of a shard's rows in its file.
     pub(crate) fn offset(&self, file: usize, shard: usize) -> u64 {
         self.offsets[file][shard]
     }
 
-    /// A tensor as a whole.
+    /// Returns the description of a whole tensor.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`].
@@ -122,10 +122,10 @@ impl NativeReader {
         tensors.get(name).ok_or_else(|| Error::unknown_tensor(&self.dir, name, tensors.len()))
     }
 
-    /// Checks that the checkpoint has exactly the expected tensors, by name, shape and element type.
+    /// Checks that the checkpoint has exactly the expected tensors, by name, shape and dtype.
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of another shape or type.
+    /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of another shape or dtype.
     pub fn check_tensors<'a>(&self, expected: impl IntoIterator<Item = &'a TensorSpec>) -> Result<(), Error> {
         let (mut differences, mut seen) = (NameDifferences::default(), BTreeSet::new());
         for spec in expected {
@@ -150,8 +150,8 @@ impl NativeReader {
     }
 }
 
-/// Other readers take every safetensors file of the directory for a part of the checkpoint. What other attempts have
-/// left lies elsewhere.
+/// Reports unlisted safetensors files, because other readers take every such file in the directory for part of the
+/// checkpoint. Files of other attempts are in other directories.
 fn foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<Vec<Error>, Error> {
     let listed: BTreeSet<&str> = manifest.files.iter().map(|file| plain_name(&file.name)).collect();
     let is_foreign = |name: &String| name.ends_with(".safetensors") && !listed.contains(name.as_str());
@@ -162,7 +162,7 @@ fn foreign_files(files: &Files, dir: &Path, manifest: &Manifest) -> Result<Vec<E
     Ok(foreign.map(|name| Error::malformed(dir.join(name), reason)).collect())
 }
 
-/// Holds a file's length and header against the manifest.
+/// Checks a file's length and header against the manifest.
 fn check_file(
     files: &Files,
     dir: &Path,
@@ -171,7 +171,7 @@ fn check_file(
 ) -> Result<(PathFile, Header), Error> {
     let path = dir.join(&listed.name);
     let file = files.open(&path)?;
-    // Both limits come before the allocation.
+    // Both limits are applied before the allocation.
     let prefix_len = listed.data_start.min(listed.len).min(HEADER_LEN_MAX + 8);
     let prefix = read_header(&file, listed.len, prefix_len, listed.header)?;
     let malformed = |fault| malformed(&path, fault);
@@ -186,7 +186,7 @@ fn check_file(
     Ok((file.0, header))
 }
 
-/// A file holds exactly the tensors that the manifest places in it.
+/// Checks that a file contains exactly the tensors that the manifest places in it.
 fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Result<(), Fault> {
     let mut placed = BTreeSet::new();
     for shard in &listed.shards {

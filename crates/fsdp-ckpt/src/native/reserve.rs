@@ -1,7 +1,7 @@
-//! Disk space that is set aside for the next save, so that a disk which others fill does not cost a run its state.
+//! Reserves disk space for the next save, so that a run does not lose its state when others fill the disk.
 //!
-//! One file per rank, as long as what the rank will write; rank 0's has room for the manifest too. A rank removes
-//! its own right before it creates its part of a checkpoint.
+//! There is one file per rank, as long as the rank's part of the save; rank 0's includes space for the manifest. A rank
+//! removes its own file right before it creates its part of a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -14,17 +14,17 @@ use super::{
 use crate::error::Error;
 use crate::file_io::Files;
 
-/// Room in a manifest for the state of a run: configuration, config.json and changes of it.
+/// Space in a manifest for the state of a run: configuration, config.json and changes to it.
 const RUN_STATE_BYTES: u64 = 64 << 10;
 
-/// The bytes that each rank of a plan writes in a save.
+/// The number of bytes that each rank of a plan writes in a save.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SaveSpace {
     rank_bytes: Vec<u64>,
 }
 
 impl SaveSpace {
-    /// The space for one save by a plan.
+    /// Computes the space for one save of a plan.
     ///
     /// # Errors
     /// Those of [`SavePlan::lay_out`].
@@ -33,7 +33,7 @@ impl SaveSpace {
         for rank in 0..plan.world_size() {
             let layout = plan.lay_out(rank)?;
             rank_bytes.push(layout.header.file_len());
-            // The longest text that digests can have.
+            // Placeholders; the text of every digest has the same length.
             let chunks = (0..layout.shards.len()).map(|shard| vec![u64::MAX; layout.chunks(shard).len()]);
             files.push(manifest_file(plan, &layout, chunks.collect()));
         }
@@ -42,29 +42,29 @@ impl SaveSpace {
         Ok(SaveSpace { rank_bytes })
     }
 
-    /// Bytes of all ranks.
+    /// Total bytes of all ranks.
     pub fn bytes(&self) -> u64 {
         self.rank_bytes.iter().sum()
     }
 }
 
-/// Free bytes of the disk where a directory is, or will be made.
+/// Returns the free bytes of the disk on which a directory exists or will be created.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn free_bytes(dir: &Path) -> Result<u64, Error> {
     let there = dir.ancestors().find(|dir| dir.exists());
-    // Of a relative path nothing is left but the working directory.
+    // The last ancestor of a relative path is empty: use the working directory.
     let there = there.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Files::anywhere().free_bytes(there)
 }
 
 impl RunLock {
-    /// Sets the space of one save aside. Where the file system can not do that, the free space is compared with what a
-    /// save needs. Object stores are never full.
+    /// Reserves the space of one save. If the file system cannot allocate space, only compares the free space with the
+    /// size of a save. Object stores are never full.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Io`]. Nothing is set aside then.
+    /// [`Error::NoSpace`]; [`Error::Io`]. Nothing is reserved then.
     pub fn reserve(&self, space: &SaveSpace) -> Result<(), Error> {
         let run = self.run();
         if !run.renames() {
@@ -73,7 +73,7 @@ impl RunLock {
         let give_back =
             || (0..space.rank_bytes.len()).try_for_each(|rank| run.give_back(rank, self.attempt()));
         give_back()?;
-        // To fill the disk in order to learn that it is too small would fail what else is written there.
+        // Check first: filling the disk only to find that it is too small would make other writers fail.
         self.expect_free(space.bytes(), run.files.free_bytes(run.checkpoints())?)?;
         let reserved = self.try_reserve(space);
         if !matches!(reserved, Ok(true)) {
@@ -82,7 +82,7 @@ impl RunLock {
         reserved.map(drop)
     }
 
-    /// Makes sure that there is room for one save once the checkpoints that are there are [cleared](RunLock::clear).
+    /// Checks that there is space for one save after the existing checkpoints are [cleared](RunLock::clear).
     ///
     /// # Errors
     /// [`Error::NoSpace`]; [`Error::Io`].
@@ -102,7 +102,7 @@ impl RunLock {
         Err(Error::NoSpace { path: self.run().checkpoints().to_owned(), needed, free })
     }
 
-    /// False if the file system only sets lengths.
+    /// Returns `false` if the file system only sets lengths, without allocating space.
     fn try_reserve(&self, space: &SaveSpace) -> Result<bool, Error> {
         for (rank, &bytes) in space.rank_bytes.iter().enumerate() {
             let file = self.run().files.create_new(&self.run().reserved(rank, self.attempt()))?;
@@ -115,7 +115,7 @@ impl RunLock {
 }
 
 impl RunDir {
-    /// Gives back what an attempt has set aside for a rank, if anything.
+    /// Removes the space that an attempt has reserved for a rank, if any.
     pub(super) fn give_back(&self, rank: usize, attempt: Attempt) -> Result<(), Error> {
         if self.renames() {
             self.files.remove_if_there(&self.reserved(rank, attempt)).map(drop)

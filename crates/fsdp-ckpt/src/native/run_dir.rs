@@ -1,9 +1,9 @@
-//! The directory of a run: where its checkpoints are, who may change them, and which are kept.
+//! The directory of a run: the location of its checkpoints, the right to change them, and which of them are kept.
 //!
-//! A checkpoint is complete when it has its manifest. On a disk it has it under its final name, which it gets last and
-//! loses first: to delete one, it is renamed to a name that nobody takes for a checkpoint. So half a checkpoint never
-//! looks whole, whatever is interrupted when. All of them go in one step too: the directory that holds them gets another
-//! name. How it is without renaming is in `objects`.
+//! A checkpoint is complete when it has its manifest. On a disk it gets its final name last and loses it first: to be
+//! deleted, it is renamed to a name that is not a checkpoint's. An interruption therefore never leaves an incomplete
+//! checkpoint that looks complete. All checkpoints are cleared in one step too, by renaming their directory. For stores
+//! without renaming, see `objects`.
 
 use std::{
     num::NonZeroUsize,
@@ -25,9 +25,9 @@ pub struct RunDir {
     checkpoints: PathBuf,
 }
 
-/// The right to change the checkpoints of a run, held by one process at a time: that of rank 0.
+/// The right to change the checkpoints of a run, held by one process at a time: the process of rank 0.
 ///
-/// The operating system gives the lock back when the process ends, however it ends.
+/// The operating system releases the lock when the process ends, however it ends.
 #[derive(Debug)]
 #[must_use = "dropping the lock gives it back"]
 pub struct RunLock {
@@ -38,16 +38,16 @@ pub struct RunLock {
 }
 
 impl RunDir {
-    /// The directory in `out_dir` that holds the checkpoints.
+    /// Name of the directory in `out_dir` that contains the checkpoints.
     pub const CHECKPOINTS: &str = "checkpoints";
 
-    /// The file in `out_dir` whose lock says that a run writes there.
+    /// Name of the file in `out_dir` that is locked while a run writes there.
     pub const LOCK_FILE: &str = ".lock";
 
-    /// What [`RunDir::CHECKPOINTS`] is called while it is removed with all that is in it.
+    /// Name of the [`RunDir::CHECKPOINTS`] directory while its content is removed; in an object store, of a mark.
     const CLEARED: &str = "checkpoints.cleared.tmp";
 
-    /// The run that writes to `out_dir`, which need not exist yet.
+    /// Creates the description of a run that writes to `out_dir`, which need not exist yet.
     pub fn new(out_dir: impl Into<PathBuf>) -> RunDir {
         RunDir::on(Files::anywhere(), out_dir.into())
     }
@@ -57,12 +57,13 @@ impl RunDir {
         RunDir { files, out_dir, checkpoints }
     }
 
-    /// Where the complete checkpoint of a step is or will be.
+    /// Path of the complete checkpoint of a step, whether it exists or not.
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.checkpoints.join(RunDir::name_of(step))
     }
 
-    /// Where an attempt writes the files of its ranks: where names can be changed, not where they are in the end.
+    /// Directory in which an attempt writes the files of its ranks: a temporary one if names can be changed, otherwise
+    /// the final one.
     pub(super) fn unfinished(&self, step: u64, attempt: Attempt) -> PathBuf {
         match self.renames() {
             true => self.checkpoints.join(format!("{}.{attempt}.tmp", RunDir::name_of(step))),
@@ -70,17 +71,17 @@ impl RunDir {
         }
     }
 
-    /// The name of the directory of a complete checkpoint.
+    /// Name of the directory of a step's complete checkpoint.
     pub fn name_of(step: u64) -> String {
         format!("step-{step:08}")
     }
 
-    /// The step that the name of a directory gives, if it is the name of a complete checkpoint.
+    /// Parses the step from the name of a complete checkpoint's directory. `None` if it is not one.
     pub fn step_named(path: &Path) -> Option<u64> {
         step_of(path.file_name()?.to_str()?)
     }
 
-    /// Whether names can be changed here, as on disks and not in object stores.
+    /// Whether files can be renamed here: true for disks, false for object stores.
     pub(super) fn renames(&self) -> bool {
         self.files.renames(&self.out_dir)
     }
@@ -101,12 +102,12 @@ impl RunDir {
         &self.out_dir
     }
 
-    /// The directory of all checkpoints.
+    /// The directory that contains all checkpoints.
     pub fn checkpoints(&self) -> &Path {
         &self.checkpoints
     }
 
-    /// The steps of all complete checkpoints, in order; none if nothing was ever saved.
+    /// Returns the steps of all complete checkpoints, in ascending order; empty if nothing was ever saved.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -123,7 +124,7 @@ impl RunDir {
         Ok(steps)
     }
 
-    /// The newest complete checkpoint, if there is one.
+    /// Returns the step and path of the newest complete checkpoint, if any.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -131,11 +132,10 @@ impl RunDir {
         Ok(self.steps()?.last().map(|&step| (step, self.checkpoint(step))))
     }
 
-    /// Takes the lock of the run, creating `out_dir` (not its parents) and what belongs in it. In an object store there
-    /// is no lock to take.
+    /// Locks the run, and creates `out_dir` (not its parents) and its content. An object store has no lock to take.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if another process holds it; [`Error::Io`].
+    /// [`Error::Unavailable`] if another process holds the lock; [`Error::Io`].
     pub fn lock(&self) -> Result<RunLock, Error> {
         self.lock_as(Attempt::draw())
     }
@@ -168,18 +168,18 @@ impl RunLock {
         &self.run
     }
 
-    /// The attempt that saves under this lock. All ranks must know it.
+    /// The attempt that saves under this lock. It must be sent to all ranks.
     pub fn attempt(&self) -> Attempt {
         self.attempt
     }
 
-    /// Whether other processes are kept out. They are not where the file system has no locks, nor in object stores.
+    /// Whether other processes are locked out. False if the file system has no locks, and in object stores.
     pub fn is_exclusive(&self) -> bool {
         self.is_exclusive
     }
 
-    /// Takes away everything in the directory of checkpoints, in one step: after a crash either nothing was
-    /// touched or nothing is left. It is removed by [`RunLock::remove_cleared`].
+    /// Clears the directory of checkpoints in one step: after a crash either nothing or everything is cleared.
+    /// [`RunLock::remove_cleared`] removes the cleared files.
     ///
     /// # Errors
     /// [`Error::WrongPath`] if that directory is a link; [`Error::Io`].
@@ -198,13 +198,13 @@ impl RunLock {
         }
         self.remove_cleared()?;
         files.rename(checkpoints, &self.run.cleared())?;
-        // The name is gone for good before it is used again.
+        // Make the removal of the name durable before it is used again.
         files.sync_directory(out_dir)?;
         files.create_directory_if_absent(checkpoints)?;
         files.sync_directory(out_dir)
     }
 
-    /// Whether all checkpoints were taken away, and [`RunLock::remove_cleared`] has not ended since.
+    /// Whether checkpoints were cleared, and [`RunLock::remove_cleared`] has not completed since.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -212,7 +212,7 @@ impl RunLock {
         Ok(self.run.files.metadata_if_there(&self.run.cleared())?.is_some())
     }
 
-    /// Removes what [`RunLock::clear`] took away, in this process or in one that was killed.
+    /// Removes the files that [`RunLock::clear`] cleared, in this process or in one that was killed.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -224,8 +224,9 @@ impl RunLock {
         }
     }
 
-    /// Removes what interrupted saves and deletions of single checkpoints left, and what is set aside for saves. Call it
-    /// before the first rank saves or after the last. In object stores see [`RunLock::remove_other_attempts`].
+    /// Removes the leftovers of interrupted saves and of interrupted deletions of single checkpoints, and space
+    /// reserved for saves. Call it before the first rank saves or after the last has saved. For object stores, see
+    /// [`RunLock::remove_other_attempts`].
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -241,7 +242,7 @@ impl RunLock {
         Ok(())
     }
 
-    /// Removes what a save of this attempt that failed has left, if anything. Every rank must have ended its part.
+    /// Removes the leftovers of a failed save of this attempt, if any. Every rank must have ended its part.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -249,9 +250,9 @@ impl RunLock {
         self.run.files.remove_tree(&self.run.unfinished(step, self.attempt))
     }
 
-    /// Sets the checkpoint of a step aside, if there is one: its name gets `.mark` appended, under which it is none of the
-    /// run's checkpoints any more, and can still be inspected or named to go on from. In an object store its manifest is
-    /// given the name `manifest.mark.json` instead. Returns where that is now.
+    /// Sets the checkpoint of a step aside, if it exists: `.mark` is appended to its name. It is then no longer one of
+    /// the run's checkpoints, but can still be inspected or named explicitly to resume from. In an object store, its
+    /// manifest becomes `manifest.mark.json` instead. Returns its new path.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -270,9 +271,9 @@ impl RunLock {
         Ok(Some(aside))
     }
 
-    /// Deletes all complete checkpoints but the newest `count`, and never the newest of those up to step `proven`: what
-    /// was saved later may turn out to be of a run that has diverged; nor those of the steps `best`. On an error more are
-    /// left than asked for, and each is whole.
+    /// Deletes all complete checkpoints except the newest `count`, those of the steps `best`, and the newest one up to
+    /// step `proven`: later ones may turn out to belong to a run that has diverged. After an error more checkpoints are
+    /// left than requested, and each of them is complete.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -284,14 +285,14 @@ impl RunLock {
         old.iter().filter(|step| !is_kept(step)).try_for_each(|&step| self.delete(step))
     }
 
-    /// Deletes the complete checkpoints of all steps after `step`: those of the future, to a run that goes
-    /// back to an older checkpoint and will save these steps again.
+    /// Deletes the complete checkpoints of all steps after `step`, for a run that goes back to an older checkpoint and
+    /// will save these steps again.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn delete_after(&self, step: u64) -> Result<(), Error> {
         let steps = self.run.steps()?;
-        // The newest goes first: after a crash the newest one left is never older than `step`.
+        // Delete the newest first: after a crash the newest one left is never older than `step`.
         steps.iter().rev().take_while(|&&other| other > step).try_for_each(|&other| self.delete(other))
     }
 
@@ -301,7 +302,7 @@ impl RunLock {
             files.remove_if_there(&self.run.checkpoint(step).join(MANIFEST_FILE))?;
             return files.remove_tree(&self.run.checkpoint(step));
         }
-        // A name of this attempt's own: where there are no locks, another one may be deleting the same checkpoint.
+        // The name contains this attempt, because without locks another one may be deleting the same checkpoint.
         let doomed = checkpoints.join(format!("{}.{}.old.tmp", RunDir::name_of(step), self.attempt));
         files.remove_tree(&doomed)?;
         if files.rename_if_there(&self.run.checkpoint(step), &doomed)? {
@@ -311,7 +312,7 @@ impl RunLock {
     }
 }
 
-/// The step of a complete checkpoint by the name of its directory; each step has one name only.
+/// Parses the step from the name of a complete checkpoint's directory; each step has exactly one name.
 pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (RunDir::name_of(step) == name).then_some(step)

@@ -1,13 +1,13 @@
-//! JSON texts that end in their own digest.
+//! JSON texts that end with their own digest.
 //!
 //! ```text
 //! {"format":"..", .. ,"digest":"crc64:0123456789abcdef"}\n
-//! \___ body: digested ___/\___ fixed, but for the 16 digits ___/
+//! \___ body: digested ___/\___ fixed, except the 16 digits ___/
 //! ```
 //!
-//! The text stays valid JSON for other tools. Each byte either belongs to the digested body, or is a digit of
-//! the digest, or is one that the format fixes: so that no byte can change unnoticed. Digits are lower case,
-//! or the case of a digit could change.
+//! The text stays valid JSON for other tools. Each byte belongs to the digested body, is a digit of the digest, or is
+//! fixed by the format, so no byte can change unnoticed. Digits must be lower case; otherwise the case of a digit could
+//! change.
 
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::{
     error::Fault,
 };
 
-/// The longest sealed text that is read: some millions of chunks.
+/// Maximum length of a sealed text, in bytes: enough for some millions of chunks.
 pub(super) const SEALED_LEN_MAX: u64 = 256 << 20;
 
 const BEFORE_DIGITS: &[u8] = br#","digest":"crc64:"#;
@@ -24,7 +24,7 @@ const DIGITS: usize = 16;
 const AFTER_DIGITS: &[u8] = b"\"}\n";
 const TRAILER_LEN: usize = BEFORE_DIGITS.len() + DIGITS + AFTER_DIGITS.len();
 
-/// The sealed text of a value that serializes to an object with at least one field.
+/// Returns the sealed text of a value that serializes to an object with at least one field.
 pub(super) fn seal(object: &impl Serialize) -> Vec<u8> {
     let mut text =
         serde_json::to_vec(object).expect("texts of checkpoints have string keys and no failing fields");
@@ -36,7 +36,7 @@ pub(super) fn seal(object: &impl Serialize) -> Vec<u8> {
     text
 }
 
-/// The JSON object inside a sealed text, without its digest, which is checked.
+/// Verifies the digest of a sealed text, and returns the JSON object without it.
 pub(super) fn unseal(mut text: Vec<u8>) -> Result<Vec<u8>, Fault> {
     let body_len = text.len().checked_sub(TRAILER_LEN).ok_or_else(not_sealed)?;
     let (body, trailer) = text.split_at(body_len);
@@ -52,12 +52,12 @@ pub(super) fn unseal(mut text: Vec<u8>) -> Result<Vec<u8>, Fault> {
     Ok(text)
 }
 
-/// The last bytes are not those of a digest.
+/// The error for a text that does not end with a digest.
 fn not_sealed() -> Fault {
     Fault::new("it does not end in its own digest; it was cut off or changed, so use another checkpoint")
 }
 
-/// The number of exactly sixteen lower-case hexadecimal digits.
+/// Parses exactly sixteen lower-case hexadecimal digits.
 pub(super) fn parse_digits(digits: &[u8]) -> Option<u64> {
     let digit = |byte: &u8| match byte {
         b'0'..=b'9' => Some(u64::from(byte - b'0')),

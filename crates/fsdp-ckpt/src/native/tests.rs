@@ -1,4 +1,4 @@
-//! Tests of a save as a whole, on a file system that fails.
+//! Tests of whole saves, on a file system that fails.
 
 mod clearing;
 mod crash;
@@ -20,7 +20,7 @@ use crate::{
     safetensors::{TensorSpec, TensorType},
 };
 
-/// How the changes that were not durable survive, in every test of a crash.
+/// What survives a crash of the changes that were not durable; every crash test tries all of them.
 const SURVIVALS: [Survival; 9] = [
     Survival::Nothing,
     Survival::Everything,
@@ -61,7 +61,7 @@ fn row_bytes(tensor: &SavedTensor) -> usize {
     tensor.spec.shape.iter().skip(1).product::<usize>() * tensor.spec.dtype.size_bytes()
 }
 
-/// The bytes of all rows of a tensor at a step.
+/// Returns the bytes of all rows of a tensor at a step.
 fn data(tensor: &SavedTensor, step: u64) -> Vec<u8> {
     let len = tensor.row_count() * row_bytes(tensor);
     (0..len).map(|index| (index as u64 * 31 + step * 101 + tensor.spec.name.len() as u64) as u8).collect()
@@ -72,7 +72,7 @@ fn write_row(save: &mut RankSave, tensor: &SavedTensor, row: usize, step: u64) -
     save.write_rows(&tensor.spec.name, row, &data[row * len..][..len])
 }
 
-/// A save by all ranks in one thread: ranks take turns row by row. `is_committed` tells how it ended.
+/// Saves with all ranks in one thread, which take turns row by row. Sets `is_committed` to the result of the commit.
 fn save(lock: &RunLock, plan: &SavePlan, step: u64, is_committed: &mut bool) -> Result<(), Error> {
     let saved = save_parts(lock, plan, step).and_then(|reports| {
         let state = json!({ "step": step }).as_object().cloned().unwrap_or_else(Map::new);
@@ -99,7 +99,7 @@ fn save_parts(lock: &RunLock, plan: &SavePlan, step: u64) -> Result<Vec<RankRepo
     parts.into_iter().map(RankSave::finish).collect()
 }
 
-/// The checkpoint of a step is whole, and holds what was saved at that step.
+/// Checks that the checkpoint of a step is complete and contains what was saved at that step.
 fn check(files: &FaultyFiles, plan: &SavePlan, step: u64) {
     check_in(&run_dir(files), plan, step);
 }

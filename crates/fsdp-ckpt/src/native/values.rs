@@ -1,10 +1,10 @@
-//! Values that are not tensors, as JSON: plain where JSON says the same, tagged where it does not.
+//! Values that are not tensors, as JSON: plain if JSON can represent them exactly, otherwise tagged.
 //!
-//! `None`, booleans, 64-bit integers, text and lists are what they look like. Everything else is an object of
-//! one field that names the kind: `{"float":"3ff0000000000000"}` (bits, so that every value survives),
-//! `{"long":"hex"}`, `{"bytes":"hex"}`, `{"tuple":[..]}`, `{"set":[..]}`, `{"dict":[[key,value],..]}`,
-//! `{"global":[module,name]}`, `{"object":[[module,name],[args],state]}` (without `state` if there is none). Names of
-//! classes that are no part of a checkpoint format are opaque, as in pickles: conversions write none that could be run.
+//! `None`, booleans, 64-bit integers, text and lists are plain. Everything else is an object with one field that names
+//! the kind: `{"float":"3ff0000000000000"}` (bits, so that every value survives), `{"long":"hex"}`, `{"bytes":"hex"}`,
+//! `{"tuple":[..]}`, `{"set":[..]}`, `{"dict":[[key,value],..]}`, `{"global":[module,name]}`,
+//! `{"object":[[module,name],[args],state]}` (without `state` if it has none). Classes that are no part of a checkpoint
+//! format become opaque, as in pickles: conversions write none that could be run.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -13,10 +13,10 @@ use crate::{
     pickle::is_known,
 };
 
-/// How deep values may nest: each level takes up to three of the 128 that JSON readers descend.
+/// Maximum nesting of values: each level takes up to three of the 128 levels that JSON readers accept.
 const DEPTH_MAX: usize = 36;
 
-/// The value as JSON; none if it is nested too deeply.
+/// Converts a value to JSON. `None` if it is nested too deeply.
 pub(super) fn to_json(value: &Value) -> Option<Json> {
     write(value, DEPTH_MAX)
 }
@@ -52,7 +52,7 @@ fn write(value: &Value, depth: usize) -> Option<Json> {
     })
 }
 
-/// The value that JSON stands for; none if it is not what [`to_json`] makes.
+/// Converts JSON to a value. `None` if it is not in the form that [`to_json`] produces.
 pub(super) fn from_json(json: Json) -> Option<Value> {
     Some(match json {
         Json::Null => Value::None,
@@ -139,16 +139,16 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(|pair| Some((digit(pair[0])? << 4 | digit(pair[1])?) as u8)).collect()
 }
 
-/// The name of the value as which other formats carry the state of a run.
+/// Name of the value in which other formats store the state of a run.
 pub(crate) const RUN_STATE: &str = "run_state";
 
-/// The state of a run as a value, so that it survives in formats that have no place for it.
+/// Converts the state of a run to a value, so that it survives in formats without a place for it.
 pub(crate) fn run_state_to_value(fields: &Map<String, Json>) -> Value {
     let pair = |(key, value): (&String, &Json)| (Value::Str(key.clone()), plain_to_value(value));
     Value::Dict(fields.iter().map(pair).collect())
 }
 
-/// The state of a run that a value came from; none if it cannot have come from one.
+/// Converts a value back to the state of a run. `None` if it cannot have been converted from one.
 pub(crate) fn value_to_run_state(value: &Value) -> Option<Map<String, Json>> {
     match value_to_plain(value)? {
         Json::Object(fields) => Some(fields),

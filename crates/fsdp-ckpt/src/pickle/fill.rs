@@ -1,8 +1,8 @@
-//! Filling what is on the stack: a list with items, a set with items, a dict with pairs, an object of a known
-//! class with its state, one of an unknown class with anything, and nothing with anything else.
+//! Fills values on the stack: a list or a set with items, a dict with pairs, an object of a known class with its state,
+//! and an object of an unknown class with any of these. Nothing else can be filled.
 //!
-//! Python calls methods of whatever is on the stack here, so that any object can take part. Checking the kind
-//! first is what keeps this data.
+//! Python calls methods of the value on the stack here, so any object can take part. Checking the kind of the value
+//! first makes sure that only data is built.
 
 use super::{
     graph::{Node, NodeId},
@@ -49,12 +49,12 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Sets the state of the object on top.
+    /// Sets the state of the object on top of the stack.
     pub(super) fn build(&mut self) -> Result<(), Fault> {
         let state = self.pop()?;
         let is_dict = matches!(self.node(state), Node::Dict(_));
         match self.top_node()? {
-            // Attributes of an ordered dict: state dicts of modules keep versions there. Nothing reads them.
+            // Attributes of an ordered dict, such as the versions in state dicts of modules, are not needed.
             (_, Node::Dict(_)) if is_dict => Ok(()),
             (_, Node::Opaque(object)) => {
                 object.parts.push(state);
@@ -89,7 +89,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What is on top, and where the opcode is.
+    /// The value on top of the stack, and the position of the opcode.
     fn top_node(&mut self) -> Result<(usize, &mut Node), Fault> {
         let target = self.top()?;
         Ok((self.at, &mut self.nodes[target.0 as usize]))

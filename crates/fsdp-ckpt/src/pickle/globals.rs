@@ -1,23 +1,23 @@
 //! The closed table of classes and functions that checkpoint formats name.
 //!
-//! An entry says what a pickle may do with the name: call it (REDUCE), make an object of it (NEWOBJ), set the
-//! state of such an object (BUILD). All of these only describe; an entry without any is a constant such as a
-//! dtype. What is not in the table is opaque: this crate does not know what it means.
+//! An entry records how a pickle may use the name: call it (REDUCE), make an object of it (NEWOBJ), or set the state of
+//! such an object (BUILD). All of these only describe data. An entry with no use is a constant, such as a dtype. A name
+//! that is not in the table is opaque, since its meaning is unknown.
 
 use crate::checkpoint::Global;
 
-/// It may be called.
+/// The name may be called.
 const CALL: u8 = 1;
-/// Objects of it may be made.
+/// Objects of the class may be made.
 const NEW: u8 = 2;
-/// Its objects may be given a state.
+/// Objects of the class may be given a state.
 const STATE: u8 = 4;
-/// What dataclasses and plain classes do.
+/// The uses of dataclasses and plain classes.
 const CLASS: u8 = NEW | STATE;
-/// It is an enumeration, whose members are written as a call by value, or through `getattr` by name.
+/// The class is an enum, whose members are pickled as a call with the value, or as `getattr` with the name.
 const ENUM: u8 = CALL | 8;
 
-/// Modules, the names in them, and what may be done with these.
+/// Modules, names in these modules, and how the names may be used.
 type Entry = (&'static [&'static str], &'static [&'static str], u8);
 
 const BUILTINS: &[&str] = &["builtins", "__builtin__"];
@@ -118,7 +118,7 @@ const TABLE: &[Entry] = &[
     (&["numpy._core.numeric", "numpy.core.numeric"], &["_frombuffer"], CALL),
     (&["numpy"], &["ndarray"], 0),
     (&["numpy"], &["dtype"], CALL | STATE),
-    // What DeepSpeed leaves in its files beside tensors.
+    // Values in DeepSpeed's files other than tensors.
     (&["deepspeed.runtime.fp16.loss_scaler"], &["LossScaler", "DynamicLossScaler"], CALL | CLASS),
     (&["deepspeed.runtime.zero.config"], &["ZeroStageEnum"], ENUM),
     (&["deepspeed.runtime.zero.config"], &["DeepSpeedZeroConfig"], CLASS),
@@ -128,7 +128,7 @@ const TABLE: &[Entry] = &[
     (PARTITIONS, &["ZeroParamStatus", "ZeroParamType"], ENUM),
 ];
 
-/// A name of the table, by its place there: the entry, the module and the name in it.
+/// A name in the table, as indices of the entry, the module and the name in the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     entry: u8,
@@ -137,7 +137,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The place of this name.
+    /// Finds a name in the table.
     pub(super) fn find(module: &str, name: &str) -> Option<Known> {
         let place = |at: usize| u8::try_from(at).expect("the table is small");
         TABLE.iter().enumerate().find_map(|(entry, (modules, names, _))| {
@@ -147,7 +147,7 @@ impl Known {
         })
     }
 
-    /// Whether it is this name of this module.
+    /// Whether this is the given name of the given module.
     pub(crate) fn is(self, module: &str, name: &str) -> bool {
         self.name() == name && self.module() == module
     }
@@ -166,32 +166,32 @@ impl Known {
         TABLE[usize::from(self.entry)].2
     }
 
-    /// Whether calls of it are described.
+    /// Whether it may be called.
     pub(super) fn may_be_called(self) -> bool {
         self.uses() & CALL != 0
     }
 
-    /// Whether it is an enumeration.
+    /// Whether it is an enum.
     pub(super) fn is_enumeration(self) -> bool {
         self.uses() & ENUM == ENUM
     }
 
-    /// Whether objects of it are described.
+    /// Whether objects of it may be made.
     pub(super) fn may_be_made(self) -> bool {
         self.uses() & NEW != 0
     }
 
-    /// Whether its objects may have a state.
+    /// Whether its objects may be given a state.
     pub(super) fn may_have_state(self) -> bool {
         self.uses() & STATE != 0
     }
 
-    /// Module and name with a dot between, for messages.
+    /// Module and name joined by a dot, for messages.
     pub(crate) fn path(self) -> String {
         format!("{}.{}", self.module(), self.name())
     }
 
-    /// The name as a value.
+    /// Converts the name to a value.
     pub(crate) fn to_global(self) -> Global {
         Global { module: self.module().to_owned(), name: self.name().to_owned() }
     }

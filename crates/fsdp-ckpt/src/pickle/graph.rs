@@ -1,7 +1,6 @@
-//! What a pickle describes: a graph of values in which what is shared is there once.
+//! The result of parsing a pickle: a graph of values in which shared values occur once.
 //!
-//! Once checked, a graph has no cycles, is at most so deep that walking it recursively is safe, and no dict
-//! in it has a text or an integer twice as a key.
+//! A checked graph has no cycles, is shallow enough for recursion, and no dict in it repeats a text or integer key.
 
 use std::ops::Index;
 
@@ -13,11 +12,11 @@ use super::{
 };
 use crate::error::Fault;
 
-/// The place of a value in its graph.
+/// The index of a value in its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(pub(super) u32);
 
-/// A value. Its parts are named by their places.
+/// A value. It refers to its parts by index.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Node {
     None,
@@ -36,24 +35,24 @@ pub(crate) enum Node {
     Object(ObjectNode),
     /// A class or function that is not in the table.
     Unknown(Box<Unknown>),
-    /// An object of such a class.
+    /// An object of a class that is not in the table.
     Opaque(Box<OpaqueNode>),
-    /// What stands outside of the pickle, by its identifier: a storage in a file of PyTorch.
+    /// An object stored outside of the pickle, by its identifier: a storage in a PyTorch file.
     Persistent(NodeId),
 }
 
-/// A call that was not made, or an object by its class.
+/// An object of a class, or the unevaluated call of a function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ObjectNode {
     pub(crate) class: Known,
-    /// The arguments: a tuple.
+    /// The arguments, which are a tuple.
     pub(crate) args: NodeId,
-    /// What was set as its state.
+    /// The state that was set on the object.
     pub(crate) state: Option<NodeId>,
 }
 
 impl Node {
-    /// What it is, for messages.
+    /// The kind of value, for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Node::None => "None",
@@ -86,7 +85,7 @@ impl Node {
         }
     }
 
-    /// How many items or bytes it has of its own.
+    /// Number of direct items or bytes.
     pub(super) fn len(&self) -> usize {
         match self {
             Node::Long(bytes) | Node::Bytes(bytes) => bytes.len(),
@@ -98,7 +97,7 @@ impl Node {
         }
     }
 
-    /// The part of this number, in a fixed order.
+    /// The part with this index, in a fixed order.
     fn part(&self, index: usize) -> Option<NodeId> {
         match self {
             Node::List(items) | Node::Set(items) => items.get(index).copied(),
@@ -136,11 +135,11 @@ impl Index<NodeId> for Graph {
 }
 
 impl Graph {
-    /// The graph of these values, if it has no cycle, is not too deep and repeats no key.
+    /// Makes a graph of these values; fails if it has a cycle, is too deep or repeats a key.
     pub(super) fn checked(nodes: Vec<Node>, root: NodeId) -> Result<Graph, Fault> {
         let mut graph = Graph { nodes, root, has_forgotten_parts: false };
         if let Err(fault) = graph.check_depth() {
-            // Objects of programs may hold each other in circles. What is in those of unknown classes is dispensable.
+            // Objects may refer to each other in cycles. The contents of objects of unknown classes can be dropped.
             if !graph.forget_opaque_parts() {
                 return Err(fault);
             }
@@ -150,13 +149,13 @@ impl Graph {
         Ok(graph)
     }
 
-    /// The value of the whole pickle.
+    /// The root value of the pickle.
     pub(crate) fn root(&self) -> NodeId {
         self.root
     }
 
-    /// Whether what is in objects of unknown classes was left out, because some of them hold themselves or are nested too
-    /// deeply.
+    /// Whether the contents of objects of unknown classes were dropped, because some of these objects contain
+    /// themselves or are nested too deeply.
     pub(crate) fn has_forgotten_parts(&self) -> bool {
         self.has_forgotten_parts
     }
@@ -170,7 +169,7 @@ impl Graph {
         self.has_forgotten_parts
     }
 
-    /// The identifiers of everything outside of the pickle.
+    /// The identifiers of all objects stored outside of the pickle.
     pub(crate) fn persistent(&self) -> impl Iterator<Item = NodeId> {
         self.nodes.iter().filter_map(|node| match node {
             Node::Persistent(id) => Some(*id),
@@ -186,11 +185,11 @@ impl Graph {
         })
     }
 
-    /// Visits what the root reaches, each node once and after its parts.
+    /// Visits all nodes that the root reaches, each once and after its parts.
     fn check_depth(&self) -> Result<(), Fault> {
         const UNSEEN: u32 = 0;
         const OPEN: u32 = u32::MAX;
-        // The depth of what lies below each node, from 1.
+        // The depth of the subgraph of each node, from 1.
         let mut depths = vec![UNSEEN; self.nodes.len()];
         let mut open = vec![(self.root, 0)];
         depths[self.root.0 as usize] = OPEN;
@@ -239,17 +238,17 @@ impl Graph {
         Ok(())
     }
 
-    /// The text, if it is one.
+    /// The text at `id`; `None` for any other value.
     pub(crate) fn str(&self, id: NodeId) -> Option<&str> {
         self[id].text()
     }
 
-    /// The integer, if it is one and not negative.
+    /// The integer at `id`; `None` if it is not an integer or is negative.
     pub(crate) fn u64(&self, id: NodeId) -> Option<u64> {
         self[id].int().and_then(|int| u64::try_from(int).ok())
     }
 
-    /// The items of a list, a tuple or a `torch.Size`.
+    /// The items of a list, a tuple or a `torch.Size`; `None` for any other value.
     pub(crate) fn items(&self, id: NodeId) -> Option<&[NodeId]> {
         match &self[id] {
             Node::List(items) => Some(items),
@@ -262,12 +261,12 @@ impl Graph {
         }
     }
 
-    /// Dimensions or indices: a list, a tuple or a `torch.Size` of integers that are not negative.
+    /// Dimensions or indices: a list, a tuple or a `torch.Size` of non-negative integers; `None` for any other value.
     pub(crate) fn dims(&self, id: NodeId) -> Option<Vec<u64>> {
         self.items(id)?.iter().map(|&item| self.u64(item)).collect()
     }
 
-    /// The pairs of a dict.
+    /// The pairs of a dict; `None` for any other value.
     pub(crate) fn pairs(&self, id: NodeId) -> Option<&[(NodeId, NodeId)]> {
         match &self[id] {
             Node::Dict(pairs) => Some(pairs),
@@ -293,7 +292,7 @@ impl Graph {
         }
     }
 
-    /// The object, if it is one.
+    /// The object at `id`; `None` for any other value.
     pub(crate) fn object(&self, id: NodeId) -> Option<&ObjectNode> {
         match &self[id] {
             Node::Object(object) => Some(object),

@@ -1,4 +1,4 @@
-//! The bytes of a pickle, read forward with checked lengths.
+//! Reads the bytes of a pickle from front to back, with checked lengths.
 
 use super::{STRING_BYTES_MAX, too_large};
 use crate::error::Fault;
@@ -44,7 +44,7 @@ impl<'a> Input<'a> {
         Ok(u64::from_le_bytes(wide))
     }
 
-    /// Bytes after their length, which is a number of `N` bytes.
+    /// Bytes that follow their length, which is a number of `N` bytes.
     pub(super) fn counted<const N: usize>(&mut self, what: &str) -> Result<&'a [u8], Fault> {
         let at = self.at;
         let len = self.unsigned::<N>(what)?;
@@ -54,13 +54,13 @@ impl<'a> Input<'a> {
         self.take(len as usize, what)
     }
 
-    /// Text after its length, which is a number of `N` bytes.
+    /// Text that follows its length, which is a number of `N` bytes.
     pub(super) fn text<const N: usize>(&mut self) -> Result<&'a str, Fault> {
         let at = self.at;
         str::from_utf8(self.counted::<N>("a text")?).map_err(|_| not_utf8(at))
     }
 
-    /// Text up to a line feed, which is taken too.
+    /// Text up to a line feed, which is consumed too.
     pub(super) fn line(&mut self) -> Result<&'a str, Fault> {
         let at = self.at;
         let rest = &self.bytes[at..];

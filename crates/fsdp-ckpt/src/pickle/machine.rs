@@ -1,8 +1,9 @@
 //! The stack machine: runs the opcodes and builds the nodes.
 //!
-//! It follows Python's machine in what the formats use, with these differences: it knows no opcode that needs
-//! an import, calls are objects, containers are filled only as what they are (items of a list go into a list, pairs into a
-//! dict), a state is set once and only on objects that have one, and common small values are one node each.
+//! It behaves as Python's machine for the opcodes that the formats use, with these differences: it has no opcode that
+//! needs an import; a call becomes an object; containers can only be filled with what they hold (a list with items, a
+//! dict with pairs); a state can be set only once, and only on an object that may have one; and common small values
+//! share one node each.
 
 use super::{
     MEMO_MAX, NODES_MAX,
@@ -15,14 +16,14 @@ use super::{
 };
 use crate::{checkpoint::Global, error::Fault};
 
-/// How many parts calls may copy out of their arguments, per byte of the pickle. Arguments are written for
-/// one call each, so files need one at most; without a limit, a few bytes could copy the same long list again
+/// Maximum number of parts that calls may copy out of their arguments, per byte of the pickle. A file needs at most
+/// one, since arguments are written for one call each. Without a limit, a few bytes could copy the same long list again
 /// and again.
 const COPIES_PER_BYTE: usize = 16;
-/// Integers from 0 that have one node each.
+/// Number of integers, from 0, that share one node each.
 const SMALL_INTS: usize = 256;
 
-/// Runs the pickle that `bytes` begin with; returns all nodes, the place of the result, and how long the pickle is.
+/// Runs the pickle at the start of `bytes`. Returns all nodes, the index of the result, and the pickle's length.
 pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId, usize), Fault> {
     let mut machine = Machine::new(bytes);
     machine.header()?;
@@ -37,14 +38,14 @@ pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId, usize), Fault> {
 
 pub(super) struct Machine<'a> {
     input: Input<'a>,
-    /// Where the opcode that runs begins.
+    /// Position of the current opcode.
     pub(super) at: usize,
     pub(super) nodes: Vec<Node>,
     stack: Vec<NodeId>,
-    /// Lengths of the stack where marks were set.
+    /// Stack lengths at which marks were set.
     marks: Vec<usize>,
     memo: Memo,
-    /// Places of values that are written once: integers, truth values, None and the empty tuple.
+    /// Nodes of values that are shared: small integers, booleans, None and the empty tuple.
     small_ints: [Option<NodeId>; SMALL_INTS],
     constants: [Option<NodeId>; 4],
     copies_max: usize,
@@ -67,7 +68,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Every pickle of these protocols begins by naming its protocol.
+    /// Reads the opcode that every pickle of these protocols begins with, which gives its protocol.
     fn header(&mut self) -> Result<(), Fault> {
         match (self.input.byte("the protocol")?, self.input.byte("the protocol")?) {
             (op::PROTO, 2..=5) => Ok(()),
@@ -75,7 +76,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs one opcode; true after the last one.
+    /// Runs one opcode; returns true after the last one.
     fn step(&mut self) -> Result<bool, Fault> {
         self.at = self.input.at();
         let opcode = self.input.byte("an opcode")?;
@@ -107,7 +108,7 @@ impl<'a> Machine<'a> {
         Ok(false)
     }
 
-    /// The node of a value that takes nothing from the stack and is the same every time.
+    /// The shared node of a constant; `None` if the opcode does not push one.
     fn constant(&mut self, opcode: u8) -> Result<Option<NodeId>, Fault> {
         let (slot, node) = match opcode {
             op::NONE => (0, Node::None),
@@ -122,7 +123,7 @@ impl<'a> Machine<'a> {
         Ok(self.constants[slot])
     }
 
-    /// The node that an opcode makes of its argument and of the stack.
+    /// The node that an opcode makes from its argument and the stack.
     fn made(&mut self, opcode: u8) -> Result<NodeId, Fault> {
         let node = match opcode {
             op::BININT => {
@@ -227,7 +228,7 @@ impl<'a> Machine<'a> {
         Ok(Node::Object(ObjectNode { class, args, state: None }))
     }
 
-    /// The object of an unknown class; none if the class is known.
+    /// The object of an unknown class; `None` if the class is known.
     fn opaque(&self, class: NodeId, args: NodeId) -> Result<Option<Node>, Fault> {
         match (opaque::called(self, class, args), self.node(args)) {
             (Some(object), Node::Tuple(_)) => Ok(Some(object)),
@@ -236,7 +237,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The class, if these are a class and a tuple.
+    /// Checks that these are a known class and a tuple; returns the class.
     fn check_class_and_args(&self, class: NodeId, args: NodeId) -> Result<Known, Fault> {
         match (self.node(class), self.node(args)) {
             (Node::Global(class), Node::Tuple(_)) => Ok(*class),
@@ -267,7 +268,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Adds a node, as long as there are not too many.
+    /// Adds a node; fails if there are too many.
     pub(super) fn add(&mut self, node: Node) -> Result<NodeId, Fault> {
         if self.nodes.len() >= NODES_MAX {
             return Err(too_large(self.at, "values", NODES_MAX));
@@ -276,7 +277,7 @@ impl<'a> Machine<'a> {
         Ok(NodeId((self.nodes.len() - 1) as u32))
     }
 
-    /// Counts parts that a call copies out of its arguments.
+    /// Counts the parts that a call copies out of its arguments.
     pub(super) fn count_copies(&mut self, count: usize) -> Result<(), Fault> {
         self.copies += count;
         if self.copies > self.copies_max {
@@ -289,7 +290,7 @@ impl<'a> Machine<'a> {
         &self.nodes[id.0 as usize]
     }
 
-    /// The items of a tuple that was checked to be one.
+    /// The items of a tuple whose kind was checked before.
     pub(super) fn args(&self, id: NodeId) -> &[NodeId] {
         match self.node(id) {
             Node::Tuple(args) => args,
@@ -297,7 +298,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Where the part of the stack begins that belongs to the last mark.
+    /// The start of the stack above the last mark.
     fn bottom(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -312,7 +313,7 @@ impl<'a> Machine<'a> {
         Ok(id)
     }
 
-    /// The last `N` values, in the order they were pushed.
+    /// Pops the last `N` values, in the order in which they were pushed.
     pub(super) fn pop_many<const N: usize>(&mut self) -> Result<[NodeId; N], Fault> {
         let start = self.stack.len().checked_sub(N).filter(|&start| start >= self.bottom());
         let start = start.ok_or_else(|| underflow(self.at))?;
@@ -321,24 +322,24 @@ impl<'a> Machine<'a> {
         Ok(items)
     }
 
-    /// All values above the last mark, which is taken away.
+    /// Pops the last mark and all values above it.
     pub(super) fn pop_to_mark(&mut self) -> Result<Vec<NodeId>, Fault> {
         let mark = self.marks.pop().ok_or_else(|| underflow(self.at))?;
         Ok(self.stack.split_off(mark))
     }
 }
 
-/// An opcode found something else on the stack than it needs.
+/// The fault for an opcode that needs another kind of value than it finds on the stack.
 pub(super) fn wrong_operand(at: usize, expected: &str, found: &Node) -> Fault {
     Fault::at(at, format!("an opcode needs {expected} and finds {}", found.kind()))
 }
 
-/// A known global is used in a way that the formats do not: "called".
+/// The fault for a use of a known global that no format makes. `used` is a participle such as "called".
 pub(super) fn wrong_use(at: usize, global: Known, used: &str) -> Fault {
     Fault::at(at, format!("`{}` cannot be {used}", global.path()))
 }
 
-/// An opcode reads below the bottom of the stack or below a mark.
+/// The fault for an opcode that reads below the bottom of the stack or below a mark.
 pub(super) fn underflow(at: usize) -> Fault {
     Fault::at(at, "an opcode takes more from the stack than there is")
 }

@@ -1,6 +1,6 @@
-//! The memo: what was stored under a number, to be put on the stack again.
+//! The memo: values stored under a number, so that they can be pushed again.
 //!
-//! Writers number what they store in order from 0, so nearly everything lies in a list. Other numbers are legal.
+//! Writers number the values in order from 0, so nearly all are in a vector. Other numbers are legal.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct Memo {
 }
 
 impl Memo {
-    /// Stores a value under a number, in place of what was there.
+    /// Stores a value under a number, replacing any previous value.
     pub(super) fn insert(&mut self, index: u64, id: NodeId) {
         let next = self.in_order.len() as u64;
         if index < next {
@@ -32,7 +32,7 @@ impl Memo {
         self.in_order.get(index as usize).or_else(|| self.others.get(&index)).copied()
     }
 
-    /// How many values are stored.
+    /// Number of stored values.
     pub(super) fn len(&self) -> u64 {
         (self.in_order.len() + self.others.len()) as u64
     }

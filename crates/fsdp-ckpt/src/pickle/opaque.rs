@@ -1,7 +1,7 @@
-//! What a pickle names beyond the table: classes of users and libraries, and objects of them.
+//! Names outside of the table: classes of users and libraries, and objects of these classes.
 //!
-//! Their meaning is unknown, so they stay opaque. Nothing of them is looked up or run, and all that is kept is the
-//! name of the class and the parts that the pickle put into the object, because there may be tensors among these.
+//! Their meaning is unknown, so they stay opaque. Nothing is looked up or run. An object keeps only the name of its
+//! class and the parts that the pickle put into it, because these may include tensors.
 
 use super::{
     graph::{Node, NodeId},
@@ -14,23 +14,23 @@ use crate::{checkpoint::Global, error::Fault};
 pub(crate) struct Unknown {
     /// Its name.
     pub(crate) global: Global,
-    /// The byte of the pickle that names it.
+    /// Position in the pickle of the opcode that names it.
     pub(crate) offset: u64,
 }
 
-/// An object of an unknown class, or what an unknown function would have returned.
+/// An object of an unknown class, or the result of an unknown function.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OpaqueNode {
     /// The class or function.
     pub(crate) class: Global,
-    /// Arguments, states and items of a list or set, in the order in which they came.
+    /// Arguments, states, and items of a list or set, in the order of the pickle.
     pub(crate) parts: Vec<NodeId>,
-    /// Items of a dict.
+    /// Pairs of a dict.
     pub(crate) pairs: Vec<(NodeId, NodeId)>,
 }
 
 impl Unknown {
-    /// The refusal, where nothing unknown may be.
+    /// The fault for an unknown name where none is allowed.
     pub(crate) fn fault(&self) -> Fault {
         let Global { module, name } = self.global.clone();
         Fault::UnknownGlobal { offset: self.offset, module, name }
@@ -38,14 +38,14 @@ impl Unknown {
 }
 
 impl OpaqueNode {
-    /// The part of this number: first parts, then keys and items in turn.
+    /// The part with this index: first the parts, then keys and values in turn.
     pub(super) fn part(&self, index: usize) -> Option<NodeId> {
         let Some(index) = index.checked_sub(self.parts.len()) else { return Some(self.parts[index]) };
         let (key, item) = *self.pairs.get(index / 2)?;
         Some(if index.is_multiple_of(2) { key } else { item })
     }
 
-    /// Drops all parts; whether there were any.
+    /// Drops all parts; returns whether there were any.
     pub(super) fn forget_parts(&mut self) -> bool {
         let had_parts = !self.parts.is_empty() || !self.pairs.is_empty();
         (self.parts, self.pairs) = (Vec::new(), Vec::new());
@@ -53,7 +53,7 @@ impl OpaqueNode {
     }
 }
 
-/// The object that a call of an unknown class or function gives; none if the callee is known.
+/// The object that a call of an unknown class or function returns; `None` if the callee is known.
 pub(super) fn called(machine: &Machine<'_>, callee: NodeId, args: NodeId) -> Option<Node> {
     let class = match machine.node(callee) {
         Node::Unknown(unknown) => made_class(machine, &unknown.global, args),
@@ -63,7 +63,7 @@ pub(super) fn called(machine: &Machine<'_>, callee: NodeId, args: NodeId) -> Opt
     Some(Node::Opaque(Box::new(OpaqueNode { class, parts: vec![args], pairs: Vec::new() })))
 }
 
-/// The class of the object: functions of `copyreg` make objects of the class that they are given.
+/// The class of the result: functions of `copyreg` make an object of their first argument.
 fn made_class(machine: &Machine<'_>, callee: &Global, args: NodeId) -> Global {
     let makes_first = matches!(&callee.module[..], "copyreg" | "copy_reg");
     let first = match machine.node(args) {
@@ -76,7 +76,7 @@ fn made_class(machine: &Machine<'_>, callee: &Global, args: NodeId) -> Global {
     }
 }
 
-/// `getattr` of something unknown: a class inside of a class, a member of an enumeration, a method.
+/// Evaluates `getattr` of an opaque value: a nested class, an enum member or a method.
 pub(super) fn attribute(machine: &Machine<'_>, of: NodeId, name: NodeId) -> Option<Node> {
     let Node::Str(name) = machine.node(name) else { return None };
     let global = match machine.node(of) {

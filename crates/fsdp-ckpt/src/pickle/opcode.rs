@@ -1,7 +1,7 @@
-//! The opcodes that are read: protocol 2, and what protocols 4 and 5 write in their place.
+//! The supported opcodes: those of protocol 2, and those that protocols 4 and 5 use instead.
 //!
-//! Left out on purpose: the text forms of protocol 0, INST and OBJ (classes of Python 2), the extension
-//! registry, out-of-band buffers, and keyword arguments of constructors. No checkpoint format needs them.
+//! Deliberately not supported, since no checkpoint format needs them: the text opcodes of protocol 0, INST and OBJ
+//! (classes of Python 2), the extension registry, out-of-band buffers, and keyword arguments of constructors.
 
 pub(super) const MARK: u8 = b'(';
 pub(super) const STOP: u8 = b'.';
@@ -56,7 +56,7 @@ pub(super) const NEWOBJ: u8 = 0x81;
 pub(super) const BUILD: u8 = b'b';
 pub(super) const BINPERSID: u8 = b'Q';
 
-/// The names of opcodes that pickles outside of checkpoints use, for messages.
+/// The names of unsupported opcodes, for messages.
 pub(super) fn name(opcode: u8) -> String {
     let name = match opcode {
         b'i' => "INST",

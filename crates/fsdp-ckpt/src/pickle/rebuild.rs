@@ -1,7 +1,7 @@
-//! Calls that stand for plain values: containers and bytes that a pickle writes as a call of their
+//! Evaluates calls that stand for plain values: containers and bytes that a pickle writes as a call of their
 //! constructor.
 //!
-//! Everything else that is called stays an object of its class and arguments.
+//! Any other call stays an object with its class and arguments.
 
 use super::{
     globals::Known,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::error::Fault;
 
-/// The value of a call of `class` with a tuple of arguments.
+/// The result of calling `class` with a tuple of arguments.
 pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Result<Node, Fault> {
     if !class.may_be_called() {
         return Err(wrong_use(machine.at, class, "called"));
@@ -32,7 +32,7 @@ pub(super) fn call(machine: &mut Machine<'_>, class: Known, args: NodeId) -> Res
         ("_codecs", "encode") => encode,
         _ => return Ok(object),
     };
-    // What a constructor may copy: the items of its first argument.
+    // A constructor copies at most the items of its first argument.
     let len = machine.args(args).first().map_or(0, |&first| machine.node(first).len());
     machine.count_copies(len)?;
     plain(machine, machine.args(args)).ok_or_else(|| wrong_arguments(machine, class))
@@ -42,7 +42,7 @@ fn wrong_arguments(machine: &Machine<'_>, class: Known) -> Fault {
     wrong_use(machine.at, class, "called with these arguments")
 }
 
-/// Nothing, a dict, or a list of pairs.
+/// A dict of no arguments, of a dict, or of a list of pairs.
 fn dict(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     let pairs = match args {
         [] => Vec::new(),
@@ -65,7 +65,7 @@ fn pair(machine: &Machine<'_>, item: NodeId) -> Option<(NodeId, NodeId)> {
     .map(|[key, value]| (key, value))
 }
 
-/// A dict whose default is made by a class or function, which is dropped: all pairs are in the file.
+/// A dict with a default factory, which is dropped since all pairs are in the file.
 fn default_dict(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     match args {
         [] => Some(Node::Dict(Vec::new())),
@@ -97,14 +97,14 @@ fn bytes(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
             Node::Bytes(bytes) => Some(Node::Bytes(bytes.clone())),
             _ => None,
         },
-        // `bytearray` of text, which protocol 2 uses.
+        // Protocol 2 writes a `bytearray` as text with an encoding.
         [text, encoding] => encode(machine, &[*text, *encoding]),
         _ => None,
     }
 }
 
-/// `getattr` of a class by name is how protocol 2 writes nested classes, and Python 3.11 members of
-/// enumerations, which stay the objects they are.
+/// Evaluates `getattr` of a class. Protocol 2 writes nested classes this way, and Python 3.11 enum members, which stay
+/// unevaluated objects.
 fn part_of_class(machine: &Machine<'_>, object: Node, args: &[NodeId]) -> Option<Node> {
     let [of, name] = args else { return None };
     if let Some(unknown) = opaque::attribute(machine, *of, *name) {
@@ -121,7 +121,7 @@ fn empty_list(_: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     args.is_empty().then(|| Node::List(Vec::new()))
 }
 
-/// Bytes as protocol 2 writes them: as text of their Latin-1 characters.
+/// Evaluates the call with which protocol 2 writes bytes: the encoding of Latin-1 text.
 fn encode(machine: &Machine<'_>, args: &[NodeId]) -> Option<Node> {
     let [text, encoding] = args else { return None };
     match (machine.node(*text), machine.node(*encoding)) {

@@ -1,4 +1,4 @@
-//! Pickles by hand: what is read, and what hostile ones run into.
+//! Handmade pickles: which are read, and which limits stop hostile ones.
 
 use proptest::prelude::*;
 
@@ -169,7 +169,7 @@ fn refuses_deep_nesting_and_survives_it_at_any_size() {
 
 #[test]
 fn shared_parts_are_not_written_out_without_end() {
-    // Each list holds the one before it ten times: a billion texts after nine steps.
+    // Each list holds the previous one ten times: a billion texts after nine steps.
     let mut body = [&text("ha"), &b"q\x00"[..]].concat();
     for step in 0..9u8 {
         body.push(b'(');

@@ -1,12 +1,12 @@
-//! Values of a graph written out as trees, under a limit on their size.
+//! Expands values of a graph to trees, under a limit on their size.
 //!
-//! A few bytes can describe a value that holds itself a billion times through shared parts. Writing out
-//! counts every byte that the result will take and stops at the limit.
+//! With shared parts, a few bytes can describe a value that contains another one a billion times. Expansion counts
+//! every byte of the result and stops at the limit.
 
 use super::{EXPANDED_BYTES_MAX, Graph, Node, NodeId};
 use crate::{checkpoint::Value, error::Fault};
 
-/// Bytes that values written out may still take.
+/// Bytes that expanded values may still take.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
@@ -17,7 +17,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Takes the bytes of one value with `len` bytes of its own.
+    /// Takes the bytes of one value whose own data has `len` bytes.
     pub(crate) fn take(&mut self, len: usize) -> Result<(), Fault> {
         let need = (size_of::<Value>() + len) as u64;
         let expansion = || format!("written out, its shared parts need more than {EXPANDED_BYTES_MAX} bytes");
@@ -27,10 +27,10 @@ impl Budget {
 }
 
 impl Graph {
-    /// The value at `id` as a tree. Something outside of the pickle becomes its identifier.
+    /// Expands the value at `id` to a tree. An object stored outside of the pickle becomes its identifier.
     ///
     /// # Errors
-    /// When the tree needs more than the budget has.
+    /// If the tree exceeds the budget.
     pub(crate) fn value(&self, id: NodeId, budget: &mut Budget) -> Result<Value, Fault> {
         let len = match &self[id] {
             Node::Str(text) => text.len(),

@@ -1,19 +1,19 @@
-//! Pickles of protocol 2, as torch writes them.
+//! Writes pickles of protocol 2, as torch does.
 //!
-//! The writer knows opcodes, not formats: callers name globals and nest calls. Short texts and all globals go
-//! through the memo, so that a name that occurs a hundred thousand times costs a few bytes each time, in the
-//! file and in the reader. Only opcodes that `torch.load(weights_only=True)` accepts are used, apart from
-//! integers of more than 255 bytes, which have no other form.
+//! The writer knows opcodes, not formats: callers name globals and nest calls. Short texts and all globals go through
+//! the memo, so a name that occurs a hundred thousand times costs only a few bytes each time, both in the file and in
+//! the reader. All opcodes are accepted by `torch.load(weights_only=True)`, except the one for integers of more than
+//! 255 bytes, which have no other form.
 
 use std::collections::HashMap;
 
 use super::globals::Known;
 use crate::checkpoint::{Global, Value};
 
-/// Longer texts rarely repeat and are written out each time.
+/// Maximum length of a text in the memo. Longer texts rarely repeat.
 const MEMO_TEXT_LEN_MAX: usize = 256;
 
-/// A pickle that is being written.
+/// A pickle under construction.
 pub(crate) struct PickleWriter {
     out: Vec<u8>,
     texts: HashMap<String, u32>,
@@ -55,7 +55,7 @@ impl PickleWriter {
         }
     }
 
-    /// A length, an offset or a dimension.
+    /// Writes a length, an offset or a dimension.
     pub(crate) fn count(&mut self, value: u64) {
         match i64::try_from(value) {
             Ok(value) => self.int(value),
@@ -67,7 +67,7 @@ impl PickleWriter {
         }
     }
 
-    /// An integer as two's complement, little-endian.
+    /// Writes an integer given as little-endian two's complement.
     pub(crate) fn long(&mut self, bytes: &[u8]) {
         match u8::try_from(bytes.len()) {
             Ok(len) => self.out.extend([0x8a, len]),
@@ -97,7 +97,7 @@ impl PickleWriter {
         }
     }
 
-    /// A class or function by name.
+    /// Writes the name of a class or function.
     pub(crate) fn global(&mut self, module: &str, name: &str) {
         let global = Global { module: module.to_owned(), name: name.to_owned() };
         if let Some(&slot) = self.globals.get(&global) {
@@ -108,35 +108,35 @@ impl PickleWriter {
         self.globals.insert(global, slot);
     }
 
-    /// A tuple of what `items` writes.
+    /// Writes a tuple of the items that `items` writes.
     pub(crate) fn tuple(&mut self, items: impl FnOnce(&mut Self)) {
         self.out.push(b'(');
         items(self);
         self.out.push(b't');
     }
 
-    /// A list of what `items` writes.
+    /// Writes a list of the items that `items` writes.
     pub(crate) fn list(&mut self, items: impl FnOnce(&mut Self)) {
         self.out.extend(b"](");
         items(self);
         self.out.push(b'e');
     }
 
-    /// A dict of the keys and values that `items` writes in turn.
+    /// Writes a dict of the keys and values that `items` writes in turn.
     pub(crate) fn dict(&mut self, items: impl FnOnce(&mut Self)) {
         self.out.extend(b"}(");
         items(self);
         self.out.push(b'u');
     }
 
-    /// What a call of a function or class with the arguments that `args` writes gives.
+    /// Writes a call of a function or class with the arguments that `args` writes.
     pub(crate) fn call(&mut self, module: &str, name: &str, args: impl FnOnce(&mut Self)) {
         self.global(module, name);
         self.tuple(args);
         self.out.push(b'R');
     }
 
-    /// An object of a class, made without arguments, with the state that `state` writes.
+    /// Writes an object of a class, made without arguments, with the state that `state` writes.
     pub(crate) fn object(&mut self, module: &str, name: &str, state: impl FnOnce(&mut Self)) {
         self.global(module, name);
         self.out.extend(b")\x81");
@@ -144,23 +144,23 @@ impl PickleWriter {
         self.out.push(b'b');
     }
 
-    /// What the reader of the archive knows by the tuple that `items` writes.
+    /// Writes an object stored outside of the pickle; `items` writes its identifier, a tuple.
     pub(crate) fn persistent(&mut self, items: impl FnOnce(&mut Self)) {
         self.tuple(items);
         self.out.push(b'Q');
     }
 
-    /// A `torch.Size`, as PyTorch's metadata and pickled shapes have it.
+    /// Writes a `torch.Size`, as in PyTorch's metadata and pickled shapes.
     pub(crate) fn torch_size(&mut self, dims: &[u64]) {
         self.call("torch", "Size", |w| w.counts(dims));
     }
 
-    /// A tuple of integers.
+    /// Writes a tuple of integers.
     pub(crate) fn counts(&mut self, counts: &[u64]) {
         self.tuple(|w| counts.iter().for_each(|&count| w.count(count)));
     }
 
-    /// Any value. Its nesting is as deep as a reader allowed.
+    /// Writes any value. Recursion is safe, since readers limit the depth of values.
     pub(crate) fn value(&mut self, value: &Value) {
         match value {
             Value::None => self.none(),
@@ -180,7 +180,7 @@ impl PickleWriter {
         }
     }
 
-    /// An object by the way it was read: called with arguments, or made without and given a state.
+    /// Writes an object as it was read: called with arguments, or made without arguments and given a state.
     fn object_value(&mut self, class: &Global, args: &[Value], state: Option<&Value>) {
         let known = Known::find(&class.module, &class.name);
         let is_made = known.is_some_and(|known| {
@@ -206,7 +206,7 @@ impl PickleWriter {
         }
     }
 
-    /// Protocol 2 has no bytes: it encodes a text of the same code points.
+    /// Writes bytes as a call that encodes text with the same code points, since protocol 2 has no bytes.
     fn bytes(&mut self, bytes: &[u8]) {
         let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
         self.call("_codecs", "encode", |w| {
@@ -230,7 +230,7 @@ impl PickleWriter {
         self.slot([b'h', b'j'], slot);
     }
 
-    /// An opcode for a slot of the memo, in its short form where that is enough.
+    /// Writes an opcode for a memo slot, in the short form if the slot fits one byte.
     fn slot(&mut self, [short, long]: [u8; 2], slot: u32) {
         match u8::try_from(slot) {
             Ok(slot) => self.out.extend([short, slot]),

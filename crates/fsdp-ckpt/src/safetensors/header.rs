@@ -1,6 +1,6 @@
-//! The header of a safetensors file: read from bytes and verified, or laid out for a new file.
+//! The header of a safetensors file: parsed and verified, or laid out for a new file.
 //!
-//! Pure: bytes and lengths in, values out; files are the business of the reader and of the export.
+//! This module does no I/O: it works on bytes and lengths. The reader and the exporter access files.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::error::Fault;
 
-/// The longest header that is read or written, in bytes: the limit of the reference implementation.
+/// Maximum length of a header in bytes, for reading and writing. It is the limit of the reference implementation.
 pub const HEADER_LEN_MAX: u64 = 100_000_000;
 
-/// Bytes of the length in front of the header.
+/// Bytes of the length field before the header.
 pub(super) const LENGTH_BYTES: u64 = 8;
 
-/// The `__metadata__` of a file.
+/// The `__metadata__` of a file: free-form text by key.
 pub type Metadata = BTreeMap<String, String>;
 
 /// A tensor to be written: its name, dtype and shape.
@@ -30,7 +30,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
 }
 
-/// A tensor in a file: what it is and where its bytes lie.
+/// A tensor in a file: its name, dtype and shape, and the range of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     spec: TensorSpec,
@@ -40,7 +40,7 @@ pub struct TensorEntry {
 }
 
 impl TensorEntry {
-    /// The name.
+    /// The name, unique in the file.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
@@ -55,7 +55,7 @@ impl TensorEntry {
         &self.spec.shape
     }
 
-    /// The bytes of the tensor, counted from the end of the header.
+    /// The range of the tensor's bytes, counted from the end of the header.
     pub fn data_range(&self) -> Range<u64> {
         self.start..self.end
     }
@@ -65,7 +65,7 @@ impl TensorEntry {
         self.end - self.start
     }
 
-    /// Rows: the first dimension, or 1 for a 0-d tensor.
+    /// Number of rows: the first dimension, or 1 for a 0-d tensor.
     pub fn row_count(&self) -> usize {
         self.spec.shape.first().copied().unwrap_or(1)
     }
@@ -75,12 +75,12 @@ impl TensorEntry {
         self.row_bytes
     }
 
-    /// Elements of one row.
+    /// Number of elements in one row.
     pub fn row_len(&self) -> u64 {
         self.row_bytes / self.spec.dtype.size_bytes() as u64
     }
 
-    /// Places a tensor at `start`, with all its arithmetic checked.
+    /// Places a tensor at byte `start` of the data, with checked arithmetic.
     pub(crate) fn place(spec: TensorSpec, start: u64) -> Result<TensorEntry, Fault> {
         let size_bytes = spec.dtype.size_bytes() as u64;
         let row_bytes =
@@ -94,7 +94,7 @@ impl TensorEntry {
     }
 }
 
-/// A verified header: its tensors account for every byte of the file after it.
+/// A verified header: its tensors account for every byte of the file after the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     entries: Vec<TensorEntry>,
@@ -104,11 +104,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// The length of the header (without the eight bytes of the length itself) from the first bytes of a
-    /// file, checked against the limit and the length of the file.
+    /// Reads the length of the header, without the eight bytes of the length field, from the first bytes of a file.
+    /// Checks it against the limit and the length of the file.
     ///
     /// # Errors
-    /// When it is above the limit, or the file ends before the header does.
+    /// If it is above the limit, or the file ends before the header does.
     pub fn parse_length(prefix: &[u8], file_len: u64) -> Result<u64, Fault> {
         let bytes = prefix.first_chunk::<8>().filter(|_| file_len >= LENGTH_BYTES);
         let too_short =
@@ -119,10 +119,10 @@ impl Header {
         if len > available { Err(truncated(len, available)) } else { Ok(len) }
     }
 
-    /// Reads and verifies the text of a header (the bytes after the length) of a file of `file_len` bytes.
+    /// Parses and verifies the text of a header (the bytes after the length field) of a file of `file_len` bytes.
     ///
     /// # Errors
-    /// A [`Fault`] that names the broken rule and the tensor.
+    /// A [`Fault`] with the broken rule and the tensor.
     pub fn parse(text: &[u8], file_len: u64) -> Result<Header, Fault> {
         let data_start = LENGTH_BYTES + text.len() as u64;
         let data_len = file_len.checked_sub(data_start);
@@ -151,11 +151,11 @@ impl Header {
         Ok(Header { entries, by_name, metadata: raw.metadata, data_start })
     }
 
-    /// Lays out a new file: the tensors follow each other in the given order. Also returns the bytes of the
-    /// file up to its data: length and canonical JSON, padded with spaces so that the data is 8-aligned.
+    /// Lays out a new file with the tensors in the given order. Also returns the bytes of the file up to its data: the
+    /// length field and the canonical JSON, padded with spaces so that the data is 8-byte aligned.
     ///
     /// # Errors
-    /// For repeated names, a tensor named `__metadata__`, sizes that cannot be counted, and a header above the limit.
+    /// For repeated names, a tensor named `__metadata__`, sizes that overflow, and a header above the limit.
     pub fn layout(tensors: Vec<TensorSpec>, metadata: Option<Metadata>) -> Result<(Header, Vec<u8>), Fault> {
         let mut entries: Vec<TensorEntry> = Vec::with_capacity(tensors.len());
         let mut by_name = BTreeMap::new();
@@ -179,32 +179,32 @@ impl Header {
         Ok((header, [&len.to_le_bytes()[..], &text].concat()))
     }
 
-    /// The tensors in the order of their bytes.
+    /// The tensors in the order of their data.
     pub fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    /// The tensor of this name.
+    /// The tensor with this name; `None` if the file has none.
     pub fn entry(&self, name: &str) -> Option<&TensorEntry> {
         self.position(name).map(|position| &self.entries[position])
     }
 
-    /// The index in [`Header::entries`] of the tensor of this name.
+    /// The index in [`Header::entries`] of the tensor with this name; `None` if the file has none.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
 
-    /// The `__metadata__`, if the file has one.
+    /// The `__metadata__`; `None` if the file has none.
     pub fn metadata(&self) -> Option<&Metadata> {
         self.metadata.as_ref()
     }
 
-    /// Where in the file the data begins.
+    /// Byte offset of the data in the file.
     pub fn data_start(&self) -> u64 {
         self.data_start
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub fn data_len(&self) -> u64 {
         self.entries.last().map_or(0, |last| last.end)
     }
@@ -214,7 +214,7 @@ impl Header {
         self.data_start + self.data_len()
     }
 
-    /// Refuses data that fits in 64 bits by itself, but not behind its header.
+    /// Refuses a file whose length overflows 64 bits although the length of its data does not.
     fn check_file_len(&self) -> Result<(), Fault> {
         match (self.data_start.checked_add(self.data_len()), self.entries.last()) {
             (None, Some(entry)) => Err(too_large(&entry.spec)),
@@ -273,7 +273,7 @@ fn truncated(len: u64, available: u64) -> Fault {
     Fault::new(format!("its header needs {len} bytes, {there}"))
 }
 
-/// Of a tensor whose size in bytes overflows 64 bits.
+/// The fault for a tensor whose size in bytes overflows 64 bits.
 fn too_large(TensorSpec { name, dtype, shape }: &TensorSpec) -> Fault {
     Fault::new(format!("tensor `{name}` ({dtype} {shape:?}) has more bytes than can be counted"))
 }

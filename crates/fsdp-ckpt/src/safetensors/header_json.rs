@@ -1,8 +1,7 @@
-//! The JSON text of a header: read into raw entries, and written canonically.
+//! The JSON text of a header: parsed into raw entries, and written canonically.
 //!
-//! Reading goes entry by entry, so that a hostile header costs memory in proportion to its tensors and every
-//! fault names its tensor. serde's error type carries only text; the typed fault travels beside it in a slot
-//! that the visitors share.
+//! Parsing goes entry by entry, so the memory for a hostile header is proportional to its tensors, and every fault
+//! names its tensor. serde's error type carries only text, so the visitors store the typed fault in a shared slot.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,13 +14,13 @@ use serde::{
 use super::{Metadata, TensorEntry, TensorType};
 use crate::{error::Fault, unique_map::UniqueMap};
 
-/// The key of the metadata among the names of tensors.
+/// The key of the metadata, among the tensor names.
 pub(super) const METADATA_KEY: &str = "__metadata__";
 
-/// The most dimensions a tensor may have; NumPy and PyTorch stop at 64.
+/// Maximum number of dimensions of a tensor; NumPy and PyTorch allow 64.
 const DIMENSIONS_MAX: usize = 64;
 
-/// What a header says, before any of it is compared with the file.
+/// The contents of a header before it is compared with the file.
 #[derive(Default)]
 pub(super) struct RawHeader {
     pub(super) tensors: Vec<RawEntry>,
@@ -35,7 +34,7 @@ pub(super) struct RawEntry {
     pub(super) offsets: [u64; 2],
 }
 
-/// Reads the text of a header.
+/// Parses the text of a header.
 pub(super) fn read(text: &str) -> Result<RawHeader, Fault> {
     let mut fault = None;
     let mut json = serde_json::Deserializer::from_str(text);
@@ -48,17 +47,17 @@ pub(super) fn read(text: &str) -> Result<RawHeader, Fault> {
     }
 }
 
-/// The canonical text of a header: metadata, then the tensors in the given order, no spaces.
+/// The canonical text of a header: metadata, then the tensors in the given order, without spaces.
 pub(super) fn write(tensors: &[TensorEntry], metadata: Option<&Metadata>) -> Vec<u8> {
     serde_json::to_vec(&HeaderText { tensors, metadata }).expect("strings and integers always serialize")
 }
 
-/// Of two entries of one name (`__metadata__` for the metadata).
+/// The fault for two entries with the same name (`__metadata__` for the metadata).
 pub(super) fn twice(name: &str) -> Fault {
     Fault::new(format!("its header lists `{name}` twice"))
 }
 
-/// Records the typed fault and returns the error that makes serde stop.
+/// Stores the typed fault and returns an error that stops serde.
 fn refuse<E: serde::de::Error>(slot: &mut Option<Fault>, fault: Fault) -> E {
     slot.get_or_insert(fault);
     E::custom("refused")
@@ -101,7 +100,7 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     }
 }
 
-/// What an entry says.
+/// The fields of an entry.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {

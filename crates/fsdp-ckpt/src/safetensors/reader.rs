@@ -1,4 +1,4 @@
-//! Reading one safetensors file: the header when it is opened, tensors by positioned reads.
+//! Reads one safetensors file: its header when it is opened, tensors by positioned reads.
 
 use std::{ops::Range, path::Path};
 
@@ -9,7 +9,7 @@ use crate::{
     rows::{expect_len, expect_rows},
 };
 
-/// An open safetensors file. Reads are positioned, so one reader serves any number of threads.
+/// An open safetensors file. Reads are positioned, so one reader can serve any number of threads.
 #[derive(Debug)]
 pub struct SafetensorsReader {
     file: PathFile,
@@ -17,10 +17,10 @@ pub struct SafetensorsReader {
 }
 
 impl SafetensorsReader {
-    /// Opens a file and verifies its header; no tensor is read.
+    /// Opens a file and verifies its header. Reads no tensor.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read, [`Error::Malformed`] if its header breaks a rule of the format.
+    /// [`Error::Io`] if the file cannot be read, [`Error::Malformed`] if its header breaks a rule of the format.
     pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader, Error> {
         let path = path.as_ref();
         let (file, file_len) = PathFile::open(path)?;
@@ -33,7 +33,7 @@ impl SafetensorsReader {
         Ok(SafetensorsReader { file, header })
     }
 
-    /// The path that the file was opened with.
+    /// The path with which the file was opened.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
@@ -43,21 +43,21 @@ impl SafetensorsReader {
         &self.header
     }
 
-    /// The names of the tensors in the order of their bytes.
+    /// The names of the tensors, in the order of their data.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.header.entries().iter().map(TensorEntry::name)
     }
 
-    /// The tensor of this name.
+    /// The tensor with this name.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`].
+    /// [`Error::UnknownTensor`] if the file has no such tensor.
     pub fn entry(&self, name: &str) -> Result<&TensorEntry, Error> {
         let unknown = || Error::unknown_tensor(self.path(), name, self.header.entries().len());
         self.header.entry(name).ok_or_else(unknown)
     }
 
-    /// Fills `out` with the bytes of a tensor that begin `offset_bytes` into it.
+    /// Fills `out` with the bytes of a tensor from byte `offset_bytes` of the tensor on.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
@@ -73,7 +73,7 @@ impl SafetensorsReader {
         self.read_bytes(entry, offset_bytes, out)
     }
 
-    /// Fills `out` with the bytes of whole rows of a tensor; `out` has exactly their length.
+    /// Fills `out`, which must have exactly their length, with the bytes of whole rows of a tensor.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`], [`Error::BadRequest`], [`Error::Io`].
@@ -84,7 +84,7 @@ impl SafetensorsReader {
         self.read_bytes(entry, bytes.start, out)
     }
 
-    /// The bytes of the given rows, relative to the tensor.
+    /// The byte range of rows, relative to the start of the tensor.
     pub(crate) fn rows_to_bytes(
         &self,
         entry: &TensorEntry,
@@ -94,7 +94,7 @@ impl SafetensorsReader {
         Ok(rows.start as u64 * entry.row_bytes()..rows.end as u64 * entry.row_bytes())
     }
 
-    /// Reads bytes that are known to lie inside the tensor.
+    /// Reads bytes of a tensor. The caller checks that they are inside of the tensor.
     pub(crate) fn read_bytes(&self, entry: &TensorEntry, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let start = self.header.data_start() + entry.data_range().start;
         self.file.read_exact_at(out, start + offset)

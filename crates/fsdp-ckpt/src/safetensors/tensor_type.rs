@@ -1,12 +1,12 @@
-//! Element types of tensors in files: more than training knows, since files are also converted.
+//! Element types of tensors in files. There are more than training supports, since files are also converted.
 //!
-//! Left out are the types smaller than a byte (`F4`, `F6_*`), whose tensors have no whole rows.
+//! Types smaller than a byte (`F4`, `F6_*`) are not supported, since their tensors have no whole rows.
 
 use std::fmt;
 
 use fsdp_core::DType;
 
-/// The type of the elements of a tensor in a file.
+/// The element type of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the names are those of the format")]
@@ -32,11 +32,11 @@ pub enum TensorType {
     C64,
 }
 
-/// What there is to say of a type: its size in bytes, its names in headers and in PyTorch, and PyTorch's class of its
-/// storages. Newer types have none: their storages are untyped.
+/// Facts about a type: its size in bytes, its names in headers and in PyTorch, and the PyTorch class of its storages.
+/// Newer types have no such class, since their storages are untyped.
 struct Facts(TensorType, usize, &'static str, &'static str, Option<&'static str>);
 
-/// All types in the order of the enumeration.
+/// All types, in the order of the enum.
 const TABLE: [Facts; 19] = [
     Facts(TensorType::Bool, 1, "BOOL", "bool", Some("BoolStorage")),
     Facts(TensorType::U8, 1, "U8", "uint8", Some("ByteStorage")),
@@ -59,7 +59,7 @@ const TABLE: [Facts; 19] = [
     Facts(TensorType::C64, 8, "C64", "complex64", Some("ComplexFloatStorage")),
 ];
 
-// Facts are found by the number of a type.
+// `TensorType::facts` indexes the table by the discriminant.
 const _: () = {
     let mut at = 0;
     while at < TABLE.len() {
@@ -69,7 +69,7 @@ const _: () = {
 };
 
 impl TensorType {
-    /// Every type, narrow ones first.
+    /// All types, in order of increasing size.
     pub fn all() -> impl Iterator<Item = TensorType> {
         TABLE.iter().map(|facts| facts.0)
     }
@@ -83,22 +83,22 @@ impl TensorType {
         self.facts().1
     }
 
-    /// The name in the header of a file.
+    /// The name in a safetensors header.
     pub const fn name(self) -> &'static str {
         self.facts().2
     }
 
-    /// The name of the dtype in PyTorch's module `torch`.
+    /// The name of the dtype in the Python module `torch`.
     pub(crate) const fn torch_name(self) -> &'static str {
         self.facts().3
     }
 
-    /// The class of the dtype's storages in module `torch`.
+    /// The class of the dtype's storages in the Python module `torch`; `None` if they are untyped.
     pub(crate) const fn torch_storage(self) -> Option<&'static str> {
         self.facts().4
     }
 
-    /// The type with this name in a header.
+    /// The type with this name in a safetensors header; `None` if there is none.
     pub fn from_name(name: &str) -> Option<TensorType> {
         TensorType::all().find(|ty| ty.name() == name)
     }

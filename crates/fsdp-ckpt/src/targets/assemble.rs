@@ -1,4 +1,4 @@
-//! Carries out an output plan in memory, slowly and with every rule checked.
+//! Executes an output plan in memory, slowly and with every rule checked.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::{
     transfer::OutputPlan,
 };
 
-/// The files of a plan, by name, given all bytes of each source tensor.
+/// Returns the files of a plan by name, given all bytes of each source tensor.
 pub(crate) fn assemble(plan: OutputPlan, data: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
     let mut files: Vec<Written> = plan.files.iter().map(|file| Written::new(file.len as usize)).collect();
     let mut digests = Vec::new();
@@ -49,7 +49,7 @@ impl Written {
     }
 }
 
-/// A path of steps separated by dots; those that are numbers are indices.
+/// Parses a path of steps separated by dots; numeric steps become indices.
 pub(crate) fn path(text: &str) -> Vec<Key> {
     let key = |step: &str| match step.parse() {
         Ok(index) => Key::Index(index),
@@ -58,19 +58,19 @@ pub(crate) fn path(text: &str) -> Vec<Key> {
     text.split('.').map(key).collect()
 }
 
-/// A tensor that is written as it is.
+/// An output tensor that keeps its name and dtype.
 pub(crate) fn tensor(name: &str, dtype: TensorType, shape: &[u64]) -> OutputTensor {
     let path = path(name);
     let (name, source) = (join(&path), name.to_owned());
     OutputTensor { name, path, role: Role::Model, source, dtype, shape: shape.to_vec(), tied_to: None }
 }
 
-/// A value.
+/// A value with this name.
 pub(crate) fn object(name: &str, value: Value) -> Object {
     Object { path: path(name), role: Role::Other, value }
 }
 
-/// Recognizable bytes for every tensor of a selection.
+/// Generates recognizable bytes for every tensor of a selection.
 pub(crate) fn data_of(selection: &Selection) -> BTreeMap<String, Vec<u8>> {
     let bytes = |tensor: &OutputTensor| {
         let salt = tensor.source.len() as u64 * 31;

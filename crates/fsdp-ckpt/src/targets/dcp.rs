@@ -1,15 +1,15 @@
 //! PyTorch's distributed checkpoints (DCP): a directory as a run of N ranks would save it.
 //!
 //! ```text
-//! __0_0.distcp, ..   per rank: items one after another, each a complete archive of torch.save
-//! .metadata          a pickle: every tensor's chunks, and where the item of each chunk and value lies
+//! __0_0.distcp, ..   per rank: a sequence of items, each a complete archive of torch.save
+//! .metadata          a pickle: every tensor's chunks, and the location of each chunk's and value's item
 //! ```
 //!
-//! Tensors are split by rows as `Shard(0)` splits them; values and 0-d tensors belong to rank 0. Items begin
-//! at multiples of 64 bytes, so that the elements of tensors do too. Empty tensors have one empty chunk, and
-//! ranks without rows of a tensor have none: loaders ask chunks what they hold, not ranks.
+//! Tensors are split by rows like `Shard(0)`; values and 0-d tensors belong to rank 0. Items start at multiples of 64
+//! bytes, and so do the elements of tensors. Empty tensors have one empty chunk, and ranks without rows of a tensor
+//! have none: loaders look up chunks, not ranks.
 //!
-//! `.metadata` has the form of torch 2.4 to 2.14, which later ones read too, and is written last.
+//! `.metadata` has the form of torch 2.4 to 2.14, which later versions also read, and is written last.
 
 mod items;
 mod metadata;
@@ -24,14 +24,14 @@ use crate::{
 };
 use items::{Item, RankFile};
 
-/// Rows of a tensor, and the item that holds them.
+/// Rows of a tensor, and the item that contains them.
 struct PlacedChunk {
     first_row: u64,
     row_count: u64,
     item: Item,
 }
 
-/// Everything that `.metadata` lists.
+/// The content of `.metadata`.
 struct Contents<'a> {
     tensors: Vec<(&'a OutputTensor, Vec<PlacedChunk>)>,
     values: Vec<(String, &'a [Key], Item)>,
@@ -40,7 +40,7 @@ struct Contents<'a> {
 /// Plans the directory that `rank_count` ranks would write.
 ///
 /// # Errors
-/// When there are no ranks, or two tensors or values have one name.
+/// If `rank_count` is 0, or two tensors or values have the same name.
 pub fn plan(selection: &Selection, rank_count: usize) -> Result<OutputPlan, Error> {
     check(selection, rank_count).map_err(|reason| {
         Error::bad_request(metadata::FILE_NAME, format!("it cannot be written: {reason}"))
@@ -77,7 +77,7 @@ fn add_tensor(files: &mut [RankFile], tensor: &OutputTensor) -> Vec<PlacedChunk>
         let item = files[0].add_rows(tensor, 0, row_count);
         return vec![PlacedChunk { first_row: 0, row_count, item }];
     }
-    // As torch.chunk: all ranks but the last ones with rows have the same number.
+    // Like torch.chunk: all ranks have the same number of rows, except that the last ones may have fewer or none.
     let per_rank = row_count.div_ceil(files.len() as u64);
     let mut first_row = 0;
     let mut chunks = Vec::new();

@@ -1,8 +1,8 @@
 //! Native checkpoints as a target, for any number of ranks.
 //!
-//! Rows are split evenly: `ceil(rows / N)` for each rank until none are left. Every chunk of the manifest is
-//! one place of the plan, so the transfer digests exactly what the manifest needs. Values travel in the
-//! manifest; the one named `run_state` becomes the state of the run again. Tied weights are written each.
+//! Rows are split evenly: `ceil(rows / N)` per rank until none are left. Every chunk of the manifest is one place of
+//! the plan, so the transfer computes exactly the digests that the manifest needs. Values are stored in the manifest;
+//! the one named `run_state` becomes the state of the run again. Tied weights are each written.
 
 use super::Selection;
 use crate::{
@@ -20,11 +20,11 @@ use crate::{
 /// Plans the files of a checkpoint of `world_size` ranks.
 ///
 /// # Errors
-/// [`Error::BadRequest`] for a tensor named `__metadata__` or sizes beyond what the format holds;
+/// [`Error::BadRequest`] for a tensor named `__metadata__` or sizes that the format cannot represent;
 /// [`Error::Unsupported`] for a value that is nested too deeply for a manifest.
 ///
 /// # Panics
-/// When `world_size` is 0.
+/// If `world_size` is 0.
 pub fn plan(selection: &Selection, world_size: usize) -> Result<OutputPlan, Error> {
     let tensors = selection.tensors.iter().map(|tensor| {
         let shape: Vec<usize> = tensor.shape.iter().map(|&size| size as usize).collect();
@@ -36,7 +36,7 @@ pub fn plan(selection: &Selection, world_size: usize) -> Result<OutputPlan, Erro
     let layouts = (0..world_size).map(|rank| plan.lay_out(rank)).collect::<Result<Vec<_>, Error>>()?;
     let mut whole = manifest(&plan, Vec::new(), serde_json::Map::new());
     selection.values.iter().for_each(|object| add_value(&mut whole, object));
-    // A value that does not fit is to be found before any data is moved.
+    // Find a value that does not fit before any data is moved.
     to_bytes(&whole)?;
     let files = layouts.iter().map(|layout| planned_file(selection, layout)).collect();
     let tail = move |digests: &[Vec<Option<Digest>>]| {
@@ -77,7 +77,7 @@ fn planned_file(selection: &Selection, layout: &RankFile) -> PlannedFile {
     PlannedFile { name, len, literals: vec![(0, layout.prefix.clone())], places }
 }
 
-/// A file's entry in the manifest, of the digests of its places.
+/// Builds a file's entry in the manifest from the digests of its places.
 fn listed(plan: &SavePlan, layout: &RankFile, digests: &[Option<Digest>]) -> ManifestFile {
     let mut digests = digests.iter();
     let mut chunk = |is_empty: bool| match is_empty {

@@ -1,4 +1,4 @@
-//! What is written as torch files and DCP directories reads back as it was, over types, shapes and values.
+//! Torch files and DCP directories read back as they were written, over dtypes, shapes and values.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,7 +16,7 @@ use crate::{
     transfer::OutputPlan,
 };
 
-/// Writes a plan and returns the bytes of all tensors, by name in the output.
+/// Writes a plan, and returns the bytes of all tensors by their names in the output.
 fn write(plan: OutputPlan, selection: &Selection, dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let data = assemble::data_of(selection);
     for (name, bytes) in assemble::assemble(plan, &data) {

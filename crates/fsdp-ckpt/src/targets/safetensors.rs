@@ -1,8 +1,8 @@
 //! Hugging Face safetensors as a target: one file, or files of a limited size with an index.
 //!
-//! The layout is that of [`export`](mod@crate::export): wide elements first so that all are aligned, `format: pt`,
-//! shards cut and named as Hugging Face does. The format holds plain tensors only: [`drop_unheld`] takes values
-//! and the copies of tied weights out of a selection before it is planned.
+//! The layout is the one of [`export`](mod@crate::export): wide elements first so that all are aligned, `format: pt`,
+//! shards cut and named as by Hugging Face. The format contains plain tensors only: [`drop_unheld`] removes values and
+//! the copies of tied weights from a selection before it is planned.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,30 +15,31 @@ use crate::{
     transfer::{OutputPlan, Place, PlannedFile, Tail},
 };
 
-/// What the format cannot hold.
+/// Parts of a selection that the format cannot represent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unheld {
-    /// Values that are not tensors, by name.
+    /// Names of values that are not tensors.
     pub values: Vec<String>,
-    /// Copies of tied weights, each with the tensor that stays.
+    /// Copies of tied weights, each with the name that is kept for it.
     pub tied: Vec<(String, String)>,
 }
 
-/// Removes values and the copies of tied weights, and says which these are.
+/// Removes values and the copies of tied weights, and returns what was removed.
 pub fn drop_unheld(selection: &mut Selection) -> Unheld {
     let values = selection.values.drain(..).map(|value| join(&value.path)).collect();
     Unheld { values, tied: selection.drop_tied() }
 }
 
-/// Plans the files of `destination`, which names them in messages only: one file, or a directory of files with at most
-/// `shard_bytes_max` tensor bytes each (a larger tensor gets a file of its own) and, if there are several, an index.
+/// Plans the files of `destination`, which is used for names and messages only: one file if `shard_bytes_max` is
+/// `None`, or a directory of files with at most that many tensor bytes each (a larger tensor gets a file of its own)
+/// and, if there are several, an index.
 ///
 /// # Errors
-/// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes beyond what the format holds;
+/// [`Error::BadRequest`] for repeated names, a tensor named `__metadata__`, or sizes that the format cannot represent;
 /// [`Error::WrongPath`] for a destination without a file name.
 ///
 /// # Panics
-/// When the selection holds what [`drop_unheld`] removes.
+/// If the selection contains anything that [`drop_unheld`] removes.
 pub fn plan(
     selection: &Selection,
     destination: &Path,

@@ -1,10 +1,10 @@
-//! What files of `torch.save` and items of DCP have in common: the archive's records and pickled tensors.
+//! The common parts of `torch.save` files and DCP items: the archive's records and pickled tensors.
 
 use crate::{
     checkpoint::packed_strides, pickle::writer::PickleWriter, safetensors::TensorType, zip::writer::Archive,
 };
 
-/// An archive with everything that torch puts in front of the storages.
+/// Returns an archive with all records that torch writes before the storages.
 pub(crate) fn begin(root: &str, pickle: &[u8]) -> Archive {
     let mut archive = Archive::new();
     archive.add(&format!("{root}/data.pkl"), pickle);
@@ -14,13 +14,13 @@ pub(crate) fn begin(root: &str, pickle: &[u8]) -> Archive {
     archive
 }
 
-/// Adds what torch puts behind the storages. Its id of the archive is left out: readers do not need it, and it
+/// Adds the records that torch writes after the storages. Its archive id is omitted: readers do not need it, and it
 /// would depend on all data.
 pub(crate) fn end(root: &str, archive: &mut Archive) {
     archive.add(&format!("{root}/version"), b"3\n");
 }
 
-/// Adds the storage with this key; returns where its bytes go.
+/// Adds the storage with this key, and returns the offset of its bytes.
 pub(crate) fn storage(root: &str, archive: &mut Archive, key: usize, len: u64) -> u64 {
     archive.add_later(&format!("{root}/data/{key}"), len)
 }

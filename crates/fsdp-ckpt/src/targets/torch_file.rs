@@ -1,8 +1,8 @@
-//! Files of `torch.save`: the nested state dict, with each tensor's elements in a storage of its own.
+//! Files of `torch.save`: the nested state dict, with a separate storage for each tensor's elements.
 //!
-//! `torch.load(weights_only=True)` reads them. Tensors that are tied in the selection share their storage, as
-//! they do after loading. Dict keys are text: paths do not keep that a key was an integer. Where flattening left
-//! nothing of an item of a list, it is `None`, as PyTorch's own loader has it.
+//! `torch.load(weights_only=True)` reads them. Tensors that are tied in the selection share a storage, and still do
+//! after loading. Dict keys are text, because paths do not record that a key was an integer. A list item of which
+//! flattening left nothing becomes `None`, as in PyTorch's own loader.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ enum Leaf<'a> {
 /// Plans one file of this name.
 ///
 /// # Errors
-/// When two names need the same place in the state dict, or a list would consist of gaps.
+/// If two names need the same place in the state dict, or too many items of lists are missing.
 pub fn plan(file_name: &str, selection: &Selection) -> Result<OutputPlan, Error> {
     let storages = storages(selection);
     let tree = tree(selection, &storages)
@@ -69,7 +69,7 @@ fn one_file(name: &str, mut archive: Archive, places: Vec<Place>) -> OutputPlan 
     }
 }
 
-/// The key of each tensor's storage.
+/// Assigns the key of each tensor's storage.
 fn storages(selection: &Selection) -> Vec<usize> {
     let mut keys = Vec::with_capacity(selection.tensors.len());
     let mut next = 0;
@@ -116,7 +116,7 @@ fn write_tree(w: &mut PickleWriter, tree: &Tree<Leaf<'_>>) {
     }
 }
 
-/// The folder of all records: torch names it after the file, without its last extension.
+/// Returns the root folder of all records: torch names it after the file, without the last extension.
 fn root_folder(file_name: &str) -> String {
     let stem = Path::new(file_name).file_stem().and_then(|stem| stem.to_str());
     stem.filter(|stem| stem.is_ascii()).unwrap_or("archive").to_owned()

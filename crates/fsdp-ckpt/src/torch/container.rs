@@ -1,4 +1,4 @@
-//! The records of an archive of `torch.save`: one folder with the pickle, the byte order and the storages.
+//! The records of a `torch.save` archive: one folder with the pickle, the byte order and the storages.
 
 use super::legacy::MAGIC;
 use crate::{
@@ -9,9 +9,9 @@ use crate::{
     zip::{Archive, Record},
 };
 
-/// The longest `byteorder` that is looked at.
+/// Maximum length of the record `byteorder`.
 const BYTE_ORDER_LEN_MAX: u64 = 16;
-/// Where a tar archive says what it is, and what it says.
+/// Offset of the magic bytes of a tar archive.
 const TAR_MAGIC_AT: u64 = 257;
 const TAR_MAGIC: &[u8] = b"ustar";
 
@@ -23,7 +23,7 @@ pub(super) struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    /// Finds the folder and checks the byte order.
+    /// Finds the folder of the archive and checks its byte order.
     pub(super) fn new(section: Section<'a>, archive: &'a Archive) -> Result<Container<'a>, Error> {
         let names = archive.records().keys();
         let mut folders = names.filter_map(|name| name.strip_suffix("/data.pkl"));
@@ -41,7 +41,7 @@ impl<'a> Container<'a> {
         Ok(container)
     }
 
-    /// What takes the place of an archive in files that are none: their storages by name.
+    /// Makes a container for a file that is not an archive; its records are only the storages, by key.
     pub(super) fn without_records(
         section: Section<'a>,
         archive: &'a Archive,
@@ -55,7 +55,7 @@ impl<'a> Container<'a> {
         self.folder
     }
 
-    /// The record of this name in the folder.
+    /// The record with this name in the folder.
     pub(super) fn record(&self, name: &str) -> Option<&Record> {
         self.archive.record(&format!("{}/{name}", self.folder))
     }
@@ -65,7 +65,7 @@ impl<'a> Container<'a> {
         self.bytes("data.pkl", self.pickle_record(), PICKLE_BYTES_MAX as u64)
     }
 
-    /// Where they begin, counted as the section's start is.
+    /// Position of the pickle, counted like the section's start.
     pub(super) fn pickle_start(&self) -> u64 {
         self.pickle_record().data.start
     }
@@ -112,7 +112,7 @@ impl<'a> Container<'a> {
     }
 }
 
-/// Refuses what is no zip archive, with what it is instead where that is known.
+/// Refuses anything but a zip archive, and names the actual format if it is known.
 pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
     let head = section.read(0..section.len().min(MAGIC.len() as u64))?;
     if head.starts_with(b"PK\x03\x04") {
@@ -133,7 +133,7 @@ pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
     Err(section.fault(Fault::new(format!("it is not an archive of torch.save; {what}"))))
 }
 
-/// A record that every archive has, or that a tensor needs, is not there.
+/// The fault for a missing record that every archive has or that a tensor needs.
 pub(super) fn missing_record(name: &str) -> Fault {
     Fault::new(format!("its archive has no record `{name}`"))
 }

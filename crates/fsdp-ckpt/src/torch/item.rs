@@ -1,4 +1,4 @@
-//! The tree of a file of `torch.save`.
+//! The tree of values in a `torch.save` file.
 
 use crate::{
     checkpoint::{Global, Nested, Nesting, Value, key_text},
@@ -8,7 +8,7 @@ use crate::{
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Item {
-    /// A dict, in the order of the file.
+    /// A dict, in file order.
     Dict(Vec<(Value, Item)>),
     /// A list.
     List(Vec<Item>),
@@ -16,27 +16,27 @@ pub(crate) enum Item {
     Tuple(Vec<Item>),
     /// A tensor or parameter.
     Tensor(StoredTensor),
-    /// A tensor of a class of its own, such as a distributed one: its class and its state.
+    /// A tensor of a wrapper subclass, such as a distributed tensor: its class and its state.
     Wrapped {
         /// The class (`torch.distributed.tensor.DTensor`).
         class: Global,
-        /// What makes it up.
+        /// The attributes that make up the tensor.
         state: Box<Item>,
     },
-    /// An object in whose arguments or state there are dicts or tensors.
+    /// An object whose arguments or state hold tensors.
     Object {
         /// Class or constructor.
         class: Global,
-        /// Arguments.
+        /// Arguments of the constructor.
         args: Vec<Item>,
-        /// State that was set on it.
+        /// State that was set on the object.
         state: Option<Box<Item>>,
     },
-    /// An object of an unknown class in which there are tensors.
+    /// An object of an unknown class that holds tensors.
     Opaque {
         /// Its class.
         class: Global,
-        /// The parts that hold tensors, by their names in it.
+        /// The parts that hold tensors, with their names in the object.
         parts: Vec<(Value, Item)>,
     },
     /// Anything else.
@@ -50,22 +50,22 @@ pub(crate) struct StoredTensor {
     pub(crate) dtype: TensorType,
     /// Dimensions, slowest first.
     pub(crate) shape: Vec<u64>,
-    /// Distance of neighbours in each dimension, in elements.
+    /// Strides in elements.
     pub(crate) strides: Vec<u64>,
-    /// Where its first element is, counted as the archive's section counts: in the file, or in memory. For a
-    /// tensor without elements, where its storage is.
+    /// Byte offset of its first element, counted like the archive's section: in the file, or in memory. For a tensor
+    /// without elements, the offset of its storage.
     pub(crate) offset: u64,
 }
 
 impl Item {
-    /// The item under a text key of a dict.
+    /// The item under a text key of a dict; `None` if this is not a dict or lacks the key.
     pub(crate) fn get(&self, name: &str) -> Option<&Item> {
         let Item::Dict(items) = self else { return None };
         let mut found = items.iter().filter(|(key, _)| matches!(key, Value::Str(key) if key == name));
         found.next().map(|(_, item)| item)
     }
 
-    /// Whether there is a tensor in it.
+    /// Whether it is or holds a tensor.
     pub(crate) fn holds_tensor(&self) -> bool {
         match self {
             Item::Tensor(_) | Item::Wrapped { .. } | Item::Opaque { .. } => true,
@@ -78,13 +78,13 @@ impl Item {
         }
     }
 
-    /// Whether it is a dict without tensors that has keys which are no names: it stays one value.
+    /// Whether it is a dict without tensors that has keys that cannot be names, so it stays one value.
     fn is_value(&self) -> bool {
         let Item::Dict(items) = self else { return false };
         items.iter().any(|(key, _)| key_text(key).is_none()) && !self.holds_tensor()
     }
 
-    /// It as a value, in which a tensor is an object of its type and shape, without its elements.
+    /// Converts it to a value. A tensor becomes an object with its dtype and shape, without its elements.
     pub(crate) fn to_value(&self) -> Value {
         let values = |items: &[Item]| items.iter().map(Item::to_value).collect();
         match self {
@@ -125,8 +125,8 @@ impl Nested for Item {
             Item::Dict(_) if self.is_value() => Nesting::Other,
             Item::Dict(items) | Item::Opaque { parts: items, .. } => Nesting::Dict(items),
             Item::List(items) => Nesting::List(items),
-            // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that
-            // they are converted like all others.
+            // Distributed checkpoints keep such a tuple as one object. Here its tensors need names, so that they are
+            // converted like all other tensors.
             Item::Tuple(items) if self.holds_tensor() => Nesting::List(items),
             Item::Tensor(_) | Item::Wrapped { .. } => Nesting::Tensor,
             Item::Tuple(_) | Item::Object { .. } | Item::Value(_) => Nesting::Other,

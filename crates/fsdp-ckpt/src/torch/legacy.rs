@@ -1,4 +1,4 @@
-//! Files of `torch.save` before PyTorch 1.6: no archive, but pickles and storages one after another.
+//! Files of `torch.save` before PyTorch 1.6: not an archive, but pickles and storages one after another.
 //!
 //! ```text
 //! pickle   a magic number
@@ -9,7 +9,7 @@
 //! storages, in the order of the list: the number of elements in 8 bytes, then the elements
 //! ```
 //!
-//! Nothing in it is a checksum. Where each storage lies follows from those before it, so all of their lengths are read.
+//! There are no checksums. The position of a storage depends on the previous ones, so all of their lengths are read.
 
 use std::collections::BTreeMap;
 
@@ -21,23 +21,23 @@ use crate::{
     zip::{Archive, Record},
 };
 
-/// How such files begin: protocol 2 and a magic number.
+/// The first bytes of such files: protocol 2 and a magic number.
 pub(crate) const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
-/// The version that all of them have.
+/// The protocol version in all such files.
 const VERSION: u64 = 1001;
 
-/// Bytes of the beginning that are read first, and how much more each time.
+/// Bytes that are read first, and the factor by which this grows each time.
 const HEAD_BYTES: u64 = 1 << 20;
 const HEAD_GROWTH: u64 = 8;
 
-/// Bytes of the length in front of a storage.
+/// Length of the element count before a storage.
 const LEN_BYTES: u64 = 8;
 
-/// The folder of the records that storages are given.
+/// The folder under which storages are listed as records.
 const FOLDER: &str = "legacy";
 
-/// What was saved, the keys, and where the storages begin.
+/// The saved object, the storage keys, and the position of the storages.
 struct Pickles {
     root: Graph,
     keys: Graph,
@@ -56,7 +56,7 @@ pub(super) fn read(section: Section<'_>) -> Result<TorchFile, Error> {
     Ok(TorchFile { root, folder: "archive".to_owned(), note, archive })
 }
 
-/// Reads as much of the beginning as the pickles take, which nothing says.
+/// Reads the pickles. Since their length is not recorded, reads more of the file until they parse.
 fn pickles(section: Section<'_>) -> Result<Pickles, Error> {
     let most = section.len().min(PICKLE_BYTES_MAX as u64);
     let mut len = most.min(HEAD_BYTES);
@@ -90,7 +90,7 @@ fn parse(head: &[u8]) -> Result<Pickles, Fault> {
     Ok(Pickles { root, keys, end: at as u64 })
 }
 
-/// The storages as records of an archive, of which each name is the key.
+/// The storages as records of an archive, named by their keys.
 fn storages(section: Section<'_>, pickles: &Pickles) -> Result<Archive, Error> {
     let refused = |reason: String| section.fault(Fault::new(reason));
     let sizes: BTreeMap<&str, u64> = element_bytes(&pickles.root);

@@ -1,11 +1,11 @@
-//! Where in a tree something is opaque.
+//! Finds the opaque objects in a tree.
 
 use std::collections::BTreeMap;
 
 use super::Item;
 use crate::checkpoint::{Global, Key, Nested, Nesting, Value, join, key_text};
 
-/// Adds the names of all opaque objects in a tree whose names begin with `path`, and their classes.
+/// Adds the names and classes of all opaque objects in a tree to `found`. The names begin with `path`.
 pub(crate) fn add_opaque(root: &Item, path: &[Key], found: &mut BTreeMap<String, Global>) {
     in_item(root, &mut path.to_vec(), found);
 }
@@ -23,7 +23,7 @@ fn in_item(item: &Item, path: &mut Vec<Key>, found: &mut BTreeMap<String, Global
         (Item::List(items) | Item::Tuple(items), _) => (0..).zip(items).for_each(|(index, item)| {
             within(path, Key::Index(index), |path| in_item(item, path, found));
         }),
-        // A dict whose keys are no names is one value.
+        // A dict with keys that cannot be names is one value.
         (Item::Dict(_), _) => in_value(&item.to_value(), path, found),
         _ => {}
     }
@@ -47,7 +47,7 @@ fn in_value(value: &Value, path: &mut Vec<Key>, found: &mut BTreeMap<String, Glo
     }
 }
 
-/// The key as it stands in a name.
+/// The key as part of a name.
 fn key_of(key: &Value) -> Key {
     Key::Name(key_text(key).unwrap_or_else(|| "?".to_owned()))
 }

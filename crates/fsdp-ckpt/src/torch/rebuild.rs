@@ -1,8 +1,8 @@
-//! From the graph of the pickle to the tree: calls that build tensors become tensors, what holds none stays a
-//! value.
+//! Converts the graph of the pickle to a tree: calls that build tensors become tensors, and everything without tensors
+//! stays a value.
 //!
-//! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the
-//! tensors that they hold, `_rebuild_from_type_v2` for subclasses.
+//! The functions are PyTorch's: `_rebuild_tensor_v2` and its relatives for plain tensors, parameters as the tensors
+//! they hold, `_rebuild_from_type_v2` for subclasses.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,14 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// What makes a tree of a graph.
+/// Converts a graph to a tree.
 pub(super) struct Builder<'a> {
     pub(super) graph: &'a Graph,
     pub(super) container: &'a Container<'a>,
 }
 
 impl Builder<'_> {
-    /// The tree at a place of the graph.
+    /// The tree of the value at `id`.
     pub(super) fn item(&self, id: NodeId, budget: &mut Budget) -> Result<Item, Fault> {
         let graph = self.graph;
         match &graph[id] {
@@ -50,7 +50,7 @@ impl Builder<'_> {
         items.iter().map(|&item| self.item(item, budget)).collect()
     }
 
-    /// A tensor, or an object with what it holds.
+    /// A tensor, or an object with its arguments and state.
     fn object(&self, object: &ObjectNode, budget: &mut Budget) -> Result<Item, Fault> {
         let (class, args) = (object.class, self.graph.args(object));
         match (class.module(), class.name()) {
@@ -71,7 +71,7 @@ impl Builder<'_> {
         }
     }
 
-    /// `_rebuild_from_type_v2(function, class, arguments, state)`.
+    /// Evaluates `_rebuild_from_type_v2(function, class, arguments, state)`.
     fn subclass(&self, args: &[NodeId], budget: &mut Budget) -> Result<Item, Fault> {
         let function = "_rebuild_from_type_v2";
         let [maker, class, maker_args, state] = args else {
@@ -108,8 +108,8 @@ impl Builder<'_> {
         }
     }
 
-    /// What a function of PyTorch makes: a plain tensor, or one of another kind, which is opaque. Of those that are made
-    /// of plain tensors (sparse, nested), these are parts.
+    /// The result of a PyTorch function: a plain tensor, or another kind of tensor, which is opaque. Sparse and nested
+    /// tensors are made of plain tensors, which become their parts.
     fn rebuilt(&self, function: Known, args: &[NodeId], budget: &mut Budget) -> Result<Item, Fault> {
         let kind = match function.name() {
             "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3" => {
@@ -123,8 +123,8 @@ impl Builder<'_> {
         self.opaque(&kind, if is_made_of_tensors { args } else { &[] }, &[], budget)
     }
 
-    /// What makes a plain view of a storage more than that: the type of its elements, or an operation that PyTorch puts
-    /// off until they are used (`torch.conj`).
+    /// The reason why a view of a storage is not a plain tensor; `None` if it is one. It is an unsupported element
+    /// type, or an operation that PyTorch defers until the tensor is used (`torch.conj`).
     fn unread_kind(&self, function: Known, args: &[NodeId]) -> Option<Global> {
         if let Some(class) = unread_storage(self.graph, *args.first()?) {
             return Some(class.to_global());
@@ -140,7 +140,7 @@ impl Builder<'_> {
         Some(Global { module: "torch".to_owned(), name: self.graph.str(operation)?.to_owned() })
     }
 
-    /// A tensor of an unknown class: what it has of plain tensors.
+    /// A tensor of an unknown class, with the plain tensors in it.
     fn unknown_subclass(
         &self,
         maker: Known,
@@ -162,8 +162,8 @@ impl Builder<'_> {
         Ok(Item::Opaque { class: class.global.clone(), parts })
     }
 
-    /// An object of an unknown class: the parts with tensors. Dicts among the parts, such as its attributes, give names to
-    /// what is in them; other parts have numbers.
+    /// An object of an unknown class, with the parts that hold tensors. Dicts among the parts, such as the object's
+    /// attributes, contribute their keys as names; other parts are named by number.
     fn opaque(
         &self,
         class: &Global,
@@ -176,7 +176,7 @@ impl Builder<'_> {
         for (number, &part) in (0..).zip(parts) {
             match self.item(part, budget)? {
                 Item::Dict(items) => named.extend(items),
-                // Attributes of a class with slots come second.
+                // For a class with slots, the second item holds the attributes.
                 Item::Tuple(two) => match <[Item; 2]>::try_from(two) {
                     Ok([_, Item::Dict(items)]) => named.extend(items),
                     Ok(two) => named.push((Value::Int(number), Item::Tuple(two.into()))),
@@ -201,7 +201,7 @@ impl Builder<'_> {
         Ok(Item::Opaque { class: class.clone(), parts: named })
     }
 
-    /// A plain tensor: `(storage, first element, shape, strides, ..)`.
+    /// A plain tensor, from `(storage, first element, shape, strides, ..)`.
     fn tensor(&self, function: Known, args: &[NodeId], budget: &mut Budget) -> Result<StoredTensor, Fault> {
         let graph = self.graph;
         let bad = |detail| bad(function.name(), detail);
@@ -209,7 +209,7 @@ impl Builder<'_> {
             [storage, offset, shape, strides, rest @ ..] => (*storage, *offset, *shape, *strides, rest),
             _ => return Err(bad("it has too few arguments")),
         };
-        // After the gradient flag and the hooks, which only training needs.
+        // These follow the gradient flag and the hooks, which only training needs.
         let (dtype, metadata) = match (function.name(), rest) {
             ("_rebuild_tensor", []) => (None, None),
             ("_rebuild_tensor_v2", [_, _]) => (None, None),
@@ -240,7 +240,7 @@ impl Builder<'_> {
     }
 }
 
-/// The arguments of a function that makes tensors or storages are not those that it takes.
+/// The fault for a call that makes tensors or storages from unknown arguments.
 pub(super) fn bad(function: &str, detail: &str) -> Fault {
     Fault::new(format!("it calls {function} in an unknown way: {detail}"))
 }
@@ -250,14 +250,14 @@ fn unsupported_tensor(class: Known) -> Fault {
     Fault::unsupported(format!("it holds a tensor that only {} can build; {way_out}", class.path()))
 }
 
-/// An element type that is not supported.
+/// The fault for an unsupported element type.
 pub(super) fn unsupported_dtype(name: Known) -> Fault {
     let way_out = "which is not supported; convert it to another type before saving";
     Fault::unsupported(format!("it holds a tensor of type {}, {way_out}", name.path()))
 }
 
 impl Item {
-    /// An object without tensors as a value.
+    /// Converts an object without tensors to a value.
     fn compact(self) -> Item {
         if self.holds_tensor() { self } else { Item::Value(self.to_value()) }
     }

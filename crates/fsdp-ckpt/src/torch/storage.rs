@@ -1,4 +1,4 @@
-//! Storages and the views of them that are tensors, with every length checked.
+//! Storages, and tensors as views of storages, with all lengths checked.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// The bytes of a storage and the type that they were saved as.
+/// The location of a storage and the dtype it was saved as.
 pub(super) struct Storage {
     key: String,
-    /// `None` for bytes without a type.
+    /// `None` for an untyped storage.
     dtype: Option<TensorType>,
-    /// Where it begins.
+    /// Byte offset of its first element.
     start: u64,
     /// Its length in bytes.
     len: u64,
 }
 
-/// The type of the elements of a storage class; `Some(None)` for bytes without a type.
+/// The element type of a storage class: `Some(None)` for an untyped storage, `None` if the type is unsupported.
 fn storage_dtype(class: Known) -> Option<Option<TensorType>> {
     if class.module() == "torch.storage" {
         return matches!(class.name(), "UntypedStorage" | "_UntypedStorage").then_some(None);
@@ -33,7 +33,7 @@ fn storage_dtype(class: Known) -> Option<Option<TensorType>> {
     TensorType::all().find(|ty| ty.torch_storage() == Some(class.name())).map(Some)
 }
 
-/// The class of a storage whose elements have a type that is not read.
+/// The class of a storage whose element type is unsupported.
 pub(super) fn unread_storage(graph: &Graph, id: NodeId) -> Option<Known> {
     let Node::Persistent(id) = graph[id] else { return None };
     let [_, class, ..] = graph.items(id)? else { return None };
@@ -41,12 +41,12 @@ pub(super) fn unread_storage(graph: &Graph, id: NodeId) -> Option<Known> {
     storage_dtype(class).is_none().then_some(class)
 }
 
-/// The type of a dtype constant.
+/// The type of a dtype constant; `None` if it is unsupported.
 pub(crate) fn dtype(global: Known) -> Option<TensorType> {
     TensorType::all().find(|ty| global.is("torch", ty.torch_name()))
 }
 
-/// The length of an element of each storage that a pickle names, by its key.
+/// The element size in bytes of each storage in a pickle, by storage key.
 pub(super) fn element_bytes(graph: &Graph) -> BTreeMap<&str, u64> {
     let of_storage = |id: NodeId| {
         let [_, class, key, ..] = graph.items(id)? else { return None };
@@ -56,13 +56,13 @@ pub(super) fn element_bytes(graph: &Graph) -> BTreeMap<&str, u64> {
     graph.persistent().filter_map(of_storage).collect()
 }
 
-/// The storage that a persistent identifier names: `("storage", class, key, location, element count)`.
+/// The storage with the persistent identifier `("storage", class, key, location, element count)`.
 pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> Result<Storage, Fault> {
     let bad = |detail| bad("a storage", detail);
     let Node::Persistent(id) = graph[id] else { return Err(bad("a storage is expected")) };
     let (kind, class, key, count) = match graph.items(id).unwrap_or_default() {
         [kind, class, key, _location, count] => (kind, class, key, count),
-        // Before PyTorch 1.6, a storage could be a view of another one, which nobody made.
+        // Before PyTorch 1.6, the identifier could describe a view of another storage, but no writer made one.
         [kind, class, key, _location, count, view] if graph[*view] == Node::None => (kind, class, key, count),
         _ => return Err(bad("its identifier has not five parts")),
     };
@@ -88,7 +88,7 @@ pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> R
 }
 
 impl Storage {
-    /// A view of the storage. `dtype` is given where the storage has no type of its own.
+    /// Makes a view of the storage. `dtype` is the element type if the storage is untyped.
     pub(super) fn view(
         &self,
         dtype: Option<TensorType>,
@@ -120,7 +120,7 @@ impl Storage {
     }
 }
 
-/// The storage element that a tensor with elements reaches last.
+/// The highest storage index that a tensor with elements reaches.
 fn last_element(offset: u64, shape: &[u64], strides: &[u64]) -> Option<u64> {
     let mut dims = shape.iter().zip(strides);
     dims.try_fold(offset, |last, (dim, stride)| last.checked_add((dim - 1).checked_mul(*stride)?))

@@ -1,4 +1,4 @@
-//! Archives by hand: storages that lie, views that reach too far, and what is refused by name.
+//! Handmade archives: storages with false lengths, views out of bounds, and files that are refused by name.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ fn open_bytes(bytes: &[u8]) -> Result<TorchFile, String> {
     open(Section::new(&bytes, 0..len, Path::new("x.pt"), "")).map_err(|error| error.to_string())
 }
 
-/// What a tensor claims to be.
+/// The metadata of a tensor, which may be false.
 #[derive(Clone)]
 struct Claim {
     class: (&'static str, &'static str),
@@ -52,7 +52,7 @@ fn claim() -> Claim {
     }
 }
 
-/// A file of one tensor that claims this over a storage of `len` bytes.
+/// A file with one tensor, described by `claim`, over a storage of `len` bytes.
 fn file_of(claim: &Claim, len: usize) -> Vec<u8> {
     let mut w = PickleWriter::new();
     let function = if claim.dtype.is_some() { "_rebuild_tensor_v3" } else { "_rebuild_tensor_v2" };
@@ -214,7 +214,7 @@ fn refuses_big_endian_files_and_missing_records() {
     assert!(open_bytes(&without_storage).unwrap_err().contains("`data/0`"));
 }
 
-/// The pickle of a file of one tensor.
+/// The pickle of a file with one tensor.
 fn file_pickle() -> Vec<u8> {
     let mut w = PickleWriter::new();
     w.call("torch._utils", "_rebuild_tensor_v2", |w| {
@@ -262,7 +262,7 @@ proptest! {
         let (shape, strides): (Vec<u64>, Vec<u64>) = dims.into_iter().unzip();
         let claim = Claim { count: len as u64 / 4, offset, shape, strides, ..claim() };
         let len = len / 4 * 4;
-        // The slow way: every element of the view.
+        // The simple model: every element of the view.
         let mut elements = vec![offset];
         for (dim, stride) in claim.shape.iter().zip(&claim.strides) {
             elements = elements.iter().flat_map(|at| (0..*dim).map(move |i| at + i * stride)).collect();

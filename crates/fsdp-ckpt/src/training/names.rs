@@ -1,15 +1,15 @@
-//! Finding the names of a model among those of a checkpoint: all of them stand behind one prefix, or none.
+//! Finds the names of a model among those of a checkpoint, all of which may share one prefix.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Wanted;
 use crate::error::NameDifferences;
 
-/// What stands in front of the names of all parameters: of all prefixes of candidates that end in the name of a
-/// parameter, the one behind which most parameters are; of several, the shortest.
+/// Returns the prefix of all parameter names. Of the candidates, which end where the name of a parameter begins, it is
+/// the one with which most parameters are found, or the shortest of several.
 pub(super) fn common_prefix<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) -> String {
     let mut prefixes = BTreeSet::from([String::new()]);
-    // A parameter that is missing must not decide, so several are asked.
+    // Several parameters provide candidates, because one of them may be missing.
     for parameter in wanted.iter().take(3) {
         for name in &parameter.names {
             let ends = held.keys().filter_map(|key| key.strip_suffix(name.as_str()));
@@ -28,28 +28,28 @@ pub(super) fn common_prefix<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) ->
     best
 }
 
-/// The key of a parameter behind a prefix.
+/// Returns the key of a parameter with this prefix.
 fn name_of<'a, V>(held: &'a BTreeMap<String, V>, wanted: &Wanted, prefix: &str) -> Option<&'a String> {
     let mut names = wanted.names.iter().map(|name| format!("{prefix}{name}"));
     names.find_map(|name| held.get_key_value(&name).map(|(key, _)| key))
 }
 
-/// The keys of all parameters in a map by name.
+/// Returns the keys of all parameters in a map by name.
 pub(super) fn keys<V>(held: &BTreeMap<String, V>, wanted: &[Wanted]) -> Vec<Option<String>> {
     let prefix = common_prefix(held, wanted);
     wanted.iter().map(|parameter| name_of(held, parameter, &prefix).cloned()).collect()
 }
 
-/// The tensors of parameters.
+/// The tensors that were found for the parameters.
 pub(super) struct Matched {
-    /// Of each parameter.
+    /// For each parameter, its tensor; `None` if it is missing.
     pub(super) names: Vec<Option<String>>,
-    /// Of tied parameters, the tensor that is taken and another one of it.
+    /// For tied parameters, the tensor that is used and each further copy.
     pub(super) tied: Vec<[String; 2]>,
 }
 
 impl Matched {
-    /// Looks every parameter up, and notes those that are missing and tensors behind the prefix that are no parameter.
+    /// Looks up every parameter, and records missing parameters and tensors with the prefix that are not a parameter.
     pub(super) fn new(
         held: &BTreeMap<String, String>,
         wanted: &[Wanted],
@@ -79,7 +79,7 @@ impl Matched {
     }
 }
 
-/// Whether a tensor is a causal mask or a rotary table, which follows from the configuration.
+/// Whether a tensor is a causal mask or rotary table, which can be derived from the configuration.
 fn is_constant(name: &str) -> bool {
     [".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"].iter().any(|end| name.ends_with(end))
 }

@@ -1,8 +1,8 @@
-//! States of an optimizer that go by the number of their parameter, as `torch.optim` itself saves them.
+//! Optimizer states that are keyed by parameter number, as `torch.optim` itself saves them.
 //!
 //! Numbers count the parameters of all groups, one group after the other, and within a group trainers keep the order of
-//! the model. So where there is one group, the order is that of the model; where there are several, whether a group
-//! decays tells its parameters. Shapes must then agree, which the caller checks.
+//! the model. With one group, the order is the model's; with several, parameters are assigned by whether weight decay
+//! applies to the group. The shapes must then match, which the caller checks.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::{
     error::Error,
 };
 
-/// The lists of 32-bit copies of the weights, one for each group of parameters.
+/// The lists of 32-bit copies of the weights, one for each parameter group.
 const MASTERS: &str = "fp32_groups";
 
-/// Names or numbers of the parameters of a group.
+/// Returns the names or numbers of the parameters in a group.
 pub(super) fn members(group: &BTreeMap<String, Value>) -> impl Iterator<Item = String> {
     let items = match group.get("params") {
         Some(Value::List(items) | Value::Tuple(items)) => &items[..],
@@ -28,7 +28,7 @@ pub(super) fn members(group: &BTreeMap<String, Value>) -> impl Iterator<Item = S
     })
 }
 
-/// Of each parameter the number, as text.
+/// Returns the number of each parameter, as text. `None` if no state is kept for it.
 pub(super) fn names(
     checkpoint: &Checkpoint,
     optimizer: &Optimizer,
@@ -63,8 +63,8 @@ pub(super) fn names(
     Ok(names)
 }
 
-/// Takes the 32-bit copies that a trainer of 16-bit weights updates, where the optimizer keeps them (`fp32_groups` of
-/// DeepSpeed's stage 0): they go by the same numbers as the states.
+/// Uses the 32-bit copies that a trainer of 16-bit weights updates, if the optimizer stores them (`fp32_groups` of
+/// DeepSpeed's stage 0): they have the same numbers as the states.
 pub(super) fn prefer_masters(
     checkpoint: &mut Checkpoint,
     keys: &[Option<String>],
@@ -95,7 +95,7 @@ pub(super) fn prefer_masters(
     }
 }
 
-/// A number.
+/// Converts a value to a number. `None` if it is not one.
 fn float(value: &Value) -> Option<f64> {
     match value {
         Value::Float(number) => Some(*number),

@@ -1,4 +1,4 @@
-//! Reading rows of any checkpoint's tensors as floats, holding what is read against the checksums of the format.
+//! Reads rows of any checkpoint's tensors as floats, and verifies the bytes against the checksums of the format.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{
     transfer::{Options, PieceSizes, Reading, SourceFiles, TensorReader, scratch_bytes},
 };
 
-/// Rows of the tensors of a checkpoint, read by one thread.
+/// A reader of tensor rows, for one thread.
 pub struct StateRows<'a> {
     sources: SourceFiles<'a>,
     options: Options<'a>,
@@ -22,7 +22,7 @@ pub struct StateRows<'a> {
 }
 
 impl<'a> StateRows<'a> {
-    /// Makes everything that was found readable by rows: compressed items are decoded to a nameless temporary file.
+    /// Makes all tensors that were found readable by rows: compressed items are decoded to an unnamed temporary file.
     ///
     /// # Errors
     /// [`Error::Malformed`] for a damaged item, [`Error::Io`], [`Error::Canceled`].
@@ -39,12 +39,12 @@ impl<'a> StateRows<'a> {
         Ok(StateRows::of(sources, options))
     }
 
-    /// Rows of sources that need no preparation.
+    /// Creates a reader of sources that need no preparation.
     pub(super) fn of(sources: SourceFiles<'a>, options: Options<'a>) -> StateRows<'a> {
         StateRows { sources, options, bytes: Vec::new(), scratch: Vec::new() }
     }
 
-    /// Fills `out` with the elements of whole rows of a tensor of floats, exactly.
+    /// Fills `out` with the elements of whole rows of a float tensor, exactly.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
@@ -58,7 +58,7 @@ impl<'a> StateRows<'a> {
         let row_len = tensor.len().checked_div(row_count).unwrap_or(0);
         expect_len(&checkpoint.path, name, "elements", rows.len() as u64 * row_len, out.len() as u64)?;
         let reader = TensorReader::new(name, tensor);
-        // Neighbours that lie far apart are read together, whatever that takes.
+        // Elements that are scattered in the source are read at once, regardless of memory.
         let step = if reader.wants_large_pieces() { out.len() } else { CHUNK_ELEMENTS };
         let mut first = rows.start as u64 * row_len;
         for piece in out.chunks_mut(step.max(1)) {
@@ -70,10 +70,10 @@ impl<'a> StateRows<'a> {
         Ok(())
     }
 
-    /// The only element of a tensor, whatever kind of number it is.
+    /// Returns the only element of a tensor of any numeric dtype.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for a tensor of several elements or of another type; those of reading.
+    /// [`Error::BadRequest`] if the tensor has several elements or another dtype; those of reading.
     pub(super) fn read_number(&mut self, name: &str) -> Result<f64, Error> {
         let checkpoint = self.sources.checkpoint;
         let tensor = tensor(checkpoint, name)?;
@@ -101,7 +101,7 @@ impl<'a> StateRows<'a> {
         }
     }
 
-    /// Holds everything that was read against the checksums of the format.
+    /// Verifies all bytes that were read against the checksums of the format.
     ///
     /// # Errors
     /// [`Error::Malformed`] for bytes that do not match, [`Error::Io`], [`Error::Canceled`].

@@ -1,4 +1,4 @@
-//! How many steps were done: by the counts that an optimizer keeps of every parameter, or by those of the trainer.
+//! Step counts: those that an optimizer keeps for every parameter, and those of the trainer.
 
 use super::{Found, StateRows};
 use crate::{
@@ -6,20 +6,20 @@ use crate::{
     error::Error,
 };
 
-/// Last steps of names under which trainers keep how far they are.
+/// The last steps of the names under which trainers store their progress.
 const RUN_COUNTS: [&str; 4] = ["global_step", "global_steps", "step", "steps"];
 
-/// A count of steps.
+/// A step count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Count {
-    /// Its name in the checkpoint.
+    /// Name in the checkpoint.
     pub name: String,
-    /// The number, where it is no tensor.
+    /// The count; `None` if it is stored in a tensor.
     value: Option<f64>,
 }
 
 impl Count {
-    /// The count of this name, if it is a tensor or a number.
+    /// Returns the count of this name. `None` if it is neither a tensor nor a number.
     pub(super) fn of(checkpoint: &Checkpoint, name: &str) -> Option<Count> {
         let value = checkpoint.values.get(name).map(|object| number(&object.value));
         match value {
@@ -30,17 +30,17 @@ impl Count {
         }
     }
 
-    /// The number of steps.
+    /// Returns the number of steps.
     ///
     /// # Errors
-    /// [`Error::BadRequest`] for a tensor that is no single number; those of reading.
+    /// [`Error::BadRequest`] if the tensor is not a single number; those of reading.
     pub fn read(&self, rows: &mut StateRows<'_>) -> Result<f64, Error> {
         self.value.map_or_else(|| rows.read_number(&self.name), Ok)
     }
 }
 
 impl Found {
-    /// The trainer's own count of steps, if it keeps one.
+    /// Returns the trainer's own step count. `None` if it stores none.
     pub fn run_count(&self) -> Option<Count> {
         let checkpoint = &self.checkpoint;
         let facts = checkpoint.run_state.iter().filter(|(key, _)| RUN_COUNTS.contains(&key.as_str()));
@@ -53,7 +53,7 @@ impl Found {
     }
 }
 
-/// Whether a path leads to a trainer's count of steps.
+/// Whether a path leads to a trainer's step count.
 pub(super) fn is_run_count(path: &[Key]) -> bool {
     let text = |key: &Key| match key {
         Key::Name(name) => name.clone(),

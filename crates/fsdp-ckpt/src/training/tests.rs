@@ -8,7 +8,7 @@ use crate::{
     transfer::NoProgress,
 };
 
-/// A checkpoint in one file of `f32`, made of paths, roles and values of one dimension.
+/// A checkpoint in one `f32` file, made of paths, roles and one-dimensional values.
 struct Made {
     _dir: tempfile::TempDir,
     checkpoint: Checkpoint,
@@ -42,7 +42,7 @@ fn wanted(name: &str, len: usize, decays: bool) -> Wanted {
     Wanted { names: vec![name.to_owned()], shape: vec![len], states, decays }
 }
 
-/// Everything that was found, by name and value.
+/// Reads everything that was found, by name.
 fn read(found: &Found) -> BTreeMap<String, Vec<f64>> {
     let cancel = std::sync::atomic::AtomicBool::new(false);
     let mut rows = StateRows::new(found, Options::new(&NoProgress, &cancel)).unwrap();
@@ -146,20 +146,20 @@ fn states_by_number_get_names_from_the_order_of_the_model_and_from_what_decays()
     assert_eq!(names, ["optim.state.0.exp_avg", "optim.state.2.exp_avg", "optim.state.1.exp_avg"]);
     assert!(found.is_numbered);
     assert_eq!(found.settings[1]["weight_decay"], Value::Float(0.0));
-    // Two that do not decay can not be told apart from one.
+    // Two parameters without decay cannot be matched with one.
     let other = [wanted("a.w", 2, true), wanted("norm.w", 2, false), wanted("z.w", 3, false)];
     let error = Found::new(made(&tensors, &values).checkpoint, &other).unwrap_err().to_string();
     assert!(error.contains("a group has 2 of them where the model has 1"), "{error}");
 }
 
-/// What a model that is the one of a checkpoint would want of it.
+/// Returns what the model of a checkpoint would request from it.
 fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wanted> {
     let optimizer = Optimizer::of(checkpoint);
     let models = checkpoint.tensors.values().filter(|tensor| tensor.role == Role::Model);
     let wanted = models.map(|tensor| {
         let name = join(&tensor.path[usize::from(has_model_step(&tensor.path))..]);
         let shape: Vec<usize> = tensor.shape.iter().map(|&size| size as usize).collect();
-        // Buffers have no state.
+        // Buffers have no optimizer state.
         let is_trained = optimizer.is_numbered() || optimizer.states.contains_key(&name);
         let states = ["exp_avg", "exp_avg_sq"].map(|state| (state.to_owned(), shape.clone()));
         let states = if is_trained { states.into() } else { Vec::new() };
@@ -182,14 +182,14 @@ fn formats_that_no_run_was_saved_in_give_weights_states_and_steps() {
         ("fsdp1_ranks/sharded_tensor", 1.0),
     ] {
         let mut checkpoint = open(fixtures.join(path)).unwrap();
-        // No model here has a buffer of integers.
+        // None of these models has an integer buffer.
         checkpoint.tensors.retain(|_, tensor| tensor.dtype.is_convertible());
         let wanted = model_of(&checkpoint, |_| true);
         let found = Found::new(checkpoint, &wanted).unwrap();
         let trained = wanted.iter().filter(|one| !one.states.is_empty()).count();
         assert!(trained > 0, "{path}");
         assert_eq!(counts(&found), vec![steps; trained], "{path}");
-        // Every element is read, and every checksum matches.
+        // All elements are read, and all checksums match.
         assert_eq!(read(&found).len(), wanted.len() + 2 * trained, "{path}");
     }
 }
@@ -238,14 +238,14 @@ fn what_a_trainer_saved_is_what_it_held_in_memory() {
     }
 }
 
-/// Checkpoints with the names and shapes of a model: the Llama of most, the one with tied embeddings and a projection
-/// that is not trained, two linear layers, and two that are split into columns and rows.
+/// Checkpoints with the names and shapes of a model: the Llama used by most, one with tied embeddings and a frozen
+/// projection, one of two linear layers, and one of two layers that are split by columns and by rows.
 const LLAMA: &str = "fsdp2/dcp";
 const TIED: &str = "deepspeed/zero1_bf16_tied_frozen";
 const SMALL: &str = "optimizers/fsdp1_dcp";
 const TENSOR_PARALLEL: &str = "optimizers/tp_fsdp2";
 
-/// Parameters as their model lists them.
+/// Sorts parameters into the order of their model.
 fn in_order(mut model: Vec<Wanted>) -> Vec<Wanted> {
     let parts = [
         "0.weight",

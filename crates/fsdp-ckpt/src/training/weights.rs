@@ -1,5 +1,4 @@
-//! The weights that training begins with: a model of Hugging Face, in safetensors or, as older ones are, in files of
-//! `torch.save`.
+//! The initial weights of training: a Hugging Face model, in safetensors or, for older models, in `torch.save` files.
 
 use std::{
     ops::Range,
@@ -19,15 +18,15 @@ use crate::{
     verify::verify,
 };
 
-/// Nobody stops the reading of rows, which are few at a time.
+/// Reading rows is never canceled, because only a few are read at a time.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// The open weights of a model. Reads are positioned, so they serve any number of threads.
+/// The open weights of a model. Reads are positioned, so any number of threads can read at once.
 #[derive(Debug)]
 pub enum ModelWeights {
-    /// In safetensors, which have no checksums.
+    /// Weights in safetensors, which have no checksums.
     Safetensors(ModelReader),
-    /// In files of `torch.save`.
+    /// Weights in `torch.save` files.
     Torch(TorchModel),
 }
 
@@ -39,11 +38,11 @@ pub struct TorchModel {
 }
 
 impl ModelWeights {
-    /// Opens a model directory, one safetensors file of any name, or an index of safetensors. A directory with
-    /// `pytorch_model.bin` or its index is read where there are no safetensors. Only metadata is read.
+    /// Opens a model directory, a safetensors file of any name, or a safetensors index. In a directory without
+    /// safetensors, `pytorch_model.bin` or its index is used. Reads only metadata.
     ///
     /// # Errors
-    /// Those of [`ModelReader::open`], and the same for files of `torch.save`.
+    /// Those of [`ModelReader::open`], and the same for `torch.save` files.
     pub fn open(path: impl AsRef<Path>) -> Result<ModelWeights, Error> {
         let path = path.as_ref();
         match torch_model_in(path)? {
@@ -52,13 +51,13 @@ impl ModelWeights {
         }
     }
 
-    /// Whether a model directory has weights, sound or not.
+    /// Whether a model directory contains weights, valid or not.
     pub fn are_in(dir: impl AsRef<Path>) -> bool {
         let (dir, files) = (dir.as_ref(), Files::anywhere());
         [SINGLE_FILE, INDEX_FILE, TORCH_MODEL, TORCH_INDEX].iter().any(|name| files.exists(&dir.join(name)))
     }
 
-    /// The single file or the index that was opened.
+    /// Path of the single file or the index that was opened.
     pub fn path(&self) -> &Path {
         match self {
             ModelWeights::Safetensors(model) => model.path(),
@@ -66,7 +65,7 @@ impl ModelWeights {
         }
     }
 
-    /// The types of all tensors, in the order of their names.
+    /// Returns the dtypes of all tensors, in the order of their names.
     pub fn dtypes(&self) -> Vec<TensorType> {
         match self {
             ModelWeights::Safetensors(model) => {
@@ -78,7 +77,7 @@ impl ModelWeights {
         }
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether a tensor of this name exists.
     pub fn has(&self, name: &str) -> bool {
         match self {
             ModelWeights::Safetensors(model) => model.entry(name).is_ok(),
@@ -86,7 +85,7 @@ impl ModelWeights {
         }
     }
 
-    /// Fills `out` with the elements of whole rows of a tensor of floats, exactly.
+    /// Fills `out` with the elements of whole rows of a float tensor, exactly.
     ///
     /// # Errors
     /// Those of [`ModelReader::read_rows_f64`].
@@ -100,10 +99,10 @@ impl ModelWeights {
         }
     }
 
-    /// Checks that the model has exactly the expected tensors, as [`ModelReader::check_tensors`] does.
+    /// Checks that the model has exactly the expected tensors, like [`ModelReader::check_tensors`].
     ///
     /// # Errors
-    /// [`Error::NamesDiffer`] with *all* missing, unexpected, wrongly shaped and wrongly typed tensors.
+    /// [`Error::NamesDiffer`] with *all* tensors that are missing, unexpected, or of another shape or dtype.
     pub fn check_tensors<N, S>(
         &self,
         expected: impl IntoIterator<Item = (N, S)>,
@@ -128,8 +127,8 @@ impl ModelWeights {
         }
     }
 
-    /// Reads everything that the format protects by checksums, and holds it against these. Rows that are read later are
-    /// not checked again.
+    /// Reads and verifies everything that the format protects by checksums. Rows that are read later are not verified
+    /// again.
     ///
     /// # Errors
     /// [`Error::Malformed`] for bytes that do not match, [`Error::NotWhole`], [`Error::Io`].
@@ -148,7 +147,7 @@ impl TorchModel {
     }
 }
 
-/// The file or the index of a model of `torch.save`, in a directory that has no safetensors.
+/// Returns the file or the index of a `torch.save` model, in a directory without safetensors.
 fn torch_model_in(dir: &Path) -> Result<Option<PathBuf>, Error> {
     let files = Files::anywhere();
     let find = |name| Some(dir.join(name)).filter(|path| files.exists(path));

@@ -1,8 +1,8 @@
-//! The checksums that the source checkpoint keeps, checked on the bytes that happen to be read.
+//! Verifies the checksums that the source checkpoint keeps, on the bytes that are read anyway.
 //!
-//! A protected range that was read completely is judged at the end. Of one that was read in part,
-//! [`Checks::rest`] says what is still to be read, so that a conversion can check all that it used. What was not
-//! touched at all is the business of `verify`.
+//! A protected range that was read completely is verified at the end. For a range that was read in part,
+//! [`Checks::rest`] lists the unread bytes, so that a conversion can verify everything that it used. Ranges that were
+//! not touched at all are left to `verify`.
 
 use std::{ops::Range, sync::Mutex};
 
@@ -14,11 +14,11 @@ use crate::{
     lock::lock,
 };
 
-/// Protections of a checkpoint with what was seen of each.
+/// The protections of a checkpoint, and the bytes of each that have been read.
 #[derive(Debug)]
 pub(crate) struct Checks<'a> {
     checkpoint: &'a Checkpoint,
-    /// Per source, sorted by first byte.
+    /// By source, sorted by first byte.
     by_source: Vec<Vec<Watched<'a>>>,
 }
 
@@ -29,7 +29,7 @@ struct Watched<'a> {
 }
 
 impl<'a> Checks<'a> {
-    /// None of the checksums of a checkpoint.
+    /// Verifies none of the checkpoint's checksums.
     pub(crate) fn none(checkpoint: &'a Checkpoint) -> Checks<'a> {
         Checks { checkpoint, by_source: checkpoint.sources.iter().map(|_| Vec::new()).collect() }
     }
@@ -46,8 +46,8 @@ impl<'a> Checks<'a> {
         Checks { checkpoint, by_source }
     }
 
-    /// Takes note of bytes at an offset of a source. Returns their digest if it was computed over exactly
-    /// these bytes, so that a caller that needs it does not compute it again.
+    /// Adds bytes that were read at an offset of a source. Returns their digest if one was computed over exactly these
+    /// bytes, so that the caller need not compute it again.
     pub(crate) fn observe(&self, source: usize, offset: u64, bytes: &[u8]) -> Option<Digest> {
         let watched = &self.by_source[source];
         let end = offset + bytes.len() as u64;
@@ -71,8 +71,8 @@ impl<'a> Checks<'a> {
         whole
     }
 
-    /// The unread parts (source and bytes) of plain ranges that were read in part. Compressed items are always
-    /// read to their end.
+    /// Returns the unread parts (source and byte range) of plain ranges that were read in part. Compressed items are
+    /// always read to their end.
     pub(crate) fn rest(&self) -> Vec<(usize, Range<u64>)> {
         let plain = self
             .by_source
@@ -89,12 +89,12 @@ impl<'a> Checks<'a> {
         rest.collect()
     }
 
-    /// Compares every protected range that was read completely.
+    /// Returns an error if a protected range that was read completely does not match.
     pub(crate) fn verify(&self) -> Result<(), Error> {
         self.problems().next().map_or(Ok(()), Err)
     }
 
-    /// All protected ranges that were read completely and do not match.
+    /// Returns an error for each protected range that was read completely and does not match.
     pub(crate) fn problems(&self) -> impl Iterator<Item = Error> {
         self.by_source.iter().flatten().filter_map(|watched| {
             let Protection { source, range, digest, .. } = watched.protection;
@@ -111,8 +111,8 @@ impl<'a> Checks<'a> {
         })
     }
 
-    /// What a protection says that it covers, and the tensors there if it names none: a record of a zip file does
-    /// not know what it holds.
+    /// Describes a protection, and the tensors in it if its description names none: a record of a zip file does not
+    /// know its content.
     fn with_tensors(&self, protection: &Protection) -> String {
         let Protection { source, range, what, .. } = protection;
         if what.contains("tensor `") {
@@ -129,7 +129,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// How many protected ranges were read completely.
+    /// Returns the number of protected ranges that were read completely.
     pub(crate) fn complete(&self) -> usize {
         let is_complete = |watched: &&Watched| {
             let range = &watched.protection.range;

@@ -1,5 +1,5 @@
-//! Any run of elements of a tensor, read from wherever its chunks lie, in C order and of any length. Callers choose the
-//! length by [`TensorReader::wants_large_pieces`] and never need a whole tensor.
+//! Reads any run of elements of a tensor, in C order, from wherever its chunks are stored. Callers choose the length by
+//! [`TensorReader::wants_large_pieces`] and never need a whole tensor.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ use crate::{
     error::Error,
 };
 
-/// A tensor that is being read by one thread.
+/// A tensor that is read by one thread.
 pub(crate) struct Reading<'a> {
     pub(crate) reader: &'a TensorReader<'a>,
     pub(crate) sources: &'a SourceFiles<'a>,
-    /// Where strided elements are sorted; it grows to `scratch_max` bytes at most.
+    /// Buffer for sorting strided elements; it grows to at most `scratch_max` bytes.
     pub(crate) scratch: &'a mut Vec<u8>,
     pub(crate) scratch_max: usize,
 }
 
 impl Reading<'_> {
-    /// Reads `elements` of the tensor into `out`, which has exactly their length. Returns the digest of these
+    /// Reads `elements` of the tensor into `out`, which must have exactly their length. Returns the digest of these
     /// bytes if one was computed on the way.
     pub(crate) fn read(&mut self, elements: Range<u64>, out: &mut [u8]) -> Result<Option<Digest>, Error> {
         let TensorReader { name, .. } = *self.reader;
@@ -52,14 +52,14 @@ impl Reading<'_> {
         Ok(None)
     }
 
-    /// Reads elements of a box to their places in `out`, which begins with the element `first`.
+    /// Reads elements of a box to their positions in `out`, whose first element is `first`.
     fn read_box(&mut self, part: &Part, wanted: Range<u64>, first: u64, out: &mut [u8]) -> Result<(), Error> {
         let Chunk { region: Region::Box { offsets, sizes, strides }, source, offset } = &part.chunk else {
             unreachable!("only boxes are read as boxes");
         };
         let TensorReader { name, tensor, .. } = *self.reader;
         let (sources, size) = (self.sources, self.reader.size());
-        // Never more than the chunk spans, so that small tensors need small buffers.
+        // Never more than the span of the chunk, so that small tensors need small buffers.
         let chunk_bytes = part.source_len().saturating_mul(size as u64);
         let scratch_len = chunk_bytes.min(self.scratch_max as u64) as usize;
         if self.scratch.len() < scratch_len {

@@ -1,34 +1,34 @@
-//! Reading strided elements: a box of a tensor that does not lie in the order in which it is wanted.
+//! Reads strided elements: a box of a tensor that is not stored in the requested order.
 //!
-//! Where the wanted elements lie densely, the bytes that span them are read at once and sorted in memory;
-//! where they do not, the box is halved along the dimension whose neighbours lie farthest apart, until it is
-//! dense or one run. So a few large reads serve sharded columns, and a transposed matrix larger than memory is
-//! still read in runs and never element by element, as long as the caller asks for large pieces of it.
+//! If the requested elements are dense in the source, the bytes that span them are read at once and sorted in memory.
+//! Otherwise the box is halved along the dimension with the largest stride, until it is dense or a single run. Sharded
+//! columns thus take a few large reads, and a transposed matrix larger than memory is still read in runs and never
+//! element by element, as long as the caller requests large pieces of it.
 
 use std::ops::Range;
 
 use crate::error::Error;
 
-/// Bytes that are read although most are not wanted, rather than reading the wanted ones one by one.
+/// Spans of up to this many bytes are always read at once, even if most of the bytes are not needed.
 const SPAN_ALWAYS: u64 = 64 << 10;
 
-/// One read in so many is worth it otherwise.
+/// Longer spans are read at once if at least one byte in this many is needed.
 const WASTE_MAX: u64 = 4;
 
-/// Elements moved by plain loops; more are halved first, so that both sides stay in the cache.
+/// Number of elements moved by plain loops; larger blocks are halved first, so that both sides stay in the cache.
 const LOOP_ELEMENTS: u64 = 4096;
 
-/// A dimension of a box that is moved.
+/// A dimension of a box to move.
 #[derive(Clone, Copy, Debug)]
 struct Dim {
     size: u64,
-    /// Distance of neighbours in the source, in elements.
+    /// Stride in the source, in elements.
     from: u64,
-    /// Distance of neighbours in the output, in elements.
+    /// Stride in the output, in elements.
     to: u64,
 }
 
-/// A box of elements: where it begins on both sides, and its dimensions.
+/// A box of elements: its start on both sides, in elements, and its dimensions.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     from: u64,
@@ -37,8 +37,8 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// A box of a tensor of `shape` that begins at `start` and has `sizes`, out of a chunk with `strides` that
-    /// begins at `chunk_start`; its first element goes to `to` (in elements of the output).
+    /// Creates a box of a tensor of `shape` with the given `start` and `sizes`, in a chunk with `strides` that starts
+    /// at `chunk_start`; its first element goes to `to` (in elements of the output).
     pub(super) fn new(
         start: &[u64],
         sizes: &[u64],
@@ -60,7 +60,7 @@ impl Block {
         block
     }
 
-    /// Drops dimensions of size 1 and joins those that follow each other without a gap on both sides.
+    /// Drops dimensions of size 1, and joins adjacent dimensions that are contiguous on both sides.
     fn merge(&mut self) {
         self.dims.retain(|dim| dim.size != 1);
         let mut merged: Vec<Dim> = Vec::with_capacity(self.dims.len());
@@ -79,12 +79,12 @@ impl Block {
         self.dims.iter().map(|dim| dim.size).product()
     }
 
-    /// Elements of the source from the first to the last one of the box.
+    /// Number of source elements from the first to the last one of the box.
     fn span(&self) -> u64 {
         1 + self.dims.iter().map(|dim| (dim.size - 1) * dim.from).sum::<u64>()
     }
 
-    /// Whether it is one run on both sides.
+    /// Whether the box is one run on both sides.
     fn is_run(&self) -> bool {
         match self.dims.as_slice() {
             [] => true,
@@ -93,7 +93,7 @@ impl Block {
         }
     }
 
-    /// The two halves along a dimension.
+    /// Splits the box into two halves along a dimension.
     fn halves(&self, dim: usize) -> [Block; 2] {
         let (mut first, mut second) = (self.clone(), self.clone());
         let half = self.dims[dim].size / 2;
@@ -106,17 +106,17 @@ impl Block {
         [first, second]
     }
 
-    /// The dimension with the largest of a measure.
+    /// Returns the dimension with the largest value of `measure`.
     fn largest(&self, measure: impl Fn(&Dim) -> u64) -> usize {
         (0..self.dims.len()).max_by_key(|&dim| measure(&self.dims[dim])).expect("one element is a run")
     }
 }
 
-/// Reads elements of a source; positions and lengths in bytes.
+/// Reads bytes of a source at a byte offset.
 pub(super) type ReadBytes<'a> = dyn Fn(u64, &mut [u8]) -> Result<(), Error> + 'a;
 
-/// Reads the elements of a block, of `size` bytes each, into `out`; `base` is the byte of the source where the
-/// chunk begins. `scratch` bounds how much is read at once of elements that do not lie in order.
+/// Reads the elements of a block, of `size` bytes each, into `out`; `base` is the byte offset of the chunk in the
+/// source. The length of `scratch` limits how much is read at once if elements are not in order.
 pub(super) fn gather(
     block: &Block,
     size: usize,
@@ -145,7 +145,7 @@ pub(super) fn gather(
     gather(&second, size, base, source, scratch, out)
 }
 
-/// Moves the elements of a block in memory.
+/// Copies the elements of a block in memory.
 fn copy(block: &Block, size: usize, from: &[u8], to: &mut [u8]) {
     if block.len() > LOOP_ELEMENTS && !block.dims.last().is_some_and(|dim| dim.from == 1 && dim.to == 1) {
         let [first, second] = block.halves(block.largest(|dim| dim.size));
@@ -155,7 +155,7 @@ fn copy(block: &Block, size: usize, from: &[u8], to: &mut [u8]) {
     copy_dims(&block.dims, (block.from as usize * size, block.to as usize * size), size, from, to);
 }
 
-/// Plain loops over dimensions; offsets in bytes.
+/// Copies by plain loops over the dimensions; offsets in bytes.
 fn copy_dims(dims: &[Dim], (from_at, to_at): (usize, usize), size: usize, from: &[u8], to: &mut [u8]) {
     match dims {
         [] => to[to_at..to_at + size].copy_from_slice(&from[from_at..from_at + size]),
@@ -187,11 +187,11 @@ fn copy_elements<const N: usize>(dim: &Dim, (from_at, to_at): (usize, usize), fr
     }
 }
 
-/// What is called with the start and the sizes of a box.
+/// Callback for the start and the sizes of a box.
 pub(super) type EachBox<'a> = dyn FnMut(&[u64], &[u64]) -> Result<(), Error> + 'a;
 
-/// Calls `each` with (start, sizes) of the boxes that make up the elements `range` of a tensor in C order, cut
-/// to the box at `offsets` of `sizes`.
+/// Calls `each` with (start, sizes) of the boxes that make up the elements `range` of a tensor in C order, intersected
+/// with the box at `offsets` of `sizes`.
 pub(super) fn for_each_box(
     shape: &[u64],
     (offsets, sizes): (&[u64], &[u64]),
@@ -209,8 +209,8 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
-    /// Handles `range` of the sub-tensor of dimensions `dim..` at a fixed index of the dimensions before it,
-    /// which `start` and `extent` hold. Both hold the chunk's box from `dim` on, when called and afterwards.
+    /// Handles `range` of the sub-tensor of dimensions `dim..` at a fixed index of the dimensions before it, which
+    /// `start` and `extent` contain. From `dim` on, both contain the chunk's box, before and after the call.
     fn descend(
         &self,
         dim: usize,

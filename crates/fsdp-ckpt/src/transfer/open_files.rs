@@ -1,4 +1,4 @@
-//! Many files behind few handles: a checkpoint of thousands of ranks has more files than a process may open.
+//! Many files with few handles: a checkpoint of thousands of ranks has more files than a process may open.
 
 use std::{
     collections::VecDeque,
@@ -13,17 +13,17 @@ use crate::{
     lock::lock,
 };
 
-/// Handles that are open at once, of one set of files.
+/// Maximum number of open handles per set of files.
 const OPEN_MAX: usize = 64;
 
-/// Files by number, opened when needed; those used last stay open.
+/// Files by number, opened on demand; the most recently used ones stay open.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     files: Files,
     paths: Vec<PathBuf>,
     /// [`Access::Read`] or [`Access::Write`].
     access: Access,
-    /// Handles with the numbers of their files, the one used last at the end.
+    /// Handles with the numbers of their files, the most recently used last.
     open: Mutex<VecDeque<(usize, Arc<PathFile>)>>,
 }
 
@@ -32,7 +32,7 @@ impl OpenFiles {
         OpenFiles { files, paths, access, open: Mutex::new(VecDeque::new()) }
     }
 
-    /// The file of this number. It stays open at least as long as the caller holds it.
+    /// Returns the file of this number. It stays open at least as long as the caller holds it.
     pub(super) fn get(&self, file: usize) -> Result<Arc<PathFile>, Error> {
         let mut open = lock(&self.open);
         if let Some(position) = open.iter().rposition(|(number, _)| *number == file) {

@@ -1,4 +1,4 @@
-//! How bytes are moved: with how much memory and how many threads, who is told, and who can stop it.
+//! Settings of a transfer: memory, threads, progress reports and cancellation.
 
 use std::{
     num::NonZero,
@@ -7,16 +7,16 @@ use std::{
 
 use crate::error::Error;
 
-/// Who is told how far long work has come. Called from several threads.
+/// Receives the progress of long operations. Called from several threads.
 pub trait Progress: Sync {
-    /// Work of this many bytes begins.
+    /// An operation on this many bytes starts.
     fn begin(&self, total_bytes: u64);
 
     /// This many more bytes are done.
     fn advance(&self, bytes: u64);
 }
 
-/// Nobody.
+/// Ignores progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 
@@ -26,32 +26,32 @@ impl Progress for NoProgress {
     fn advance(&self, _: u64) {}
 }
 
-/// The window of [`Options::new`].
+/// Default window of [`Options::new`], in bytes.
 pub const WINDOW_BYTES: usize = 256 << 20;
 
-/// How bytes are moved.
+/// Settings of a transfer.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// Bytes that all buffers together may take.
+    /// Maximum total size of all buffers, in bytes.
     pub window_bytes: usize,
-    /// Threads that read, convert and write.
+    /// Number of threads that read, convert and write.
     pub threads: NonZero<usize>,
-    /// Whether the output is durable before it gets its name.
+    /// Whether the output is made durable before it gets its name.
     pub sync: bool,
-    /// Who is told how far the work has come.
+    /// Receives the progress.
     pub progress: &'a dyn Progress,
-    /// Set from outside to stop the work, which then fails and leaves nothing behind.
+    /// Set by the caller to stop the operation, which then fails and leaves nothing behind.
     pub cancel: &'a AtomicBool,
 }
 
 impl<'a> Options<'a> {
-    /// The usual window, a thread per core, durable outputs.
+    /// Returns the default settings: the default window, one thread per core, durable outputs.
     pub fn new(progress: &'a dyn Progress, cancel: &'a AtomicBool) -> Options<'a> {
         let threads = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
         Options { window_bytes: WINDOW_BYTES, threads, sync: true, progress, cancel }
     }
 
-    /// Fails once the caller has asked to stop.
+    /// Returns an error if the caller has asked to stop.
     pub(crate) fn check_cancel(&self) -> Result<(), Error> {
         if self.cancel.load(Ordering::Relaxed) { Err(Error::Canceled) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! The files of an output while they grow: created at full length, written at positions, made durable.
+//! The files of an output under construction: created at full length, written at offsets, made durable.
 
 use std::sync::Mutex;
 
@@ -12,20 +12,20 @@ use super::{
 };
 use crate::{digest::Digest, error::Error, files::Access, lock::lock};
 
-/// The planned files of an output under their temporary names.
+/// The planned files of an output, under their temporary names.
 pub(super) struct Output<'a> {
     staged: &'a Staged,
     open: OpenFiles,
-    /// What was written of each place that wants a digest.
+    /// For each place that needs a digest, the parts written so far.
     digests: Vec<Vec<Option<Mutex<Runs>>>>,
 }
 
 impl<'a> Output<'a> {
-    /// Creates all files, with the bytes that are known.
+    /// Creates all files, with the bytes that are known beforehand.
     pub(super) fn create(staged: &'a Staged, files: &[PlannedFile]) -> Result<Output<'a>, Error> {
         let paths: Vec<_> = files.iter().map(|file| staged.path_of(&file.name)).collect();
         for (path, file) in paths.iter().zip(files) {
-            // A single file exists since it was staged.
+            // A single file was created when it was staged.
             let created = match staged.kind() {
                 OutputKind::File if !staged.in_place => staged.files.open_for_writing(path)?,
                 OutputKind::File | OutputKind::Directory => staged.files.create_new(path)?,
@@ -48,8 +48,8 @@ impl<'a> Output<'a> {
         self.open.get(file)?.write_all_at(bytes, offset)
     }
 
-    /// Takes note of bytes of a place, `offset` bytes into it, if its digest is wanted. `known` is a digest of
-    /// exactly these bytes, of any kind.
+    /// Adds bytes that were written `offset` bytes into a place, if it needs a digest. `known` is a digest of exactly
+    /// these bytes, of any kind.
     pub(super) fn note(
         &self,
         (file, place): (usize, usize),
@@ -63,7 +63,7 @@ impl<'a> Output<'a> {
         lock(runs).add(offset, bytes.len() as u64, digest);
     }
 
-    /// The digests of all places.
+    /// Returns the digests of all places.
     pub(super) fn digests(&self, files: &[PlannedFile]) -> Vec<Vec<Option<Digest>>> {
         let of_file = |(runs, file): (&Vec<Option<Mutex<Runs>>>, &PlannedFile)| {
             let of_place = |(runs, place): (&Option<Mutex<Runs>>, &Place)| {
@@ -75,8 +75,8 @@ impl<'a> Output<'a> {
         self.digests.iter().zip(files).map(of_file).collect()
     }
 
-    /// Writes what is known last, and makes all files durable if they are to be: those with tensors first, in threads,
-    /// and then what tells a reader of them. Returns how many files there are.
+    /// Writes the tail, and makes all files durable if requested: first the files with tensors, in threads, then the
+    /// files that refer to them. Returns the number of files.
     pub(super) fn finish(
         &self,
         files: &[PlannedFile],
@@ -86,7 +86,7 @@ impl<'a> Output<'a> {
         for (file, offset, bytes) in &tail.patches {
             self.write(*file, bytes, *offset)?;
         }
-        // An object is not there before.
+        // An object does not exist before it is synced.
         let sync = options.sync || self.staged.in_place;
         let (with_tensors, others): (Vec<usize>, Vec<usize>) =
             (0..files.len()).filter(|_| sync).partition(|&file| !files[file].places.is_empty());

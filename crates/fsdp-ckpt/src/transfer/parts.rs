@@ -1,23 +1,23 @@
-//! Where the elements of a tensor are, as whoever reads them needs it.
+//! The locations of a tensor's elements, prepared for reading.
 //!
-//! A [`TensorReader`] is made once per tensor: chunks sorted by their first element, boxes that are runs in
-//! disguise as flat ranges.
+//! A [`TensorReader`] is created once per tensor: its chunks are sorted by their first element, and boxes that are
+//! contiguous become flat ranges.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use crate::checkpoint::{Chunk, Region, Tensor};
 
-/// Where the elements of one tensor are, ready to be read.
+/// The locations of the elements of one tensor, ready to be read.
 #[derive(Debug)]
 pub(crate) struct TensorReader<'a> {
     pub(crate) name: &'a str,
     pub(crate) tensor: &'a Tensor,
     parts: Vec<Part>,
-    /// Per part, the largest end of it and all parts before: parts that end before a range are skipped.
+    /// For each part, the largest end of it and all parts before it: used to skip parts that end before a range.
     ends: Vec<u64>,
 }
 
-/// A chunk with the elements that it spans in the tensor.
+/// A chunk, and the elements that it spans in the tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) span: Range<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Elements of the source from the first to the last one of the chunk.
+    /// Number of source elements from the first to the last one of the chunk.
     pub(super) fn source_len(&self) -> u64 {
         match &self.chunk.region {
             Region::Flat(range) => range.end - range.start,
@@ -37,7 +37,7 @@ impl Part {
 }
 
 impl<'a> TensorReader<'a> {
-    /// The tensor must have passed `check_coverage`.
+    /// Prepares a tensor for reading. It must have passed `check_coverage`.
     pub(crate) fn new(name: &'a str, tensor: &'a Tensor) -> TensorReader<'a> {
         let part = |chunk: &Chunk| {
             let region = chunk.region.clone().simplified(&tensor.shape);
@@ -58,19 +58,19 @@ impl<'a> TensorReader<'a> {
         &self.parts
     }
 
-    /// The parts that may hold any of `elements`.
+    /// Returns the parts that may contain any of `elements`.
     pub(super) fn parts_of(&self, elements: &Range<u64>) -> impl Iterator<Item = &Part> {
         let (first, end) = (self.ends.partition_point(|&end| end <= elements.start), elements.end);
         self.parts[first..].iter().take_while(move |part| part.span.start < end)
     }
 
-    /// Bytes of one element.
+    /// Bytes per element.
     pub(crate) fn size(&self) -> usize {
         self.tensor.dtype.size_bytes()
     }
 
-    /// Whether neighbours in the tensor lie far apart in a source (transposed chunks), so that reading it in
-    /// small pieces would read the same bytes again and again.
+    /// Whether adjacent elements of the tensor are far apart in a source (transposed chunks), so that small pieces
+    /// would read the same bytes repeatedly.
     pub(crate) fn wants_large_pieces(&self) -> bool {
         self.parts.iter().any(|part| match &part.chunk.region {
             Region::Flat(_) => false,
@@ -84,7 +84,7 @@ impl<'a> TensorReader<'a> {
     }
 }
 
-/// The bytes of sources that tensors need, counted from the first byte of each.
+/// Returns the length of each source that tensors need, in bytes from its start.
 pub(super) fn needed<'a>(
     readers: impl Iterator<Item = &'a TensorReader<'a>>,
     is_wanted: impl Fn(usize) -> bool,
@@ -99,7 +99,7 @@ pub(super) fn needed<'a>(
     needed
 }
 
-/// The elements of a tensor from the first to the last one of a region.
+/// Returns the elements of a tensor from the first to the last one of a region.
 fn span(region: &Region, shape: &[u64]) -> Range<u64> {
     match region {
         Region::Flat(range) => range.clone(),
@@ -110,7 +110,7 @@ fn span(region: &Region, shape: &[u64]) -> Range<u64> {
     }
 }
 
-/// The position of an index in C order.
+/// Returns the position of an index in C order.
 pub(super) fn flat(index: &[u64], shape: &[u64]) -> u64 {
     index.iter().zip(shape).fold(0, |position, (index, dim)| position * dim + index)
 }

@@ -1,4 +1,4 @@
-//! Carrying a plan out: threads take jobs until none is left or one has failed.
+//! Runs a plan: threads take jobs until none is left or one has failed.
 
 use super::{
     elements::Reading,
@@ -17,29 +17,29 @@ use crate::{
     floats::{self, expect_convertible},
 };
 
-/// What a transfer did.
+/// Statistics of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Tensor bytes written.
+    /// Number of tensor bytes written.
     pub data_bytes: u64,
-    /// Files written.
+    /// Number of files written.
     pub files: usize,
-    /// Checksums of the source that were checked on the way; all matched.
+    /// Number of source checksums that were verified; all matched.
     pub checked: usize,
 }
 
 /// Fills the planned files with the tensors of `checkpoint` and gives the output its final name.
 ///
-/// Every checksum of the checkpoint that covers any byte that is used is checked: what it covers beside those
-/// bytes is read for it.
+/// Verifies every checksum of the checkpoint that covers any of the bytes used; the other bytes that it covers are read
+/// for that.
 ///
 /// # Errors
-/// [`Error::UnknownTensor`] if the plan wants a tensor that is not there, [`Error::BadRequest`] for types and values
-/// that do not convert, [`Error::Malformed`] for damage that is found on the way, [`Error::WrongPath`] if something
-/// has the final name by then, [`Error::Canceled`], [`Error::Io`]. After an error nothing is left behind.
+/// [`Error::UnknownTensor`] if the plan needs a tensor that does not exist, [`Error::BadRequest`] for dtypes and values
+/// that cannot be converted, [`Error::Malformed`] for damage found on the way, [`Error::WrongPath`] if the final name
+/// is taken by then, [`Error::Canceled`], [`Error::Io`]. After an error nothing is left behind.
 ///
 /// # Panics
-/// When the plan is one of several files and `staged` is one file.
+/// If the plan has several files and `staged` is one file.
 pub fn run(
     checkpoint: &Checkpoint,
     plan: OutputPlan,
@@ -79,7 +79,7 @@ pub fn run(
     Ok(moved)
 }
 
-/// Types that differ must both be convertible.
+/// Checks that dtypes that differ are both convertible.
 fn check_conversions(checkpoint: &Checkpoint, work: &Work, files: &[PlannedFile]) -> Result<(), Error> {
     for (file, planned) in files.iter().enumerate() {
         for (index, place) in planned.places.iter().enumerate() {
@@ -95,7 +95,7 @@ fn check_conversions(checkpoint: &Checkpoint, work: &Work, files: &[PlannedFile]
     Ok(())
 }
 
-/// The buffers of a thread; they grow to what the work needs.
+/// The buffers of a thread; they grow on demand.
 #[derive(Default)]
 struct Buffers {
     read: Vec<u8>,
@@ -103,7 +103,7 @@ struct Buffers {
     scratch: Vec<u8>,
 }
 
-/// Does jobs.
+/// Executes jobs.
 struct Mover<'a> {
     work: &'a Work<'a>,
     sources: &'a SourceFiles<'a>,
@@ -113,7 +113,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// Reads pieces that follow each other in a file and writes them at once.
+    /// Reads pieces that are consecutive in a file, and writes them at once.
     fn fill(&self, pieces: &[Piece], buffers: &mut Buffers) -> Result<(), Error> {
         let Buffers { read, written, scratch } = buffers;
         let total: usize = pieces.iter().map(|piece| self.target_len(piece)).sum();
@@ -142,7 +142,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Decodes a compressed item and writes the elements of each of its segments where they belong.
+    /// Decodes a compressed item, and writes the elements of each of its segments to their destinations.
     fn decode_into_place(
         &self,
         source: usize,
@@ -154,7 +154,7 @@ impl Mover<'_> {
             segment.start + (segment.piece.elements.end - segment.piece.elements.start) * size(segment)
         };
         let needed = segments.iter().map(end).max().unwrap_or(0);
-        // What is left of each segment.
+        // The remaining part of each segment.
         let mut rest: Vec<Segment> = segments.to_vec();
         self.sources.decode(source, needed, self.options, &mut |position, bytes| {
             let decoded_end = position + bytes.len() as u64;
@@ -206,19 +206,19 @@ impl Mover<'_> {
         &self.work.files[piece.file].places[piece.place]
     }
 
-    /// Bytes of a piece in the output.
+    /// Size of a piece in the output, in bytes.
     fn target_len(&self, piece: &Piece) -> usize {
         (piece.elements.end - piece.elements.start) as usize * self.place(piece).dtype.size_bytes()
     }
 
-    /// The first byte of a piece in its file.
+    /// Byte offset of a piece in its file.
     fn target_offset(&self, piece: &Piece) -> u64 {
         let place = self.place(piece);
         place.offset + (piece.elements.start - place.elements.start) * place.dtype.size_bytes() as u64
     }
 }
 
-/// The first `len` bytes of a buffer, which grows to hold them.
+/// Returns the first `len` bytes of a buffer, growing it if necessary.
 fn sized(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if buffer.len() < len {
         buffer.resize(len, 0);

@@ -1,6 +1,6 @@
-//! Digests of a range whose parts arrive in any order: parts that touch are combined at once.
+//! Digests of a range whose parts arrive in any order: adjacent parts are combined at once.
 //!
-//! Workers take parts nearly in order, so few runs are ever open, whatever the length of the range.
+//! Workers take parts nearly in order, so there are few open runs, whatever the length of the range.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -12,7 +12,7 @@ pub(super) struct Runs {
     kind: DigestKind,
     /// By first byte: length and digest.
     runs: BTreeMap<u64, (u64, Digest)>,
-    /// Whether parts overlapped without being equal, so that nothing can be said any more.
+    /// Whether parts overlapped partially, so that no digest of the whole can be computed.
     is_spoiled: bool,
 }
 
@@ -25,7 +25,7 @@ impl Runs {
         self.kind
     }
 
-    /// Adds a part. One that lies in what was seen already changes nothing.
+    /// Adds a part. A part that is contained in a run seen before changes nothing.
     pub(super) fn add(&mut self, offset: u64, len: u64, digest: Digest) {
         if len == 0 || self.is_spoiled {
             return;
@@ -57,7 +57,7 @@ impl Runs {
         self.runs.insert(offset, (len, digest));
     }
 
-    /// The digest of the first `len` bytes, if exactly these have been seen.
+    /// Returns the digest of the first `len` bytes. `None` unless exactly these have been added.
     pub(super) fn whole(&self, len: u64) -> Option<Digest> {
         if len == 0 {
             return Some(self.kind.empty());
@@ -65,8 +65,8 @@ impl Runs {
         self.runs.get(&0).filter(|(seen, _)| *seen == len && !self.is_spoiled).map(|(_, digest)| *digest)
     }
 
-    /// The parts of the first `len` bytes that are still to be added for [`Runs::whole`] to say something: none
-    /// if nothing was seen, or everything. What overlapped begins anew.
+    /// Returns the parts of the first `len` bytes that must still be added before [`Runs::whole`] returns a digest:
+    /// empty if nothing was added, or everything. After a partial overlap it starts over.
     pub(super) fn rest(&mut self, len: u64) -> Vec<Range<u64>> {
         if self.runs.is_empty() && !self.is_spoiled {
             return Vec::new();

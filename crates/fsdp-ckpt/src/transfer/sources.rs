@@ -1,4 +1,4 @@
-//! The bytes of a checkpoint's sources: plain files by positioned reads, compressed items once they have been
+//! Reads the bytes of a checkpoint's sources: plain files by positioned reads, compressed items after they have been
 //! decoded to a spool.
 
 use std::{
@@ -25,10 +25,10 @@ use crate::{
     files::Access,
 };
 
-/// The files of the sources of a checkpoint, opened when needed.
+/// The files of a checkpoint's sources, opened on demand.
 #[derive(Debug)]
 pub(crate) struct OpenSources {
-    /// The number in `open` of the file of each source.
+    /// For each source, the number of its file in `open`.
     file_of: Vec<usize>,
     open: OpenFiles,
 }
@@ -63,13 +63,13 @@ impl<'a> SourceFiles<'a> {
         SourceFiles { checkpoint, opened, checks: Checks::new(checkpoint), spool: None }
     }
 
-    /// The sources of a checkpoint whose checksums were compared before: they are not compared again.
+    /// Opens the sources of a checkpoint whose checksums were already verified: they are not verified again.
     pub(crate) fn checked_before(checkpoint: &'a Checkpoint, opened: &Arc<OpenSources>) -> SourceFiles<'a> {
         SourceFiles { checkpoint, opened: opened.clone(), checks: Checks::none(checkpoint), spool: None }
     }
 
-    /// Decodes the first bytes of compressed sources (pairs of source and length) to a nameless file in `dir`,
-    /// so that they can be read in any order.
+    /// Decodes the first bytes of compressed sources (length by source) to an unnamed file in `dir`, so that they can
+    /// be read in any order.
     pub(super) fn spool(
         &mut self,
         files: &Files,
@@ -90,7 +90,7 @@ impl<'a> SourceFiles<'a> {
         Ok(())
     }
 
-    /// Spools what tensors need of the sources for which `is_wanted` holds.
+    /// Spools the bytes that tensors need, of the sources for which `is_wanted` holds.
     pub(crate) fn spool_where<'r>(
         &mut self,
         dir: &Path,
@@ -101,8 +101,8 @@ impl<'a> SourceFiles<'a> {
         self.spool(&Files::anywhere(), dir, &needed(readers, is_wanted), options)
     }
 
-    /// Reads bytes of a source, for `tensor`, and holds them against the checksums of the checkpoint. Returns
-    /// their digest if one was computed.
+    /// Reads bytes of a source, for `tensor`, and adds them to the checksums of the checkpoint. Returns their digest if
+    /// one was computed.
     pub(crate) fn read(
         &self,
         source: usize,
@@ -123,7 +123,7 @@ impl<'a> SourceFiles<'a> {
                 self.file(source)?.read_exact_at(out, offset)?;
                 Ok(self.checks.observe(source, offset, out))
             }
-            // Decoding has observed the checksums already.
+            // The checksums were computed while decoding.
             Source::Zstd { .. } => {
                 let spool = self.spool.as_ref().expect("compressed sources that are read were spooled");
                 spool.read(source, offset, out).map(|()| None)
@@ -131,8 +131,7 @@ impl<'a> SourceFiles<'a> {
         }
     }
 
-    /// Reads the unread rest of every protected range that was read in part, so that all that was used is
-    /// judged.
+    /// Reads the unread rest of every protected range that was read in part, so that everything used is verified.
     pub(crate) fn complete_checks(&self, options: &Options) -> Result<(), Error> {
         let rest = self.checks.rest();
         let piece_bytes = PieceSizes::of(options).usual as u64;
@@ -144,8 +143,8 @@ impl<'a> SourceFiles<'a> {
         })
     }
 
-    /// Decodes a compressed source from front to back, holding it against the checksums of the checkpoint. `each` gets
-    /// pieces as [`Stream::decode`] says; at least `needed` bytes must come out.
+    /// Decodes a compressed source sequentially, and adds it to the checksums of the checkpoint. `each` gets pieces as
+    /// in [`Stream::decode`]; at least `needed` bytes must be decoded.
     pub(crate) fn decode(
         &self,
         source: usize,
@@ -162,7 +161,7 @@ impl<'a> SourceFiles<'a> {
         stream.decode(options, &observe, each)
     }
 
-    /// The open file of a source.
+    /// Returns the open file of a source.
     fn file(&self, source: usize) -> Result<Arc<PathFile>, Error> {
         self.opened.open.get(self.opened.file_of[source])
     }

@@ -1,10 +1,10 @@
-//! The life of an output: it grows under a temporary name beside its destination and gets its final name in
-//! one step, complete, or is removed. In an object store it has its final names from the start, and what makes it
-//! complete (a manifest, an index, the metadata of DCP) comes last.
+//! The life of an output: it is written under a temporary name next to its destination, and either gets its final name
+//! in one step when it is complete, or is removed. In an object store it has its final names from the start, and the
+//! file that makes it complete (a manifest, an index, the metadata of DCP) comes last.
 //!
-//! An [`export`](crate::export) replaces what has its name, because a trainer writes the same model again; a
-//! staged output refuses to. Temporary names begin with a dot, tell processes apart and are locked, so that
-//! what a killed process left is known from what another one is writing, and is removed.
+//! An [`export`](crate::export) replaces an existing output of its name, because a trainer writes the same model
+//! repeatedly; a staged output refuses to. Temporary names start with a dot, are unique to the process and are locked,
+//! so that leftovers of a killed process can be told from the output of a running one, and are removed.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use crate::{
     files::FileKind,
 };
 
-/// Tells outputs of one process apart.
+/// Distinguishes the outputs of one process.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Whether an output is one file or a directory of files.
@@ -37,27 +37,27 @@ pub struct Staged {
     destination: PathBuf,
     temporary: PathBuf,
     kind: OutputKind,
-    /// Whether it takes the place of a file.
+    /// Whether it replaces an existing file.
     replaces: bool,
     /// Whether it has its final name from the start.
     pub(super) in_place: bool,
-    /// Open for its lock.
+    /// Open handle that holds the lock.
     lock: Option<PathFile>,
-    /// Whether there is something to remove.
+    /// Whether there is anything to remove on drop.
     is_there: bool,
 }
 
 impl Staged {
-    /// Begins an output. The directory that the destination lies in must exist, the destination must not; an
-    /// empty directory may be there where a directory is to come.
+    /// Starts an output. The parent directory of the destination must exist, and the destination must not, except that
+    /// an empty directory may exist if the output is a directory.
     ///
     /// # Errors
-    /// [`Error::WrongPath`] if something is there, or the path has no file name; [`Error::Io`].
+    /// [`Error::WrongPath`] if the destination exists, or the path has no file name; [`Error::Io`].
     pub fn new(destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
         Staged::on(Files::anywhere(), destination, kind)
     }
 
-    /// Begins an output of one file that takes the place of a file of its name.
+    /// Starts an output of one file that replaces an existing file of its name.
     ///
     /// # Errors
     /// [`Error::WrongPath`] if the path has no file name; [`Error::Io`].
@@ -65,7 +65,7 @@ impl Staged {
         Staged::begin(Files::anywhere(), destination, OutputKind::File, true)
     }
 
-    /// Begins an output on a file system.
+    /// Starts an output on a given file system.
     pub(crate) fn on(files: Files, destination: &Path, kind: OutputKind) -> Result<Staged, Error> {
         Staged::begin(files, destination, kind, false)
     }
@@ -98,7 +98,7 @@ impl Staged {
             OutputKind::File => Some(staged.files.create_locked(&staged.temporary, 0)?),
             OutputKind::Directory => {
                 staged.files.create_directory_if_absent(&staged.temporary)?;
-                // Network file systems may lock no directories; there, leftovers stay.
+                // Network file systems may not be able to lock directories; leftovers stay there.
                 staged.files.lock(&staged.temporary).ok().flatten()
             }
         };
@@ -111,12 +111,12 @@ impl Staged {
         &self.destination
     }
 
-    /// One file, or a directory.
+    /// Whether the output is one file or a directory.
     pub fn kind(&self) -> OutputKind {
         self.kind
     }
 
-    /// The temporary path of a file of the output.
+    /// Temporary path of a file of the output.
     pub(super) fn path_of(&self, name: &str) -> PathBuf {
         match self.kind {
             OutputKind::File => self.temporary.clone(),
@@ -124,12 +124,12 @@ impl Staged {
         }
     }
 
-    /// The file system of temporary files.
+    /// The file system for temporary files.
     pub(super) fn scratch_files(&self) -> Files {
         if self.in_place { Files::anywhere() } else { self.files.clone() }
     }
 
-    /// The directory in which temporary files may be made.
+    /// The directory for temporary files.
     pub(super) fn scratch_dir(&self) -> PathBuf {
         match self.kind {
             _ if self.in_place => std::env::temp_dir(),
@@ -138,8 +138,8 @@ impl Staged {
         }
     }
 
-    /// Gives the output its name. With `sync`, the name is durable when this returns; contents must have been
-    /// made durable before.
+    /// Gives the output its final name. With `sync`, the name is durable on return; the contents must have been made
+    /// durable before.
     pub(super) fn commit(mut self, sync: bool) -> Result<(), Error> {
         if self.in_place {
             self.is_there = false;
@@ -160,11 +160,11 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if self.is_there {
-            // Nobody is left to tell; the next output to this destination removes a leftover.
+            // An error here cannot be reported; the next output to this destination removes the leftover.
             let _ = match (self.in_place, self.kind) {
-                // Nothing may be there yet and much under way.
+                // There may be no complete file yet, but many uploads in progress.
                 (true, OutputKind::Directory) => self.files.remove_tree(&self.temporary),
-                // What is there is not of this output, which would be complete.
+                // An existing object is not this output, which would be complete; only end the upload.
                 (true, OutputKind::File) => self.files.give_up(&self.temporary),
                 (false, _) => remove(&self.files, &self.temporary),
             };
@@ -178,7 +178,7 @@ fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Resul
         Some(FileKind::Directory) if kind == OutputKind::Directory && files.list(destination)?.is_empty() => {
             Ok(())
         }
-        // The output takes the place of what has its name, which would be the link.
+        // The rename would replace the link itself, not the directory.
         Some(FileKind::Other(_)) if files.is_directory(destination) => {
             let reason = "it is a symbolic link to a directory, which an output can not take the place of; name the \
                           directory that it leads to, which must be empty, or another destination";
@@ -191,7 +191,7 @@ fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Resul
     }
 }
 
-/// Removes outputs to the same destination that no living process holds.
+/// Removes leftovers of outputs to the same destination that no living process has locked.
 fn remove_leftovers(files: &Files, dir: &Path, prefix: &str) -> Result<(), Error> {
     for name in files.list(dir)?.iter().filter(|name| name.starts_with(prefix)) {
         let path = dir.join(name);

@@ -1,4 +1,4 @@
-//! Work in threads: who does what next, how much at a time, and what happens when one fails.
+//! Work in threads: how it is handed out, in what size, and what happens when a thread fails.
 
 use std::{
     ops::Range,
@@ -14,21 +14,21 @@ use crate::{
     lock::{lock, unlocked},
 };
 
-/// Bytes of a piece: large enough that system calls do not matter, small enough for the cache of a core.
+/// Bytes per piece: large enough that the cost of system calls does not matter, small enough for the cache of a core.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Buffers of a thread: what is read, what is written, and what strided reads sort in between.
+/// Number of buffers per thread: for reading, for writing, and for sorting strided elements.
 const BUFFERS: usize = 3;
 
-/// The smallest buffer, for windows of no sensible size: a few elements.
+/// Minimum size of a buffer, in bytes, for windows that are too small: a few elements.
 const BUFFER_BYTES_MIN: usize = 64;
 
-/// How much is moved at a time, so that the buffers of all threads fit the window.
+/// Piece sizes with which the buffers of all threads fit into the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PieceSizes {
-    /// Bytes of a piece.
+    /// Bytes per piece.
     pub(crate) usual: usize,
-    /// Bytes of a piece of a tensor that wants large ones.
+    /// Bytes per piece of a tensor that needs large pieces.
     pub(crate) large: usize,
 }
 
@@ -39,7 +39,7 @@ impl PieceSizes {
     }
 }
 
-/// Calls `work` in every thread until it returns false there, one call fails or the caller cancels.
+/// Calls `work` in every thread until it returns `false` there, a call fails, or the caller cancels.
 pub(crate) fn in_threads<S: Default>(
     options: &Options,
     work: impl Fn(&mut S) -> Result<bool, Error> + Sync,
@@ -83,9 +83,9 @@ pub(crate) fn each_in_threads<T: Sync>(
 
 /// Ranges that are handed out in pieces, one after another, to any number of threads.
 pub(crate) struct Pieces {
-    /// Each with the length of its pieces.
+    /// Each range with the length of its pieces.
     ranges: Vec<(Range<u64>, u64)>,
-    /// The number of a range, and how much of it was handed out.
+    /// The index of the current range, and how much of it was handed out.
     next: Mutex<(usize, u64)>,
 }
 
@@ -94,7 +94,7 @@ impl Pieces {
         Pieces { ranges: ranges.into_iter().collect(), next: Mutex::default() }
     }
 
-    /// The next piece, with the number of its range. An empty range is one empty piece.
+    /// Returns the next piece, with the index of its range. An empty range has one empty piece.
     pub(crate) fn next(&self) -> Option<(usize, Range<u64>)> {
         let mut next = lock(&self.next);
         let (number, done) = *next;

@@ -1,8 +1,8 @@
-//! What there is to do for a plan: pieces of places that any thread may take, and compressed items to decode.
+//! The work of a plan: pieces of places that any thread may take, and compressed items to decode.
 //!
-//! A tensor whose chunks lie in plain files is cut into pieces. A run of a tensor inside a compressed item is a
-//! [`Segment`] of the job that decodes this item. Items that hold strided chunks, which cannot be decoded into
-//! place, are spooled first and count as plain.
+//! A tensor whose chunks are in plain files is cut into pieces. A run of a tensor inside a compressed item is a
+//! [`Segment`] of the job that decodes this item. Items with strided chunks cannot be decoded into place; they are
+//! spooled first and then treated as plain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,23 +21,23 @@ use crate::{
     lock::lock,
 };
 
-/// Pieces that the buffer for strided reads of usual pieces has room for, so that some of it may be waste.
+/// Size of the buffer for strided reads, in usual pieces, so that a read may include unneeded bytes.
 const SCRATCH_PIECES: usize = 4;
 
 /// All work of a transfer.
 pub(super) struct Work<'a> {
     pub(super) files: &'a [PlannedFile],
     pub(super) readers: Vec<TensorReader<'a>>,
-    /// The reader of each place of each file.
+    /// Index of the reader for each place of each file.
     reader_of: Vec<Vec<usize>>,
     runs: Vec<Piece>,
     /// Runs of tensors in compressed items that are decoded into place, by source.
     pub(super) streams: BTreeMap<usize, Vec<Segment>>,
-    /// Compressed items that are spooled first, and how many of their decoded bytes are needed.
+    /// Compressed items that are spooled first, with the number of decoded bytes that are needed.
     pub(super) spooled: BTreeMap<usize, u64>,
 }
 
-/// Elements of a place.
+/// Elements of a place, processed together.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) file: usize,
@@ -45,17 +45,19 @@ pub(super) struct Piece {
     pub(super) elements: Range<u64>,
 }
 
-/// Elements of a place that lie together in a compressed item.
+/// Elements of a place that are contiguous in a compressed item.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
-    /// First decoded byte.
+    /// Offset in the decoded bytes.
     pub(super) start: u64,
     pub(super) piece: Piece,
 }
 
 impl<'a> Work<'a> {
+    /// Computes the work of a plan.
+    ///
     /// # Errors
-    /// [`Error::UnknownTensor`] if a place wants a tensor that the checkpoint does not have.
+    /// [`Error::UnknownTensor`] if a place needs a tensor that the checkpoint does not have.
     pub(super) fn new(checkpoint: &'a Checkpoint, files: &'a [PlannedFile]) -> Result<Work<'a>, Error> {
         let mut numbers = BTreeMap::new();
         let mut readers = Vec::new();
@@ -86,7 +88,7 @@ impl<'a> Work<'a> {
         &self.readers[self.reader_of[piece.file][piece.place]]
     }
 
-    /// Decides for every place what is decoded into it and what is read.
+    /// Decides for every place which elements are decoded into it and which are read.
     fn split(&mut self, checkpoint: &Checkpoint) {
         for (file, planned) in self.files.iter().enumerate() {
             for (place, wanted) in planned.places.iter().map(|place| &place.elements).enumerate() {
@@ -126,7 +128,8 @@ fn is_zstd(checkpoint: &Checkpoint, source: usize) -> bool {
     matches!(checkpoint.sources[source], Source::Zstd { .. })
 }
 
-/// The compressed items of tensors with strided chunks, each with the decoded bytes that any tensor needs.
+/// Returns the compressed items of tensors with strided chunks, each with the number of decoded bytes that any tensor
+/// needs.
 fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize, u64> {
     let has_box = |reader: &&TensorReader| {
         reader.parts().iter().any(|part| matches!(part.chunk.region, Region::Box { .. }))
@@ -136,7 +139,7 @@ fn spooled(checkpoint: &Checkpoint, readers: &[TensorReader]) -> BTreeMap<usize,
     needed(readers.iter(), |source| is_zstd(checkpoint, source) && sources.contains(&source))
 }
 
-/// Hands out the work, to any number of threads.
+/// Hands out the work to any number of threads.
 pub(super) struct Queue<'a> {
     work: &'a Work<'a>,
     streams: Vec<usize>,
@@ -144,7 +147,7 @@ pub(super) struct Queue<'a> {
     next: Mutex<Next>,
 }
 
-/// Bytes that a read of strided elements may sort in between.
+/// Maximum size of the buffer for sorting strided elements, in bytes.
 pub(crate) fn scratch_bytes(sizes: PieceSizes, reader: &TensorReader) -> usize {
     if reader.wants_large_pieces() { sizes.large } else { sizes.large.min(SCRATCH_PIECES * sizes.usual) }
 }
@@ -153,15 +156,15 @@ pub(crate) fn scratch_bytes(sizes: PieceSizes, reader: &TensorReader) -> usize {
 struct Next {
     stream: usize,
     run: usize,
-    /// Elements of the run that were handed out.
+    /// Number of elements of the run that were handed out.
     taken: u64,
 }
 
-/// Something for one thread to do.
+/// A unit of work for one thread.
 pub(super) enum Job {
     /// Decode this source into place.
     Stream(usize),
-    /// Fill these pieces, which follow each other in one file.
+    /// Fill these pieces, which are consecutive in one file.
     Pieces(Vec<Piece>),
 }
 
@@ -171,7 +174,7 @@ impl<'a> Queue<'a> {
         Queue { work, streams, sizes, next: Mutex::new(Next::default()) }
     }
 
-    /// The next job, streams first since they are the longest.
+    /// Returns the next job: streams first, because they take longest.
     pub(super) fn next(&self) -> Option<Job> {
         let mut next = lock(&self.next);
         if let Some(&source) = self.streams.get(next.stream) {
@@ -203,7 +206,7 @@ impl<'a> Queue<'a> {
         (!pieces.is_empty()).then_some(Job::Pieces(pieces))
     }
 
-    /// How many elements of a run fit a job that has `bytes` already.
+    /// Maximum number of elements of a run that fit into a job of `bytes` bytes so far.
     fn elements_max(&self, run: &Piece, bytes: usize) -> u64 {
         let reader = self.work.reader(run);
         let place = &self.work.files[run.file].places[run.place];

@@ -1,4 +1,4 @@
-//! Decoding one compressed item, once and from front to back, with the work of others done on the way.
+//! Decodes one compressed item, once and sequentially, passing the pieces to callbacks on the way.
 
 use std::{
     io::{self, BufReader, Read},
@@ -9,31 +9,31 @@ use std::{
 use super::{options::Options, threads::PieceSizes};
 use crate::{bytes::RangeReader, error::Error, file_io::PathFile};
 
-/// Compressed bytes read at a time.
+/// Number of compressed bytes read at a time.
 const READ_BYTES: usize = 256 << 10;
 
-/// Bytes in front of the new ones that a reader of decoded bytes sees again: an element that began in the last
-/// piece ends in this one.
+/// Space before the new bytes for bytes that the callback sees again, because an element may start in one piece and end
+/// in the next; one more than the maximum carried.
 const CARRIED: usize = 8;
 
-/// What is called with the position of decoded bytes and the bytes.
+/// Callback for the position of decoded bytes, and the bytes.
 pub(crate) type EachPiece<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Error> + 'a;
 
-/// A compressed item that is decoded.
+/// A compressed item to decode.
 pub(super) struct Stream<'a> {
     pub(super) file: &'a PathFile,
     pub(super) path: &'a Path,
-    /// The compressed bytes in the file.
+    /// Byte range of the compressed item in the file.
     pub(super) range: Range<u64>,
-    /// Decoded bytes that tensors need.
+    /// Number of decoded bytes that tensors need.
     pub(super) needed: u64,
-    /// The most that it may hold.
+    /// Maximum decoded length, in bytes.
     pub(super) len_max: u64,
 }
 
 impl Stream<'_> {
-    /// Decodes it in pieces. `each` gets the position of the first byte and the bytes: the new ones, and in front of
-    /// them up to seven that it has seen, enough to complete any element. `observe` gets the new ones only.
+    /// Decodes the item in pieces. `each` gets the position of the first byte and the bytes: the new ones, preceded by
+    /// up to seven that it has seen, enough to complete any element. `observe` gets the new ones only.
     pub(super) fn decode(
         &self,
         options: &Options,
@@ -79,7 +79,7 @@ impl Stream<'_> {
         Error::malformed(self.path, format!("the zstd stream in its bytes {start}..{end} {what}"))
     }
 
-    /// The error of reading the file, or else of the decoder.
+    /// Returns the error of reading the file, or else of the decoder.
     fn broken(&self, cause: io::Error) -> Error {
         match cause.downcast::<Error>() {
             Ok(error) => error,

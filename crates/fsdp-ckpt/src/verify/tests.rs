@@ -1,4 +1,4 @@
-//! Every damage that a checksum covers is found, and bytes without one are counted.
+//! Finds every damage that a checksum covers, and counts the bytes without one.
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
@@ -126,7 +126,7 @@ fn a_verdict_on_a_directory_covers_what_lies_beside_the_checkpoint() {
         unread,
         [(".git".as_ref(), "it is hidden"), ("notes.txt".as_ref(), "it is no file of tensors")]
     );
-    // What should hold tensors and does not is a problem, and so is damage anywhere.
+    // A file that should contain tensors but does not is a problem, and so is damage anywhere.
     fs::write(dir.path().join("b.pt"), "words").unwrap();
     assert!(all(dir.path()).problems[0].to_string().contains("b.pt"));
     fs::remove_file(dir.path().join("b.pt")).unwrap();

@@ -1,9 +1,9 @@
-//! The first records of an archive whose directory is not at hand, because the archive is being decoded from
+//! Scans the first records of an archive whose directory is not available, because the archive is being decoded from
 //! its start.
 //!
-//! PyTorch writes headers without lengths and puts a descriptor with the length after the data. The end of a
-//! record is therefore the first descriptor that states just the distance from the data's start. The last
-//! record, which goes on behind what was decoded, stays open.
+//! PyTorch writes headers without lengths and a descriptor with the length after the data. A record therefore ends at
+//! the first descriptor whose length equals its distance from the data's start. The last record stays open if it
+//! continues after the decoded bytes.
 
 use super::{
     Record,
@@ -16,11 +16,10 @@ use crate::error::Fault;
 const LOCAL_LEN: usize = 30;
 const LOCAL_SIGNATURE: &[u8] = b"PK\x03\x04";
 const DESCRIPTOR_SIGNATURE: &[u8] = b"PK\x07\x08";
-/// The flag of headers whose lengths follow after the data.
+/// The flag of headers whose lengths are in a descriptor after the data.
 const HAS_DESCRIPTOR: u16 = 8;
 
-/// The records in the first bytes of an archive, with positions from its start. The archive has at most
-/// `len_max` bytes.
+/// The records in the first bytes of an archive that has at most `len_max` bytes. Positions count from its start.
 pub(super) fn scan(bytes: &[u8], len_max: u64) -> Result<Vec<(String, Record)>, Fault> {
     let mut records = Vec::new();
     let mut at = 0;
@@ -34,7 +33,7 @@ pub(super) fn scan(bytes: &[u8], len_max: u64) -> Result<Vec<(String, Record)>, 
     Ok(records)
 }
 
-/// The record at `at` and where the next one begins, if the record ends here.
+/// The record at `at`, and the position of the next one; `None` for the latter if the record does not end in `bytes`.
 fn next_record(
     bytes: &[u8],
     at: usize,
@@ -66,7 +65,7 @@ fn next_record(
     Ok(Some((name, record, next)))
 }
 
-/// Where the data that begins at `start` ends, where the next record begins, and the CRC-32.
+/// The end of the data that begins at `start`, the position of the next record, and the CRC-32.
 fn find_descriptor(bytes: &[u8], start: usize) -> Option<(usize, usize, u32)> {
     let data = bytes.get(start..)?;
     for (len, window) in data.windows(DESCRIPTOR_SIGNATURE.len()).enumerate() {

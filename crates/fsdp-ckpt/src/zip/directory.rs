@@ -1,7 +1,7 @@
-//! Entries of the directory, and the headers before the data that they point to.
+//! The entries of the directory, and the local headers that they point to.
 //!
-//! The length of a header is known only from the header itself: PyTorch pads it, so that data begins at a
-//! multiple of 64, and the directory does not repeat the padding.
+//! Only a local header gives its own length: PyTorch pads it so that the data begins at a multiple of 64, and the
+//! directory does not repeat the padding.
 
 use std::ops::Range;
 
@@ -19,18 +19,18 @@ const ENTRY_SIGNATURE: u32 = 0x0201_4b50;
 const LOCAL_LEN: u64 = 30;
 const LOCAL_SIGNATURE: u32 = 0x0403_4b50;
 const ZIP64_FIELD: u16 = 0x0001;
-/// Flags that encryption sets: bits 0, 6 and 13.
+/// The flags of encrypted records: bits 0, 6 and 13.
 const ENCRYPTED: u16 = 0x2041;
 
 /// An entry of the directory. Positions count from the start of the archive.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) crc32: u32,
-    /// Where the header is.
+    /// Position of the local header.
     pub(super) header: u64,
     /// Length of the data.
     len: u64,
-    /// Where the data is; empty until the header was read.
+    /// Range of the data; empty until the local header was read.
     pub(super) data: Range<u64>,
 }
 
@@ -75,7 +75,7 @@ fn parse_one(bytes: &[u8], index: u64) -> Result<(Entry, &[u8]), Fault> {
     Ok((entry, &rest[comment_len..]))
 }
 
-/// Names are relative paths of plain names: nothing that could lead out of a directory.
+/// Checks that a name is a relative path that cannot lead out of a directory.
 pub(super) fn plain_name(bytes: &[u8]) -> Result<String, Fault> {
     let bad = || {
         let name = String::from_utf8_lossy(bytes);
@@ -96,7 +96,7 @@ pub(super) fn check_stored(name: &str, flags: u16, method: u16) -> Result<(), Fa
     Err(Fault::unsupported(format!("record `{name}` is {how}; {stored}")))
 }
 
-/// The three sizes of an entry, from its zip64 field where the plain ones are saturated.
+/// The three sizes of an entry; those that are saturated come from its zip64 field.
 fn zip64_fields(plain: [u32; 3], extra: &[u8]) -> Option<[u64; 3]> {
     let mut large = if plain.contains(&u32::MAX) { find_extra(extra, ZIP64_FIELD)? } else { &[] };
     let mut fields = [0; 3];
@@ -122,7 +122,7 @@ fn find_extra(mut extra: &[u8], id: u16) -> Option<&[u8]> {
     None
 }
 
-/// Reads the header of each entry, which says where its data begins. Everything must lie before `limit`.
+/// Reads the local header of each entry to locate its data. Headers and data must end at or before `limit`.
 pub(super) fn locate(section: Section<'_>, mut entries: Vec<Entry>, limit: u64) -> Result<Vec<Entry>, Error> {
     for entry in &mut entries {
         let need = |end: Option<u64>| {
@@ -138,7 +138,7 @@ pub(super) fn locate(section: Section<'_>, mut entries: Vec<Entry>, limit: u64) 
     Ok(entries)
 }
 
-/// Compares a header with its entry; returns the bytes between the name and the data.
+/// Compares a local header with its entry; returns the length of the extra field, which precedes the data.
 fn check_local(entry: &Entry, local: &[u8]) -> Result<u64, Fault> {
     let bad = |what| {
         let reason =

@@ -1,8 +1,8 @@
-//! The end of an archive: where its directory is and how many entries it has.
+//! The end records of an archive: the position of its directory and the number of entries.
 //!
-//! PyTorch always writes the zip64 end record and its locator in front of the plain one; other writers only
-//! when a field does not fit. Both are read, and must agree where both say something. The directory must end
-//! exactly where the end records begin, so that an archive has one reading only.
+//! PyTorch always writes the zip64 end record and its locator before the plain one; other writers do so only if a field
+//! does not fit. Both are read, and must agree if both have a value. The directory must end exactly where the end
+//! records begin, so that an archive can be read in one way only.
 
 use std::ops::Range;
 
@@ -22,14 +22,14 @@ const LOCATOR_LEN: u64 = 20;
 const LOCATOR_SIGNATURE: u32 = 0x0706_4b50;
 const END64_LEN: u64 = 56;
 const END64_SIGNATURE: u32 = 0x0606_4b50;
-/// Bytes of an entry without its name.
+/// Length of an entry without its name.
 const ENTRY_LEN_MIN: u64 = 46;
 
-/// What the end records say.
+/// The contents of the end records.
 pub(super) struct End {
-    /// The directory, counted from the start of the archive.
+    /// Range of the directory, counted from the start of the archive.
     pub(super) directory: Range<u64>,
-    /// Entries in it.
+    /// Number of entries in the directory.
     pub(super) count: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn find(section: Section<'_>) -> Result<End, Error> {
     parse(&tail, section.len()).map_err(|fault| refused(section, fault))
 }
 
-/// The end records in the last bytes of an archive of `archive_len` bytes.
+/// Parses the end records in the last bytes of an archive of `archive_len` bytes.
 fn parse(tail: &[u8], archive_len: u64) -> Result<End, Fault> {
     let Some((before, end)) = tail.len().checked_sub(END_LEN as usize).map(|at| tail.split_at(at)) else {
         return Err(no_end());
@@ -81,10 +81,10 @@ fn parse(tail: &[u8], archive_len: u64) -> Result<End, Fault> {
     Ok(End { directory: start..directory_end, count })
 }
 
-/// Count of entries, length and start of the directory.
+/// Number of entries, length of the directory, start of the directory.
 type Fields = (u64, u64, u64);
 
-/// The zip64 end record that a locator before the plain end record points to, with its position.
+/// The zip64 end record and its position; `None` if no locator precedes the plain end record.
 fn end64(before: &[u8], end_at: u64) -> Result<Option<(Fields, u64)>, Fault> {
     let Some(locator_at) = before.len().checked_sub(LOCATOR_LEN as usize) else { return Ok(None) };
     let locator = &before[locator_at..];
@@ -113,7 +113,7 @@ fn no_end() -> Fault {
     Fault::new("no zip archive ends at its last byte (truncated, or not a zip archive)")
 }
 
-/// The end records contradict each other or the place where they are.
+/// The fault for end records that contradict each other or their position.
 fn bad(what: &str) -> Fault {
     Fault::new(format!("its end record is inconsistent: {what}"))
 }

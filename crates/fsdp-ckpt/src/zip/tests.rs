@@ -1,4 +1,4 @@
-//! Archives by hand: what is read, and what hostile ones run into.
+//! Handmade archives: which are read, and how hostile ones are refused.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bytes::Memory;
 
-/// A stored record as it is written.
+/// A stored record to write.
 #[derive(Clone)]
 struct Written {
     name: &'static str,
@@ -19,7 +19,7 @@ fn written(name: &'static str, data: &'static [u8]) -> Written {
     Written { name, data, padding: 0 }
 }
 
-/// An archive of these records: local parts, directory, end.
+/// An archive of these records: local parts, directory, end record.
 fn archive(records: &[Written]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for Written { name, data, padding } in records {
@@ -50,7 +50,7 @@ fn archive(records: &[Written]) -> Vec<u8> {
     out
 }
 
-/// The archive, or what is wrong with it.
+/// Opens the archive, or returns what is wrong with it.
 fn open_at(bytes: &[u8], range: Range<u64>) -> Result<Archive, String> {
     let bytes = Memory(bytes.to_vec());
     let error = match Archive::open(Section::new(&bytes, range, Path::new("a.pt"), "")) {
@@ -64,7 +64,7 @@ fn open(bytes: &[u8]) -> Result<Archive, String> {
     open_at(bytes, 0..bytes.len() as u64)
 }
 
-/// Replaces the only occurrence of `from` after `after` bytes.
+/// Replaces the bytes at `at`.
 fn patch(bytes: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + new.len()].copy_from_slice(new);
@@ -120,7 +120,7 @@ fn refuses_records_that_share_bytes() {
     let bytes = archive(&[written("a", b"hello"), written("b", b"world")]);
     let first = directory_at(&bytes);
     let second = first + 47;
-    // The first record is as long as to reach into the second one.
+    // The first record is long enough to reach into the second one.
     let long = 10u32.to_le_bytes();
     let overlapping = patch(&patch(&bytes, first + 20, &long), first + 24, &long);
     assert_eq!(open(&overlapping), Err("records `a` and `b` overlap".into()));

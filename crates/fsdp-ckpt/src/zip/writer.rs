@@ -1,19 +1,19 @@
-//! Archives laid out as torch writes them: stored records, each at a multiple of 64 bytes, planned from lengths.
+//! Lays out archives as torch does: stored records, each at a multiple of 64 bytes, planned from their lengths.
 //!
 //! ```text
 //! record:   local header | name | zip64 field, if large | "FB" field, padding | data | descriptor
 //! archive:  records | central directory | zip64 end, locator | end
 //! ```
 //!
-//! Sizes stand in the descriptor behind the data and in the central directory, as in any archive that is
-//! written front to back: so a local header is known before its data, whose CRC-32 comes last. All offsets
-//! count from the beginning of the archive, which may lie anywhere in a file.
+//! As in any archive that is written from front to back, the sizes and the CRC-32 of the data are in the descriptor
+//! after it and in the central directory, so a local header is known before its data. All offsets count from the start
+//! of the archive, which may be anywhere in a file.
 //!
-//! A record is large when its size, or the offset of its header, does not fit 32 bits.
+//! A record is large if its size, or the offset of its header, does not fit 32 bits.
 
 use crate::digest::{Digest, DigestKind};
 
-/// Records begin at multiples of this; torch can then map them into memory.
+/// The data of records begins at multiples of this, so that torch can map it into memory.
 pub(crate) const ALIGNMENT: u64 = 64;
 
 const LOCAL_HEADER_LEN: u64 = 30;
@@ -26,9 +26,9 @@ const FLAG_UTF8: u16 = 0x0800;
 #[derive(Debug)]
 pub(crate) struct Archive {
     records: Vec<Record>,
-    /// Where the next record's header begins; the central directory in a complete archive.
+    /// Offset of the next record's header; of the central directory in a complete archive.
     end: u64,
-    /// Known bytes that begin at an offset, up to the next data that is filled in later.
+    /// Known bytes, each with its offset. Gaps are the data that is filled in later.
     head: Vec<(u64, Vec<u8>)>,
 }
 
@@ -68,7 +68,7 @@ impl Archive {
         Archive { records: Vec::new(), end: 0, head: Vec::new() }
     }
 
-    /// Adds a record of known bytes.
+    /// Adds a record with known bytes.
     pub(crate) fn add(&mut self, name: &str, data: &[u8]) {
         let crc = crc32(DigestKind::Crc32.of(data));
         self.push(name, data.len() as u64, Some(crc));
@@ -77,7 +77,7 @@ impl Archive {
         self.literal(self.last().data, bytes);
     }
 
-    /// Adds a record whose bytes are filled in later; returns where, from the beginning of the archive.
+    /// Adds a record whose bytes are filled in later; returns their offset in the archive.
     pub(crate) fn add_later(&mut self, name: &str, len: u64) -> u64 {
         self.push(name, len, (len == 0).then_some(0));
         self.last().data
@@ -106,22 +106,22 @@ impl Archive {
         self.records.last().expect("a record was added just before")
     }
 
-    /// Length of the complete archive.
+    /// Length of the complete archive in bytes.
     pub(crate) fn len(&self) -> u64 {
         let entries: usize = self.records.iter().map(|record| directory_entry(record).len()).sum();
         self.end + (entries + end_records(0, 0, 0).len()) as u64
     }
 
-    /// Takes the bytes that are known now, with their offsets.
+    /// Takes the bytes that are known so far, with their offsets.
     pub(crate) fn take_literals(&mut self) -> Vec<(u64, Vec<u8>)> {
         std::mem::take(&mut self.head)
     }
 
-    /// The remaining bytes, with their offsets, from the digests of the records that were filled in later, in
-    /// their order. Their number and lengths do not depend on the digests.
+    /// Returns the remaining bytes, with their offsets. `digests` are those of the records that were filled in later,
+    /// in order. The number and lengths of the byte strings do not depend on the digests.
     ///
     /// # Panics
-    /// When a digest is missing, left over or not a CRC-32.
+    /// If a digest is missing, superfluous or not a CRC-32.
     pub(crate) fn finish(mut self, digests: impl IntoIterator<Item = Digest>) -> Vec<(u64, Vec<u8>)> {
         let mut digests = digests.into_iter();
         let mut patches = Vec::new();
@@ -143,7 +143,7 @@ fn crc32(digest: Digest) -> u32 {
     u32::try_from(digest.value).expect("a CRC-32 has 32 bits")
 }
 
-/// The local header with name and extra fields.
+/// The local header, with the name and extra fields.
 fn local_header(record: &Record, padding: usize) -> Vec<u8> {
     let mut extra = Vec::new();
     if record.is_large() {
@@ -165,7 +165,7 @@ fn local_header(record: &Record, padding: usize) -> Vec<u8> {
     out
 }
 
-/// What follows the data; nothing after a record without data.
+/// The descriptor after the data; empty for a record without data.
 fn descriptor(record: &Record) -> Vec<u8> {
     if record.len == 0 {
         return Vec::new();
@@ -180,9 +180,9 @@ fn descriptor(record: &Record) -> Vec<u8> {
     out
 }
 
-/// The entry of a record in the central directory; a CRC that is not known yet counts as zero.
+/// The entry of a record in the central directory. An unknown CRC is written as zero.
 fn directory_entry(record: &Record) -> Vec<u8> {
-    // Only what does not fit stands in the zip64 field, in this order: size, stored size, offset.
+    // The zip64 field holds only the values that do not fit, in this order: size, stored size, offset.
     let fits = |value: u64| u32::try_from(value).ok().filter(|&value| value != u32::MAX);
     let mut large = Vec::new();
     for value in [record.len, record.len, record.header] {
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(&bytes[69..77], [b"PK\x07\x08", &crc.to_le_bytes()[..]].concat());
         assert_eq!(&bytes[77..85], [5, 0, 0, 0, 5, 0, 0, 0]);
         assert_eq!(&bytes[at as usize..at as usize + 11], b"tensor!PK\x07\x08");
-        // Nothing lies between the data of an empty record and the header of the next.
+        // The header of the next record directly follows the offset of an empty record's data.
         assert_eq!(&bytes[empty as usize..empty as usize + 4], b"PK\x03\x04");
         assert!(bytes.ends_with(b"\0\0") && bytes[bytes.len() - 22..].starts_with(b"PK\x05\x06"));
         assert!(!bytes.contains(&0xee), "every byte is planned");

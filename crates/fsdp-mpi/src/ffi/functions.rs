@@ -1,12 +1,12 @@
-//! The functions of MPI that are used, for the two kinds of handles, and the constants of each family.
+//! The MPI functions in use, for both kinds of handles, and the constants of each family.
 //!
-//! Sources: `mpi.h` of Open MPI 4.1 and 5.0, `mpi.h` of MPICH 4.0 and 5.0 (the ABI that Intel MPI and Cray MPICH share),
-//! `mpi_abi.h` of MPI 5.0.
+//! Sources: `mpi.h` of Open MPI 4.1 and 5.0, `mpi.h` of MPICH 4.0 and 5.0 (the ABI that Intel MPI and Cray MPICH
+//! share), `mpi_abi.h` of MPI 5.0.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-/// A handle of MPI (communicator, type, request): an integer or a pointer, which is never followed here.
+/// An MPI handle (communicator, type, request): an integer, or a pointer that is never dereferenced here.
 pub(super) trait Handle: Copy {
     fn from_bits(bits: usize) -> Self;
     fn bits(self) -> usize;
@@ -32,7 +32,7 @@ impl Handle for *mut c_void {
     }
 }
 
-/// Room for an `MPI_Status`, which nobody reads: it has 20 bytes (MPICH), 24 (Open MPI) or 32 (standard ABI).
+/// Space for an `MPI_Status`, which is never read: its size is 20 bytes (MPICH), 24 (Open MPI) or 32 (standard ABI).
 #[repr(C, align(16))]
 pub(super) struct Status([u8; 64]);
 
@@ -42,17 +42,18 @@ impl Status {
     }
 }
 
-/// A table of functions that all return a code: fields, symbols, parameters.
+/// Declares a table of functions that all return an error code: field, symbol, parameters.
 macro_rules! table {
     ($($field:ident: $symbol:literal ($($parameter:ty),*)),* $(,)?) => {
-        /// Addresses of functions; the library is never closed.
+        /// Addresses of the functions. They stay valid, because the library is never closed.
         pub(super) struct Functions<H> { $(pub(super) $field: unsafe extern "C" fn($($parameter),*) -> c_int),* }
 
         impl<H> Functions<H> {
             /// # Safety
-            /// `H` is the type of the library's handles.
+            /// `H` must be the type of the library's handles.
             pub(super) unsafe fn of(library: &super::library::Opened) -> Result<Self, crate::MpiError> {
-                // SAFETY: the parameters are those of the MPI standard, and the caller vouches for the handles.
+                // SAFETY: the parameters are those of the MPI standard, and the caller guarantees the type of the
+                // handles.
                 Ok(Self { $($field: unsafe {
                     library.function::<unsafe extern "C" fn($($parameter),*) -> c_int>($symbol)
                 }?),* })
@@ -79,7 +80,7 @@ table! {
     error_string: "MPI_Error_string" (c_int, *mut c_char, *mut c_int),
 }
 
-/// What the families have different values for. Handles are given by their bits.
+/// Constants whose values differ between the families. Handles are stored as their bits.
 pub(super) struct Constants {
     pub(super) world: usize,
     pub(super) byte: usize,
@@ -88,7 +89,7 @@ pub(super) struct Constants {
     pub(super) funneled: c_int,
 }
 
-/// `mpi.h` of MPICH.
+/// The values in `mpi.h` of MPICH.
 pub(super) const MPICH: Constants = Constants {
     world: 0x4400_0000,
     byte: 0x4c00_010d,
@@ -97,11 +98,11 @@ pub(super) const MPICH: Constants = Constants {
     funneled: 1,
 };
 
-/// `mpi_abi.h`.
+/// The values in `mpi_abi.h`.
 pub(super) const STANDARD: Constants =
     Constants { world: 0x101, byte: 0x247, errors_return: 0x143, request_null: 0x180, funneled: 1024 };
 
-/// `mpi.h` of Open MPI names variables of the library; handles are their addresses.
+/// Returns the values of Open MPI: its `mpi.h` names variables of the library, whose addresses are the handles.
 pub(super) fn open_mpi(
     address: impl Fn(&'static str) -> Result<usize, crate::MpiError>,
 ) -> Result<Constants, crate::MpiError> {
@@ -114,13 +115,13 @@ pub(super) fn open_mpi(
     })
 }
 
-/// The functions with the handles that they take.
+/// The functions, by the kind of handle that they take.
 pub(super) enum ByHandle {
     Integers(Functions<c_int>),
     Pointers(Functions<*mut c_void>),
 }
 
-/// Evaluates an expression with the functions of either kind.
+/// Evaluates an expression with the table of either kind.
 macro_rules! with {
     ($functions:expr, $table:ident => $call:expr) => {
         match $functions {

@@ -1,4 +1,4 @@
-//! Finding an MPI library, opening it, and telling whose it is.
+//! Finds an MPI library, opens it and identifies its family.
 
 use std::env;
 use std::error::Error as _;
@@ -16,23 +16,23 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use super::functions::{self, ByHandle, Constants, Functions};
 use crate::error::{Attempt, MpiError};
 
-/// Names of the file of Open MPI, of MPICH and its relatives, and of any library with the standard ABI.
+/// File names of Open MPI, of MPICH and its derivatives, and of libraries with the standard ABI.
 const OPEN_MPI: &[&str] = &["libmpi.so.40"];
 const MPICH: &[&str] = &["libmpi.so.12", "libmpich.so.12"];
 const STANDARD: &[&str] = &["libmpi_abi.so.1"];
 
-/// What libraries with the ABI of MPICH call themselves.
+/// How libraries with the ABI of MPICH identify themselves in their version string.
 const RELATIVES_OF_MPICH: [&str; 3] = ["MPICH", "MVAPICH", "Intel(R) MPI"];
 
-/// `MPI_MAX_LIBRARY_VERSION_STRING`, the largest of the families.
+/// `MPI_MAX_LIBRARY_VERSION_STRING`, the maximum over the families.
 const VERSION_LEN: usize = 8192;
 
-/// Who defines the values of handles and constants.
+/// The ABI of a library, which defines the values of handles and constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Open MPI 4 and 5.
     OpenMpi,
-    /// MPICH and what is binary compatible with it: Intel MPI, Cray MPICH, MVAPICH.
+    /// MPICH and libraries that are binary compatible with it: Intel MPI, Cray MPICH, MVAPICH.
     Mpich,
     /// The standard ABI of MPI 5.
     Standard,
@@ -48,7 +48,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// An MPI library that is open until the process ends. Nothing of MPI has begun.
+/// An open MPI library. It stays open until the process ends; MPI is not initialized.
 pub struct MpiLibrary {
     pub(super) functions: ByHandle,
     pub(super) constants: Constants,
@@ -64,9 +64,9 @@ impl fmt::Debug for MpiLibrary {
 }
 
 impl MpiLibrary {
-    /// Opens the file that the environment variable `FSDP_MPI_LIBRARY` names, or else the first that is found: beside
-    /// the program that started this process, then where the system's loader looks. The family of the launcher, as the
-    /// environment shows it, comes first, because a library that does not know the launcher sees a world of one rank.
+    /// Opens the file that the environment variable `FSDP_MPI_LIBRARY` names, or else the first library found: next to
+    /// the program that started this process, then in the loader's search path. The family of the launcher, as detected
+    /// from the environment, comes first, because a library that does not know the launcher sees a world of one rank.
     ///
     /// # Errors
     /// [`MpiError`]: not found, or not a known MPI.
@@ -87,7 +87,7 @@ impl MpiLibrary {
         named(&|name| env::var_os(name)).is_some()
     }
 
-    /// Opens a file, by its path or by a bare name that the system's loader looks for.
+    /// Opens a library by its path, or by a bare name that the system's loader searches for.
     ///
     /// # Errors
     /// [`MpiError`]: not found, or not a known MPI.
@@ -100,28 +100,28 @@ impl MpiLibrary {
         Ok(Self { functions, constants, family, path, version })
     }
 
-    /// Who defines its values.
+    /// The ABI of the library.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Its file.
+    /// The path or bare name it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it says of itself, in one line.
+    /// The first line of the library's version string.
     pub fn version(&self) -> &str {
         &self.version
     }
 }
 
-/// The file that the user has named.
+/// The file that the user has named in the environment.
 fn named(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     variable("FSDP_MPI_LIBRARY").filter(|file| !file.is_empty()).map(PathBuf::from)
 }
 
-/// Files in the order in which they are tried.
+/// Returns the candidates in the order in which they are tried.
 fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBuf>) -> Vec<PathBuf> {
     if let Some(file) = named(variable) {
         return vec![file];
@@ -138,17 +138,18 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBu
     inside.filter(|file| file.exists()).chain(names().map(PathBuf::from)).collect()
 }
 
-/// The folder of libraries of whoever started this process: of `/opt/mpi/bin/hydra_pmi_proxy`, `/opt/mpi/lib`.
+/// Returns the library folder of the program that started this process: `/opt/mpi/lib` for
+/// `/opt/mpi/bin/hydra_pmi_proxy`.
 fn launcher_libraries() -> Option<PathBuf> {
     let place = recognise(&|name| env::var(name).ok()).ok().flatten();
-    // The only process of a launcher has no place.
+    // The only process of a launcher has no place; the launcher is then its parent.
     let launcher = place.map_or_else(parent_id, |place| Ancestor::launcher(&place).pid());
     let program = fs::read_link(format!("/proc/{launcher}/exe")).ok()?;
     Some(program.parent()?.parent()?.join("lib"))
 }
 
-/// A file that was opened, and may not be MPI. It is never closed: MPI leaves threads, and its functions are called as long as
-/// the process lives.
+/// A file that was opened, but may not be MPI. It is never closed: MPI leaves threads running, and its functions are
+/// called as long as the process lives.
 pub(super) struct Opened {
     handle: ManuallyDrop<Library>,
     path: PathBuf,
@@ -156,9 +157,10 @@ pub(super) struct Opened {
 
 impl Opened {
     fn open(file: &Path) -> Result<Self, MpiError> {
-        // Open MPI's plugins look for its symbols among those of the whole process.
-        // SAFETY: opening runs the initialisers of the library. The candidates are names of MPI libraries, whose
-        // initialisers ask nothing of their host, or a file of the user's choice.
+        // RTLD_GLOBAL because Open MPI's plugins look up its symbols in the global scope.
+        //
+        // SAFETY: opening runs the initializers of the library. The candidates have names of MPI libraries, whose
+        // initializers require nothing of their host, or are a file of the user's choice.
         let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) };
         let handle = opened.map_err(|error| {
             let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -168,12 +170,12 @@ impl Opened {
         Ok(Self { handle: ManuallyDrop::new(handle), path: file.to_owned() })
     }
 
-    /// The address of a function, as a value of its type.
+    /// Returns the address of a function as a value of its type.
     ///
     /// # Safety
-    /// `T` is a function pointer of the type that the library's header gives `symbol`.
+    /// `T` must be the function pointer type that the library's header declares for `symbol`.
     pub(super) unsafe fn function<T: Copy>(&self, symbol: &'static str) -> Result<T, MpiError> {
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: the caller guarantees the type.
         match unsafe { self.handle.get::<T>(symbol.as_bytes()) } {
             Ok(function) => Ok(*function),
             Err(_) => Err(MpiError::NoSymbol { path: self.path.clone(), symbol }),
@@ -181,34 +183,34 @@ impl Opened {
     }
 
     fn address(&self, symbol: &'static str) -> Result<usize, MpiError> {
-        // SAFETY: nothing is done with the address but to hand it back to the library.
+        // SAFETY: the address is only passed back to the library.
         unsafe { self.function::<*mut c_void>(symbol) }.map(|address| address.expose_provenance())
     }
 
     fn version(&self) -> Result<String, MpiError> {
         type Version = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
-        // SAFETY: the type is that of the MPI standard, since MPI 3.
+        // SAFETY: the MPI standard defines this type since MPI 3.
         let get = unsafe { self.function::<Version>("MPI_Get_library_version") }?;
         let (mut text, mut len) = (vec![0u8; VERSION_LEN], 0);
-        // SAFETY: it may be called before MPI is initialised; it writes at most as many bytes as there are.
+        // SAFETY: this may be called before MPI is initialized; it writes no more bytes than `text` has.
         unsafe { get(text.as_mut_ptr().cast(), &mut len) };
         let text = String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default());
         Ok(text.lines().next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" "))
     }
 
-    /// The major version of the standard ABI; none or -1 for a library that has values of its own.
+    /// Major version of the standard ABI. `None` or -1 if the library uses its own values.
     fn standard_abi(&self) -> Option<c_int> {
         type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-        // SAFETY: the type is that of the MPI standard, since MPI 5.
+        // SAFETY: the MPI standard defines this type since MPI 5.
         let get = unsafe { self.function::<Version>("MPI_Abi_get_version") }.ok()?;
         let (mut major, mut minor) = (-1, -1);
-        // SAFETY: it may be called before MPI is initialised; it writes two integers.
+        // SAFETY: this may be called before MPI is initialized; it writes two integers.
         unsafe { get(&mut major, &mut minor) };
         Some(major)
     }
 
-    /// The first question is the standard's own: a library of Open MPI or MPICH that has its ABI answers it with 1, and
-    /// one that has the values of its own header with -1.
+    /// Identifies the family. The standard's own query comes first: a library of Open MPI or MPICH that was built for
+    /// the standard ABI answers it with 1, and one that uses the values of its own header with -1.
     fn family(&self, version: &str) -> Result<(Family, ByHandle, Constants), MpiError> {
         if self.standard_abi() == Some(1) {
             // SAFETY: handles of the standard ABI are pointers.

@@ -1,15 +1,15 @@
-//! Slices of a caller, lent to another thread until all of it has come back.
+//! Slices of a caller, lent to another thread until all pieces have been returned.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// How many pieces are out.
+/// The number of pieces that are lent out.
 #[derive(Default)]
 struct Out {
     pieces: Mutex<usize>,
     returned: Condvar,
 }
 
-/// Part of a slice that was lent. Dropping it gives it back.
+/// Part of a lent slice. Dropping it returns it.
 pub(crate) struct Piece {
     start: *mut u8,
     len: usize,
@@ -17,8 +17,8 @@ pub(crate) struct Piece {
     out: Arc<Out>,
 }
 
-// SAFETY: a piece is a part of a slice that nobody else uses (or, if it may not be written, only reads) while it lives,
-// and bytes may be read and written by any thread.
+// SAFETY: while a piece lives, no other code uses its part of the slice (or, if the piece is read-only, writes it), and
+// any thread may read and write bytes.
 unsafe impl Send for Piece {}
 
 impl Piece {
@@ -31,15 +31,15 @@ impl Piece {
         self.len
     }
 
-    /// Where it may be read until it is dropped.
+    /// Pointer to the bytes, valid for reads until the piece is dropped.
     pub(super) fn start(&self) -> *const u8 {
         self.start
     }
 
-    /// Where it may be written until it is dropped.
+    /// Pointer to the bytes, valid for writes until the piece is dropped.
     ///
     /// # Panics
-    /// When it was lent for reading.
+    /// If the slice was lent for reading only.
     pub(super) fn start_mut(&self) -> *mut u8 {
         assert!(self.may_write, "what was lent for reading is not written");
         self.start
@@ -53,7 +53,7 @@ impl Drop for Piece {
     }
 }
 
-/// Waits for the pieces, also when the borrower panics.
+/// Waits for all pieces on drop, so also when the borrower panics.
 struct Lender(Arc<Out>);
 
 impl Drop for Lender {
@@ -63,7 +63,7 @@ impl Drop for Lender {
     }
 }
 
-/// Cuts slices, one after the other, into messages of `message_max` bytes, the last one of what is left.
+/// Cuts the concatenated slices into messages of `message_max` bytes; the last one may be shorter.
 fn cut(
     slices: impl Iterator<Item = (*mut u8, usize)>,
     message_max: usize,
@@ -87,11 +87,12 @@ fn cut(
     messages
 }
 
-/// Lends slices, those of `read` for reading and those of `written` for writing, and returns what `borrow` does, but not
-/// before every piece was dropped, on whichever thread. A piece that is never dropped keeps its lender for ever: that is
-/// what makes this sound.
+/// Lends the slices of `read` for reading and those of `written` for writing, and returns the result of `borrow` once
+/// every piece has been dropped, on whichever thread. A piece that is never dropped blocks this function forever; that
+/// is what makes it sound.
 ///
-/// The pieces come by messages of `message_max` bytes, so that messages do not depend on how either side cuts its data.
+/// The pieces are grouped into messages of `message_max` bytes, so that message lengths do not depend on how either
+/// side splits its data into slices.
 pub(crate) fn lend<R>(
     read: &[&[u8]],
     written: &mut [&mut [u8]],

@@ -1,18 +1,18 @@
-//! One message of several blocks of memory: MPI gathers and scatters them, by a type that is made for it.
+//! Messages of several blocks of memory: MPI gathers and scatters them through a datatype made for each message.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use super::functions::{Constants, Functions, Handle};
 
-/// Whether a message goes out or comes in.
+/// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Send,
     Receive,
 }
 
-/// Blocks of a message as MPI takes them: addresses and lengths in bytes.
+/// The blocks of a message in the form that MPI takes: addresses, and lengths in bytes.
 pub(super) struct Blocks {
     starts: Vec<isize>,
     lens: Vec<c_int>,
@@ -27,18 +27,19 @@ impl Blocks {
     }
 }
 
-/// A call that failed, with its code.
+/// A failed call: the name of the function and its error code.
 type Refused = (&'static str, c_int);
 
 fn checked(call: &'static str, code: c_int) -> Result<(), Refused> {
     if code == 0 { Ok(()) } else { Err((call, code)) }
 }
 
-/// Begins to send or receive a message, and says by which request.
+/// Starts to send or receive a message and stores the request's handle in `request`.
 ///
 /// # Safety
-/// The functions and constants are of one library, in which MPI is initialised by this thread. The blocks may be read, or
-/// written if the message comes in, until the request has ended; nobody else writes them, or uses them at all.
+/// The functions and constants must belong to one library, which this thread has initialized. Until the request has
+/// ended, the blocks must be readable and not written (when sending), or writable and not otherwise used (when
+/// receiving).
 pub(super) unsafe fn begin<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
@@ -51,11 +52,11 @@ pub(super) unsafe fn begin<H: Handle>(
     let byte = H::from_bits(constants.byte);
     if let ([start], [len]) = (&blocks.starts[..], &blocks.lens[..]) {
         let start = ptr::with_exposed_provenance_mut(start.cast_unsigned());
-        // SAFETY: as of the caller.
+        // SAFETY: guaranteed by the caller.
         return unsafe { post(f, constants, way, (start, *len, byte), peer, tag, request) };
     }
     let mut of_blocks = H::from_bits(constants.request_null);
-    // SAFETY: both lists have as many entries as is said, and are read before the call returns.
+    // SAFETY: both lists have the stated number of entries, and are read before the call returns.
     let code = unsafe {
         (f.type_of_blocks)(
             blocks.lens.len() as c_int,
@@ -66,20 +67,20 @@ pub(super) unsafe fn begin<H: Handle>(
         )
     };
     checked("MPI_Type_create_hindexed", code)?;
-    // SAFETY: the type was just made.
+    // SAFETY: the type was just created.
     let committed = checked("MPI_Type_commit", unsafe { (f.commit_type)(&mut of_blocks) });
     // Addresses are absolute: they count from `MPI_BOTTOM`, which is null in all families.
     let whole = (ptr::null_mut(), 1, of_blocks);
-    // SAFETY: as of the caller; the type has its blocks.
+    // SAFETY: guaranteed by the caller; the type contains the addresses of its blocks.
     let posted = committed.and_then(|()| unsafe { post(f, constants, way, whole, peer, tag, request) });
-    // SAFETY: the type was made above. MPI keeps it for as long as the request needs it. What it says cannot matter: whoever
-    // posted the message has it either way.
+    // SAFETY: the type was created above. MPI keeps it as long as the request needs it. The result does not matter: the
+    // message is posted either way.
     unsafe { (f.free_type)(&mut of_blocks) };
     posted
 }
 
 /// # Safety
-/// As of [`begin`].
+/// As for [`begin`].
 unsafe fn post<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
@@ -91,9 +92,9 @@ unsafe fn post<H: Handle>(
 ) -> Result<(), Refused> {
     let (world, mut handle) = (H::from_bits(constants.world), H::from_bits(constants.request_null));
     let code = match way {
-        // SAFETY: as of the caller.
+        // SAFETY: guaranteed by the caller.
         Way::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
-        // SAFETY: as of the caller.
+        // SAFETY: guaranteed by the caller.
         Way::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
     };
     *request = handle.bits();

@@ -1,14 +1,14 @@
-//! All unsafe code of this crate: calls of MPI, and memory that it reads and writes, behind safe functions.
+//! All unsafe code of this crate, behind safe functions: MPI calls, and the memory that MPI reads and writes.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`library`] | finding and opening a library, telling whose it is |
+//! | [`library`] | finds, opens and identifies a library |
 //! | [`functions`] | the functions and constants of each family |
 //! | [`message`] | messages of several blocks of memory |
-//! | [`mpi`] | MPI, initialised, on the thread that owns it; operations that are under way |
-//! | [`loan`] | slices of a caller, lent to another thread until all of it has come back |
+//! | [`mpi`] | initialized MPI on the thread that owns it; operations in flight |
+//! | [`loan`] | slices of a caller, lent to another thread until all pieces have been returned |
 //!
-//! Every unsafe block says which facts it relies on, and who checked them.
+//! Every unsafe block states the facts that it relies on, and where they are checked.
 
 mod functions;
 mod library;

@@ -1,4 +1,4 @@
-//! MPI on the thread that owns it, and its operations that are under way.
+//! MPI on the thread that owns it, and its operations in flight.
 
 use std::ffi::{c_char, c_int};
 use std::marker::PhantomData;
@@ -11,14 +11,14 @@ use super::loan::Piece;
 use super::message::{self, Blocks, Way};
 use crate::error::MpiError;
 
-/// `MPI_MAX_ERROR_STRING`, the largest of the families.
+/// `MPI_MAX_ERROR_STRING`, the maximum over the families.
 const ERROR_LEN: usize = 512;
 
-/// What a message is read from or written to.
+/// Memory that a message is read from or written to.
 pub(crate) enum Memory {
-    /// It belongs to the operation.
+    /// Memory that the operation owns.
     Own(Vec<u8>),
-    /// It was lent: pieces, one after the other.
+    /// Pieces of a caller's memory, in order.
     Lent(Vec<Piece>),
 }
 
@@ -40,8 +40,8 @@ impl Memory {
     }
 }
 
-/// An operation that has begun. It keeps its memory until MPI has let go of it: dropped before, it leaks it, so that MPI
-/// never reads or writes memory that somebody else has.
+/// An operation in flight. It keeps its memory until MPI has released it: if dropped earlier, it leaks the memory, so
+/// that MPI never reads or writes memory that was reused.
 pub(crate) struct Request {
     bits: usize,
     memory: ManuallyDrop<Memory>,
@@ -49,7 +49,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Its own memory, when it has ended.
+    /// Returns its own memory. `None` if the operation has not ended, or if the memory was lent.
     pub(crate) fn into_bytes(mut self) -> Option<Vec<u8>> {
         match &mut *self.memory {
             Memory::Own(bytes) if self.ended => Some(std::mem::take(bytes)),
@@ -61,13 +61,14 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if self.ended {
-            // SAFETY: MPI has let go of it, and it is dropped here alone.
+            // SAFETY: MPI has released the memory, and it is dropped only here.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }
 
-/// MPI, initialised by this thread. It can not leave the thread: `MPI_THREAD_FUNNELED` allows calls of no other.
+/// MPI, initialized by this thread. The value cannot leave the thread, because `MPI_THREAD_FUNNELED` allows calls from
+/// no other.
 pub(crate) struct Mpi {
     library: MpiLibrary,
     rank: c_int,
@@ -76,19 +77,19 @@ pub(crate) struct Mpi {
 }
 
 impl Mpi {
-    /// Initialises MPI, and makes it return errors of messages rather than end the process.
+    /// Initializes MPI, and makes failing calls return errors instead of ending the process.
     pub(crate) fn initialise(library: MpiLibrary) -> Result<Self, MpiError> {
         let mut mpi = Self { library, rank: 0, size: 0, _of_this_thread: PhantomData };
         let (functions, constants) = (&mpi.library.functions, &mpi.library.constants);
         let mut initialised = 0;
-        // SAFETY: it may be called at any time; it writes one integer.
+        // SAFETY: this may be called at any time; it writes one integer.
         let code = with!(functions, f => unsafe { (f.initialized)(&mut initialised) });
         mpi.check("MPI_Initialized", code)?;
         if initialised != 0 {
             return Err(MpiError::Initialized);
         }
         let mut provided = 0;
-        // SAFETY: MPI was not initialised before; the arguments of the program may be null; it writes one integer.
+        // SAFETY: MPI was not initialized before; null is allowed for the program's arguments; it writes one integer.
         let code = with!(functions, f => unsafe {
             (f.init_thread)(ptr::null_mut(), ptr::null_mut(), constants.funneled, &mut provided)
         });
@@ -97,7 +98,7 @@ impl Mpi {
             let path = mpi.library.path().to_owned();
             return Err(MpiError::Threads { path, provided, needed: constants.funneled });
         }
-        // SAFETY: MPI is initialised, by this thread; both handles are constants of this library.
+        // SAFETY: this thread has initialized MPI; both handles are constants of this library.
         let code = with!(functions, f => unsafe {
             (f.set_error_handler)(Handle::from_bits(constants.world), Handle::from_bits(constants.errors_return))
         });
@@ -106,12 +107,12 @@ impl Mpi {
         Ok(mpi)
     }
 
-    /// This process in the world.
+    /// Rank of this process in the world.
     pub(crate) fn rank(&self) -> c_int {
         self.rank
     }
 
-    /// Processes in the world.
+    /// Number of processes in the world.
     pub(crate) fn size(&self) -> c_int {
         self.size
     }
@@ -120,7 +121,7 @@ impl Mpi {
         let world = self.library.constants.world;
         let (mut rank, mut size) = (0, 0);
         let of_rank = with!(&self.library.functions, f => {
-            // SAFETY: MPI is initialised, by this thread; the handle is a constant of this library; it writes one integer.
+            // SAFETY: this thread has initialized MPI; the handle is a constant of this library; it writes one integer.
             unsafe { (f.rank)(Handle::from_bits(world), &mut rank) }
         });
         self.check("MPI_Comm_rank", of_rank)?;
@@ -133,13 +134,13 @@ impl Mpi {
         Ok(())
     }
 
-    /// Begins to send a message.
+    /// Starts to send a message.
     pub(crate) fn send(&self, memory: Memory, to: c_int, tag: c_int) -> Result<Request, MpiError> {
         let blocks = memory.readable();
         self.begin(Way::Send, memory, &blocks, to, tag)
     }
 
-    /// Begins to receive a message of at most the length of the memory.
+    /// Starts to receive a message that is at most as long as the memory.
     pub(crate) fn receive(&self, mut memory: Memory, from: c_int, tag: c_int) -> Result<Request, MpiError> {
         let blocks = memory.writable();
         self.begin(Way::Receive, memory, &blocks, from, tag)
@@ -156,12 +157,13 @@ impl Mpi {
         let null = self.library.constants.request_null;
         let (mut bits, constants) = (null, &self.library.constants);
         let begun = with!(&self.library.functions, f => {
-            // SAFETY: MPI is initialised, by this thread, and `f` and the constants are those of its library. The blocks
-            // are those of `memory`, made for this way: the request owns it from here on, and does not give it up before
-            // MPI has. Until then they stay where they are, nobody writes them, and nobody reads those that MPI writes.
+            // SAFETY: this thread has initialized MPI, and `f` and the constants belong to its library. The blocks
+            // point into `memory` and were made for this direction; the request owns `memory` from here on, and does
+            // not release it before MPI has. Until then the blocks stay in place, are not written, and are not read
+            // while MPI writes them.
             unsafe { message::begin(f, constants, way, blocks, peer, tag, &mut bits) }
         });
-        // A call that failed has begun nothing, unless it left a request.
+        // A failed call has started nothing, unless it left a request.
         let ended = begun.is_err() && bits == null;
         let request = Request { bits, memory: ManuallyDrop::new(memory), ended };
         match begun {
@@ -170,7 +172,7 @@ impl Mpi {
         }
     }
 
-    /// Whether an operation has ended; lets MPI work on all of them.
+    /// Whether an operation has ended. Also lets MPI make progress on all operations.
     pub(crate) fn test(&self, request: &mut Request) -> Result<bool, MpiError> {
         if request.ended {
             return Ok(true);
@@ -178,45 +180,46 @@ impl Mpi {
         let (mut flag, mut status) = (0, Status::new());
         let code = with!(&self.library.functions, f => {
             let mut handle = Handle::from_bits(request.bits);
-            // SAFETY: MPI is initialised, by this thread; the request is one of this library that has not ended; the
-            // status has room for those of all families.
+            // SAFETY: this thread has initialized MPI; the request belongs to this library and has not ended; the
+            // status is large enough for all families.
             let code = unsafe { (f.test)(&mut handle, &mut flag, &mut status) };
             request.bits = handle.bits();
             code
         });
-        // An operation that failed has ended when MPI took its request away. Where it left it, it may still use the memory.
+        // A failed operation has ended if MPI took its request away. If MPI left the request, it may still use the
+        // memory.
         request.ended = request.bits == self.library.constants.request_null;
         self.check("MPI_Test", code).map(|()| request.ended)
     }
 
-    /// Asks that a receive end. It ends as others do, at once unless its message is already coming in.
+    /// Requests that a receive end. It still has to be tested; it ends at once unless its message is already coming in.
     pub(crate) fn cancel(&self, request: &mut Request) -> Result<(), MpiError> {
         if request.ended {
             return Ok(());
         }
         let code = with!(&self.library.functions, f => {
             let mut handle = Handle::from_bits(request.bits);
-            // SAFETY: MPI is initialised, by this thread; the request is one of this library that has not ended.
+            // SAFETY: this thread has initialized MPI; the request belongs to this library and has not ended.
             unsafe { (f.cancel)(&mut handle) }
         });
         self.check("MPI_Cancel", code)
     }
 
-    /// Lets MPI work on messages that it has taken over, when there is no operation to test.
+    /// Lets MPI make progress on messages in its own buffers when there is no operation to test.
     pub(crate) fn progress(&self) -> Result<(), MpiError> {
         let (mut flag, mut status) = (0, Status::new());
         let (world, me) = (self.library.constants.world, self.rank);
-        // SAFETY: MPI is initialised, by this thread; the handle is a constant of this library; what is written is as
-        // for `test`. It looks for a message of this rank to itself, which there never is.
+        // SAFETY: this thread has initialized MPI; the handle is a constant of this library; the outputs are as for
+        // `test`. It probes for a message from this rank to itself, which never exists.
         let code = with!(&self.library.functions, f => unsafe {
             (f.probe)(me, 0, Handle::from_bits(world), &mut flag, &mut status)
         });
         self.check("MPI_Iprobe", code)
     }
 
-    /// Ends MPI, which waits for the other ranks to do so. Nothing may be under way.
+    /// Finalizes MPI, which waits for the other ranks to do the same. No operation may be in flight.
     pub(crate) fn finalise(self) -> Result<(), MpiError> {
-        // SAFETY: MPI is initialised, by this thread, and nothing calls it afterwards: `self` was the way to do so.
+        // SAFETY: this thread has initialized MPI, and no call follows, because this consumes `self`.
         let code = with!(&self.library.functions, f => unsafe { (f.finalize)() });
         if code == 0 { Ok(()) } else { Err(failed("MPI_Finalize", code, String::new())) }
     }
@@ -227,7 +230,7 @@ impl Mpi {
         }
         let (mut text, mut len) = (vec![0u8; ERROR_LEN], 0);
         let start: *mut c_char = text.as_mut_ptr().cast();
-        // SAFETY: the code is one of this library; it writes at most as many bytes as there are.
+        // SAFETY: the code comes from this library; it writes no more bytes than `text` has.
         with!(&self.library.functions, f => unsafe { (f.error_string)(code, start, &mut len) });
         let text = String::from_utf8_lossy(text.split(|byte| *byte == 0).next().unwrap_or_default());
         Err(failed(call, code, text.trim().to_owned()))

@@ -1,9 +1,10 @@
-/* An MPI whose processes are threads of one process, for the three families of handles and constants.
+/* An MPI whose ranks are threads of one process, with the handles and constants of any of the three families.
  *
- * A rank is the thread that called MPI_Init_thread; `fake_begin` says how many will come. Messages move only while the
- * receiver is inside a call, a random number of bytes at a time, straight from the sender's memory when they are long: so
- * memory that is given up too early shows as wrong bytes. Tests of finished operations sometimes say "not yet".
- * A broken rule of MPI ends the process with a message.
+ * A rank is a thread that called MPI_Init_thread; `fake_begin` sets the number of ranks. Messages move only while the
+ * receiver is inside a call, a random number of bytes at a time. Long messages move straight from the sender's memory,
+ * so memory that is released too early shows as wrong bytes. MPI_Test of a finished operation sometimes reports "not
+ * yet".
+ * A violation of MPI's rules prints a message and aborts the process.
  *
  * Build with -DFAMILY_OPEN_MPI, -DFAMILY_MPICH or -DFAMILY_STANDARD. */
 
@@ -55,7 +56,7 @@ int MPI_Abi_get_version(int *major, int *minor) { return *major = 1, *minor = 0;
 #define FIRST_TYPE 0x300000
 #define ERR_TRUNCATE 15
 
-/* A type of several blocks, as MPI_Type_create_hindexed makes it; or one block of bytes. */
+/* A type of several blocks as made by MPI_Type_create_hindexed, or one block of bytes. */
 typedef struct {
     int blocks, committed, freed;
     int *lens;
@@ -66,13 +67,13 @@ typedef struct Request {
     int is_send, rank, peer, tag, done, code, cancelled;
     Type data;
     int len, moved;
-    struct Request *with; /* the other side, once they have met */
+    struct Request *with; /* the matching request of the peer, once matched */
     struct Request *next;
 } Request;
 
 typedef struct {
     int size, come, finalised, held, deaf, moving, empty;
-    int fail_call, fail_message; /* ranks + 1, of which the next send or the next long receive fails */
+    int fail_call, fail_message; /* rank + 1 whose next send or next long receive fails; 0 for none */
     uint64_t random;
     Request *first, *last;
 } Universe;
@@ -113,7 +114,7 @@ static Type one_block(const void *start, int len) {
 
 static void free_blocks(Type type) { free(type.lens), free(type.starts); }
 
-/* Where a byte of a message is, and how many follow it in its block. */
+/* Returns the address of a byte of a message; `left` is the number of bytes from there to the end of its block. */
 static char *at(const Type *type, int place, int *left) {
     for (int block = 0; block < type->blocks; block++) {
         if (place < type->lens[block]) return *left = type->lens[block] - place, (char *)type->starts[block] + place;
@@ -137,7 +138,7 @@ static void copy(const Type *to, const Type *from, int place, int len) {
 
 static void done(Request *request, int code) { request->done = 1, request->code = code; }
 
-/* Messages between two ranks with one tag meet receives in the order of both. */
+/* Matches messages with receives of the same ranks and tag, both in the order in which they were posted. */
 static void meet(void) {
     for (Request *receive = mine->first; receive; receive = receive->next) {
         if (receive->is_send || receive->rank != my_rank || receive->with || receive->done) continue;
@@ -152,7 +153,7 @@ static void meet(void) {
     }
 }
 
-/* What has met and moved is of no interest to others any more. */
+/* Removes requests that are done from the list; a send stays until its receive is done. */
 static void forget(void) {
     Request **place = &mine->first;
     mine->last = NULL;
@@ -364,7 +365,7 @@ int MPI_Error_string(int code, char *text, int *len) { return *len = sprintf(tex
 
 int MPI_Get_library_version(char *text, int *len) { return *len = sprintf(text, "%s", VERSION), 0; }
 
-/* The next world: so many threads will initialise MPI. */
+/* Creates the next world, for the next `size` threads that initialize MPI. */
 Universe *fake_begin(int size, uint64_t seed) {
     Universe *universe = calloc(1, sizeof *universe);
     universe->size = size;
@@ -383,17 +384,17 @@ static int set(int *field, int value) {
     return before;
 }
 
-/* Long messages begin to move, and do not end, until this is set to 0. */
+/* Long messages start to move, but do not end until this is set to 0. */
 void fake_hold(Universe *universe, int held) { set(&universe->held, held); }
-/* Empty messages do not arrive any more. */
+/* Empty messages no longer arrive. */
 void fake_deafen(Universe *universe, int deaf) { set(&universe->deaf, deaf); }
-/* Empty messages that were sent. */
+/* Number of empty messages sent. */
 int fake_empty(Universe *universe) { return set(&universe->empty, -1); }
-/* Long messages that have begun to move, and have not ended. */
+/* Number of long messages that have started to move and have not ended. */
 int fake_moving(Universe *universe) { return set(&universe->moving, -1); }
-/* Ranks that have called MPI_Finalize. */
+/* Number of ranks that have called MPI_Finalize. */
 int fake_finalised(Universe *universe) { return set(&universe->finalised, -1); }
-/* The next send of a rank is refused. */
+/* The next send of this rank fails. */
 void fake_fail_call(Universe *universe, int rank) { set(&universe->fail_call, rank + 1); }
-/* The next long message to a rank fails at its end. */
+/* The next long message to this rank fails when it ends. */
 void fake_fail_message(Universe *universe, int rank) { set(&universe->fail_message, rank + 1); }

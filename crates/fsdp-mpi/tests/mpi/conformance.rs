@@ -1,4 +1,4 @@
-//! Communicators over these links pass the suite of every communicator.
+//! Runs the conformance suite of all communicators over MPI links.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -14,7 +14,7 @@ use fsdp_mpi::Family;
 
 use crate::fake::{FAMILIES, LONG, Worlds};
 
-/// Worlds of threads that are connected by the stand-in.
+/// Launches worlds of threads that are connected by the fake MPI.
 struct Faked(Family);
 
 impl Launcher for Faked {

@@ -11,7 +11,7 @@ use crate::fake::{FAMILIES, LONG, Worlds};
 
 pub(crate) const HEADER: Header = [7; 31];
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that depend on their position and the seed.
 pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|place| (place * 31 + place / 251 + seed * 101) as u8).collect()
 }
@@ -24,7 +24,7 @@ pub(crate) fn receive(link: &mut dyn Link, from: usize, data: &mut [u8]) -> Resu
     link.exchange(None, Some(Incoming { from, header: &HEADER, parts: &mut [data] }))
 }
 
-/// Runs both ranks of a world at the same time.
+/// Runs both ranks of a world concurrently.
 pub(crate) fn both<A: Send, B: Send>(
     worlds: &Worlds,
     first: impl FnOnce(&mut dyn Link) -> A + Send,
@@ -49,7 +49,7 @@ fn messages_of_all_lengths_pass_each_other() {
                 let (sent, received) = if me == 0 { (a, b) } else { (b, a) };
                 let data = pattern(2 * case + me, sent);
                 let mut got = vec![0; received];
-                // Parts of other lengths on both sides, empty ones among them.
+                // The two sides split the data differently, and have empty parts.
                 let (left, right) = data.split_at(sent / 3);
                 let (start, end) = got.split_at_mut(received / 2);
                 let outgoing = Outgoing { to: peer, header: &HEADER, parts: &[left, &[], right] };
@@ -111,7 +111,7 @@ fn a_message_with_another_header_or_length_is_reported_and_not_received() {
                 |link| link.exchange(Some(Outgoing { to: 1, header: &header, parts: &[&data] }), None),
                 |link| {
                     let received = receive(link, 0, &mut got);
-                    // Whoever sends a long message waits for a receiver.
+                    // The sender of a long message waits until it is ended by the alarm.
                     worlds.alarm.raise(raised.clone());
                     received
                 },

@@ -1,4 +1,4 @@
-//! Exchanges that do not come to their end, and worlds that must not be finalised.
+//! Exchanges that do not complete, and worlds that must not be finalized.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -65,7 +65,8 @@ fn an_exchange_does_not_return_while_mpi_has_its_memory() {
             thread::yield_now();
         }
         worlds.alarm.raise(aborted());
-        // Whoever is refused another exchange has seen the alarm: a rank that returns too early has had the chance.
+        // An exchange that is refused shows that the alarm was seen, so a rank that returns too early has had the
+        // chance to.
         for rank in [0, 1] {
             assert_eq!(receive(&mut *worlds.link(1, rank), 1 - rank, &mut [0]), Err(aborted()));
         }

@@ -1,4 +1,4 @@
-//! The library that stands in for MPI: compiled once per family, and worlds of it.
+//! Builds the fake MPI library once per family, and worlds over it.
 #![expect(unsafe_code, reason = "it calls the C functions of the stand-in")]
 
 use std::collections::BTreeMap;
@@ -15,12 +15,12 @@ use fsdp_core::comm::CommError;
 use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
 use libloading::os::unix::Library;
 
-/// Long enough for whatever must happen.
+/// A time limit that no test reaches.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
 pub(crate) const FAMILIES: [Family; 3] = [Family::OpenMpi, Family::Mpich, Family::Standard];
 
-/// An alarm of ranks that share it.
+/// An alarm that the ranks share.
 #[derive(Default)]
 pub(crate) struct SharedAlarm(Mutex<Option<CommError>>);
 
@@ -34,7 +34,7 @@ impl Alarm for SharedAlarm {
     }
 }
 
-/// Ranks that are connected by the stand-in.
+/// Ranks that are connected by the fake MPI.
 pub(crate) struct Worlds {
     pub(crate) ranks: Vec<MpiWorld>,
     pub(crate) alarm: Arc<SharedAlarm>,
@@ -42,23 +42,23 @@ pub(crate) struct Worlds {
     universe: *mut c_void,
 }
 
-// SAFETY: the functions that take the universe lock it.
+// SAFETY: all functions that take the universe hold a lock.
 unsafe impl Send for Worlds {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Worlds {}
 
 impl Worlds {
-    /// `size` ranks of a new world.
+    /// Creates a world of `size` ranks.
     pub(crate) fn new(family: Family, size: usize, timeout: Duration) -> Self {
-        // One world is begun at a time; its ranks are counted as they come.
+        // Worlds are created one at a time, because ranks are numbered in the order in which they initialize MPI.
         static BEGINNING: Mutex<u64> = Mutex::new(0);
         let mut seed = BEGINNING.lock().unwrap_or_else(PoisonError::into_inner);
         *seed += 1;
         let file = compiled(family);
-        // SAFETY: the stand-in has no initialisers.
+        // SAFETY: the fake MPI has no initializers.
         let library = unsafe { Library::new(&file) }.unwrap();
         type Begin = unsafe extern "C" fn(c_int, u64) -> *mut c_void;
-        // SAFETY: the type is that of `fake_begin`.
+        // SAFETY: this is the type of `fake_begin`.
         let universe = unsafe { library.get::<Begin>(b"fake_begin").unwrap()(size as c_int, *seed) };
         let alarm = Arc::new(SharedAlarm::default());
         let open = |rank| {
@@ -72,49 +72,49 @@ impl Worlds {
         Self { ranks, alarm, library, universe }
     }
 
-    /// A link of all ranks.
+    /// Returns a link between all ranks.
     pub(crate) fn link(&self, channel: u64, rank: usize) -> Box<dyn Link> {
         self.ranks[rank].link(channel, (0..self.ranks.len()).map(Rank).collect())
     }
 
-    /// Long messages begin to move, and do not end, until this is called with `false`.
+    /// Holds long messages: they start to move but do not end until this is called with `false`.
     pub(crate) fn hold(&self, held: bool) {
         self.set(b"fake_hold", c_int::from(held));
     }
 
-    /// Empty messages do not arrive any more.
+    /// Stops the delivery of empty messages.
     pub(crate) fn deafen(&self) {
         self.set(b"fake_deafen", 1);
     }
 
-    /// Empty messages that were sent.
+    /// Number of empty messages sent.
     pub(crate) fn empty(&self) -> usize {
         self.ask(b"fake_empty")
     }
 
-    /// The next send of a rank is refused.
+    /// Makes the next send of a rank fail.
     pub(crate) fn fail_call(&self, rank: usize) {
         self.set(b"fake_fail_call", rank as c_int);
     }
 
-    /// The next long message to a rank fails at its end.
+    /// Makes the next long message to a rank fail when it ends.
     pub(crate) fn fail_message(&self, rank: usize) {
         self.set(b"fake_fail_message", rank as c_int);
     }
 
-    /// Long messages that have begun to move and have not ended.
+    /// Number of long messages that have started to move and have not ended.
     pub(crate) fn moving(&self) -> usize {
         self.ask(b"fake_moving")
     }
 
-    /// Ranks that have finalised MPI.
+    /// Number of ranks that have finalized MPI.
     pub(crate) fn finalised(&self) -> usize {
         self.ask(b"fake_finalised")
     }
 
     fn set(&self, function: &[u8], value: c_int) {
         type Set = unsafe extern "C" fn(*mut c_void, c_int);
-        // SAFETY: the type is that of the functions that `set` is called for; the universe is never freed.
+        // SAFETY: this is the type of the functions that `set` is called with; the universe is never freed.
         unsafe { self.library.get::<Set>(function).unwrap()(self.universe, value) }
     }
 
@@ -134,7 +134,7 @@ fn compiled(family: Family) -> PathBuf {
     build(name, &[define])
 }
 
-/// The file of a stand-in with these definitions, which is compiled once per process.
+/// Compiles the fake MPI with these definitions, once per process, and returns its path.
 pub(crate) fn build(name: &str, defines: &[&str]) -> PathBuf {
     static BUILT: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);

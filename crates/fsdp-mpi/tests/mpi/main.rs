@@ -1,4 +1,4 @@
-//! Links over MPI: over a stand-in whose processes are threads, and over whatever MPI this machine has.
+//! Tests links over a fake MPI, whose processes are threads, and over the MPI libraries installed on this machine.
 #![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
 
 mod conformance;

@@ -1,4 +1,4 @@
-//! Libraries that are there, or are not what they are named.
+//! Libraries that are missing, or not what their name says.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use fsdp_mpi::{MpiError, MpiLibrary, MpiWorld};
 
 use crate::fake::{LONG, SharedAlarm, build};
 
-/// What is said of a file, which is called FILE.
+/// Returns the error for a library, with its path replaced by FILE.
 fn refusal(file: &Path) -> String {
     let error = MpiLibrary::open(file).unwrap_err();
     assert_eq!(error.kind(), FailureKind::Input);

@@ -1,5 +1,5 @@
-//! The libraries and launchers of MPI that this machine has: those on `PATH`, and those that `FSDP_TEST_MPIRUN` names
-//! (paths of `mpirun`, with colons between them). Ranks are processes: this test binary, started again by the launcher.
+//! Tests the MPI libraries and launchers of this machine: those on `PATH`, and those that `FSDP_TEST_MPIRUN` names
+//! (paths of `mpirun`, separated by colons). The ranks are processes: the launcher starts this test binary again.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -20,13 +20,13 @@ use fsdp_mpi::{MpiError, MpiLibrary, MpiWorld};
 use crate::exchanges::{receive, send};
 use crate::fake::{LONG, SharedAlarm};
 
-/// Tells a process that it is a rank, and of how many.
+/// Tells a process that it is a rank, and the number of ranks.
 const RANKS: &str = "FSDP_TEST_MPI_RANKS";
 
-/// Channels of one launch; groups of groups take some more than the two that it begins with.
+/// Channels reserved per launch: two to begin with, and more for nested groups.
 const CHANNELS_PER_LAUNCH: u64 = 64;
 
-/// The rank of this process, in one world after the other, all of them over the same MPI.
+/// The rank of this process in a sequence of launches, all over one MPI world.
 struct ThisRank {
     world: MpiWorld,
     channel: AtomicU64,
@@ -56,7 +56,7 @@ impl Launcher for ThisRank {
     }
 }
 
-/// All checks in which nobody fails. (What ends a world of processes is not MPI.)
+/// Runs all checks in which no rank fails. (A failing world of processes is not ended by MPI.)
 fn suite(launcher: &ThisRank, ranks: usize) {
     for lens in [&[][..], &[1], &[3, 0, 5, 1], &[64, 129], &[20_000, 3, 9_001]] {
         for dtype in [DType::F32, DType::Bf16] {
@@ -111,7 +111,7 @@ fn a_process_whose_peer_does_not_come_gets_its_memory_back() {
     assert_eq!(receive(&mut *link(0), peer, &mut memory), Ok(Exchanged::Late { peer }));
     assert_eq!(send(&mut *link(1), peer, &memory), Ok(Exchanged::Late { peer }));
     println!("rank passed with Late");
-    // Launchers end everybody when one process ends without MPI_Finalize: not before both are here.
+    // Launchers end all processes when one ends without MPI_Finalize, so wait until both are here.
     let mut last = link(2);
     assert_eq!(send(&mut *last, peer, &[1]), Ok(Exchanged::Done));
     while receive(&mut *last, peer, &mut [0]) == Ok(Exchanged::Late { peer }) {}
@@ -123,7 +123,7 @@ fn a_process_whose_peer_does_not_come_gets_its_memory_back() {
     assert!(matches!(world.finalise(), Err(MpiError::Failed(_))));
 }
 
-/// Launchers by their own files, each once.
+/// Returns the launchers by their canonical paths, without duplicates.
 fn launchers() -> BTreeSet<PathBuf> {
     let named = env::var_os("FSDP_TEST_MPIRUN").unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
@@ -132,14 +132,14 @@ fn launchers() -> BTreeSet<PathBuf> {
     env::split_paths(&named).chain(on_path).filter_map(|file| file.canonicalize().ok()).collect()
 }
 
-/// Runs a test of this module in so many processes; whether the launcher was content.
+/// Runs a test of this module in `ranks` processes. Returns whether the launcher reported success.
 fn run(launcher: &Path, test: &str, ranks: usize, library: Option<&Path>) -> bool {
     let mut command = Command::new(launcher);
     command.arg("-n").arg(ranks.to_string()).arg(env::current_exe().unwrap());
     command.args(["--exact", &format!("real::{test}"), "--nocapture"]);
     command.env(RANKS, ranks.to_string());
     library.map(|library| command.env("FSDP_MPI_LIBRARY", library));
-    // Open MPI: more ranks than cores, and root in a container.
+    // For Open MPI: allow more ranks than cores, and root in a container.
     for variable in
         ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"]
     {
@@ -166,7 +166,7 @@ fn ranks_of_all_libraries_that_are_installed_pass() {
         for ranks in [1, 2, 3, 4, 9] {
             assert!(run(&launcher, PASSES, ranks, None), "{}", launcher.display());
         }
-        // Without MPI_Finalize no launcher is content.
+        // Without MPI_Finalize every launcher reports failure.
         run(&launcher, "a_process_whose_peer_does_not_come_gets_its_memory_back", 2, None);
         let standard = launcher.with_file_name("../lib/libmpi_abi.so.1");
         if standard.exists() {

@@ -1,4 +1,4 @@
-//! The proof of coverage against counting every element, over random mixtures of flat ranges and boxes.
+//! Checks the coverage proof against counting every element, over random mixtures of flat ranges and boxes.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -21,7 +21,7 @@ fn tensor(shape: &[u64], regions: Vec<Region>) -> (Tensor, Vec<Source>) {
     (tensor, sources)
 }
 
-/// The flat indices in a region, by counting.
+/// Lists the flat indices in a region, by counting.
 fn elements(region: &Region, shape: &[u64]) -> Vec<u64> {
     match region {
         Region::Flat(range) => range.clone().collect(),
@@ -35,7 +35,7 @@ fn elements(region: &Region, shape: &[u64]) -> Vec<u64> {
     }
 }
 
-/// How many chunks hold each element.
+/// Counts the chunks that contain each element.
 fn holders(shape: &[u64], regions: &[Region]) -> Vec<usize> {
     let mut held = vec![0; shape.iter().product::<u64>() as usize];
     for element in regions.iter().flat_map(|region| elements(region, shape)) {
@@ -44,7 +44,7 @@ fn holders(shape: &[u64], regions: &[Region]) -> Vec<usize> {
     held
 }
 
-/// The files that a message says hold the same elements.
+/// Returns the two files named in a message as containing the same elements.
 fn two_files(reason: &str) -> Option<(&str, &str)> {
     let (_, files) = reason.split_once("are held twice, by ")?;
     files.split_once(';')?.0.split_once(" and by ")
@@ -73,7 +73,7 @@ fn check_against_counting(shape: &[u64], regions: Vec<Region>) -> Result<(), Tes
     Ok(())
 }
 
-/// Cuts of a shape into boxes that cover it once, made by cutting boxes in two.
+/// Cuts a shape into boxes that cover it once, by repeatedly cutting a box in two.
 fn cut(
     shape: &[u64],
     cuts: &[(prop::sample::Index, prop::sample::Index, prop::sample::Index)],
@@ -103,7 +103,7 @@ fn shapes() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(prop_oneof![3 => 1u64..6, 1 => Just(1u64), 1 => Just(0u64)], 0..5)
 }
 
-/// Turns a region into flat runs, which hold the same elements.
+/// Converts a region to flat runs with the same elements.
 fn as_flat_runs(region: &Region, shape: &[u64]) -> Vec<Region> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for element in elements(region, shape) {

@@ -1,4 +1,4 @@
-//! Flattening against the rule said slowly, nesting as its reverse, and what each refuses.
+//! Checks flattening against a direct implementation of its rule, nesting as its inverse, and the errors of both.
 
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ fn name(name: &str) -> Key {
     Key::Name(name.to_owned())
 }
 
-/// Trees with keys that are unique as text and hold no dots, so that no two leaves have one name.
+/// Trees with keys that are unique as text and contain no dots, so that no two leaves have the same name.
 fn nodes() -> impl Strategy<Value = Node> {
     let leaf = prop_oneof![
         any::<u32>().prop_map(Node::Tensor),
@@ -56,7 +56,7 @@ fn dicts(inner: impl Strategy<Value = Node>) -> impl Strategy<Value = Node> {
     })
 }
 
-/// Whether a list is descended, said as the rule is.
+/// Whether a list is descended into: a direct implementation of the rule.
 fn is_descended(items: &[Node]) -> bool {
     items.iter().any(|item| match item {
         Node::Tensor(_) | Node::Dict(_) => true,
@@ -65,7 +65,7 @@ fn is_descended(items: &[Node]) -> bool {
     })
 }
 
-/// What is left of a tree when empty dicts vanish and keys become text: `None` for nothing at all.
+/// The rest of a tree after empty dicts vanish and keys become text; `None` if nothing is left.
 fn without_empty(node: &Node) -> Option<Tree<Node>> {
     match node {
         Node::Dict(items) => {

@@ -1,11 +1,11 @@
-//! Damage under checksums never passes through a conversion, also where only a part of a record is used.
+//! Damage under checksums never passes through a conversion, even if only part of a record is used.
 
 use std::collections::BTreeMap;
 
 use super::*;
 use crate::verify::verify;
 
-/// Bytes between the flipped ones.
+/// Distance between flipped bytes.
 const STEP: usize = 67;
 
 pub(super) fn copy(from: &Path, to: &Path) {
@@ -26,8 +26,8 @@ fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     entries.map(|path| (path.file_name().unwrap().into(), fs::read(&path).unwrap())).collect()
 }
 
-/// Flips bits of `file` of the checkpoint at `source` and converts each time. Returns how often the conversion
-/// was what noticed.
+/// Flips bits of `file` in the checkpoint at `source`, and converts after each flip. Returns how many of them the
+/// conversion itself detected.
 fn flip(source: &Path, file: &Path, dir: &Path) -> usize {
     let out = dir.join("out");
     let cancel = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! Random sources, strided, compressed and shared, through every target and back.
+//! Converts random strided, compressed and shared sources to every target and back.
 
 use proptest::prelude::*;
 

@@ -27,7 +27,7 @@ fn what_is_written_to_a_store_is_what_is_written_to_a_disk_and_reads_the_same() 
             let in_store = converted(&source, &url, &conversion).unwrap();
             assert_eq!(ConversionReport { elapsed: on_disk.elapsed, ..in_store }, on_disk);
             assert_eq!(contents(&url), contents(&disk), "{name} to {target:?}");
-            // And from there.
+            // And back from the store.
             let opened = formats::open(&url).unwrap();
             assert!(is_same(&opened, &formats::open(&disk).unwrap()));
             let all = Conversion { part: Part::All, ..Conversion::new(Target::Native) };
@@ -56,7 +56,7 @@ fn what_is_there_is_refused_unless_it_is_to_be_replaced() {
     let bf16 = Conversion { dtype: Some(TensorType::Bf16), replaces: true, ..plain };
     converted(&source, url, &bf16).unwrap();
     assert_ne!(contents(url), before);
-    // One that fails leaves what is there.
+    // A failed replacement leaves the existing file unchanged.
     let before = contents(url);
     let (canceled, options) = (AtomicBool::new(true), &NoProgress);
     convert(&source, url, &bf16, &Options::new(options, &canceled)).unwrap_err();

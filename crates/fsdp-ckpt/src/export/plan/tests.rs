@@ -1,4 +1,4 @@
-//! Shards are cut and named as Hugging Face cuts and names them.
+//! Shards are cut and named as by Hugging Face.
 
 use super::*;
 use crate::safetensors::TensorType;
@@ -11,7 +11,7 @@ fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
 fn cuts_like_hugging_face() {
     assert_eq!(cut(&[], 10), Vec::<Vec<usize>>::new());
     assert_eq!(cut(&[4, 6, 1], 10), [vec![0, 1], vec![2]]);
-    // A tensor above the limit comes first and does not close the shard that is being filled.
+    // A tensor above the limit comes first and does not close the current shard.
     assert_eq!(cut(&[3, 11, 3, 9], 10), [vec![1], vec![0, 2], vec![3]]);
     assert_eq!(cut(&[0, 0, 10, 0], 10), [vec![0, 1, 2, 3]]);
     assert_eq!(cut(&[1, 2], 0), [vec![0], vec![1]]);

@@ -1,4 +1,4 @@
-//! Pseudo-random choices that a seed repeats.
+//! Pseudo-random choices that are reproducible from a seed.
 
 /// A small generator of pseudo-random bits.
 pub(super) struct Chance(pub(super) u64);

@@ -1,7 +1,7 @@
-//! Reading objects: ranged requests of whole blocks, the last of which are kept.
+//! Reads objects by ranged requests of whole blocks and caches the most recently used blocks.
 //!
-//! Readers of formats ask for few bytes often (headers, pickles, directories of archives) and for many in order. So
-//! there are small blocks for short reads and large ones for long reads. All files of a store share what is kept.
+//! Format readers often read a few bytes (headers, pickles, directories of archives) or many bytes in order. So short
+//! reads use small blocks and long reads large ones. All files of a store share the cache.
 
 use std::{
     collections::VecDeque,
@@ -14,23 +14,23 @@ use object_store::{GetOptions, ObjectStore, path::Path as Key};
 use super::{Inner, failed, stores::wait};
 use crate::files::{FileKind, Metadata, OpenFile};
 
-/// Reads of at least so many bytes ask for large blocks.
+/// Length in bytes from which reads use large blocks.
 const LONG_READ: usize = 64 << 10;
 
-/// Bytes of a small block, and how many are kept: 16 MiB.
+/// Bytes of a small block, and number of cached ones: 16 MiB in total.
 const SMALL: (u64, usize) = (256 << 10, 64);
 
-/// Bytes of a large block, and how many are kept: 128 MiB. One request of this size hides its latency.
+/// Bytes of a large block, and number of cached ones: 128 MiB in total. A request of this size hides its latency.
 const LARGE: (u64, usize) = (4 << 20, 32);
 
-/// Blocks that were read last.
+/// The most recently used blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     small: Mutex<VecDeque<(Place, Arc<Block>)>>,
     large: Mutex<VecDeque<(Place, Arc<Block>)>>,
 }
 
-/// A block of an object of which nothing has changed since.
+/// Identifies a block of one version of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     key: Key,
@@ -38,7 +38,7 @@ struct Place {
     start: u64,
 }
 
-/// The bytes of a block once they are there; whoever comes first asks for them.
+/// The bytes of a block; `None` until the first reader has fetched them.
 type Block = Mutex<Option<Vec<u8>>>;
 
 impl Blocks {
@@ -56,7 +56,7 @@ impl Blocks {
     }
 }
 
-/// An object that is read, as it was when it was opened: one that changes is an error.
+/// An object as it was when it was opened. Reading fails if the object has changed since.
 #[derive(Debug)]
 pub(super) struct ObjectReader {
     pub(super) inner: Arc<Inner>,

@@ -1,19 +1,19 @@
-//! What a store says, as errors of files.
+//! Converts errors of object stores to I/O errors.
 
 use std::{error::Error as _, io};
 
-/// Why a store did not do what it was asked for. It comes inside an [`io::Error`].
+/// The reason why a store did not fulfill a request. Wrapped in an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreFault {
-    /// Objects keep their names.
+    /// Objects cannot be renamed.
     #[error("object stores can not give an object another name")]
     NoRenames,
-    /// The store said so, or nothing, after all retries.
+    /// The store reported an error or did not respond, after all retries.
     #[error("{0}{1}")]
     Store(String, &'static str),
 }
 
-/// The error of a store as that of a file.
+/// Converts the error of a store to an I/O error.
 pub(super) fn failed(error: object_store::Error) -> io::Error {
     use object_store::Error;
     let (kind, advice) = match &error {
@@ -27,7 +27,7 @@ pub(super) fn failed(error: object_store::Error) -> io::Error {
         }
         Error::InvalidPath { .. } => (io::ErrorKind::InvalidInput, ""),
         Error::NotSupported { .. } | Error::NotImplemented { .. } => (io::ErrorKind::Unsupported, ""),
-        // Requests were repeated already; the network or the service may be back later.
+        // Requests have been retried already; the network or the service may recover later.
         _ => (
             io::ErrorKind::TimedOut,
             "; check that the service can be reached, and credentials in the environment",
@@ -36,7 +36,7 @@ pub(super) fn failed(error: object_store::Error) -> io::Error {
     io::Error::new(kind, StoreFault::Store(words(&error), advice))
 }
 
-/// The message with its causes, as far as it does not say them already.
+/// The message, followed by those of its causes that it does not contain.
 fn words(error: &object_store::Error) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! A store whose requests fail, with and without having happened.
+//! A store whose requests fail, before or after they take effect.
 
 use std::{
     future::Future,
@@ -18,21 +18,21 @@ use object_store::{
 use super::*;
 use crate::file_io::Files;
 
-/// What goes wrong. Requests are counted from 0.
+/// The fault to inject. Requests are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreFails {
     Never,
-    /// The request of this number fails.
+    /// The request with this number fails.
     At(u64),
-    /// It happens, and its answer is lost.
+    /// The request with this number takes effect, but its response is lost.
     AnswerAt(u64),
-    /// It fails, and so do all after it.
+    /// The request with this number and all later ones fail.
     From(u64),
-    /// It happens, its answer is lost, and all after it fail.
+    /// The request with this number takes effect, but its response is lost, and all later ones fail.
     AfterAnswer(u64),
 }
 
-/// A store in memory.
+/// An in-memory store.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultyStore {
     pub(crate) memory: Arc<InMemory>,
@@ -45,17 +45,17 @@ impl FaultyStore {
         FaultyStore { memory: Arc::new(InMemory::new()), fails: StoreFails::Never, count: Arc::default() }
     }
 
-    /// Another store of the same content, with a fault to come.
+    /// A copy of the store with a fault to inject.
     pub(crate) fn with(&self, fails: StoreFails) -> FaultyStore {
         FaultyStore { memory: Arc::new(self.memory.fork()), fails, count: Arc::default() }
     }
 
-    /// Another way to the same store, without faults, as of another process.
+    /// Another client of the same store, without faults, as in another process.
     pub(crate) fn again(&self) -> FaultyStore {
         FaultyStore { memory: Arc::clone(&self.memory), fails: StoreFails::Never, count: Arc::default() }
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub(crate) fn requests(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

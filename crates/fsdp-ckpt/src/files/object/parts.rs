@@ -1,9 +1,9 @@
-//! Long objects, uploaded in parts of a fixed size.
+//! Uploads long objects in parts of a fixed size.
 //!
-//! Files are written at positions, by threads, and the last bytes of some belong to their middle; an object is uploaded
-//! front to back. So bytes are collected in parts, and a part is uploaded when it and all before it are whole. Parts that
-//! wait for others are in memory as long as there is room for them, and else in
-//! a nameless file among the temporary ones of the machine.
+//! Threads write files at arbitrary positions, and some files get bytes in their middle last, but an object is uploaded
+//! from front to back. So bytes are collected in parts, and a part is uploaded once it and all previous parts are
+//! complete. Waiting parts are kept in memory while there is room, and otherwise in an unnamed temporary file on this
+//! machine.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,18 +21,18 @@ use super::{
 };
 use crate::files::OpenFile;
 
-/// The most parts: S3 takes 10,000.
+/// Maximum number of parts; S3 allows 10,000.
 const PARTS_MAX: u64 = 9_000;
 
-/// Parts of one file that are on their way at a time.
+/// Maximum number of parts of one file that are being uploaded at a time.
 const IN_FLIGHT_MAX: usize = 4;
 
-/// How much is collected before it is uploaded.
+/// Limits on the parts that are collected before they are uploaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Bytes of a part, unless the file is so long that there would be too many.
+    /// Bytes of a part. Larger for a file that would otherwise have too many parts.
     pub(super) part_bytes: u64,
-    /// Bytes that the parts of all files of this process may have in memory.
+    /// Maximum bytes in memory of the parts of all files of this process.
     pub(super) memory: usize,
 }
 
@@ -40,7 +40,7 @@ impl Limits {
     pub(super) const USUAL: Limits = Limits { part_bytes: 8 << 20, memory: 512 << 20 };
 }
 
-/// Bytes that parts have in memory.
+/// Bytes in memory of all parts.
 static IN_MEMORY: AtomicUsize = AtomicUsize::new(0);
 
 /// The upload of a long object.
@@ -49,23 +49,23 @@ pub(super) struct Parts {
     len: u64,
     limits: Limits,
     upload: Box<dyn MultipartUpload>,
-    /// The first part that is not uploaded.
+    /// Number of the first part that is not uploaded yet.
     next: u64,
     waiting: BTreeMap<u64, Part>,
-    /// Where bytes of parts are that have no room in memory, at the same place as in the object.
+    /// Holds the bytes of parts that have no room in memory, at the same offsets as in the object.
     scratch: Option<Box<dyn OpenFile>>,
     in_flight: VecDeque<JoinHandle<object_store::Result<()>>>,
 }
 
-/// A part that is not whole, or waits for others.
+/// A part that is incomplete or waits for previous parts.
 #[derive(Debug)]
 struct Part {
-    /// None if its bytes are in the scratch file.
+    /// `None` if the bytes are in the scratch file.
     bytes: Option<(Vec<u8>, Room)>,
     written: Written,
 }
 
-/// Bytes that count against the limit.
+/// A number of bytes that count against the memory limit until this is dropped.
 #[derive(Debug)]
 struct Room(usize);
 
@@ -82,7 +82,7 @@ impl Drop for Room {
     }
 }
 
-/// Which bytes of a part are written: ranges with gaps between them.
+/// The written bytes of a part, as disjoint ranges in order.
 #[derive(Debug, Default)]
 struct Written(Vec<Range<usize>>);
 
@@ -112,7 +112,7 @@ impl Parts {
         self.len
     }
 
-    /// Takes bytes of one part.
+    /// Writes bytes of one part; returns their number.
     pub(super) fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let part = offset / self.limits.part_bytes;
         assert!(part >= self.next && offset < self.len, "bytes are written once, and inside of the file");
@@ -132,7 +132,7 @@ impl Parts {
         Ok(count)
     }
 
-    /// Uploads the rest, in which bytes that nobody has written are zero, and makes the object of it.
+    /// Uploads the rest, in which unwritten bytes are zero, and completes the object.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         while self.next < self.len.div_ceil(self.limits.part_bytes) {
             self.upload_next()?;
@@ -143,7 +143,7 @@ impl Parts {
         wait(self.upload.complete()).map(drop).map_err(failed)
     }
 
-    /// Gives it up. Nobody is told when that fails: stores can be told to remove such parts after some days.
+    /// Aborts the upload. Errors are ignored: stores can be configured to remove incomplete uploads after some days.
     pub(super) fn abort(mut self) {
         self.in_flight.drain(..).for_each(|part| drop(wait(part)));
         let _ = wait(self.upload.abort());
@@ -153,7 +153,7 @@ impl Parts {
         (self.len - part * self.limits.part_bytes).min(self.limits.part_bytes) as usize
     }
 
-    /// Makes room for the bytes of a part, if there is none yet: in memory, or else in the scratch file.
+    /// Makes room for the bytes of a part that has none yet: in memory if possible, otherwise in the scratch file.
     fn make_room(&mut self, part: u64) -> io::Result<()> {
         if self.waiting.contains_key(&part) {
             return Ok(());
@@ -206,7 +206,7 @@ impl Parts {
         Ok(bytes)
     }
 
-    /// Waits until a part is uploaded, or says why it can not be.
+    /// Waits until the oldest part in flight is uploaded; fails if its upload failed.
     fn wait_for_one(&mut self) -> io::Result<()> {
         let Some(part) = self.in_flight.pop_front() else { return Ok(()) };
         wait(part).map_err(|error| failed(error.into()))?.map_err(failed)

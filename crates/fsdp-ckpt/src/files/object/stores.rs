@@ -1,4 +1,4 @@
-//! From a URL to a store, with the settings that the environment has for it.
+//! Opens the store of a URL, with settings from the environment.
 
 use std::{
     collections::BTreeMap,
@@ -20,13 +20,13 @@ use super::{
     url::{self, UrlFault},
 };
 
-/// Threads that drive requests: they copy bytes and wait.
+/// Number of threads that drive requests; they only copy bytes and wait.
 const THREADS: usize = 2;
 
-/// The stores of this process, by the beginning of their URLs.
+/// The open stores of this process, by scheme and host of their URLs.
 static STORES: Mutex<BTreeMap<String, ObjectFiles>> = Mutex::new(BTreeMap::new());
 
-/// The store of a URL.
+/// The store of a URL, opened on first use.
 pub(crate) fn at(path: &Path) -> io::Result<Arc<ObjectFiles>> {
     let (scheme, host, _) = url::split(path).ok_or(io::ErrorKind::InvalidInput)?;
     let root = format!("{scheme}://{host}");
@@ -70,7 +70,7 @@ fn open(scheme: &str, root: &str) -> io::Result<Arc<dyn ObjectStore>> {
     })
 }
 
-/// The runtime behind all stores of this process.
+/// The runtime that all stores of this process share.
 pub(super) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -83,7 +83,7 @@ pub(super) fn runtime() -> &'static Runtime {
     })
 }
 
-/// Waits for what a store answers.
+/// Blocks until a future of a store completes.
 pub(super) fn wait<F: Future>(answer: F) -> F::Output {
     runtime().block_on(answer)
 }

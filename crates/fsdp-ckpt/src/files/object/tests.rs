@@ -1,4 +1,4 @@
-//! Object stores that keep their promises, and one that fails.
+//! Object stores that work, and one that fails.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use object_store::{local::LocalFileSystem, memory::InMemory};
 use super::*;
 use crate::{file_io::Files, files::conformance};
 
-/// Limits with which the files of tests have many parts.
+/// Limits that split the files of tests into many parts.
 const SMALL: Limits = Limits { part_bytes: 700, memory: 512 << 20 };
 
-/// A store as files of many parts.
+/// A file system on a store, with limits that split files into many parts.
 pub(super) fn small_parts(store: Arc<dyn ObjectStore>) -> Files {
     Files::of(Arc::new(ObjectFiles::new(store, SMALL)))
 }
@@ -39,7 +39,7 @@ fn a_store_in_a_folder_does_what_every_file_system_must() {
     conformance::check(&files, &url);
 }
 
-/// `FSDP_TEST_S3=http://127.0.0.1:PORT` names a server (moto) that this test may make a bucket in.
+/// Uses the server (moto) that `FSDP_TEST_S3=http://127.0.0.1:PORT` names, in which it may create a bucket.
 #[test]
 fn s3_does_what_every_file_system_must() {
     let Ok(endpoint) = std::env::var("FSDP_TEST_S3") else {

@@ -1,6 +1,6 @@
-//! Writing objects: an object is there, whole, when its file is synced, and not before.
+//! Writes objects: an object appears as a whole when its file is synced, and not before.
 //!
-//! A file that is no longer than one part, or whose length nobody has told, is uploaded in one request; others in
+//! A file that is at most one part long, or whose length was not set, is uploaded in one request; others in
 //! [`parts`](super::parts).
 
 use std::{
@@ -17,12 +17,12 @@ use super::{
 };
 use crate::files::{FileKind, Metadata, OpenFile};
 
-/// An object on its way.
+/// An object that is being written.
 #[derive(Debug)]
 pub(super) struct Upload {
     store: Arc<dyn ObjectStore>,
     key: Key,
-    /// Whether it must not be there yet.
+    /// Whether the object must not exist yet.
     is_new: bool,
     limits: Limits,
     body: Mutex<Body>,
@@ -30,10 +30,10 @@ pub(super) struct Upload {
 
 #[derive(Debug)]
 enum Body {
-    /// Bytes for one request, and whether their number was told.
+    /// The bytes for one request, and whether their length was set.
     Whole(Vec<u8>, bool),
     Parts(Parts),
-    /// So many bytes are there.
+    /// The object is complete and has this many bytes.
     Done(u64),
 }
 
@@ -85,12 +85,13 @@ impl Upload {
         }
     }
 
-    /// Uploads what is left.
+    /// Uploads the remaining bytes and completes the object.
     fn finish(&self) -> io::Result<()> {
         let mut body = self.body();
         let len = match &mut *body {
             Body::Whole(bytes, is_told) => {
-                // Files whose length is told have names of their own; for others the name decides who was first.
+                // A file whose length was set has a unique name. For other files, the name decides which writer is
+                // first.
                 let mode = if self.is_new && !*is_told { PutMode::Create } else { PutMode::Overwrite };
                 let options = PutOptions { mode, ..PutOptions::default() };
                 wait(self.store.put_opts(&self.key, bytes.clone().into(), options)).map_err(failed)?;
@@ -98,7 +99,8 @@ impl Upload {
             }
             Body::Parts(parts) => {
                 if let Err(error) = parts.finish() {
-                    // Only the answer may have been lost: nobody else uploads parts under this name.
+                    // The upload may have succeeded and only the response been lost: no other writer uploads parts
+                    // under this name.
                     let there = wait(self.store.head(&self.key));
                     if !there.is_ok_and(|there| there.size == parts.len()) {
                         return Err(error);
@@ -112,7 +114,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Gives it up.
+    /// Aborts the upload.
     pub(super) fn abort(&self) {
         if let Body::Parts(parts) = std::mem::replace(&mut *self.body(), Body::Done(0)) {
             parts.abort();
@@ -120,7 +122,7 @@ impl Upload {
     }
 }
 
-/// A handle to an object on its way.
+/// A handle to an object that is being written.
 #[derive(Debug)]
 pub(super) struct UploadFile {
     pub(super) files: ObjectFiles,

@@ -1,8 +1,8 @@
 //! Items that are zstd streams.
 //!
-//! Streams state neither their decoded length nor a checksum. Of a tensor only the beginning is decoded here: up
-//! to the storage, an archive is laid out in the order in which it was written. How long the rest may be follows
-//! from the metadata. Values are decoded whole, up to a limit.
+//! A stream records neither its decoded length nor a checksum. Only the beginning of a tensor's stream is decoded here,
+//! since everything before the storage comes first in an archive. The maximum length of the rest follows from the
+//! metadata. Values are decoded whole, up to a limit.
 
 use std::io::Read;
 
@@ -15,11 +15,11 @@ use crate::{
     torch,
 };
 
-/// Bytes that are decoded to find a tensor; also what may follow its elements.
+/// Bytes that are decoded to find a tensor; also the most that may follow its elements.
 const BEGINNING_LEN: u64 = 64 << 10;
-/// The longest value, decoded.
+/// Maximum decoded length of a value.
 const VALUE_LEN_MAX: u64 = 256 << 20;
-/// The largest window that a stream may ask for, as a power of two: that of the format's default limit.
+/// Largest window that a stream may request, as a power of two; equal to the default limit of the format.
 const WINDOW_LOG_MAX: u32 = 27;
 
 pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
@@ -30,7 +30,7 @@ pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
     let failed = |cause: String| {
         Error::malformed(&*file.path, format!("{} cannot be decompressed: {cause}", job.name()))
     };
-    // One byte more tells whether the stream ends there.
+    // One byte beyond the limit shows whether the stream ends there.
     let mut decoded = decode(file, job, limit + 1).map_err(|cause| failed(cause.to_string()))?;
     let is_whole = decoded.len() as u64 <= limit;
     if !is_whole && job.chunk.is_none() {

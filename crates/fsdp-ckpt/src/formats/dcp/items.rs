@@ -1,4 +1,4 @@
-//! Reading what every item holds, by several threads and without tensor data.
+//! Reads the structure of all items, without tensor data, on several threads.
 
 use std::{
     num::NonZero,
@@ -22,12 +22,12 @@ use crate::{
     torch::{Item, TorchFile},
 };
 
-/// Threads that read items: some also on few cores, since they mostly wait for the storage.
+/// Number of threads that read items. More than the cores of a small machine, since they mostly wait for storage.
 const THREADS: Range<usize> = 4..32;
-/// Fewer items than this are not worth a thread.
+/// Number of items that justify another thread.
 const ITEMS_PER_THREAD: usize = 64;
 
-/// An item to look at.
+/// An item to read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job<'a> {
     pub(super) entry: &'a Entry,
@@ -36,14 +36,14 @@ pub(super) struct Job<'a> {
     pub(super) location: &'a Location,
 }
 
-/// What an item holds.
+/// The contents of an item.
 pub(super) struct Found {
     pub(super) path: Arc<PathBuf>,
     pub(super) file_len: u64,
     pub(super) item: Item,
-    /// Checksums of its storages.
+    /// Checksums of its storages, with their byte ranges.
     pub(super) protections: Vec<(Range<u64>, Digest)>,
-    /// For a compressed item, a limit on the length of its stream.
+    /// Maximum decoded length of the stream; `None` if the item is not compressed.
     pub(super) decoded_len_max: Option<u64>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct ItemFile {
 }
 
 impl Job<'_> {
-    /// The name for messages.
+    /// The name of the item, for messages.
     pub(super) fn name(&self) -> String {
         item_name(&self.entry.name, self.chunk.map(|chunk| &chunk.offsets[..]))
     }
@@ -67,7 +67,7 @@ impl Job<'_> {
     }
 }
 
-/// The items of a tensor or value.
+/// The items of an entry: one per chunk of a tensor, or the value itself.
 pub(super) fn jobs_of(entry: &Entry) -> Vec<Job<'_>> {
     match &entry.kind {
         Kind::Value(location) => vec![Job { entry, chunk: None, location }],
@@ -78,7 +78,7 @@ pub(super) fn jobs_of(entry: &Entry) -> Vec<Job<'_>> {
     }
 }
 
-/// The number of ranks, if all files are named after ranks (`__{rank}_{number}.distcp`).
+/// The number of ranks; `None` unless all files are named after ranks (`__{rank}_{number}.distcp`).
 pub(super) fn world_size(files: &[String]) -> Option<usize> {
     let rank = |name: &String| {
         let (rank, number) = name.strip_prefix("__")?.strip_suffix(".distcp")?.split_once('_')?;
@@ -88,7 +88,7 @@ pub(super) fn world_size(files: &[String]) -> Option<usize> {
     files.iter().map(rank).try_fold(0, |size, rank| Some(size.max(rank?.checked_add(1)?))).filter(|&n| n > 0)
 }
 
-/// Looks at all items. They should be sorted by file, so that files are opened few times.
+/// Reads the structure of all items. `jobs` should be sorted by file, so that each file is opened only a few times.
 pub(super) fn find_all(dir: &Path, files: &[String], jobs: &[Job<'_>]) -> Result<Vec<Found>, Error> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let threads = cores.clamp(THREADS.start, THREADS.end).min(jobs.len().div_ceil(ITEMS_PER_THREAD)).max(1);
@@ -147,7 +147,7 @@ fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {
     Ok(found)
 }
 
-/// Checks that a chunk's item is a tensor of the chunk's type and size.
+/// Checks that the item of a chunk is a tensor of the chunk's dtype and shape.
 fn check_tensor(file: &ItemFile, job: &Job<'_>, item: &Item) -> Result<(), Error> {
     let (Some(chunk), Kind::Tensor { dtype, .. }) = (job.chunk, &job.entry.kind) else { return Ok(()) };
     let found = match item {
@@ -162,7 +162,7 @@ fn check_tensor(file: &ItemFile, job: &Job<'_>, item: &Item) -> Result<(), Error
     Err(Error::malformed(&*file.path, reason))
 }
 
-/// Compares the small records of an archive with their checksums; returns those of the storages.
+/// Compares the small records of an archive with their checksums. Returns the checksums of the storages.
 pub(super) fn check_records(
     section: Section<'_>,
     torch: &TorchFile,

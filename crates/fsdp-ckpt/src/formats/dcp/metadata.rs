@@ -1,8 +1,8 @@
-//! What `.metadata` says, checked for itself: names, shapes, boxes, and the place of each item.
+//! The contents of `.metadata`, checked for consistency: names, shapes, boxes, and the location of each item.
 //!
-//! The classes are PyTorch's. Their states differ by version: tensor properties are a tuple of five parts, or of
-//! six since torch 2.15; torch 2.1 and 2.2 keep them in another module; some fields came later. The version
-//! that the metadata gives does not tell these apart, so everything is judged by what is there.
+//! The classes are PyTorch's. Their states differ by version: tensor properties are a tuple of five parts, or six since
+//! torch 2.15; torch 2.1 and 2.2 keep them in another module; some fields were added later. The version in the metadata
+//! does not distinguish these, so the reader goes by the fields it finds.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ use crate::{
     torch::dtype,
 };
 
-/// The name of a tool whose metadata has a field of its own.
+/// The name of a tool whose metadata has a distinctive field.
 pub(super) const MEGATRON: &str = "Megatron Core";
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
@@ -27,13 +27,13 @@ const METADATA: &str = "torch.distributed.checkpoint.metadata";
 #[derive(Debug, Default)]
 pub(super) struct Metadata {
     pub(super) version: Option<String>,
-    /// Names of the files, each a plain name.
+    /// Names of the files, all without directories.
     pub(super) files: Vec<String>,
     pub(super) entries: Vec<Entry>,
     pub(super) notes: Vec<String>,
 }
 
-/// A tensor or value.
+/// A tensor or value that the metadata lists.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -47,7 +47,7 @@ pub(super) enum Kind {
     Tensor { dtype: TensorType, shape: Vec<u64>, chunks: Vec<ChunkEntry> },
 }
 
-/// A box of a tensor, inside of it.
+/// A chunk of a tensor: a box inside of it.
 #[derive(Debug)]
 pub(super) struct ChunkEntry {
     pub(super) offsets: Vec<u64>,
@@ -55,7 +55,7 @@ pub(super) struct ChunkEntry {
     pub(super) location: Location,
 }
 
-/// A part of the metadata is not what PyTorch writes.
+/// The error for a part of the metadata that PyTorch does not write this way.
 pub(super) fn unexpected(place: impl AsRef<str>, expected: &str) -> Fault {
     Fault::new(format!("{} is not {expected}; save the checkpoint again", place.as_ref()))
 }
@@ -87,7 +87,7 @@ impl Metadata {
         Ok(Metadata { version, files: storage.files, entries, notes })
     }
 
-    /// Adds what another rank lists. Of chunks and values that both list, the first ones stay.
+    /// Adds the entries of another rank. If both list a chunk or value, the existing entry is kept.
     pub(super) fn merge(&mut self, other: Metadata) -> Result<(), Fault> {
         self.version = self.version.take().or(other.version);
         for note in other.notes {
@@ -117,7 +117,7 @@ impl Metadata {
 }
 
 impl Kind {
-    /// Gives every item the new place of its file.
+    /// Replaces each file index `i` by `places[i]`.
     fn move_files(&mut self, places: &[usize]) {
         let locations: Vec<&mut Location> = match self {
             Kind::Value(location) => vec![location],
@@ -128,7 +128,7 @@ impl Kind {
 }
 
 impl Entry {
-    /// Adds the chunks of another rank that are not here yet.
+    /// Adds the chunks of another rank's entry that are not listed yet.
     fn add_chunks(&mut self, other: Entry) -> Result<(), Fault> {
         match (&mut self.kind, other.kind) {
             (Kind::Value(_), Kind::Value(_)) => Ok(()),
@@ -205,11 +205,11 @@ fn is_inside(offsets: &[u64], sizes: &[u64], shape: &[u64]) -> bool {
     offsets.len() == sizes.len() && Region::packed(offsets.to_vec(), sizes.to_vec()).is_inside(shape)
 }
 
-/// Names with their places, as the planner of the save left them.
+/// The paths of names in the nested state dict, as recorded by the save planner.
 struct Paths<'a> {
     graph: &'a Graph,
     by_name: HashMap<&'a str, NodeId>,
-    /// Whether the planner left places, which are then those of all names.
+    /// Whether the planner recorded paths; if so, it must have recorded one for every name.
     are_known: bool,
     flat_count: usize,
 }
@@ -221,7 +221,7 @@ impl<'a> Paths<'a> {
         Paths { graph, by_name, are_known: !pairs.is_empty(), flat_count: 0 }
     }
 
-    /// The path of a name; the name itself as the only step where the planner left no places.
+    /// The path of a name; the name as the only step if the planner recorded no paths.
     fn take(&mut self, name: &str) -> Result<Vec<Key>, Fault> {
         if !self.are_known {
             self.flat_count += 1;

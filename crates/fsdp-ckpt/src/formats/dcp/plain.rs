@@ -1,7 +1,7 @@
-//! Items that lie in their file as they are.
+//! Items that are stored uncompressed.
 //!
-//! An archive has a directory at its end, and headers and the pickle at its beginning; in between, there are
-//! only elements of tensors. So two reads find everything, and one where the item is small.
+//! An archive has its directory at the end, and headers and the pickle at the beginning, with only tensor elements in
+//! between. So two reads find everything, and a single read does for a small item.
 
 use std::ops::Range;
 
@@ -13,8 +13,7 @@ use crate::{
     torch,
 };
 
-/// Bytes that are read at both ends of an item. Around a tensor PyTorch puts about 1 KiB before the data and as
-/// much after it.
+/// Bytes that are read at each end of an item. PyTorch writes about 1 KiB before a tensor's data and as much after it.
 const WINDOW_LEN: u64 = 2048;
 
 pub(super) fn find(file: &ItemFile, job: &Job<'_>) -> Result<Found, Error> {

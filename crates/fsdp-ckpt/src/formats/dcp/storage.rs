@@ -1,4 +1,4 @@
-//! Where the metadata says that items lie: by name and first index of the chunk, never by position.
+//! The locations of items in the metadata, looked up by name and first index of the chunk, never by position.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,10 +13,10 @@ use crate::{
 };
 
 const FILESYSTEM: &str = "torch.distributed.checkpoint.filesystem";
-/// The only transform that PyTorch brings along.
+/// The only stream transform that PyTorch provides.
 const ZSTD: &str = "stream.zstd/1";
 
-/// The bytes of an item.
+/// The location of an item.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
     /// Index in [`Metadata::files`].
@@ -33,7 +33,7 @@ pub(super) fn item_name(name: &str, offsets: Option<&[u64]>) -> String {
     }
 }
 
-/// Where each item lies, by name and first index of its chunk.
+/// The location of each item, by name and first index of its chunk (`None` for a value).
 pub(super) struct Storage<'a> {
     pub(super) items: HashMap<(&'a str, Option<Vec<u64>>), Location>,
     pub(super) files: Vec<String>,

@@ -1,4 +1,4 @@
-//! Metadata as other versions write it, as damage and hostility make it, and items that do not match it.
+//! Metadata as other versions write it, damaged or hostile metadata, and items that do not match it.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -15,7 +15,7 @@ use crate::{
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 
-/// An item as the metadata lists it.
+/// An item of the metadata.
 #[derive(Clone, Debug)]
 struct Listed {
     name: String,
@@ -27,13 +27,13 @@ struct Listed {
     transforms: Option<Vec<&'static str>>,
 }
 
-/// Metadata that can be written in wrong ways.
+/// Metadata that a test can write incorrectly.
 #[derive(Clone, Debug)]
 struct Listing {
-    /// Dtype and shape of tensors by name; the chunks are the items with their names.
+    /// Dtype and shape of tensors by name; their chunks are the items of the same name.
     tensors: BTreeMap<String, (TensorType, Vec<u64>)>,
     items: Vec<Listed>,
-    /// Chunks that are listed without an item.
+    /// Chunks that are listed but have no item.
     without_item: Vec<(String, Vec<u64>, Vec<u64>)>,
     property_module: &'static str,
     property_count: usize,
@@ -42,7 +42,7 @@ struct Listing {
 }
 
 impl Listing {
-    /// What the metadata of a directory says.
+    /// Reads the metadata of a directory.
     fn read(dir: &Path) -> Listing {
         let metadata = Metadata::read(&parse(&dir.join(METADATA_FILE)).unwrap()).unwrap();
         let (mut tensors, mut items) = (BTreeMap::new(), Vec::new());
@@ -138,13 +138,13 @@ impl Listing {
         }
     }
 
-    /// Replaces the metadata of the directory and reads it all.
+    /// Replaces the metadata of the directory and opens the checkpoint.
     fn open(&self, dir: &Path) -> Result<Checkpoint, Error> {
         fs::write(dir.join(METADATA_FILE), self.pickle()).unwrap();
         open(dir)
     }
 
-    /// Why the checkpoint is refused.
+    /// The reason for which the checkpoint is refused.
     fn fault(&self, dir: &Path) -> String {
         match self.open(dir) {
             Err(Error::Malformed { reason, .. } | Error::Unsupported { reason, .. }) => reason,
@@ -306,7 +306,7 @@ fn ranks_that_wrote_their_own_metadata_make_one_checkpoint() {
     };
     for rank in 0..2 {
         let mut own = listing.clone();
-        // What is not split is there on every rank.
+        // Items that are not split are listed by every rank.
         own.items.retain(|item| item.name != "w" || item.file.starts_with(&format!("__{rank}_")));
         write(rank, &own);
     }

@@ -1,7 +1,7 @@
-//! The flat copies of all ranks put together, by the layout of each stage.
+//! Merges the flat copies of all ranks, by the layout of each stage.
 //!
-//! The copies are the weights that training continues from, so they come before any other form of a parameter.
-//! Where the elements of each one are, [`super::place`] knows.
+//! Training continues from these copies, so they take precedence over any other form of a parameter. [`super::place`]
+//! locates the elements of each parameter.
 
 use super::{
     optimizer::add_optimizer,
@@ -19,7 +19,7 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// Adds the parameters, buffers and states of the optimizer of all ranks, which are in order.
+/// Adds the parameters, buffers and optimizer states of all ranks, which are in rank order.
 pub(super) fn merge(
     flats: &[FlatStates],
     models: &[ModelStates],
@@ -37,7 +37,7 @@ pub(super) fn merge(
         put(into, first, model_tensor(placed.name, placed.shape, dtype, placed.chunks))?;
     }
     add_frozen(first, models, into)?;
-    // Of a shared parameter the module has 16 bits, its other name all of them.
+    // The module holds a shared parameter in 16 bits; its other name has full precision.
     for (name, other) in &model.shared {
         if let Some(tensor) = into.tensors.get(other).filter(|_| !into.tensors.contains_key(name)) {
             let tensor = Tensor { path: vec![Key::Name(name.clone())], ..tensor.clone() };
@@ -46,7 +46,7 @@ pub(super) fn merge(
     }
     for (name, local) in &model.module {
         let is_buffer = model.buffer_names.contains(name);
-        // From stage 3 on, what the module holds of parameters are placeholders.
+        // In stage 3, the module holds only placeholders of parameters.
         if is_buffer || (first.stage < 3 && !into.tensors.contains_key(name)) {
             put(into, first, local.to_tensor(vec![Key::Name(name.clone())], Role::Model))?;
         }
@@ -62,7 +62,7 @@ fn model_tensor(name: &str, shape: &[u64], dtype: TensorType, chunks: Vec<Chunk>
     Tensor { path: vec![Key::Name(name.to_owned())], role: Role::Model, dtype, shape: shape.to_vec(), chunks }
 }
 
-/// Checks that the files of all ranks are of one checkpoint, and all there.
+/// Checks that the rank files belong to one checkpoint and are complete.
 fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error> {
     let first = &flats[0];
     for rank in flats {
@@ -76,7 +76,7 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
         }
         let lens = |rank: &FlatStates| rank.groups.iter().map(|group| group.len()).collect::<Vec<_>>();
         let (expected, got) = (lens(first), lens(rank));
-        // In stages 1 and 2, padding of the last rank may have been cut.
+        // In stages 1 and 2, the last rank's padding may have been cut off.
         if expected.len() != got.len() || (first.stage == 3 && expected != got) {
             let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
             let because = " by the first rank's file";
@@ -106,7 +106,7 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
     Ok(())
 }
 
-/// Parameters that are not trained have no flat copy; stage 3 cuts each of them over the ranks.
+/// Adds frozen parameters, which have no flat copy; stage 3 partitions each of them over the ranks.
 fn add_frozen(first: &FlatStates, models: &[ModelStates], into: &mut Checkpoint) -> Result<(), Error> {
     let model = &models[0];
     for (name, shape) in &model.frozen_shapes {

@@ -1,6 +1,6 @@
-//! The states of the optimizer, which lie in the layout of the flat copies.
+//! The optimizer states, which have the layout of the flat copies.
 //!
-//! What is laid out in another way is left out with a note: the weights are still there to be read.
+//! States with another layout are left out with a note; the weights can still be read.
 
 use super::{
     merge::put,
@@ -18,7 +18,7 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// Adds the states of the optimizer, if they are laid out as the flat copies are.
+/// Adds the optimizer states that have the layout of the flat copies.
 pub(super) fn add_optimizer(
     flats: &[FlatStates],
     model: &ModelStates,
@@ -60,7 +60,7 @@ fn item<'a>(rank: &'a FlatStates, group: usize, name: &str) -> Option<&'a StateI
     items.iter().find(|(found, _)| found == name).map(|(_, item)| item)
 }
 
-/// A state of all ranks and groups as flat tensors, or why it is none.
+/// A state of all ranks and groups as flat tensors, or the reason why it does not have this layout.
 #[expect(clippy::type_complexity, reason = "damage is an error, another layout a note")]
 fn flat_state(
     flats: &[FlatStates],
@@ -76,7 +76,7 @@ fn flat_state(
             let Some(StateItem::Tensor(tensor)) = item(rank, group, name) else {
                 return Err(not_in_rank(&label, &flats[0].path).in_file(&rank.path));
             };
-            // Of the last rank, padding is cut from the weights and not from the states.
+            // The last rank's padding is cut from the weights but not from the states.
             let padded = rank.paddings.get(group).and_then(|padding| flat.len.checked_add(*padding));
             let is_as_long = tensor.len() == flat.len || Some(tensor.len()) == padded;
             if !is_as_long || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
@@ -89,7 +89,7 @@ fn flat_state(
     Ok(dtype.map(|dtype| (dtype, all)).ok_or_else(|| "there are no flat groups".to_owned()))
 }
 
-/// A number that a flat group has becomes that of each of its parameters.
+/// Adds a scalar state of a flat group to each of the group's parameters.
 fn add_scalar(
     first: &FlatStates,
     model: &ModelStates,

@@ -1,4 +1,4 @@
-//! From the trees of DeepSpeed's files to what they say.
+//! Converts the trees of DeepSpeed's files to plain data.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -19,7 +19,7 @@ use crate::{
 /// Names and shapes of parameters, in order.
 pub(super) type Shapes = Vec<(String, Vec<u64>)>;
 
-/// What a rank's file of the optimizer says.
+/// The contents of a rank's optimizer file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FlatStates {
     pub(super) path: PathBuf,
@@ -27,37 +27,38 @@ pub(super) struct FlatStates {
     pub(super) world_size: usize,
     /// The flat copies of the weights, by group.
     pub(super) groups: Vec<LocalTensor>,
-    /// Elements of padding behind each flat copy that only the states of the optimizer have, where it says so.
+    /// Number of padding elements after each flat copy that only the optimizer states have; empty if the file does not
+    /// record it.
     pub(super) paddings: Vec<u64>,
-    /// The state of the optimizer for each flat copy, by its number.
+    /// The optimizer states of each flat copy, by the copy's number.
     pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
-    /// Settings of the groups of parameters.
+    /// Settings of the parameter groups.
     pub(super) settings: Vec<Settings>,
 }
 
-/// What a file of the model says.
+/// The contents of a model file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ModelStates {
     pub(super) path: PathBuf,
-    /// Tensors of the module that have elements.
+    /// Tensors of the module.
     pub(super) module: BTreeMap<String, LocalTensor>,
     pub(super) buffer_names: Vec<String>,
-    /// Parameters that are trained, by group.
+    /// Trained parameters, by group.
     pub(super) param_shapes: Vec<Shapes>,
     pub(super) frozen_shapes: Shapes,
     pub(super) frozen_fragments: BTreeMap<String, LocalTensor>,
-    /// Pairs of a name and the parameter that it shares.
+    /// Pairs of a name and the parameter it shares.
     pub(super) shared: Vec<(String, String)>,
 }
 
 impl FlatStates {
-    /// A flat tensor as a shard.
+    /// A flat tensor as a shard; fails if it is strided.
     pub(super) fn shard(&self, what: &str, tensor: &LocalTensor) -> Result<Shard, Error> {
         tensor.shard().ok_or_else(|| strided(what).in_file(&self.path))
     }
 }
 
-/// Reads a rank's file of the optimizer.
+/// Reads a rank's optimizer file.
 pub(super) fn flat_states(file: &RankFile) -> Result<FlatStates, Error> {
     let unexpected =
         |place: &str, expected| file.unexpected(format!("`optimizer_state_dict{place}`"), expected);
@@ -85,14 +86,14 @@ pub(super) fn flat_states(file: &RankFile) -> Result<FlatStates, Error> {
     Ok(found)
 }
 
-/// Takes from the state of the wrapped optimizer what is laid out as PyTorch does it.
+/// Reads the parts of the wrapped optimizer's state that have PyTorch's layout.
 fn fill_base(file: &RankFile, base: &Item, found: &mut FlatStates) {
     let states: Vec<(u64, &Item)> = match base.get("state") {
         Some(Item::Dict(pairs)) => {
             pairs.iter().filter_map(|(number, item)| Some((count(number)?, item))).collect()
         }
         _ => match base {
-            // Checkpoints for another number of ranks keep one dict per group.
+            // Checkpoints that another number of ranks can load keep one dict per group.
             Item::List(items) => (0..).zip(items).collect(),
             _ => Vec::new(),
         },
@@ -107,7 +108,7 @@ fn fill_base(file: &RankFile, base: &Item, found: &mut FlatStates) {
     found.settings = list.as_ref().and_then(groups).unwrap_or_default();
 }
 
-/// Reads a file of the model.
+/// Reads a model file.
 pub(super) fn model_states(file: &RankFile) -> Result<ModelStates, Error> {
     let unexpected = |name: &str, expected| file.unexpected(format!("`{name}`"), expected);
     let value = |name: &str| file.root.get(name).map(Item::to_value).filter(|value| *value != Value::None);
@@ -136,7 +137,7 @@ pub(super) fn model_states(file: &RankFile) -> Result<ModelStates, Error> {
     })
 }
 
-/// The plain tensors of a dict.
+/// The plain tensors of a dict of the file, by name.
 fn named_tensors(file: &RankFile, name: &str) -> BTreeMap<String, LocalTensor> {
     let Some(Item::Dict(pairs)) = file.root.get(name) else { return BTreeMap::new() };
     let tensor = |(key, item): &(Value, Item)| match item {
@@ -160,7 +161,7 @@ fn shapes_of(value: &Value) -> Option<Shapes> {
     pairs.into_iter().map(|(name, shape)| Some((name.to_owned(), sizes(shape)?))).collect()
 }
 
-/// Shared parameters are a dict, or a list of pairs.
+/// Parses shared parameters, which are a dict or a list of pairs.
 fn shared_pairs(value: &Value) -> Option<Vec<(String, String)>> {
     let pair = |name: &Value, other: &Value| Some((text(name)?.to_owned(), text(other)?.to_owned()));
     match value {
@@ -175,7 +176,7 @@ fn shared_pairs(value: &Value) -> Option<Vec<(String, String)>> {
     }
 }
 
-/// A stage: a number, or the enumeration that stands for one, made by value or by name.
+/// Parses a stage: a number, or an enum made from its value or its name.
 fn stage_of(value: &Value) -> Option<u64> {
     let Value::Object { args, .. } = value else { return count(value) };
     match &args[..] {
@@ -190,7 +191,7 @@ fn stage_of(value: &Value) -> Option<u64> {
     }
 }
 
-/// A number of ranks, or one for each group, of which experts may have fewer.
+/// Parses the number of ranks, or of one number per group; the maximum, since groups of experts may have fewer.
 fn partition_count(value: &Value) -> Option<u64> {
     count(value).or_else(|| sizes(value)?.into_iter().max())
 }

@@ -1,8 +1,8 @@
-//! Where the elements of each parameter are in flat tensors, by the layout of each stage.
+//! Locates the elements of each parameter in the flat tensors, by the layout of each stage.
 //!
-//! Stage 3 cuts each parameter in as many pieces as there are ranks, the last ones shorter or empty and padded,
-//! and a rank's pieces of successive parameters follow one another through its groups. Stages 1 and 2 cut each
-//! group as a whole: the groups of the ranks, one after another, hold parameter after parameter.
+//! Stage 3 cuts each parameter into as many pieces as there are ranks, the last ones shorter or empty, and padded. A
+//! rank's pieces of successive parameters follow one another through its groups. Stages 1 and 2 cut each group as a
+//! whole: concatenated over the ranks, a group holds one parameter after another.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// A parameter, the flat group that it begins in, and where its elements are.
+/// A parameter, the flat group in which it begins, and its chunks.
 pub(super) struct Placed<'a> {
     pub(super) name: &'a str,
     pub(super) shape: &'a [u64],
@@ -25,7 +25,7 @@ pub(super) struct Placed<'a> {
     pub(super) chunks: Vec<Chunk>,
 }
 
-/// The parameters with their places in flat tensors, which are given by rank and group.
+/// Locates all parameters in flat tensors, which are given by rank and group.
 pub(super) fn place<'a>(
     first: &FlatStates,
     model: &'a ModelStates,
@@ -75,7 +75,7 @@ fn place_cut_parameters<'a>(
     Ok(placed)
 }
 
-/// The runs of a rank's flat tensors that a range of their sequence lies in.
+/// The runs of a rank's flat tensors that make up a range of their sequence.
 fn runs(flats: &[Shard], range: Range<u64>, size: u64) -> Vec<Shard> {
     let run = |chunk: Chunk| Shard {
         source: chunk.source,
@@ -85,7 +85,7 @@ fn runs(flats: &[Shard], range: Range<u64>, size: u64) -> Vec<Shard> {
     chunks_of(flats, range, size).into_iter().map(run).collect()
 }
 
-/// The flat tensor that an element of their sequence is in.
+/// The index of the flat tensor that holds an element of their sequence.
 fn group_at(flats: &[Shard], element: u64) -> usize {
     let mut end = 0;
     let ends = flats.iter().map(|flat| {

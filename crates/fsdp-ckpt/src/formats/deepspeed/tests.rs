@@ -1,4 +1,4 @@
-//! Merging of flat copies against parameters that are cut up slowly, for all stages, and damaged ones.
+//! Merging of flat copies, in all stages, compared with parameters that a simple model cuts; and damaged copies.
 
 use std::path::PathBuf;
 
@@ -32,8 +32,8 @@ fn elements(parameter: usize, shape: &[u64], base: u8) -> Vec<Element> {
     (0..len(shape)).map(|i| [base + parameter as u8, i as u8]).collect()
 }
 
-/// What each rank holds of each group, by the layout of the stage. `cuts` are places where stage 3 begins
-/// another flat group.
+/// The elements that each rank holds of each group, by the layout of the stage. `cuts` are the places where stage 3
+/// begins another flat group.
 fn flat(stage: u64, world: usize, groups: &[Shapes], base: u8, cuts: &[usize]) -> Vec<Vec<Vec<Element>>> {
     let mut number = 0;
     let mut values = groups.iter().map(|group| {
@@ -135,7 +135,7 @@ fn read(written: &Written, tensor: &Tensor) -> Vec<Element> {
     out
 }
 
-/// Groups of named shapes, with empty and 0-d ones among them.
+/// Groups of named shapes, some of them empty or 0-d.
 fn groups() -> impl Strategy<Value = Vec<Shapes>> {
     let shape = prop::collection::vec(prop_oneof![5 => 1u64..6, 1 => Just(0u64)], 0..3);
     prop::collection::vec(prop::collection::vec(shape, 1..4), 1..4).prop_map(|groups| {
@@ -177,12 +177,12 @@ fn small(stage: u64) -> Written {
     write(stage, 3, &groups, vec![4])
 }
 
-/// The message of a tensor that a file lacks and another one has.
+/// The message for a tensor that is missing in one file and present in another.
 fn not_in_rank(tensor: &str, other: &str) -> String {
     format!("it has no tensor `{tensor}`, which {other} has; the files are of different checkpoints")
 }
 
-/// The message of shards that together have too few elements.
+/// The message for shards with too few elements in total.
 fn too_short(tensor: &str, expected: u64, got: u64) -> String {
     format!(
         "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
@@ -302,7 +302,7 @@ fn sixteen_bit_weights_are_read_only_where_there_is_no_copy() {
 
 #[test]
 fn padding_that_only_the_states_of_the_last_rank_have_is_cut() {
-    // 15 + 4 elements over 3 ranks: the last rank has 5 of padding, which DeepSpeed cuts from the weights alone.
+    // 15 + 4 elements over 3 ranks: the last rank has 5 of padding, which DeepSpeed cuts from the weights only.
     let mut written = small(2);
     let whole = merged(&written).unwrap();
     let last = &mut written.flats[2];
@@ -315,7 +315,7 @@ fn padding_that_only_the_states_of_the_last_rank_have_is_cut() {
     for (name, tensor) in &whole.tensors {
         assert_eq!(read(&written, &checkpoint.tensors[name]), read(&written, tensor), "{name}");
     }
-    // Any other length is another layout.
+    // Any other length means another layout.
     written.flats[2].paddings = vec![4, 0];
     assert!(merged(&written).unwrap().notes[0].contains("is left out"));
 }

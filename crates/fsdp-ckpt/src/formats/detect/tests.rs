@@ -1,4 +1,4 @@
-//! Every fixture is known by its content, whatever its name; mistakes get the message that helps.
+//! Every fixture is recognized by its content, whatever its name; mistakes get a helpful message.
 
 use std::fs;
 

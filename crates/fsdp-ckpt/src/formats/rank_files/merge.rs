@@ -1,4 +1,4 @@
-//! The tensors of all ranks put together.
+//! Merges the tensors of all ranks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The tensors in the file of a rank.
+/// The tensors in a rank's file.
 #[derive(Clone, Debug)]
 pub(super) struct RankTensors {
     pub(super) path: PathBuf,
@@ -24,13 +24,13 @@ pub(super) struct RankTensors {
     pub(super) tensors: Vec<RankTensor>,
 }
 
-/// A tensor in the file of a rank.
+/// A tensor in a rank's file.
 #[derive(Clone, Debug)]
 pub(super) struct RankTensor {
-    /// Its place in the nested state dict.
+    /// Its path in the nested state dict.
     pub(super) path: Vec<Key>,
     pub(super) local: LocalTensor,
-    /// What it is a part of; a plain tensor is whole.
+    /// Its place in a distributed tensor; `None` for a plain tensor, which is whole.
     pub(super) part: Option<Part>,
 }
 
@@ -38,13 +38,13 @@ pub(super) struct RankTensor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) distribution: Distribution,
-    /// The place in the mesh.
+    /// The rank's coordinate in the mesh.
     pub(super) coordinate: Vec<u64>,
-    /// The rank, where the mesh says it.
+    /// The rank; `None` if the mesh does not record it.
     pub(super) rank: Option<u64>,
 }
 
-/// Adds the tensors of all ranks, which are in order and whole.
+/// Adds the tensors of all ranks, which are in rank order and complete.
 pub(super) fn merge(ranks: &[RankTensors], into: &mut Checkpoint) -> Result<(), Error> {
     let by_name: Vec<BTreeMap<String, &RankTensor>> = ranks.iter().map(by_name).collect();
     let first = &ranks[0];
@@ -75,7 +75,7 @@ fn by_name(rank: &RankTensors) -> BTreeMap<String, &RankTensor> {
     rank.tensors.iter().map(|tensor| (join(&tensor.path), tensor)).collect()
 }
 
-/// Checks that a rank says of a tensor what the first one says, and holds what its place asks for.
+/// Checks that a rank describes a tensor as the first rank does, and holds the box that its coordinate requires.
 fn check_same(
     name: &str,
     (first, expected): (&RankTensors, &RankTensor),
@@ -116,7 +116,7 @@ fn check_same(
     }
 }
 
-/// The tensor out of the parts of all ranks, of which all agree.
+/// Merges the parts of all ranks, whose descriptions agree.
 fn distributed(
     ranks: &[RankTensors],
     name: &str,
@@ -139,7 +139,7 @@ fn distributed(
                 let (first, second) = (&ranks[other].path, &ranks[index].path);
                 return Err(same_rank(other, first, second).in_file(second));
             }
-            // Several meshes of one shape hold the same; the first one is read.
+            // Several meshes of the same shape hold the same data; the first one is read.
             Some(_) => continue,
             None if !distribution.is_first_replica(&part.coordinate) => continue,
             None => {}
@@ -160,7 +160,7 @@ fn distributed(
     Ok(Tensor { path, role: Role::Other, dtype, shape: distribution.shape.clone(), chunks })
 }
 
-/// The first place of the mesh that no rank has.
+/// The first coordinate of the mesh that no rank has.
 fn missing_places(distribution: &Distribution, seen: &BTreeSet<&[u64]>) -> Vec<u64> {
     let mut place = vec![0; distribution.mesh.len()];
     while seen.contains(&place[..]) {

@@ -1,6 +1,6 @@
-//! Sharded tensors of FSDP1 (`ShardedTensor`): every piece says its box, so pieces need no mesh.
+//! FSDP1's sharded tensors (`ShardedTensor`): every piece records its box, so no mesh is needed.
 //!
-//! The state is a tuple: the rank's own pieces, what is known of all of them, and the group of processes.
+//! The state is a tuple of the rank's own pieces, metadata of all pieces, and the process group.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -20,17 +20,17 @@ use crate::{
 /// First indices and sizes of a piece.
 type Place = (Vec<u64>, Vec<u64>);
 
-/// What a rank holds of a sharded tensor.
+/// A rank's pieces of a sharded tensor.
 #[derive(Clone, Debug)]
 pub(super) struct ShardedTensor {
-    /// Its place in the nested state dict.
+    /// Its path in the nested state dict.
     pub(super) path: Vec<Key>,
     shape: Vec<u64>,
     /// Pieces with their first indices.
     pieces: Vec<(LocalTensor, Vec<u64>)>,
 }
 
-/// Reads the state of a sharded tensor in the file of a rank.
+/// Reads the state of a sharded tensor in a rank's file.
 pub(super) fn parse(
     file: &RankFile,
     rank: usize,
@@ -56,13 +56,13 @@ pub(super) fn parse(
     Ok(ShardedTensor { path, shape, pieces })
 }
 
-/// A piece, if its tensor has the sizes that it says, inside of the whole.
+/// A piece; `None` unless its tensor has the recorded sizes and is inside of the whole tensor.
 fn piece(file: &RankFile, shard: &Item, shape: &[u64]) -> Option<(LocalTensor, Vec<u64>)> {
     let state = match shard {
         Item::Object { state: Some(state), .. } => &**state,
         _ => return None,
     };
-    // The attributes of a class with slots come second.
+    // For a class with slots, the second item holds the attributes.
     let state = match state {
         Item::Tuple(two) if two.len() == 2 => &two[1],
         state => state,
@@ -88,7 +88,7 @@ fn piece(file: &RankFile, shard: &Item, shape: &[u64]) -> Option<(LocalTensor, V
     (is_inside && local.shape == lens).then_some((local, offsets))
 }
 
-/// Adds the tensors of all ranks. A piece that several ranks hold is read once, as replicas are.
+/// Adds the tensors of all ranks. A piece that several ranks hold is read once, like a replica.
 pub(super) fn merge(ranks: &[(&Path, Vec<ShardedTensor>)], into: &mut Checkpoint) -> Result<(), Error> {
     let mut whole: BTreeMap<String, (&Path, Tensor)> = BTreeMap::new();
     let mut boxes: BTreeMap<String, Vec<Place>> = BTreeMap::new();

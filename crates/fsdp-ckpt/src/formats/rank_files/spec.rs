@@ -1,7 +1,7 @@
-//! From the state of a distributed tensor to its place: the fields of `DTensorSpec` and `DeviceMesh`.
+//! Derives the place of a local tensor from the state of a DTensor: the fields of `DTensorSpec` and `DeviceMesh`.
 //!
-//! PyTorch 2.11 describes the mesh by a layout; earlier versions keep the tensor of ranks itself. Either gives the
-//! shape of the mesh, and the rank's coordinate is there in all versions.
+//! PyTorch 2.11 describes the mesh by a layout; earlier versions store the tensor of ranks. Both give the shape of the
+//! mesh. All versions store the rank's coordinate.
 
 use super::merge::Part;
 use crate::{
@@ -17,9 +17,9 @@ use crate::{
     torch::Item,
 };
 
-/// The local tensor and its place.
+/// The local tensor and its place in the distributed tensor.
 pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalTensor, Part), Error> {
-    // The attributes of a class with slots come second, after a dict of others or `None`.
+    // For a class with slots, the second item holds the attributes; the first is a dict of other attributes or `None`.
     let state = match state {
         Item::Tuple(states) if states.len() == 2 => &states[1],
         state => state,
@@ -53,7 +53,7 @@ fn part(spec: &Value) -> Result<Part, String> {
     Ok(Part { distribution, coordinate, rank })
 }
 
-/// The shape in a `TensorMeta`, which is a named tuple of shape, strides and type.
+/// The shape in a `TensorMeta`, a named tuple of shape, strides and dtype.
 fn global_shape(meta: &Value) -> Option<Vec<u64>> {
     match meta {
         Value::Object { args, .. } if !args.is_empty() => sizes(&args[0]),
@@ -61,7 +61,7 @@ fn global_shape(meta: &Value) -> Option<Vec<u64>> {
     }
 }
 
-/// Ranks in each dimension of a mesh.
+/// Number of ranks in each mesh dimension.
 fn mesh_shape(mesh: &Value) -> Option<Vec<u64>> {
     if let Some(layout) = field(mesh, "_layout") {
         let shape = match layout {
@@ -73,14 +73,14 @@ fn mesh_shape(mesh: &Value) -> Option<Vec<u64>> {
             shape => items(shape)?.iter().map(ranks).collect(),
         };
     }
-    // A tensor of ranks, as an object of its type and shape.
+    // The tensor of ranks, represented as an object with dtype and shape arguments.
     match field(mesh, "mesh").or_else(|| field(mesh, "_mesh"))? {
         Value::Object { args, .. } => sizes(args.get(1)?),
         _ => None,
     }
 }
 
-/// Ranks in a dimension, which may have been made of several.
+/// Number of ranks in a mesh dimension, which may be several dimensions flattened into one.
 fn ranks(dim: &Value) -> Option<u64> {
     match dim {
         Value::Int(_) => count(dim),

@@ -1,4 +1,4 @@
-//! Merging of ranks against tensors that are distributed slowly, over random meshes, and damaged ones.
+//! Merging of ranks, over random meshes, compared with tensors that a simple model distributes; and damaged files.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// The files of ranks: two bytes per element, and what they say.
+/// The files of ranks, with two bytes per element, and their parsed contents.
 struct Written {
     bytes: Vec<Vec<u8>>,
     ranks: Vec<RankTensors>,
@@ -25,14 +25,14 @@ fn key(name: &str) -> Vec<Key> {
     vec![Key::Name(name.to_owned())]
 }
 
-/// Places in a mesh in the order of ranks.
+/// The coordinates of a mesh in rank order.
 fn places(mesh: &[u64]) -> Vec<Vec<u64>> {
     mesh.iter().fold(vec![vec![]], |all, ranks| {
         all.iter().flat_map(|at| (0..*ranks).map(move |i| [&at[..], &[i]].concat())).collect()
     })
 }
 
-/// The indices of a dimension that a rank has, by cutting a list as `torch.chunk` does.
+/// The indices of a dimension that a rank holds, by cutting a list as `torch.chunk` does.
 fn indices(d: &Distribution, dim: usize, place: &[u64]) -> Vec<u64> {
     let mut indices: Vec<u64> = (0..d.shape[dim]).collect();
     for (mesh_dim, placement) in d.placements.iter().enumerate() {
@@ -44,8 +44,8 @@ fn indices(d: &Distribution, dim: usize, place: &[u64]) -> Vec<u64> {
     indices
 }
 
-/// Distributes tensors whose elements are their flat indices. With `transposed`, local tensors are stored with
-/// their dimensions in reverse.
+/// Distributes tensors whose elements are their flat indices. If `transposed`, local tensors are stored with their
+/// dimensions reversed.
 fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool) -> Written {
     let places = places(mesh);
     let mut written = Written { bytes: vec![Vec::new(); places.len()], ranks: Vec::new() };
@@ -67,7 +67,7 @@ fn write(mesh: &[u64], tensors: &[(Vec<u64>, Vec<Placement>)], transposed: bool)
             let offset = bytes.len() as u64;
             let len = sizes.iter().product::<u64>();
             bytes.resize(bytes.len() + 2 * len as usize, 0);
-            // Every element of the local tensor: (flat index in the whole, distance in the file).
+            // Every element of the local tensor: (flat index in the whole tensor, offset in the file).
             let mut elements = vec![(0, 0)];
             for dim in 0..sizes.len() {
                 let step = |(flat, at): (u64, u64)| {
@@ -132,7 +132,7 @@ fn read(written: &Written, tensor: &Tensor) -> Vec<u16> {
 /// Shapes and placements of tensors.
 type Tensors = Vec<(Vec<u64>, Vec<Placement>)>;
 
-/// A mesh of 1 to 8 ranks and tensors on it, with empty, uneven and 0-d ones among them.
+/// A mesh of 1 to 8 ranks and tensors on it, some of them empty, uneven or 0-d.
 fn worlds() -> impl Strategy<Value = (Vec<u64>, Tensors)> {
     let mesh = prop_oneof![
         (1u64..9).prop_map(|ranks| vec![ranks]),
@@ -187,12 +187,12 @@ fn small() -> Written {
     write(&[3], &[(vec![7, 2], shard), (vec![4], vec![Placement::Replicate])], false)
 }
 
-/// The message of a tensor that a file lacks and another one has.
+/// The message for a tensor that is missing in one file and present in another.
 fn not_in_rank(tensor: &str, other: &str) -> String {
     format!("it has no tensor `{tensor}`, which {other} has; the files are of different checkpoints")
 }
 
-/// The file and the fault of a merge that fails.
+/// The file and the message of a merge that fails.
 fn fault(written: &Written) -> (PathBuf, String) {
     match merged(written) {
         Err(Error::Malformed { path, reason, .. } | Error::Unsupported { path, reason }) => (path, reason),
@@ -279,7 +279,7 @@ fn two_files_of_one_place_are_an_error() {
 
 #[test]
 fn several_equal_meshes_hold_one_tensor() {
-    // Two groups of two ranks, each of which holds all.
+    // Two groups of two ranks, each of which holds the whole tensor.
     let shard = vec![Placement::Shard { dim: 0 }];
     let mut written = write(&[2], &[(vec![5], shard)], false);
     let again = written.ranks.clone();
@@ -292,7 +292,7 @@ fn several_equal_meshes_hold_one_tensor() {
     checkpoint.check_coverage().unwrap();
     assert_eq!(read(&written, &checkpoint.tensors["t0"]), [0, 1, 2, 3, 4]);
 
-    // Both files of the second place of the mesh say the first.
+    // The files of the second coordinate both claim the first one.
     for rank in [1, 3] {
         let local = written.ranks[0].tensors[0].local.clone();
         written.ranks[rank].tensors[0].local = local;

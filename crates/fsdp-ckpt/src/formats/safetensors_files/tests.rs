@@ -1,4 +1,4 @@
-//! Shards of real files join to the expected model; what does not belong together is refused.
+//! Shards of real files join to the expected model; files that do not belong together are refused.
 
 use std::{fs, path::PathBuf};
 
@@ -79,7 +79,7 @@ fn shards_cover_every_tensor_once() {
         assert!(message.contains(&expected), "{message}");
         fs::write(shard(lost), kept).unwrap();
     }
-    // Pieces that overlap, or leave a gap, are found where elements are counted.
+    // Overlaps and gaps are found when elements are counted.
     write_shard(dir.path(), 1, 1, 2);
     open_dir(dir.path()).unwrap().check_coverage().unwrap_err();
     write_shard(dir.path(), 1, 3, 1);

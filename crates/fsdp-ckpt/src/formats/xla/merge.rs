@@ -1,9 +1,9 @@
-//! The files of all ranks put together: where each parameter, buffer and optimizer state lies.
+//! Merges the files of all ranks: locates each parameter, buffer and optimizer state.
 //!
-//! The optimizer numbers its parameters, one group after the other; within a group they have the order of the shards in the
-//! file. Of several groups, weight decay tells the parameters: as a rule, those of one dimension do not decay. Where counts or
-//! shapes say otherwise (frozen parameters, optimizers with factored states), the optimizer is left out with a note,
-//! since its names would be guesses.
+//! The optimizer numbers its parameters one group after another; within a group they are in the order of the shards in
+//! the file. If there are several groups, weight decay identifies their parameters: as a rule, one-dimensional
+//! parameters do not decay. If counts or shapes contradict this (frozen parameters, optimizers with factored states),
+//! the optimizer is left out with a note, since its names would be guesses.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::{
     safetensors::TensorType,
 };
 
-/// Fills the model and the optimizer of `ranks`, which are in order and whole, into a checkpoint.
+/// Adds the model and the optimizer of `ranks`, which are in rank order and complete, to a checkpoint.
 pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Error> {
     let first = &ranks[0];
     let in_first = |fault: Fault| fault.in_file(&first.path);
@@ -49,7 +49,7 @@ pub(super) fn merge(ranks: &[RankState], into: &mut Checkpoint) -> Result<(), Er
     }
 }
 
-/// Checks that a rank cuts the same parameters, and has nothing that the first rank has not.
+/// Checks that a rank has the same sharded parameters as the first rank, and no other keys.
 fn check_same_parameters(first: &RankState, sharded: &[Sharded], rank: &RankState) -> Result<(), Fault> {
     let other = &first.path;
     if let Some(key) = rank.keys.iter().find(|key| !first.model.contains_key(*key)) {
@@ -73,7 +73,7 @@ fn check_same_parameters(first: &RankState, sharded: &[Sharded], rank: &RankStat
     Ok(())
 }
 
-/// The tensor of each rank, all of one shape and type.
+/// The tensors of all ranks, which must agree in shape and dtype.
 fn same_in_all<'a>(
     ranks: &'a [RankState],
     name: &str,
@@ -95,7 +95,7 @@ fn same_in_all<'a>(
     Ok(tensors)
 }
 
-/// The shards of a parameter or of a state of it, which together hold all its elements.
+/// The shards of a parameter or of one of its states, which must hold all of its elements.
 fn shards_of(
     ranks: &[RankState],
     parameter: &Sharded,
@@ -103,7 +103,8 @@ fn shards_of(
     tensors: &[&LocalTensor],
 ) -> Result<Vec<Shard>, Error> {
     let got = &tensors[0].shape;
-    // One dimension is a run of the flattened parameter. More are rows of a parameter that was not flattened.
+    // A one-dimensional shard is a run of the flattened parameter; otherwise it is rows of a parameter that was not
+    // flattened.
     if got.len() != 1 && (got.len() != parameter.shape.len() || got.get(1..) != parameter.shape.get(1..)) {
         let path = &ranks[0].path;
         return Err(other_shape(name, &parameter.shape, got, path).in_file(path));
@@ -178,7 +179,7 @@ fn state_tensor<'a>(rank: &'a RankState, number: u64, name: &str) -> Option<&'a 
     })
 }
 
-/// The parameter of each number.
+/// Maps parameter numbers to parameters.
 fn numbered<'a>(
     sharded: &'a [Sharded],
     optimizer: &OptimizerState,
@@ -210,7 +211,7 @@ fn numbered<'a>(
     Ok(numbered)
 }
 
-/// Checks that states have the shapes of the shards of their parameters.
+/// Checks that states have the shapes of their parameters' shards.
 fn check_shapes(
     first: &RankState,
     numbered: &BTreeMap<u64, &Sharded>,
@@ -249,7 +250,7 @@ fn numbers_of(params: &Value) -> Vec<u64> {
     items(params).unwrap_or_default().iter().filter_map(count).collect()
 }
 
-/// Numbers of parameters as names.
+/// Converts parameter numbers to names.
 fn named(params: &Value, numbered: &BTreeMap<u64, &Sharded>) -> Vec<String> {
     let parameters = numbers_of(params).into_iter().filter_map(|number| numbered.get(&number));
     parameters.flat_map(|parameter| &parameter.parts).map(|part| part.name.clone()).collect()

@@ -1,4 +1,4 @@
-//! From the tree of one rank's file to what it says.
+//! Converts the tree of a rank's file to plain data.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     torch::Item,
 };
 
-/// Reads the state of a rank; a file of an optimizer alone has no model.
+/// Reads the state of a rank. A file with only an optimizer has no model.
 pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
     let metadata = file.root.get("shard_metadata").ok_or_else(|| {
         file.unexpected("`shard_metadata`", "there; the file is not of PyTorch/XLA FSDP, or holds no shards")
@@ -92,7 +92,7 @@ fn flatten_info(file: &RankFile, metadata: &Value) -> Result<FlattenInfo, Error>
     flattened.into_iter().map(entry).collect()
 }
 
-/// Names and shapes out of `(names, shapes, element counts)`, which must agree.
+/// The names and shapes in `(names, shapes, element counts)`; `None` if these do not agree.
 fn flattened_parts(entry: &Value) -> Option<Vec<(String, Vec<u64>)>> {
     let [names, shapes, counts] = items(entry)? else { return None };
     let (names, shapes, counts) = (items(names)?, items(shapes)?, sizes(counts)?);

@@ -1,4 +1,4 @@
-//! What the file of one rank says, as plain data, and the parameters that its shards belong to.
+//! The contents of a rank's file as plain data, and the parameters that its shards belong to.
 
 use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 
@@ -11,32 +11,32 @@ use crate::{
     },
 };
 
-/// How keys of shards begin, after the path of their module.
+/// Prefix of the keys of shards, after the path of their module.
 const SHARD_STEP: &str = "_fsdp_shard";
 
-/// The file of a rank.
+/// The contents of a rank's file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RankState {
     pub(super) path: PathBuf,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Keys of shards and buffers in the order of the file.
+    /// Keys of shards and buffers, in file order.
     pub(super) keys: Vec<String>,
     /// Shards and buffers by key.
     pub(super) model: BTreeMap<String, LocalTensor>,
-    /// For each path of a module and key of a shard in it: name and shape of the parameter.
+    /// For each module path and key of a shard in it: name and shape of the parameter.
     pub(super) shard_info: BTreeMap<(String, String), (String, Vec<u64>)>,
-    /// For each flattened parameter: names and shapes of what is in it.
+    /// For each flattened parameter: names and shapes of the parameters in it.
     pub(super) flatten_info: BTreeMap<String, Vec<(String, Vec<u64>)>>,
     pub(super) optimizer: Option<OptimizerState>,
 }
 
-/// The optimizer of a rank.
+/// The optimizer state of a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct OptimizerState {
-    /// For each number of a parameter, its state.
+    /// States by parameter number.
     pub(super) states: BTreeMap<u64, Vec<(String, StateItem)>>,
-    /// Settings of each group; `params` holds numbers of parameters.
+    /// Settings of each group; `params` holds parameter numbers.
     pub(super) groups: Vec<Settings>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct OptimizerState {
 pub(super) struct Sharded {
     /// The key of its shards in the file.
     pub(super) key: String,
-    /// The named parameters in it: itself, or those that were flattened into it.
+    /// The named parameters in it: the parameter itself, or those that were flattened into it.
     pub(super) parts: Vec<Part>,
     /// Its shape before it was cut.
     pub(super) shape: Vec<u64>,
@@ -56,10 +56,10 @@ pub(super) struct Sharded {
 /// A named parameter in a sharded one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Its name, without those of wrappers.
+    /// Its name, without the names of wrapping modules.
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
-    /// Its elements in the sharded parameter.
+    /// The range of its elements in the sharded parameter.
     pub(super) range: Range<u64>,
 }
 
@@ -98,7 +98,7 @@ impl RankState {
     }
 }
 
-/// The parameters that follow one another in a flattened one; `None` where they are too large.
+/// The consecutive parameters in a flattened one; `None` if they are too large.
 fn parts_of(base: &str, flattened: &[(String, Vec<u64>)]) -> Option<Vec<Part>> {
     let mut start = 0u64;
     flattened
@@ -113,7 +113,7 @@ fn parts_of(base: &str, flattened: &[(String, Vec<u64>)]) -> Option<Vec<Part>> {
         .collect()
 }
 
-/// The path of the module and the key in it, if the key is that of a shard.
+/// The module path and the shard's key in it; `None` if this is not the key of a shard.
 pub(super) fn split_key(key: &str) -> Option<(&str, &str)> {
     if key.starts_with(SHARD_STEP) {
         return Some(("", key));
@@ -122,7 +122,7 @@ pub(super) fn split_key(key: &str) -> Option<(&str, &str)> {
     Some((&key[..at], &key[at + 1..]))
 }
 
-/// The name without the names of wrapping modules.
+/// Removes the names of wrapping modules from a name.
 pub(super) fn clean(name: &str) -> String {
     name.replace("_fsdp_wrapped_module.", "").replace("_fpw_module.", "")
 }

@@ -1,4 +1,5 @@
-//! Merging of ranks against checkpoints that are cut up slowly, in all layouts and worlds, and damaged ones.
+//! Merging of ranks, in all layouts and world sizes, compared with checkpoints that a simple model cuts; and damaged
+//! files.
 
 use std::path::PathBuf;
 
@@ -23,7 +24,7 @@ enum Layout {
     Flattened,
 }
 
-/// A model in one module, with values that tell every element of every tensor apart.
+/// A model in one module, with values that distinguish every element of every tensor.
 #[derive(Clone, Debug)]
 struct Model {
     world: usize,
@@ -33,7 +34,7 @@ struct Model {
     buffer: Vec<u64>,
 }
 
-/// One file: two bytes per element, and what it says.
+/// The rank files, with two bytes per element, and their parsed contents.
 struct Written {
     bytes: Vec<Vec<u8>>,
     ranks: Vec<RankState>,
@@ -43,7 +44,7 @@ fn len(shape: &[u64]) -> u64 {
     element_count(shape).unwrap()
 }
 
-/// Elements of a tensor: the number of the tensor, then that of the element.
+/// Elements of a tensor: the number of the tensor, then the number of the element.
 fn elements(tensor: u8, len: u64) -> Vec<[u8; 2]> {
     (0..len).map(|i| [tensor, i as u8]).collect()
 }
@@ -58,7 +59,7 @@ impl Written {
         LocalTensor { dtype: TensorType::Bf16, shape, strides, source: rank, offset }
     }
 
-    /// Cuts elements of a parameter into one shard per rank.
+    /// Cuts the elements of a parameter into one shard per rank.
     fn cut(&mut self, layout: Layout, shape: &[u64], mut elements: Vec<[u8; 2]>) -> Vec<LocalTensor> {
         let world = self.ranks.len();
         let inner = match layout {
@@ -196,7 +197,7 @@ fn models() -> impl Strategy<Value = Model> {
     let layout = prop_oneof![Just(Layout::Flat), Just(Layout::Dim0), Just(Layout::Flattened)];
     (1usize..9, layout, prop::collection::vec(shape(), 1..5), shape()).prop_map(
         |(world, layout, mut shapes, buffer)| {
-            // Nothing can be cut in dimension 0 of a 0-d tensor; torch_xla flattens these.
+            // A 0-d tensor cannot be cut along dimension 0; torch_xla flattens it.
             shapes
                 .iter_mut()
                 .filter(|shape| layout == Layout::Dim0 && shape.is_empty())
@@ -240,12 +241,12 @@ fn small(layout: Layout) -> Written {
     write(&Model { world: 3, layout, shapes, buffer: vec![2] })
 }
 
-/// The message of a tensor that a file lacks and another one has.
+/// The message for a tensor that is missing in one file and present in another.
 fn not_in_rank(tensor: &str, other: &str) -> String {
     format!("it has no tensor `{tensor}`, which {other} has; the files are of different checkpoints")
 }
 
-/// The message of shards that together have too few elements.
+/// The message for shards with too few elements in total.
 fn too_short(tensor: &str, expected: u64, got: u64) -> String {
     format!(
         "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
@@ -253,7 +254,7 @@ fn too_short(tensor: &str, expected: u64, got: u64) -> String {
     )
 }
 
-/// The file and the fault of a merge that fails.
+/// The file and the message of a merge that fails.
 fn fault(written: &Written) -> (PathBuf, String) {
     match merged(written) {
         Err(Error::Malformed { path, reason, .. } | Error::Unsupported { path, reason }) => (path, reason),
@@ -385,8 +386,8 @@ fn a_file_that_is_shorter_than_its_shards_is_found_by_coverage() {
     assert!(fault.to_string().contains("reaches beyond its 10 bytes"), "{fault}");
 }
 
-/// Two parameters, the second of one dimension, with an optimizer of two groups: what does not decay comes first, so its
-/// numbers are not the order of the file.
+/// Two parameters, the second one-dimensional, with an optimizer of two groups. The group without decay comes first, so
+/// the numbers are not in file order.
 fn in_two_groups(decays: [f64; 2]) -> Written {
     let shapes = vec![vec![3, 2], vec![5]];
     let mut written = write(&Model { world: 2, layout: Layout::Flat, shapes, buffer: vec![2] });

@@ -1,4 +1,4 @@
-//! Manifests read to what they say; whatever contradicts itself is refused by name.
+//! Manifests survive a round trip, and inconsistent ones are refused with the name of the problem.
 
 use serde_json::{Value as Json, json};
 
@@ -31,7 +31,7 @@ fn parse(text: &Json) -> Result<Manifest, Fault> {
     Manifest::parse(seal::seal(text))
 }
 
-/// What a changed manifest is refused with.
+/// Returns the error for a modified manifest.
 fn refused(change: impl FnOnce(&mut Json)) -> String {
     let mut text = text();
     change(&mut text);

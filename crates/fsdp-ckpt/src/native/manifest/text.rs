@@ -1,4 +1,4 @@
-//! The text of a manifest: mirror types of the JSON, and nothing more.
+//! The text format of a manifest: types that mirror the JSON.
 //!
 //! ```text
 //! {"format":"fsdp native checkpoint","version":1,"world_size":2,
@@ -8,8 +8,8 @@
 //!  "values":{}, "run_state":{..}, "digest":"crc64:0123456789abcdef"}
 //! ```
 //!
-//! Unknown fields and repeated keys are errors: they might change what the rest means. A `path` that is the
-//! name alone is left out.
+//! Unknown fields and repeated keys are errors, because they might change the meaning of the rest. A `path` that
+//! consists of the name only is omitted.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
@@ -26,7 +26,7 @@ use crate::{
 const FORMAT: &str = "fsdp native checkpoint";
 const VERSION: u64 = 1;
 
-/// The two fields that say how to read the rest.
+/// The two fields that determine how to read the rest.
 #[derive(Deserialize)]
 struct Kind {
     format: String,
@@ -57,7 +57,7 @@ pub(in crate::native) struct TensorText {
     path: Option<Vec<KeyText>>,
 }
 
-/// How a role is written.
+/// The text of a role.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Role", rename_all = "lowercase")]
 enum RoleText {
@@ -100,10 +100,10 @@ struct ObjectText {
     value: serde_json::Value,
 }
 
-/// Sixteen hexadecimal digits.
+/// A 64-bit number as sixteen hexadecimal digits.
 struct Hex(u64);
 
-/// Reads the text, which its digest has vouched for.
+/// Reads the text, whose digest has been verified.
 pub(super) fn read(text: &[u8]) -> Result<Manifest, Fault> {
     let malformed = |error: serde_json::Error| Fault::new(format!("its text cannot be read: {error}"));
     let kind: Kind = serde_json::from_slice(text).map_err(malformed)?;
@@ -134,7 +134,7 @@ pub(super) fn read(text: &[u8]) -> Result<Manifest, Fault> {
     })
 }
 
-/// The text of a manifest, to be sealed.
+/// Creates the text of a manifest, to be sealed.
 pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, Fault> {
     let tensor = |(name, tensor): (&String, &ManifestTensor)| {
         let spec = TensorSpec { name: name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() };
@@ -159,7 +159,7 @@ pub(super) fn write(manifest: &Manifest) -> Result<ManifestText, Fault> {
     })
 }
 
-/// How a manifest describes a tensor.
+/// Creates the text of a tensor in a manifest.
 pub(in crate::native) fn tensor_text(spec: &TensorSpec, path: &[Key], role: Role) -> TensorText {
     let is_name = matches!(path, [Key::Name(name)] if *name == spec.name);
     TensorText {

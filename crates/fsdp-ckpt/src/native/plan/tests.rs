@@ -1,4 +1,4 @@
-//! Plans cover every row and byte once, for all small worlds, against counting one by one.
+//! Plans cover every row and byte once: all small worlds, checked by counting one by one.
 
 use proptest::prelude::*;
 
@@ -71,7 +71,7 @@ fn rejects_rows_that_are_not_saved_exactly_once() {
     assert_eq!(fault(2, w(vec![0..4, 4..9])), outside);
     let ranks = "tensor `w` lists rows for 2 ranks, but the world has 3";
     assert_eq!(fault(3, w(vec![0..4, 4..8])), ranks);
-    // An order that is not that of the ranks is fine.
+    // The rows need not be in the order of the ranks.
     SavePlan::new(3, w(vec![4..8, 2..2, 0..4])).unwrap();
 }
 
@@ -112,7 +112,7 @@ proptest! {
         prop_assert_eq!(flat, (0..count).collect::<Vec<_>>());
     }
 
-    /// Against the slow way: every row of every chunk of every rank, one by one.
+    /// Compares with the slow way: every row of every chunk of every rank, one by one.
     #[test]
     fn chunks_of_all_ranks_cover_every_byte_of_the_data_once(
         shapes in proptest::collection::vec((0usize..9, 0usize..4), 1..5), world in 1usize..6,

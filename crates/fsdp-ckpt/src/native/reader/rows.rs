@@ -1,7 +1,7 @@
-//! Reading rows, and checking every chunk that they touch.
+//! Reads rows, and verifies every chunk that they touch.
 //!
-//! A chunk is read as a whole even if only a row of it is wanted, since its checksum covers all of it. What is
-//! not wanted passes through a small buffer, so memory stays bounded whatever the size of a chunk.
+//! A chunk is read as a whole even if only one of its rows is requested, because its checksum covers all of it. The
+//! other rows pass through a small buffer, so memory stays bounded whatever the size of a chunk.
 
 use std::ops::Range;
 
@@ -13,11 +13,12 @@ use crate::{
     rows::{expect_len, expect_rows},
 };
 
-/// Bytes that are read and digested at a time: they stay in the cache in between.
+/// Bytes read and digested at a time; they stay in the cache in between.
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl NativeReader {
-    /// Fills `out` with the bytes of whole rows of a tensor, in its dtype; they may lie in any number of files.
+    /// Fills `out` with the bytes of whole rows of a tensor, in its dtype. The rows may be spread over any number of
+    /// files.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`]; [`Error::BadRequest`] for rows that do not exist or do not fit `out`;
@@ -35,7 +36,7 @@ impl NativeReader {
         Ok(())
     }
 
-    /// Reads all data of all tensors and checks it.
+    /// Reads and verifies all data of all tensors.
     ///
     /// # Errors
     /// [`Error::Malformed`] for the first chunk whose checksum does not match; [`Error::Io`].
@@ -53,7 +54,7 @@ impl NativeReader {
         Ok(())
     }
 
-    /// Reads those of the wanted rows that a place holds.
+    /// Reads the requested rows that are in this place.
     fn read_place(
         &self,
         place: &Place,
@@ -80,7 +81,7 @@ impl NativeReader {
         Ok(())
     }
 
-    /// Reads a whole chunk, puts the bytes `wanted` (relative to the chunk) where they belong, and checks all.
+    /// Reads and verifies a whole chunk, and copies the bytes `wanted` (relative to the chunk) to `out`.
     fn read_chunk(
         &self,
         file: &PathFile,
@@ -97,7 +98,7 @@ impl NativeReader {
         let len = rows.len() as u64 * row_bytes;
         let (mut got, mut at) = (DigestKind::Crc64.empty(), 0);
         while at < len {
-            // A piece never crosses an edge of what is wanted.
+            // A piece never crosses the start or end of the requested bytes.
             let edge = [wanted.start, wanted.end].into_iter().find(|&edge| at < edge).unwrap_or(len);
             let count = PIECE_BYTES.min(edge.min(len) - at);
             let piece = if wanted.contains(&at) {

@@ -1,14 +1,14 @@
-//! Every point at which clearing, going back and setting aside can be interrupted, and what a restart finds.
+//! Interrupts clearing, going back and setting aside at every point, and checks what a restart finds.
 
 use std::num::NonZeroUsize;
 
 use super::*;
 use crate::files::faulty::Fault;
 
-/// Something that a process does to the checkpoints of a run.
+/// An operation on the checkpoints of a run.
 type Work = fn(&RunLock) -> Result<(), Error>;
 
-/// A run that has saved steps 1 to 3 and keeps other things beside them.
+/// A run that has saved steps 1 to 3 and keeps other files next to them.
 fn before(plan: &SavePlan) -> FaultyFiles {
     let files = FaultyFiles::new();
     let run = run_dir(&files);
@@ -21,7 +21,7 @@ fn before(plan: &SavePlan) -> FaultyFiles {
     files.restart(Survival::Everything)
 }
 
-/// Lets the power go at every operation of `work`, and hands what a restart finds to `check`; returns how often.
+/// Crashes at every operation of `work`, and passes what a restart finds to `check`; returns the number of crashes.
 fn at_every_crash(start: &FaultyFiles, work: Work, mut check: impl FnMut(&FaultyFiles)) -> u64 {
     let whole = |files: &FaultyFiles| work(&run_dir(files).lock()?);
     let files = start.with(Fault::None);
@@ -61,7 +61,7 @@ fn clearing_leaves_all_checkpoints_or_none() {
         }
         let lock = run.lock().unwrap();
         begun += u64::from(steps.is_empty() && lock.is_clearing().unwrap());
-        // Whoever comes next ends it, and what it saves is all that there is.
+        // The next run completes the clearing, and its own save is the only checkpoint.
         lock.clear().unwrap();
         lock.remove_cleared().unwrap();
         assert!(!lock.is_clearing().unwrap());

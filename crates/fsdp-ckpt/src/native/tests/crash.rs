@@ -1,13 +1,13 @@
-//! Every point at which a save can be interrupted, and what a restart finds.
+//! Interrupts a save at every point, and checks what a restart finds.
 
 use std::num::NonZeroUsize;
 
 use super::*;
 use crate::files::faulty::Fault;
 
-/// What a process does between its start and its end: it saves step 2 and keeps one checkpoint.
+/// The work of a process: saves step 2 and keeps one checkpoint.
 ///
-/// Returns whether the checkpoint was committed, and how it ended.
+/// Returns whether the checkpoint was committed, and the result.
 fn work(files: &FaultyFiles, plan: &SavePlan) -> (bool, Result<(), Error>) {
     let mut is_committed = false;
     let ended = (|| {
@@ -19,7 +19,7 @@ fn work(files: &FaultyFiles, plan: &SavePlan) -> (bool, Result<(), Error>) {
     (is_committed, ended)
 }
 
-/// A run that has saved step 1, has an interrupted save and an interrupted deletion behind it, and ended.
+/// A run that has saved step 1 and left an interrupted save and an interrupted deletion, and has ended.
 fn before(plan: &SavePlan) -> FaultyFiles {
     let files = FaultyFiles::new();
     let run = run_dir(&files);
@@ -31,14 +31,14 @@ fn before(plan: &SavePlan) -> FaultyFiles {
     files.restart(Survival::Everything)
 }
 
-/// After whatever happened: the newest checkpoint is the old or the new one, whole, and saving goes on.
+/// Checks that, after any interruption, the newest checkpoint is the old or the new one, is complete, and saving works.
 fn check_restart(files: &FaultyFiles, plan: &SavePlan, is_committed: bool) {
     let run = run_dir(files);
     let lock = run.lock().unwrap();
     lock.remove_leftovers().unwrap();
     let (newest, _) = run.newest().unwrap().unwrap();
     assert!(newest == 2 || (newest == 1 && !is_committed), "step {newest} is the newest");
-    // None that looks complete is not.
+    // Every checkpoint that looks complete is complete.
     run.steps().unwrap().into_iter().for_each(|step| check(files, plan, step));
     save(&lock, plan, 3, &mut false).unwrap();
     lock.keep_last(NonZeroUsize::MIN, u64::MAX, &[]).unwrap();
@@ -116,7 +116,7 @@ fn the_first_checkpoint_of_a_run_survives_a_crash_right_after_it() {
     }
 }
 
-/// Every operation fails in turn; returns how often nothing was noticed of it.
+/// Makes every operation fail in turn; returns how many failures went unnoticed.
 fn survives_every_failure(world: usize, fault: fn(u64) -> Fault) -> usize {
     let plan = plan(world);
     let start = before(&plan);
@@ -130,7 +130,7 @@ fn survives_every_failure(world: usize, fault: fn(u64) -> Fault) -> usize {
             Err(error) => assert!(error.to_string().contains("made to fail"), "operation {at}: {error}"),
         }
         check_restart(&files.with(Fault::None), &plan, is_committed);
-        // And when the power goes before anything is repaired.
+        // The same after a power failure before anything is repaired.
         for survival in SURVIVALS {
             check_restart(&files.restart(survival), &plan, is_committed);
         }
@@ -162,7 +162,7 @@ fn what_an_earlier_attempt_still_writes_stays_out_of_the_way() {
     let run = run_dir(&files);
     let zombie = run.lock().unwrap();
     let attempt = zombie.attempt();
-    // Without locks, as another machine has it.
+    // Without locks, as seen from another machine.
     let files = files.with(Fault::NoLocks);
     let lock = run_dir(&files).lock().unwrap();
     let late = RankSave::create(lock.run(), attempt, &plan, 7, 1).unwrap();

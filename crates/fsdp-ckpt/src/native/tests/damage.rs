@@ -1,8 +1,8 @@
-//! Every bit and every length of every file of a checkpoint.
+//! Damages every bit and every length of every file of a checkpoint.
 
 use super::*;
 
-/// Bytes of a file in memory.
+/// Returns the bytes of a file.
 fn read(files: &FaultyFiles, path: &Path) -> Vec<u8> {
     Files::of(std::sync::Arc::new(files.clone())).read_small(path, 1 << 20).unwrap().unwrap()
 }
@@ -14,7 +14,7 @@ fn replace(files: &FaultyFiles, path: &Path, bytes: &[u8]) {
     files.create_new(path).unwrap().write_all_at(bytes, 0).unwrap();
 }
 
-/// What reading everything says.
+/// Reads everything, and returns the first error.
 fn read_all(files: &FaultyFiles, dir: &Path) -> Result<(), Error> {
     let reader = open(files, dir)?;
     for (name, tensor) in &reader.manifest().tensors {
@@ -45,7 +45,7 @@ fn every_flipped_bit_of_every_file_is_detected_by_load_and_verify() {
         let path = dir.join(&name);
         let mut bytes = read(&files, &path);
         for at in 0..bytes.len() {
-            // Each bit in turn as the bytes go by, and all of them.
+            // One bit, varying with the position, then the case bit, then all bits.
             for mask in [1 << (at % 8), 0x20, 0xff] {
                 bytes[at] ^= mask;
                 replace(&files, &path, &bytes);

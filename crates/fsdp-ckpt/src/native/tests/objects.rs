@@ -1,4 +1,4 @@
-//! Saves to an object store: every request that can fail, runs that race, and attempts that should be dead.
+//! Saves to an object store: failures of every request, runs that race, and attempts that should be dead.
 
 use std::num::NonZeroUsize;
 
@@ -14,7 +14,7 @@ fn run_of(store: &FaultyStore) -> RunDir {
     RunDir::on(store.files(), OUT_DIR.into())
 }
 
-/// Files of several parts: each row is longer than one.
+/// A plan with files of several upload parts: each row is longer than one part.
 fn long_plan(world: usize) -> SavePlan {
     let tensors =
         vec![tensor("w", TensorType::F32, &[9, 200], world), tensor("step", TensorType::I64, &[], world)];
@@ -30,7 +30,7 @@ fn before(plan: &SavePlan) -> FaultyStore {
     store
 }
 
-/// What a process does: it saves step 2, keeps one checkpoint and tidies up behind others.
+/// The work of a process: saves step 2, keeps one checkpoint and removes the files of other attempts.
 fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
     let mut is_committed = false;
     let ended = (|| {
@@ -42,7 +42,7 @@ fn work(store: &FaultyStore, plan: &SavePlan) -> (bool, Result<(), Error>) {
     (is_committed, ended)
 }
 
-/// Whatever looks complete is, and saving goes on.
+/// Checks that every checkpoint that looks complete is complete, and that saving works.
 fn check_restart(store: &FaultyStore, plan: &SavePlan, is_committed: bool) {
     let store = store.again();
     let run = run_of(&store);
@@ -87,7 +87,7 @@ fn the_failure_of_every_request_is_noticed_and_survived() {
 
 #[test]
 fn every_lost_answer_is_survived_and_looked_after_where_it_decides() {
-    // The manifest's; and that of the end of each file in parts.
+    // The answer for the manifest, and the answer for the end of each multipart file.
     assert_eq!(survives(&plan(1), StoreFails::AnswerAt), 1);
     assert_eq!(survives(&plan(4), StoreFails::AnswerAt), 1);
     assert_eq!(survives(&long_plan(2), StoreFails::AnswerAt), 3);
@@ -138,7 +138,7 @@ fn an_attempt_that_should_be_dead_harms_no_other() {
     let late = save_parts(&zombie, &plan, 7).unwrap();
     save(&lock, &plan, 7, &mut false).unwrap();
     save(&lock, &plan, 8, &mut false).unwrap();
-    // It publishes what is there already, and what the other has not saved; both are whole.
+    // The late attempt publishes a step that is already saved and one that is not; both are complete.
     zombie.commit(&plan, 7, state(7), late).unwrap();
     save(&zombie, &plan, 9, &mut false).unwrap();
     assert_eq!(lock.run().steps().unwrap(), [7, 8, 9]);

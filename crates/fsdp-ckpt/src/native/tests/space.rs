@@ -1,9 +1,9 @@
-//! Disk space that is set aside, on a disk that others fill.
+//! Reserved disk space, on a disk that others fill.
 
 use super::*;
 use crate::files::faulty::Fault;
 
-/// The bytes that a save of a plan really leaves on the disk.
+/// The number of bytes that a save of a plan actually leaves on the disk.
 fn saved_bytes(plan: &SavePlan) -> usize {
     let files = FaultyFiles::new();
     save(&run_dir(&files).lock().unwrap(), plan, 1, &mut false).unwrap();
@@ -19,7 +19,7 @@ fn what_is_set_aside_is_what_a_save_needs() {
     for world in 1..6 {
         let plan = plan(world);
         let (space, saved) = (SaveSpace::new(&plan).unwrap().bytes(), saved_bytes(&plan) as u64);
-        // But for the room for the state of a run.
+        // Except for the space for the state of a run.
         assert!((saved..=saved + (64 << 10)).contains(&space), "{world} ranks: {space} for {saved}");
     }
 }
@@ -34,11 +34,11 @@ fn a_save_succeeds_on_a_disk_that_others_have_filled() {
         let attempt = lock.attempt();
         lock.reserve(&SaveSpace::new(&plan).unwrap()).unwrap();
         drop(lock);
-        // From here on there is room for not one byte more.
+        // From here on not a single byte is free.
         let full = start.with(Fault::FullAt(start.bytes()));
         save(&run_dir(&full).lock_as(attempt).unwrap(), &plan, 1, &mut false).unwrap();
         check(&full, &plan, 1);
-        // What was not set aside is taken by others.
+        // Space that is not reserved is taken by others.
         run_dir(&start).lock().unwrap().remove_leftovers().unwrap();
         let full = start.with(Fault::FullAt(before + 1));
         save(&run_dir(&full).lock().unwrap(), &plan, 1, &mut false).unwrap_err();

@@ -1,4 +1,4 @@
-//! Values of all kinds survive as JSON.
+//! Round trips of values of all kinds through JSON.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ proptest! {
     fn every_value_survives_as_json_text(value in values()) {
         let text = to_json(&value).unwrap().to_string();
         let back = from_json(serde_json::from_str(&text).unwrap()).unwrap();
-        // By their text, since a NaN is not equal to itself; bits of floats are in the text.
+        // Compare the text, which contains the bits of floats, because a NaN is not equal to itself.
         prop_assert_eq!(to_json(&back).unwrap().to_string(), text);
         prop_assert_eq!(std::mem::discriminant(&back), std::mem::discriminant(&value));
     }

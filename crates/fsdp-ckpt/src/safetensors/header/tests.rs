@@ -1,10 +1,10 @@
-//! Malformed headers are refused by name; laid-out headers read back as they were.
+//! Malformed headers are refused by name; laid-out headers are parsed back unchanged.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Parses a header text in front of `data_len` bytes.
+/// Parses a header text that is followed by `data_len` bytes.
 fn parse(text: &str, data_len: u64) -> Result<Header, Fault> {
     Header::parse(text.as_bytes(), 8 + text.len() as u64 + data_len)
 }
@@ -92,7 +92,7 @@ fn rejects_a_repeated_tensor() {
     let entry = r#""a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
     let found = fault(&format!("{{{entry},{entry}}}"), 1);
     assert_eq!(found, "its header lists `a` twice");
-    // The same name, once escaped.
+    // The same name, once with an escape sequence.
     let escaped = entry.replace("\"a\"", "\"\\u0061\"");
     let found = fault(&format!("{{{entry},{escaped}}}"), 1);
     assert_eq!(found, "its header lists `a` twice");
@@ -269,7 +269,7 @@ proptest! {
         let len = Header::parse_length(&bytes, header.file_len()).unwrap();
         prop_assert_eq!(len as usize, bytes.len() - 8);
         let parsed = Header::parse(&bytes[8..], header.file_len()).unwrap();
-        // Reading sorts by offsets, so empty tensors may trade places with each other only.
+        // Parsing sorts by offsets, so only empty tensors may change places with each other.
         for (spec, entry) in specs.iter().zip(header.entries()) {
             prop_assert_eq!(&entry.spec, spec);
             prop_assert_eq!(parsed.entry(&spec.name), Some(entry));

@@ -1,4 +1,4 @@
-//! Files of ranks: archives one after another, each an item.
+//! The files of ranks: sequences of items, each of which is an archive.
 
 use super::super::{OutputTensor, torch_archive};
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
     zip::writer::{ALIGNMENT, Archive},
 };
 
-/// The root folder of archives that are saved to a stream.
+/// The root folder of archives that torch saves to a stream.
 const ROOT: &str = "archive";
 
-/// Where an item lies.
+/// Location of an item.
 pub(super) struct Item {
     pub(super) rank: usize,
     pub(super) offset: u64,
@@ -30,7 +30,7 @@ pub(super) struct RankFile {
 struct OpenArchive {
     offset: u64,
     archive: Archive,
-    /// Whether it has a place, and thereby a digest: empty tensors have none.
+    /// Whether it has a place in the plan, and therefore a digest; empty tensors have none.
     has_place: bool,
 }
 
@@ -40,7 +40,7 @@ impl RankFile {
         RankFile { rank, file, open: Vec::new() }
     }
 
-    /// Adds an item that is a value.
+    /// Adds an item that contains a value.
     pub(super) fn add_value(&mut self, value: &Value) -> Item {
         let mut pickle = PickleWriter::new();
         pickle.value(value);
@@ -49,7 +49,7 @@ impl RankFile {
         self.add(archive, false)
     }
 
-    /// Adds an item that holds rows of a tensor; all of it, where it has no dimensions.
+    /// Adds an item that contains rows of a tensor, or all of a 0-d tensor.
     pub(super) fn add_rows(&mut self, tensor: &OutputTensor, first_row: u64, row_count: u64) -> Item {
         let mut shape = tensor.shape.clone();
         if let Some(rows) = shape.first_mut() {
@@ -89,7 +89,7 @@ impl RankFile {
     }
 }
 
-/// The plan of the files; `last` is a whole file (its name and bytes) that is written after everything else.
+/// Converts the files to a plan; `last` is a whole file (name and bytes) that is written after everything else.
 pub(super) fn output_plan(rank_files: Vec<RankFile>, last: (String, Vec<u8>)) -> OutputPlan {
     let (mut files, mut open) = (Vec::new(), Vec::new());
     for rank_file in rank_files {

@@ -1,24 +1,24 @@
 //! `.metadata`: the pickle of PyTorch's metadata classes.
 //!
-//! Tensor properties are a 5-tuple, as up to torch 2.14: later ones append a sixth part, which is optional
-//! when they read. `planner_data` lists every name with its path; without it, nested keys would come back
-//! flat. There is no id of the save, so that equal checkpoints are equal files.
+//! Tensor properties are a 5-tuple, as up to torch 2.14; later versions append a sixth element, which they do not
+//! require when reading. `planner_data` lists the path of every name; without it, loaders would return nested keys
+//! flat. The save has no id, so that equal checkpoints are equal files.
 
 use super::{Contents, Item, PlacedChunk};
 use crate::{checkpoint::Key, pickle::writer::PickleWriter, safetensors::TensorType};
 
-/// The file of a DCP directory that lists the others.
+/// Name of the metadata file.
 pub(super) const FILE_NAME: &str = ".metadata";
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 const FILESYSTEM: &str = "torch.distributed.checkpoint.filesystem";
 
-/// The file of a rank.
+/// Name of a rank's file.
 pub(super) fn file_name(rank: usize) -> String {
     format!("__{rank}_0.distcp")
 }
 
-/// The bytes of `.metadata`.
+/// Returns the content of `.metadata`.
 pub(super) fn pickle(contents: &Contents<'_>) -> Vec<u8> {
     let mut w = PickleWriter::new();
     w.object(METADATA, "Metadata", |w| {

@@ -21,7 +21,7 @@ fn options() -> Options<'static> {
     Options { sync: false, ..Options::new(&NoProgress, &NEVER) }
 }
 
-/// Everything in a checkpoint, as it is.
+/// Selects everything in a checkpoint, unchanged.
 fn all_of(checkpoint: &Checkpoint) -> Selection {
     let tensor = |(name, tensor): (&String, &crate::checkpoint::Tensor)| OutputTensor {
         name: name.clone(),
@@ -76,7 +76,7 @@ proptest! {
             }
             prop_assert_eq!(&checkpoint.values[RUN_STATE].value, &state);
             prop_assert_eq!(&reader.manifest().run_state["step"], 7);
-            // Debug text, since a NaN is not equal to itself.
+            // Compare debug text, because a NaN is not equal to itself.
             let values = [&checkpoint.values["rng"], &made.checkpoint.values["rng"]];
             prop_assert_eq!(format!("{:?}", values[0]), format!("{:?}", values[1]));
             let found = verify(&checkpoint, &options()).unwrap();
@@ -111,7 +111,7 @@ fn every_flipped_byte_of_a_native_checkpoint_is_found_by_verify_or_open() {
             let mut changed = content.clone();
             changed[at] ^= 1 << (at % 8);
             fs::write(source.path(), &changed).unwrap();
-            // What a later look finds, and what is found by whoever had opened it before.
+            // Check detection by opening again, and by a checkpoint that was opened before the damage.
             let opened = formats::native::open(&native);
             let found = opened.is_ok_and(|checkpoint| verify(&checkpoint, &options()).unwrap().is_sound());
             assert!(!found, "byte {at} of {}", source.path().display());

@@ -1,4 +1,4 @@
-//! Transfers of random checkpoints equal a slow oracle, for any window, and fail without a trace.
+//! Transfers of random checkpoints match a slow oracle for any window, and leave nothing behind when they fail.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::{
 
 const FLOATS: [TensorType; 4] = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
 
-/// A plan over all tensors with the bytes that its files must get.
+/// A plan over all tensors, and the expected bytes of its files.
 struct Expected {
     files: Vec<PlannedFile>,
     bytes: Vec<Vec<u8>>,
@@ -72,7 +72,7 @@ fn random_plan(random: &mut Seeded, source: &RandomCheckpoint) -> Expected {
     Expected { files, bytes }
 }
 
-/// The digests that a plan wants, of the bytes that its places must get.
+/// Returns the digests that a plan requests, computed over the expected bytes of its places.
 fn expected_digests(expected: &Expected) -> Vec<Vec<Option<Digest>>> {
     let of_file = |(file, bytes): (&PlannedFile, &Vec<u8>)| {
         let of_place = |place: &Place| {
@@ -173,7 +173,7 @@ proptest! {
     }
 }
 
-/// Adds up what it is told.
+/// Adds up the reported progress.
 #[derive(Default)]
 struct Counted {
     total: AtomicU64,
@@ -210,7 +210,7 @@ fn names(dir: &Path) -> Vec<String> {
     crate::file_io::Files::anywhere().list(dir).unwrap()
 }
 
-/// One flat tensor of bytes in one file, protected as a whole.
+/// A checkpoint of one flat byte tensor in one file, protected as a whole.
 fn small(dir: &Path, bytes: &[u8]) -> RandomCheckpoint {
     RandomCheckpoint::flat(dir, &BTreeMap::from([("w".to_owned(), (TensorType::U8, bytes.to_vec()))]))
 }
@@ -280,7 +280,7 @@ struct FailingFile {
     left: Arc<AtomicU64>,
 }
 
-/// Counts down; the operation at zero finds the disk full.
+/// Counts down; the operation at zero fails with a full disk.
 fn count(left: &AtomicU64) -> io::Result<()> {
     if left.fetch_sub(1, Ordering::Relaxed) == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
 }
@@ -380,7 +380,7 @@ fn whichever_operation_fails_the_output_is_whole_or_not_there() {
             let result = Staged::on(files, &out, OutputKind::Directory)
                 .and_then(|staged| run(&source.checkpoint, plan_of(&expected), staged, &options));
             if out.exists() {
-                // At most the very last step, making the name durable, fails after that.
+                // Only the very last step, making the name durable, can fail after that.
                 for (file, bytes) in expected.files.iter().zip(&expected.bytes) {
                     assert_eq!(&fs::read(out.join(&file.name)).unwrap(), bytes);
                 }
@@ -390,7 +390,7 @@ fn whichever_operation_fails_the_output_is_whole_or_not_there() {
                 assert_eq!(names(dir.path()), ["source"], "after operation {operation}");
             }
             failures += u64::from(result.is_err());
-            // Locking a directory may fail without harm, so an operation that failed need not show.
+            // Failing to lock a directory is harmless, so a failed operation need not fail the transfer.
             if result.is_ok() && left.load(Ordering::Relaxed) < u64::MAX / 2 {
                 break;
             }

@@ -14,7 +14,7 @@ fn the_family_of_the_launcher_comes_first() {
     assert_eq!(names(&[]), open_mpi);
     assert_eq!(names(&[("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "0")]), open_mpi);
     assert_eq!(names(&[("PMI_RANK", "0")]), mpich);
-    // Slurm can speak both at once; Open MPI understands the former.
+    // Slurm can set both variables; Open MPI understands PMIx.
     assert_eq!(names(&[("PMI_RANK", "0"), ("PMIX_RANK", "0")]), open_mpi);
 }
 
