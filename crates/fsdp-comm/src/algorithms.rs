@@ -4,17 +4,17 @@
 //! |---|---|---|---|
 //! | all-gather, n a power of two | recursive doubling, farthest first | log2 n | (n - 1) / n of the result |
 //! | all-gather, other n | ring | n - 1 | (n - 1) / n of the result |
-//! | reduce-scatter, n a power of two | recursive halving, neighbours first | log2 n | (n - 1) / n of the input |
-//! | reduce-scatter, other n | every part straight to its owner | n - 1 | (n - 1) / n of the input |
+//! | reduce-scatter, n a power of two | recursive halving, neighbors first | log2 n | (n - 1) / n of the input |
+//! | reduce-scatter, other n | every part directly to its owner | n - 1 | (n - 1) / n of the input |
 //! | all-reduce | reduce-scatter, then all-gather | both | both |
-//! | broadcast | a greeting to the next rank, then a binomial tree | 1, and up to log2 n | up to log2 n times the message |
+//! | broadcast | empty message to the next rank, binomial tree | 1, and up to log2 n | up to log2 n times the message |
 //!
-//! Sums follow the tree of [`fsdp_core::tree`] exactly, for every n. Halving meets the neighbour first: after
-//! the exchange with `rank ^ 2^k` a rank holds sums over the aligned block of `2^(k+1)` ranks around it, which
-//! are the nodes of the perfect tree. (Halving that meets the farthest rank first, the usual kind, adds in
-//! another order.) It sends its largest messages to neighbours, which are on the same node; doubling is its mirror
-//! image, and so does the same. Without a perfect tree the owner of a part adds pieces in the order of the tree
-//! as they arrive.
+//! Sums follow the tree of [`fsdp_core::tree`] exactly, for every n. Halving starts with the nearest rank: after the
+//! exchange with `rank ^ 2^k`, a rank holds sums over the aligned block of `2^(k+1)` ranks around it, and these blocks
+//! are the nodes of the perfect tree. (The usual variant, which starts with the farthest rank, adds in another order.)
+//! The largest messages thus go to the nearest ranks, which are usually on the same node; doubling is the mirror image
+//! and has the same property. If n is not a power of two, the owner of a part adds the pieces in tree order as they
+//! arrive.
 
 use fsdp_core::DType;
 use fsdp_core::comm::CommError;
@@ -24,17 +24,17 @@ use crate::link::scatter;
 use crate::session::Session;
 use crate::sums;
 
-/// What belongs to one rank: slices of a buffer, one per segment.
+/// The data of one rank: slices of a buffer, one per segment.
 pub(crate) type Part<'a> = Vec<&'a mut [u8]>;
 
-/// Fills `parts`, one per rank, of which this rank's own is there. Lengths may differ from rank to rank, and are the
-/// same on all ranks.
+/// Fills `parts`, one per rank; on entry only this rank's own part is filled. Lengths may differ between parts, but
+/// every rank must pass the same ones.
 ///
 /// # Errors
-/// [`CommError`], as all collectives.
+/// [`CommError`], as for all collectives.
 ///
 /// # Panics
-/// When there is not one part per rank.
+/// Panics if there is not one part per rank.
 pub(crate) fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> Result<(), CommError> {
     assert_eq!(parts.len(), session.size(), "an all-gather has one part per rank");
     if session.size().is_power_of_two() {
@@ -44,13 +44,13 @@ pub(crate) fn all_gather(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> R
     }
 }
 
-/// Makes this rank's part the sum of that part over all ranks (elements of `dtype`); other parts are overwritten.
+/// Replaces this rank's part by its sum over all ranks (elements of `dtype`); other parts are overwritten.
 ///
 /// # Errors
 /// [`CommError`].
 ///
 /// # Panics
-/// When there is not one part per rank.
+/// Panics if there is not one part per rank.
 pub(crate) fn reduce_scatter(
     session: &mut Session<'_>,
     dtype: DType,
@@ -64,18 +64,18 @@ pub(crate) fn reduce_scatter(
     }
 }
 
-/// Makes `data` (elements of `dtype`) its sum over all ranks.
+/// Replaces `data` (elements of `dtype`) by its sum over all ranks.
 ///
 /// # Errors
 /// [`CommError`].
 ///
 /// # Panics
-/// When `data` is not whole elements.
+/// Panics if the length of `data` is not a multiple of the element size.
 pub(crate) fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8]) -> Result<(), CommError> {
     let (size, width) = (session.size(), dtype.size_bytes());
     assert!(data.len().is_multiple_of(width), "an all-reduce adds whole elements");
     let elements = data.len() / width;
-    // Parts differ by one element at most; which element is in which part does not matter to its sum.
+    // Parts differ by one element at most; an element's sum does not depend on the part it falls into.
     let border = |part: usize| part * elements / size * width;
     let mut rest = data;
     let mut parts = Vec::with_capacity(size);
@@ -87,20 +87,21 @@ pub(crate) fn all_reduce(session: &mut Session<'_>, dtype: DType, data: &mut [u8
     all_gather(session, &mut parts)
 }
 
-/// Makes `message` that of `root`, on every rank.
+/// Copies the `message` of `root` to every rank.
 ///
 /// # Errors
 /// [`CommError`].
 pub(crate) fn broadcast(session: &mut Session<'_>, root: usize, message: &mut [u8]) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
     if size > 1 {
-        // Who is heard depends on the root: ranks that do not agree about it might wait for each other, or end with
-        // different messages. So each first hears what its neighbour calls.
+        // The root decides from whom a rank receives, so ranks that disagree about it might wait for each other, or end
+        // with different messages. An exchange with the neighbors first compares the calls.
         session.exchange(Some(((rank + 1) % size, &[])), Some(((rank + size - 1) % size, &mut [])))?;
     }
     let place = (rank + size - root) % size;
     let rank_at = |place: usize| (place + root) % size;
-    // A place hears from the one without its highest bit, and tells those with one more, higher bit.
+    // A place receives from the place without its highest set bit, and sends to the places with one additional, higher
+    // bit.
     let highest = place.checked_ilog2();
     if let Some(bit) = highest {
         session.receive(rank_at(place - (1 << bit)), message)?;
@@ -117,8 +118,8 @@ fn all_gather_by_doubling(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> 
     let rank = session.rank();
     let mut distance = session.size() / 2;
     while distance > 0 {
-        // Held are the parts of ranks that agree with this one in all bits below 2 `distance`; the partner holds those
-        // that differ in the highest of them.
+        // This rank holds the parts of the ranks that agree with it in all bits below `2 * distance`; its partner holds
+        // those that differ in the highest of these bits.
         let (mut held, mut missing) = (Vec::new(), Vec::new());
         for (place, part) in parts.iter_mut().enumerate() {
             match (place ^ rank) % (2 * distance) {
@@ -138,7 +139,7 @@ fn all_gather_around_ring(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> 
     let (rank, size) = (session.rank(), session.size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
     for step in 1..size {
-        // The part that came in the step before goes on.
+        // Forwards the part received in the previous step.
         let (held, missing) = ((rank + size + 1 - step) % size, (rank + size - step) % size);
         let [held, missing] = parts.get_disjoint_mut([held, missing]).expect("neighbours differ");
         let held: Vec<&[u8]> = held.iter().map(|slice| &**slice).collect();
@@ -157,8 +158,8 @@ fn reduce_scatter_by_halving(
     let mut distance = 1;
     while distance < session.size() {
         let partner = rank ^ distance;
-        // Held are the parts that agree with this rank in all bits below `distance`; of these, those that
-        // agree with the partner in the next bit go to it.
+        // This rank still works on the parts whose ranks agree with it in all bits below `distance`; it gives those
+        // that agree with the partner in the next bit to the partner.
         let (mut keep, mut give) = (Vec::new(), Vec::new());
         for (place, part) in parts.iter_mut().enumerate() {
             match (place ^ rank) % (2 * distance) {
@@ -188,7 +189,7 @@ fn reduce_scatter_directly(
     let mine = parts[rank].iter().flat_map(|slice| slice.iter().copied()).collect();
     let mut sum = arrive(dtype, &mut tree, rank, mine);
     for step in 1..size {
-        // Ranks start at different owners, so that none is flooded.
+        // Every rank starts with a different owner, so that no owner is flooded.
         let (owner, from) = ((rank + step) % size, (rank + size - step) % size);
         let give: Vec<&[u8]> = parts[owner].iter().map(|slice| &**slice).collect();
         let mut piece = vec![0; len_bytes];
@@ -200,7 +201,7 @@ fn reduce_scatter_directly(
     Ok(())
 }
 
-/// Adds a leaf to the tree; the sum when it was the last one.
+/// Adds a leaf to the tree; returns the sum if it was the last leaf.
 fn arrive(dtype: DType, tree: &mut Arrivals<Vec<u8>>, leaf: usize, value: Vec<u8>) -> Option<Vec<u8>> {
     let (mut node, mut value) = (leaf, value);
     loop {

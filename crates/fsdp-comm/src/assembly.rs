@@ -1,8 +1,8 @@
-//! What a world agrees on beside its collectives: values that ranks give to the first one, and what processes announce.
+//! What a world communicates besides its collectives: values from every rank to the leader, and announcements to all.
 //!
-//! Collectives carry the step; this carries what surrounds it (where the run begins, what each rank has saved, how a
-//! save ended). It never waits for a device or for a queue, so that a save can not disturb a step. Threads implement
-//! it in memory ([`InMemoryAssembly`]), processes over their control plane.
+//! Collectives carry the training step; an assembly carries what surrounds it (where the run begins, what each rank has
+//! saved, whether a save succeeded). It never waits for a device or a queue, so a save cannot disturb a step. For
+//! threads it is implemented in memory ([`InMemoryAssembly`]), for processes by their control plane.
 
 mod board;
 mod in_memory;
@@ -16,16 +16,16 @@ use fsdp_core::{FailureKind, Rank};
 pub(crate) use board::Board;
 pub use in_memory::InMemoryAssembly;
 
-/// Where the ranks of a world come together. A process holds some of them; the process that holds rank 0 is the
-/// leader.
+/// The meeting point of the ranks of a world. Each process holds some of the ranks; the process that holds rank 0 is
+/// the leader.
 ///
-/// A topic is a name that all ranks derive from the same facts ("save 3"). Each rank gives to a topic once, and one process,
-/// which is the leader unless the topic says another, announces it once.
+/// A topic is a name that all ranks derive from the same facts ("save 3"). Each rank gives one value to a topic, and
+/// one process announces one value: the leader, unless the topic defines another.
 pub trait Assembly: Send + Sync {
     /// Number of ranks in the world.
     fn world(&self) -> usize;
 
-    /// The ranks of this process.
+    /// The ranks that this process holds.
     fn local(&self) -> Range<usize>;
 
     /// Whether this process holds rank 0.
@@ -33,54 +33,55 @@ pub trait Assembly: Send + Sync {
         self.local().start == 0
     }
 
-    /// A rank of this process gives a value to a topic. Does not wait.
+    /// Gives a value of a rank of this process to a topic. Does not wait.
     ///
     /// # Errors
-    /// [`CommError`]: the leader can not be reached any more.
+    /// [`CommError`] if the leader is no longer reachable.
     fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) -> Result<(), CommError>;
 
-    /// How many ranks are known to have given to a topic, and have not been collected. On the leader.
+    /// Number of ranks known to have given to a topic that has not been collected. To be called on the leader.
     fn given(&self, topic: &str) -> usize;
 
-    /// Waits until ranks 0 to `ranks` have given to a topic, and takes what they gave, in rank order. On the leader.
+    /// Waits until ranks `0..ranks` have given to a topic, and takes their values, in rank order. To be called on the
+    /// leader.
     ///
     /// # Errors
     /// [`AssemblyError`].
     fn collect(&self, topic: &str, ranks: usize, limit: Duration) -> Result<Vec<Vec<u8>>, AssemblyError>;
 
-    /// Tells all processes. Does not wait.
+    /// Announces a value to all processes. Does not wait.
     ///
     /// # Errors
-    /// [`CommError`]: the world has failed.
+    /// [`CommError`] if the world has failed.
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError>;
 
-    /// Waits for what is announced; any number of ranks may.
+    /// Waits for the announcement of a topic; any number of ranks may.
     ///
     /// # Errors
     /// [`AssemblyError`].
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError>;
 
-    /// Tells the world that a rank of this process has failed, what that calls for, and why. In one process whoever has
-    /// launched the ranks sees it.
+    /// Reports to the world that a rank of this process has failed, the kind of the failure, and its cause. Does
+    /// nothing by default: within one process, the code that launched the ranks sees the failure.
     fn fail(&self, _rank: Rank, _kind: FailureKind, _cause: String) {}
 
-    /// Ends all waiting for a topic in this process, now and later: with [`AssemblyError::GivenUp`], unless what is waited
-    /// for is there already.
+    /// Ends all present and future waits for a topic in this process with [`AssemblyError::GivenUp`], unless the
+    /// awaited values have already arrived.
     fn give_up(&self, topic: &str);
 }
 
-/// Why nothing was collected or heard.
+/// Why waiting for values or an announcement failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssemblyError {
-    /// Ranks have not given in time; or, when something is to be heard, the first one has not announced it.
+    /// Some ranks have not given in time; for an announcement, rank 0 has not made it.
     #[error("{} said nothing within {} s", join(ranks.iter().map(Rank::to_string)), limit.as_secs_f64())]
     Late {
-        /// Who was waited for.
+        /// The ranks that were missing.
         ranks: Vec<Rank>,
-        /// How long.
+        /// The time limit.
         limit: Duration,
     },
-    /// Somebody in this process has [given up](Assembly::give_up) the topic.
+    /// This process has [given up](Assembly::give_up) the topic.
     #[error("it was given up")]
     GivenUp,
     /// The world has failed.
@@ -88,10 +89,10 @@ pub enum AssemblyError {
     Failed(#[from] CommError),
 }
 
-/// How many ranks a message names.
+/// Maximum number of ranks that a message names.
 const NAMED_MAX: usize = 8;
 
-/// Names, as many as a message has room for.
+/// Joins names, up to the maximum number for a message.
 pub(crate) fn join(names: impl ExactSizeIterator<Item = String>) -> String {
     let more = names.len().saturating_sub(NAMED_MAX);
     let more = (more > 0).then(|| format!("{more} more"));

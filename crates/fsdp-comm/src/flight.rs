@@ -1,4 +1,4 @@
-//! The last collectives of the ranks of a process, for whoever asks after a failure what was going on.
+//! A flight recorder: the last collectives of the ranks of a process, for diagnosis after a failure.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -11,29 +11,29 @@ use serde::Serialize;
 
 use crate::monitor::lock;
 
-/// Calls that are kept.
+/// Maximum number of recorded calls.
 const CALLS_MAX: usize = 1024;
 
-/// Records calls as they are issued, begin to talk to other ranks, and end. The oldest are forgotten.
+/// Records when each call is issued, begins to communicate, and ends. Keeps a bounded number and drops the oldest.
 pub struct FlightRecorder {
     begin: Instant,
-    /// When that was, in seconds since 1970.
+    /// Time of `begin`, in seconds since 1970.
     begin_unix: f64,
     calls: Mutex<Calls>,
 }
 
 #[derive(Default)]
 struct Calls {
-    /// Number of the first that is kept.
+    /// Number of the oldest call that is kept.
     first: u64,
     kept: VecDeque<Call>,
 }
 
-/// A call. Times are in seconds since 1970; what has not happened has none.
+/// A call. Times are in seconds since 1970; `None` if it has not happened.
 #[derive(Serialize)]
 struct Call {
     rank: usize,
-    /// Ranks of its group.
+    /// The ranks of its group.
     group: Box<[usize]>,
     call: String,
     issued: f64,
@@ -43,12 +43,12 @@ struct Call {
     error: Option<String>,
 }
 
-/// A recorded call.
+/// Identifies a recorded call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallNumber(u64);
 
 impl FlightRecorder {
-    /// A recorder that has recorded nothing.
+    /// Creates an empty recorder.
     #[expect(clippy::new_without_default, reason = "it begins to count time")]
     pub fn new() -> Self {
         let begin_unix =
@@ -56,7 +56,7 @@ impl FlightRecorder {
         Self { begin: Instant::now(), begin_unix, calls: Mutex::default() }
     }
 
-    /// A rank has issued a call in a group.
+    /// Records that a rank has issued a call in a group.
     pub fn issue(&self, rank: Rank, group: &[Rank], call: &Fingerprint) -> CallNumber {
         let group = group.iter().map(|rank| rank.0).collect();
         let (call, issued) = (call.to_string(), self.now());
@@ -70,19 +70,20 @@ impl FlightRecorder {
         CallNumber(calls.first + calls.kept.len() as u64 - 1)
     }
 
-    /// It begins to talk to the others.
+    /// Records that the call begins to communicate with the other ranks.
     pub fn begin(&self, number: CallNumber) {
         let now = self.now();
         self.change(number, |call| call.begun = Some(now));
     }
 
-    /// It has ended.
+    /// Records that the call has ended, and its error, if any.
     pub fn end(&self, number: CallNumber, error: Option<String>) {
         let now = self.now();
         self.change(number, |call| (call.ended, call.error) = (Some(now), error));
     }
 
-    /// The call that was issued last and has not ended; or else the last one. Of a rank if one is named.
+    /// The most recently issued call that has not ended; if all have ended, the most recent one. Considers only the
+    /// calls of `rank` if given. `None` if no call is recorded.
     pub fn last(&self, rank: Option<Rank>) -> Option<String> {
         let calls = lock(&self.calls);
         let of_rank = || calls.kept.iter().rev().filter(|call| rank.is_none_or(|rank| rank.0 == call.rank));
@@ -90,10 +91,10 @@ impl FlightRecorder {
         open.or_else(|| of_rank().next()).map(|call| call.call.clone())
     }
 
-    /// Writes what is kept, a JSON object per line, the oldest first.
+    /// Writes the recorded calls, one JSON object per line, oldest first.
     ///
     /// # Errors
-    /// Those of `to`.
+    /// The errors of `to`.
     pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         let calls = lock(&self.calls);
         for call in &calls.kept {
@@ -105,7 +106,7 @@ impl FlightRecorder {
 
     fn change(&self, CallNumber(number): CallNumber, change: impl FnOnce(&mut Call)) {
         let mut calls = lock(&self.calls);
-        // It may be forgotten by now.
+        // The call may have been dropped already.
         let place = number.checked_sub(calls.first).and_then(|place| usize::try_from(place).ok());
         if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
             change(call);

@@ -11,7 +11,7 @@ use fsdp_core::comm::CommError;
 use crate::link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, place, scatter};
 use crate::monitor::Monitor;
 
-/// A message on its way.
+/// A message that has been sent but not received.
 struct Message {
     header: Header,
     bytes: Vec<u8>,
@@ -19,10 +19,10 @@ struct Message {
 
 #[derive(Default)]
 struct State {
-    /// By channel, sender and receiver.
+    /// Keyed by channel, sender and receiver.
     boxes: BTreeMap<(u64, Rank, Rank), VecDeque<Message>>,
     closed: BTreeSet<(u64, Rank)>,
-    /// Bytes without headers.
+    /// Bytes sent by each rank, without headers.
     sent_bytes: BTreeMap<Rank, u64>,
     alarm: Option<CommError>,
 }
@@ -30,13 +30,13 @@ struct State {
 struct Office {
     state: Monitor<State>,
     timeout: Duration,
-    /// By rank: channels that it has used.
+    /// Number of channels used, by rank.
     channels: Vec<AtomicU64>,
-    /// The alarm of a world that is larger than this process.
+    /// The alarm of the larger world, if this process holds only some of its ranks.
     outer: Option<Arc<dyn Alarm>>,
 }
 
-/// How often somebody who waits asks the alarm of a larger world, which can not wake it.
+/// How often a waiting thread polls the alarm of a larger world, which cannot wake it.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Alarm for Office {
@@ -53,7 +53,7 @@ impl Alarm for Office {
     }
 }
 
-/// The connections of a world whose ranks are threads.
+/// The links of a world whose ranks are threads.
 #[derive(Clone)]
 pub struct InMemoryLinks {
     office: Arc<Office>,
@@ -61,20 +61,20 @@ pub struct InMemoryLinks {
 }
 
 impl InMemoryLinks {
-    /// Connections among `ranks` ranks; nobody waits longer than `timeout` for a message.
+    /// Creates links among `ranks` ranks; no receive waits longer than `timeout`.
     pub fn new(ranks: usize, timeout: Duration) -> Self {
         Self::within(ranks, timeout, None)
     }
 
-    /// As [`InMemoryLinks::new`]. Where they are those of some ranks of a larger world, they fail with it: `outer` is its
-    /// alarm.
+    /// Like [`InMemoryLinks::new`], for some ranks of a larger world: if its alarm `outer` is raised, the links fail
+    /// too.
     pub(crate) fn within(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
         let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
         let office = Office { state: Monitor::default(), timeout, channels, outer };
         Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
     }
 
-    /// The ends of `rank`. Links of different `channel`s are independent of each other.
+    /// Creates the link of `rank` on `channel`. Different channels are independent.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
         Box::new(InMemoryLink::new(self.office.clone(), channel, rank, self.members.clone()))
     }
@@ -120,7 +120,7 @@ impl InMemoryLink {
         Ok(())
     }
 
-    /// The next message of a member; `None` after the time limit.
+    /// Waits for the next message of a member; returns `None` after the time limit.
     fn next(&self, from: usize) -> Result<Option<Message>, CommError> {
         let (rank, to) = (self.members[from], self.world_rank());
         let begin = Instant::now();

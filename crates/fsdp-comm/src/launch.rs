@@ -1,7 +1,7 @@
 //! The launcher contract: how the ranks of a world are started.
 //!
-//! A trainer does not know whether its ranks are threads or processes, or what memory they have. It gives a
-//! launcher the code of one rank; the launcher runs it once per rank and hands each one its [`Seat`].
+//! A trainer does not know whether its ranks are threads or processes, nor what memory they use. It hands the code of
+//! one rank to a launcher, which runs it once per rank, each with its own [`Seat`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use fsdp_core::{Error, Memory, Rank};
 
 use crate::assembly::{Assembly, InMemoryAssembly};
 
-/// What a rank is given to start with.
+/// The memory and communicators with which a rank starts.
 pub struct Seat<M: Memory> {
     /// The rank.
     pub rank: Rank,
@@ -23,15 +23,15 @@ pub struct Seat<M: Memory> {
     pub reductions: Comm<M>,
 }
 
-/// Makes the memory of a rank in a world of a size.
+/// Creates the memory of a rank, given the rank and the world size.
 pub type MakeMemory<M> = dyn Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync;
 
-/// Why a launch failed.
+/// The failure of a launch.
 #[derive(Debug)]
 pub struct LaunchFailure<E> {
     /// The first rank that failed.
     pub rank: Rank,
-    /// How.
+    /// Why it failed.
     pub reason: FailureReason<E>,
 }
 
@@ -42,11 +42,11 @@ pub enum FailureReason<E> {
     Error(E),
     /// It panicked with this message.
     Panic(String),
-    /// It reported nothing itself: it never arrived in a collective, or gave one up.
+    /// It reported no error itself, but its communication failed: it never joined a collective, or dropped one.
     Comm(CommError),
     /// Its thread or process could not be started.
     Spawn(std::io::Error),
-    /// Its device, or its communicators, could not be made ready.
+    /// Its device or its communicators could not be set up.
     Setup(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -67,17 +67,17 @@ pub trait Launcher {
     /// The memory of every rank.
     type Memory: Memory;
 
-    /// How many ranks of a world of this size share the memory of this machine.
+    /// Number of ranks, in a world of `world` ranks, that share the host memory of this machine.
     fn ranks_on_machine(&self, world: usize) -> usize {
         world
     }
 
-    /// The assembly of the next world, which will have this many ranks.
+    /// The assembly of the next world, which will have `world` ranks.
     fn assemble(&self, world: usize) -> Arc<dyn Assembly> {
         Arc::new(InMemoryAssembly::new(world))
     }
 
-    /// Runs `body` on those ranks of a world of this size that this process holds, and returns their results in rank
+    /// Runs `body` on those ranks of a world of `world` ranks that this process holds; returns their results in rank
     /// order.
     ///
     /// # Errors

@@ -1,16 +1,17 @@
-//! What communicators share: how ranks are launched and meet, collective algorithms over links, and the conformance
-//! suite.
+//! Shared parts of the communicators: launching ranks, rendezvous, collective algorithms over links, and the
+//! conformance suite.
 //!
-//! - [`launch`]: what a trainer asks of whoever starts its ranks.
-//! - [`threads`]: ranks that are threads, and the communicator between them; [`ranks`], how every launcher runs its own.
-//! - [`rendezvous`]: where calls of ranks of one process meet, for every communicator between threads.
-//! - [`assembly`]: what ranks tell each other beside collectives.
+//! - [`launch`]: the contract between a trainer and its launcher.
+//! - [`threads`]: ranks that are threads, and the communicator between them; [`ranks`]: how launchers run their own
+//!   ranks.
+//! - [`rendezvous`]: where the calls of ranks of one process meet, for every communicator between threads.
+//! - [`assembly`]: what ranks communicate besides collectives.
 //! - [`process`]: worlds of several processes.
-//! - [`conformance`]: what every implementation of [`Communicator`](fsdp_core::comm::Communicator) must do,
-//!   as plain functions over a [`Launcher`](launch::Launcher).
+//! - [`conformance`]: the requirements on every implementation of [`Communicator`](fsdp_core::comm::Communicator), as
+//!   plain functions over a [`Launcher`](launch::Launcher).
 //! - [`Link`]: messages between pairs of ranks; [`InMemoryLinks`] between ranks of one process.
-//! - [`LinkComm`]: a communicator over links, for any memory; `algorithms.rs` has all-gather, reduce-scatter, all-reduce and
-//!   broadcast of bytes over a link.
+//! - [`LinkComm`]: a communicator over links, for any memory; `algorithms.rs` implements all-gather, reduce-scatter,
+//!   all-reduce and broadcast of bytes over a link.
 #![forbid(unsafe_code)]
 
 pub mod assembly;

@@ -1,9 +1,10 @@
 //! A communicator over links, for any memory.
 //!
-//! A start hands the buffers to this communicator's own thread, which talks to the other ranks; waiting takes them back. So
-//! collectives are in flight while the rank computes, those of one communicator in issue order, those of different
-//! communicators independently. Buffers in the host's memory are sent and received as they lie there. The data of others is
-//! copied once on its way out and once on its way in: right for tests, not for devices with links of their own.
+//! Starting a collective hands its buffers to the communicator's own thread, which communicates with the other ranks;
+//! waiting takes the buffers back. Collectives thus overlap with computation: those of one communicator run in issue
+//! order, those of different communicators independently. Buffers in host memory are sent and received in place. Data
+//! in other memories is copied once on the way out and once on the way in, which is fine for tests but not for devices
+//! with their own interconnect.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -19,19 +20,19 @@ use crate::link::{Alarm, Link};
 use crate::session::Session;
 use crate::staging::{self, Carried};
 
-/// How often somebody who waits looks whether the world has failed.
+/// How often a waiting thread checks whether the world has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the thread of the links may take to come back when the world has failed.
+/// How long the link's thread may take to return after the world has failed.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 
 /// Work for the thread that owns the link.
 type Job = Box<dyn FnOnce(&mut dyn Link, &mut Vec<u8>) + Send>;
 
-/// What the thread brings back.
+/// What the link's thread returns.
 type Outcome<M> = Result<Carried<M>, CommError>;
 
-/// One rank's handle of a group that is connected by links.
+/// One rank's handle of a group connected by links.
 pub struct LinkComm {
     jobs: Sender<Job>,
     rank: usize,
@@ -41,18 +42,18 @@ pub struct LinkComm {
 }
 
 impl LinkComm {
-    /// The group of a link, whose calls nobody asks for afterwards.
+    /// Creates the communicator of a link's group; its calls are recorded, but the record is not accessible.
     ///
     /// # Errors
-    /// As [`LinkComm::recorded`].
+    /// The errors of [`LinkComm::recorded`].
     pub fn new(link: Box<dyn Link>) -> Result<Self, CommError> {
         Self::recorded(link, Arc::new(FlightRecorder::new()))
     }
 
-    /// The group of a link, whose calls and those of its subgroups are recorded.
+    /// Creates the communicator of a link's group; its calls and those of its subgroups go to `recorder`.
     ///
     /// # Errors
-    /// [`CommError::Transport`] when its thread can not be started.
+    /// [`CommError::Transport`] if its thread cannot be started.
     pub fn recorded(mut link: Box<dyn Link>, recorder: Arc<FlightRecorder>) -> Result<Self, CommError> {
         let (rank, members, alarm) = (link.rank(), link.members().to_vec(), link.alarm());
         let (jobs, queue) = mpsc::channel::<Job>();
@@ -68,7 +69,8 @@ impl LinkComm {
         Ok(Self { jobs, rank, members, alarm, recorder })
     }
 
-    /// Runs `talk`, which is a call, on the thread of the link; where its result arrives. A failure raises the alarm.
+    /// Runs `talk`, which performs `call`, on the link's thread; returns the receiver of its result. A failure raises
+    /// the alarm.
     fn submit<T: Send + 'static>(
         &self,
         call: Fingerprint,
@@ -86,7 +88,7 @@ impl LinkComm {
             let result = talk(&mut Session::new(link, call, scratch));
             let result = result.inspect_err(|error| alarm.raise(error.clone()));
             recorder.end(number, result.as_ref().err().map(CommError::to_string));
-            // Nobody listens any more when the collective was given up, which raised the alarm.
+            // The receiver is gone if the collective was abandoned, which raised the alarm.
             drop(sender.send(result));
         });
         self.jobs.send(job).map_err(|_| self.thread_ended())?;
@@ -99,8 +101,8 @@ impl LinkComm {
     }
 }
 
-/// What the thread of the links brings back; `None` if it has ended. When the world has failed and it is stuck (MPI can not
-/// be told to give memory back), the failure is the outcome: the thread keeps the bytes that it works on.
+/// The result from the link's thread; `None` if the thread has ended. If the world has failed and the thread is stuck
+/// (MPI cannot be made to give memory back), returns the failure; the thread keeps the buffers it works on.
 fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Option<Result<T, CommError>> {
     let mut failed: Option<Instant> = None;
     loop {
@@ -116,7 +118,7 @@ fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Op
     }
 }
 
-/// Talks to the other ranks of a call.
+/// Performs a call with the other ranks.
 fn run<M: Memory>(
     session: &mut Session<'_>,
     call: Fingerprint,
@@ -200,7 +202,7 @@ impl<M: Memory> Communicator<M> for LinkComm {
     }
 }
 
-/// A collective that the thread of the links works on, or has finished.
+/// A collective that the link's thread is running or has finished.
 struct Flight<M: Memory> {
     results: Receiver<Outcome<M>>,
     arrived: Option<Outcome<M>>,

@@ -1,5 +1,5 @@
-//! Links for a process that holds several ranks: they talk to each other through memory, and to the ranks of other processes
-//! over another transport.
+//! Links for a process that holds several ranks: they communicate through memory among themselves, and over another
+//! transport with the ranks of other processes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use fsdp_core::comm::CommError;
 use crate::in_memory::InMemoryLinks;
 use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing};
 
-/// Makes the link of a channel for a rank of this process.
+/// Creates the link of a rank of this process on a channel.
 pub type MakeLink = dyn Fn(u64, Rank) -> Box<dyn Link> + Send + Sync;
 
-/// Links of a world of which `local` ranks are in this process, where `far` connects all; nobody waits longer than
-/// `timeout` for a message.
+/// Links of a world in which this process holds the ranks `local`; `far` connects all ranks. No receive waits longer
+/// than `timeout`.
 pub fn near_links(
     far: Arc<MakeLink>,
     local: Range<usize>,
@@ -67,8 +67,8 @@ impl Link for NearLink {
             true => (Some(come), None),
             false => (None, Some(come)),
         });
-        // In this order nobody waits for somebody who waits for it: what goes through memory is sent without waiting, and
-        // whoever is sent something over the far link takes it before it waits for memory.
+        // This order avoids deadlock: sending through memory never blocks, and every rank finishes its exchange over
+        // the far link before it waits for memory.
         let no = || Ok(Exchanged::Done);
         near_out.map_or_else(no, |out| self.near.exchange(Some(out), None))?;
         if far_out.is_some() || far_in.is_some() {

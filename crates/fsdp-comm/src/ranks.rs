@@ -1,4 +1,4 @@
-//! Ranks as threads of a process, from their start to the report of how they ended. Every launcher starts them here.
+//! Runs the ranks of a process as threads, from their start to the report of their results. Used by every launcher.
 
 use std::any::Any;
 use std::fmt;
@@ -11,11 +11,11 @@ use fsdp_core::Rank;
 use crate::launch::{FailureReason, LaunchFailure};
 use crate::rendezvous::Failure;
 
-/// Runs `body` for each of the ranks `here` on a thread of its own, with so much stack; what each has returned, in rank
-/// order. A panic is caught. When a rank has ended, or could not be started, `ended` is told at once, and why if it failed:
-/// it has to tell the other ranks.
+/// Runs `body` for each of the ranks `here` on its own thread with `stack_bytes` of stack; returns the results in rank
+/// order. Panics are caught. As soon as a rank has ended, or could not be started, `ended` is called with the failure,
+/// if any: it must notify the other ranks.
 ///
-/// A thread can not be stopped from outside, so this returns when every body has.
+/// A thread cannot be stopped from outside, so this returns when every body has.
 pub fn run_ranks<T: Send, E: fmt::Display + Send>(
     here: Range<usize>,
     stack_bytes: usize,
@@ -49,8 +49,8 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// What a launch of the ranks `here` returns: their results, or the failure of the rank that failed first in the world. If
-/// that one is of another process, the first that failed here.
+/// Returns the results of the ranks `here`, or the failure of the rank that failed first in the world. If that rank is
+/// in another process, returns the failure of the lowest rank here.
 ///
 /// # Errors
 /// [`LaunchFailure`].

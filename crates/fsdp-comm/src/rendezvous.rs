@@ -1,11 +1,12 @@
-//! Where the calls of the ranks of a process meet: who has entered which collective, who is late, and what failed first.
+//! Where the calls of the ranks of a process meet: which rank has entered which collective, which is late, and what
+//! failed first.
 //!
-//! Plain data, which knows no memory, link or library. Each communicator between threads keeps a [`Rendezvous`] behind its
-//! lock (that between threads, and that over NCCL), so that all of them compare calls, find who is to blame
-//! and end a world in the same way. A process among others [reports](Table::report) its calls, and the leader
-//! [judges](judge()) the reports of all.
+//! Plain data, independent of memories, links and libraries. Every communicator between threads (the one in memory, the
+//! one over NCCL) keeps a [`Rendezvous`] under its lock, so that all of them compare calls, find the culprit and end a
+//! world in the same way. In a world of several processes, each process [reports](Table::report) its calls, and the
+//! leader [judges](judge()) all reports.
 //!
-//! How processes find each other is another rendezvous, `process/rendezvous.rs`.
+//! The rendezvous of processes at startup is another one: `process/rendezvous.rs`.
 
 mod group;
 mod judge;
@@ -27,24 +28,24 @@ pub use report::Report;
 pub use table::{Seat, Table};
 pub(crate) use waits::{Wait, overdue, stuck};
 
-/// The rank to blame, and what every call returns from now on.
+/// A failure of the world.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The rank to blame.
     pub culprit: Rank,
-    /// What every call of every rank returns from now on.
+    /// The error that every call of every rank returns from now on.
     pub error: CommError,
 }
 
 impl Failure {
-    /// `rank` reported or met `reason`.
+    /// A failure that `rank` reported or met.
     pub fn of_rank(rank: Rank, reason: String) -> Self {
         Self { culprit: rank, error: CommError::PeerFailed { rank, reason } }
     }
 }
 
-/// The calls of the ranks of a process, the first failure, and the time as far as this process ran. `E` is what tells when
-/// a call that was issued has ended.
+/// The calls of the ranks of a process, the first failure, and the running time of the process. `E` is an event that
+/// tells when an issued call has ended.
 #[derive(Debug)]
 pub struct Rendezvous<E> {
     /// The calls.
@@ -56,18 +57,18 @@ pub struct Rendezvous<E> {
 }
 
 impl<E> Rendezvous<E> {
-    /// The ranks `here`, of which none waits for longer than `limit`.
+    /// Creates the rendezvous of the ranks `here`, none of which may wait for longer than `limit`.
     pub fn new(here: Range<usize>, limit: Duration) -> Self {
         let (table, clock) = (Table::new(here), RunClock::new(limit));
         Self { table, failure: None, limit, start: Instant::now(), clock }
     }
 
-    /// The time as far as this process ran.
+    /// The current time, excluding periods in which the process was stopped.
     pub fn now(&mut self) -> Instant {
         self.start + self.clock.at(self.start.elapsed())
     }
 
-    /// How long whoever waits may sleep between two looks.
+    /// How long a waiting thread may sleep between two checks.
     pub fn interval(&self) -> Duration {
         self.clock.interval()
     }
@@ -77,7 +78,7 @@ impl<E> Rendezvous<E> {
         self.limit
     }
 
-    /// The place of `rank` in a group; see [`Table::seat`].
+    /// The seat of `rank` in a group; see [`Table::seat`].
     pub fn seat(&mut self, group: &Group, rank: Rank, shares: Option<Seat>) -> Seat {
         let now = self.now();
         self.table.seat(group, rank, shares, now)
@@ -86,7 +87,7 @@ impl<E> Rendezvous<E> {
     /// Enters a rank into its next call.
     ///
     /// # Errors
-    /// The failure of the world, or that this call differs from another rank's.
+    /// The failure of the world, or the difference between this call and another rank's.
     pub fn enter(&mut self, seat: Seat, call: Fingerprint) -> Result<Position, Failure> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -95,24 +96,26 @@ impl<E> Rendezvous<E> {
         self.table.enter(seat, call, now).map_err(|error| Failure { culprit: self.table.rank(seat), error })
     }
 
-    /// Notes that a call has ended on a rank.
+    /// Records that a call has ended on a rank.
     pub fn end_call(&mut self, seat: Seat, position: Position) {
         let now = self.now();
         self.table.end_call(seat, position, now);
     }
 
-    /// The first failure, if there is one.
+    /// The first failure; `None` if there is none.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
+    /// Fails if the world has failed.
+    ///
     /// # Errors
     /// The first failure, as every call returns it.
     pub fn check(&self) -> Result<(), CommError> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(failure.error.clone()))
     }
 
-    /// Notes a failure; whether it is the first.
+    /// Records a failure; returns whether it is the first.
     pub fn fail(&mut self, failure: Failure) -> bool {
         if self.failure.is_some() {
             return false;

@@ -1,8 +1,8 @@
 //! A collective over a link: every message carries the fingerprint of its call.
 //!
-//! Ranks that meet with different calls thus find out with the first message between them, instead of adding
-//! what does not belong together. A message is the fingerprint, little-endian (sequence, unit, elements: eight
-//! bytes each; the root of a broadcast: four; kind, purpose, dtype: one each), then the data.
+//! Ranks that meet with different calls thus detect it with their first message, instead of adding unrelated data. A
+//! message is the fingerprint, little-endian (sequence, unit, elements: eight bytes each; root of a broadcast: four
+//! bytes; kind, purpose, dtype: one byte each), followed by the data.
 
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, Purpose, ReduceOp};
 use fsdp_core::wrap::UnitId;
@@ -12,7 +12,7 @@ use crate::link::{Exchanged, Header, Incoming, Link, Outgoing};
 
 const NO_UNIT: u64 = u64::MAX;
 
-/// The root in a header is 0 for kinds that have none.
+/// For other kinds, the root in the header is 0.
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter(ReduceOp::Sum),
@@ -34,7 +34,7 @@ const PURPOSES: [Purpose; 6] = [
 const DTYPES: [DType; 7] =
     [DType::F32, DType::F64, DType::Bf16, DType::U32, DType::I64, DType::U8, DType::F16];
 
-/// One call of one rank.
+/// One call of one rank over a link.
 pub(crate) struct Session<'a> {
     link: &'a mut dyn Link,
     call: Fingerprint,
@@ -43,17 +43,18 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// The messages of `call` over `link`. New memory costs more than what is done in it, so `scratch` is kept from call to call.
+    /// Creates the session of `call` over `link`. Allocating memory costs more than the work done in it, so `scratch`
+    /// is reused from call to call.
     pub(crate) fn new(link: &'a mut dyn Link, call: Fingerprint, scratch: &'a mut Vec<u8>) -> Self {
         Self { link, call, header: encode(call), scratch }
     }
 
-    /// What carries the messages.
+    /// The link.
     pub(crate) fn link(&self) -> &dyn Link {
         &*self.link
     }
 
-    /// Does something with memory of this length, whose contents are unspecified.
+    /// Calls `work` with scratch memory of this length, whose contents are unspecified.
     pub(crate) fn with_scratch<T>(
         &mut self,
         len_bytes: usize,
@@ -61,7 +62,7 @@ impl<'a> Session<'a> {
     ) -> T {
         let mut scratch = std::mem::take(self.scratch);
         if scratch.len() < len_bytes {
-            // What is in it need not be copied.
+            // A fresh buffer, because the old contents need not be copied.
             scratch = vec![0; len_bytes];
         }
         let result = work(self, &mut scratch[..len_bytes]);
@@ -69,7 +70,7 @@ impl<'a> Session<'a> {
         result
     }
 
-    /// This rank's place in the group.
+    /// This rank's position in the group.
     pub(crate) fn rank(&self) -> usize {
         self.link.rank()
     }
@@ -79,11 +80,11 @@ impl<'a> Session<'a> {
         self.link.members().len()
     }
 
-    /// Sends data to a rank, `outgoing.0`, and receives data from one, `incoming.0`, at the same time.
+    /// Sends data to the rank `outgoing.0`, and receives data from the rank `incoming.0`, at the same time.
     ///
     /// # Errors
-    /// As [`Link::exchange`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] when the other
-    /// rank sent it for another call; [`CommError::Transport`] when the length differs.
+    /// The errors of [`Link::exchange`]; [`CommError::Missing`] after the time limit; [`CommError::Mismatch`] if the
+    /// message belongs to another call; [`CommError::Transport`] if its length differs.
     pub(crate) fn exchange(
         &mut self,
         outgoing: Option<(usize, &[&[u8]])>,
@@ -111,7 +112,7 @@ impl<'a> Session<'a> {
     /// Sends data to another rank.
     ///
     /// # Errors
-    /// As [`Session::exchange`].
+    /// The errors of [`Session::exchange`].
     pub(crate) fn send(&mut self, to: usize, data: &[u8]) -> Result<(), CommError> {
         self.exchange(Some((to, &[data])), None)
     }
@@ -119,7 +120,7 @@ impl<'a> Session<'a> {
     /// Receives data from another rank.
     ///
     /// # Errors
-    /// As [`Session::exchange`].
+    /// The errors of [`Session::exchange`].
     pub(crate) fn receive(&mut self, from: usize, data: &mut [u8]) -> Result<(), CommError> {
         self.exchange(None, Some((from, &mut [data])))
     }
@@ -141,7 +142,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A call as bytes.
+/// Encodes a call as a header.
 pub(crate) fn encode(call: Fingerprint) -> Header {
     fn index<T: PartialEq>(table: &[T], value: T) -> u8 {
         table.iter().position(|entry| *entry == value).expect("the tables list every variant") as u8
@@ -162,7 +163,7 @@ pub(crate) fn encode(call: Fingerprint) -> Header {
     header
 }
 
-/// The call of these bytes; `None` when they are of no call.
+/// Decodes a header; `None` if it is not the header of a call.
 pub(crate) fn decode(header: &Header) -> Option<Fingerprint> {
     let number = |place: usize| header[8 * place..].first_chunk().copied().map(u64::from_le_bytes);
     let unit = number(1)?;

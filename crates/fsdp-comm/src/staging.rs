@@ -1,7 +1,7 @@
-//! The bytes of buffers: where they lie in the host's memory, or copies there.
+//! Access to the bytes of buffers: in place if they are in host memory, as copies otherwise.
 //!
-//! Bytes are little-endian in the buffer's own dtype. Host slices have no bf16 or f16: such buffers are read as
-//! `f32`, which is exact, and the lower halves, all zero, are left away.
+//! Bytes are little-endian in the buffer's own dtype. Host slices do not support bf16 and f16: such buffers are
+//! transferred as `f32`, which is exact, and narrowed.
 
 use std::ops::Range;
 
@@ -17,11 +17,11 @@ use crate::sums;
 #[cfg(target_endian = "big")]
 compile_error!("elements are sent as they lie in memory, which is little-endian");
 
-/// The buffers of a call, and the bytes that stand for them while it is under way.
+/// The buffers of a call, and their bytes while the call is in flight.
 pub(crate) struct Carried<M: Memory> {
     buffers: Completed<M::Buffer>,
     kind: CollectiveKind,
-    /// Of buffers that do not lie in the host's memory.
+    /// Copies of the data; `None` if all buffers are in host memory.
     copies: Option<Copies>,
 }
 
@@ -31,7 +31,8 @@ struct Copies {
 }
 
 impl<M: Memory> Carried<M> {
-    /// What the rank at place `rank` of `size` brings to a call: what it gives, as it is added, and room for what it receives.
+    /// Prepares the buffers of the rank at position `rank` of `size` for a call: its input, scaled for an average, and
+    /// space for its output.
     pub(crate) fn new(
         memory: &M,
         call: Fingerprint,
@@ -41,7 +42,7 @@ impl<M: Memory> Carried<M> {
     ) -> Result<Self, Error> {
         let kind = call.kind;
         let scatters = matches!(kind, CollectiveKind::ReduceScatter(_));
-        // What is gathered is only read, and then let go: others may read it too.
+        // Inputs of an all-gather are only read, then dropped; they may have other readers.
         let gathered = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
         let lies_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
         let copies = if lies_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
@@ -57,7 +58,7 @@ impl<M: Memory> Carried<M> {
         Ok(carried)
     }
 
-    /// What is moved, buffer by buffer; and of a reduce-scatter, where this rank's sums go.
+    /// The data that the algorithm works on, per buffer; and, for a reduce-scatter, where this rank's sums go.
     pub(crate) fn bytes(&mut self) -> (Vec<&mut [u8]>, Vec<&mut [u8]>) {
         let lent = |buffer| M::host_bytes_mut(buffer).and_then(Result::ok).expect("it was lent before");
         match (&mut self.copies, self.kind) {
@@ -70,7 +71,7 @@ impl<M: Memory> Carried<M> {
         }
     }
 
-    /// The buffers, with what the call has made of them, on `queue`.
+    /// Returns the buffers with the results of the call, ready on `queue`.
     pub(crate) fn back(self, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let mut buffers = self.buffers;
         let Some(Copies { moved, sums }) = self.copies else {
@@ -85,7 +86,7 @@ impl<M: Memory> Carried<M> {
     }
 }
 
-/// Whether all buffers lie in the host's memory; those that are to be written have storage then.
+/// Whether all buffers are in host memory; if so, they have storage and can be written.
 fn in_host<M: Memory>(buffers: &mut [M::Buffer]) -> Result<bool, Error> {
     for buffer in buffers {
         match M::host_bytes_mut(buffer) {
@@ -123,13 +124,13 @@ impl Copies {
 
 /// The bytes of several buffers, one after the other, each aligned for its elements.
 pub(crate) struct Wire {
-    /// Words, so that elements of every dtype are aligned.
+    /// Words of 8 bytes, so that elements of every dtype are aligned.
     words: Vec<u64>,
     segments: Vec<Range<usize>>,
 }
 
 impl Wire {
-    /// Zeros for buffers of these lengths in bytes.
+    /// Zeros for buffers of these lengths, in bytes.
     pub(crate) fn new(lens_bytes: impl Iterator<Item = usize>) -> Self {
         let mut end = 0;
         let place = |len: usize| {
@@ -141,7 +142,7 @@ impl Wire {
         Self { words: vec![0; end / size_of::<u64>()], segments }
     }
 
-    /// The bytes of buffers, after all earlier work of `queue`.
+    /// Copies the contents of buffers, after all earlier work on `queue`.
     pub(crate) fn read<M: Memory>(memory: &M, queue: Queue, buffers: &[M::Buffer]) -> Result<Self, Error> {
         let mut wire = Self::new(buffers.iter().map(len_bytes));
         for (buffer, bytes) in buffers.iter().zip(wire.segments_mut()) {
@@ -168,12 +169,12 @@ impl Wire {
     }
 }
 
-/// What belongs to each of `ranks` ranks: an equal share of each buffer.
+/// Splits each buffer into `ranks` equal shares; returns the shares of each rank.
 pub(crate) fn parts(buffers: Vec<&mut [u8]>, ranks: usize) -> Vec<Part<'_>> {
     let mut parts: Vec<Part<'_>> = (0..ranks).map(|_| Vec::new()).collect();
     for bytes in buffers {
         let share = bytes.len() / ranks;
-        // An empty buffer has empty shares, which `chunks` would leave out.
+        // An empty buffer has empty shares, which `chunks` would omit.
         let mut rest = bytes;
         for part in &mut parts {
             part.push(rest.split_off_mut(..share).expect("shares are equal"));
@@ -182,12 +183,12 @@ pub(crate) fn parts(buffers: Vec<&mut [u8]>, ranks: usize) -> Vec<Part<'_>> {
     parts
 }
 
-/// Bytes of a buffer's elements.
+/// Length of a buffer's elements in bytes.
 pub(crate) fn len_bytes(buffer: &impl Buffer) -> usize {
     buffer.len() * buffer.dtype().size_bytes()
 }
 
-/// Writes the elements of a whole buffer to `bytes`, which are aligned for them, after all earlier work of `queue`.
+/// Copies a whole buffer into `bytes`, which must be aligned for its elements, after all earlier work on `queue`.
 pub(crate) fn read<M: Memory>(
     memory: &M,
     queue: Queue,
@@ -210,7 +211,7 @@ pub(crate) fn read<M: Memory>(
     }
 }
 
-/// Reads elements that host slices do not have, as the `f32` that hold them.
+/// Reads elements that host slices do not support, as `f32`, and narrows them.
 fn read_narrow<M: Memory, E: Pod>(
     memory: &M,
     queue: Queue,
@@ -225,7 +226,7 @@ fn read_narrow<M: Memory, E: Pod>(
     Ok(())
 }
 
-/// The opposite of [`read_narrow`].
+/// The inverse of [`read_narrow`].
 fn write_narrow<M: Memory, E: Pod>(
     memory: &M,
     queue: Queue,
@@ -238,7 +239,7 @@ fn write_narrow<M: Memory, E: Pod>(
     memory.write(queue, HostSlice::F32(&host), dst)
 }
 
-/// Fills a whole buffer from bytes, which are aligned for its elements, on `queue`.
+/// Fills a whole buffer from `bytes`, which must be aligned for its elements, on `queue`.
 pub(crate) fn write<M: Memory>(
     memory: &M,
     queue: Queue,

@@ -1,14 +1,14 @@
-//! Adding and scaling arrays of elements that are kept as little-endian bytes.
+//! Adds and scales arrays of elements stored as little-endian bytes.
 
 use fsdp_core::DType;
 
 use half::{bf16, f16};
 
 /// `sum[i] += other[i]` for elements of `dtype`: bf16 and f16 are added in `f32` and rounded, integers wrap. The
-/// additions commute, so it does not matter which operand is the left one.
+/// additions commute, so the order of the two operands does not matter.
 ///
 /// # Panics
-/// When the lengths differ or are not whole elements.
+/// Panics if the lengths differ or are not a multiple of the element size.
 pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     assert_eq!(sum.len(), other.len(), "both operands of a sum have the same length");
     assert!(sum.len().is_multiple_of(dtype.size_bytes()), "operands are whole elements");
@@ -29,10 +29,11 @@ pub(crate) fn add(dtype: DType, sum: &mut [u8], other: &[u8]) {
     }
 }
 
-/// `elements[i] *= factor` for floats of `dtype`, to which the factor is rounded: bf16 and f16 are multiplied in `f32` and rounded.
+/// `elements[i] *= factor` for floats of `dtype`, to which the factor is rounded first: bf16 and f16 are multiplied in
+/// `f32` and rounded.
 ///
 /// # Panics
-/// When the elements are integers, or not whole.
+/// Panics if the elements are integers, or if the length is not a multiple of the element size.
 pub(crate) fn scale(dtype: DType, factor: f64, elements: &mut [u8]) {
     assert!(elements.len().is_multiple_of(dtype.size_bytes()), "whole elements are scaled");
     match dtype {
@@ -90,13 +91,14 @@ mod tests {
         };
         check(DType::F32, 7f32.to_le_bytes().into(), &(7.0 * (1.0 / 3.0) as f32).to_le_bytes());
         check(DType::F64, 7f64.to_le_bytes().into(), &(7.0 * (1.0 / 3.0f64)).to_le_bytes());
-        // A third is 0.333984375 in bf16: of 130 that makes 43.418, where a third of 130 is next to 43.25.
+        // A third is 0.333984375 in bf16: times 130 this is 43.418, while an exact third of 130 is nearest to 43.25.
         let bf16 = |value| bf16::from_f32(value).to_le_bytes();
         check(DType::Bf16, bf16(1.0).into(), &bf16(171.0 / 512.0));
         check(DType::Bf16, bf16(1.5).into(), &bf16(0.5));
         check(DType::Bf16, bf16(255.0).into(), &bf16(85.0));
         check(DType::Bf16, bf16(130.0).into(), &bf16(43.5));
-        // A third is 0.333251953125 in f16: of 1532 that makes 510.54, where a third of 1532 is next to 510.75.
+        // A third is 0.333251953125 in f16: times 1532 this is 510.54, while an exact third of 1532 is nearest to
+        // 510.75.
         let f16 = |value| f16::from_f32(value).to_le_bytes();
         check(DType::F16, f16(1532.0).into(), &f16(510.5));
     }

@@ -1,17 +1,17 @@
 //! Links over TCP, for ranks in different processes.
 //!
-//! Every channel has a connection of its own between two ranks, made when it is first used: so collectives of
-//! different communicators do not wait for each other, the kernel's buffers receive while a rank computes, and bytes
-//! go from and to the slices of a collective without another copy. Of two ranks the later one connects.
+//! Every channel has its own connection between two ranks, established on first use: collectives of different
+//! communicators do not wait for each other, the kernel's buffers receive while a rank computes, and bytes move
+//! directly from and to the slices of a collective. The rank with the higher number connects.
 //!
-//! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::process::auth)),
-//! then the later rank says which channel it is. A message is its length without the header (8 bytes, little-endian), the
-//! header, and the data. Between processes that can read each other's memory, of a long message only the places of
-//! its data are sent (`direct.rs`).
+//! A connection begins with the proof that both ends know the token of this world (see [`auth`](crate::process::auth));
+//! then the connecting rank names the channel. A message is its length without the header (8 bytes, little-endian), the
+//! header, and the data. Between processes that can read each other's memory, a long message carries only the addresses
+//! of its data (`direct.rs`).
 //!
-//! When a connection ends, the peer has failed, or has ended because another rank did. Who was first is known to
-//! whoever watches the processes, so its alarm is waited for a moment before the peer is blamed. A rank that ends before
-//! it was ever connected is noticed only by whoever watches.
+//! When a connection ends, the peer has failed, or has ended because another rank did. The component that watches the
+//! processes knows the first failure, so its alarm gets a moment to report it before the peer is blamed. The end of a
+//! rank that was never connected is noticed only by that component.
 
 mod connection;
 mod direct;
@@ -37,22 +37,22 @@ pub use door::TcpDoor;
 
 use connection::{Connection, Name};
 
-/// What the connections of a process need to know of the world.
+/// The world as the connections of a process need to know it.
 pub struct TcpWorld {
-    /// By rank: where its process answers.
+    /// The addresses of each rank's process, by rank.
     pub addresses: Vec<Vec<SocketAddr>>,
-    /// What tells this world from those before and after it.
+    /// Distinguishes this world from those before and after it.
     pub generation: u64,
-    /// Where failures are told, and heard.
+    /// The alarm of the world: reports failures, and learns of them.
     pub alarm: Arc<dyn Alarm>,
-    /// How long a message is waited for.
+    /// Time limit for a message.
     pub timeout: Duration,
-    /// From how many bytes on (at least 1, everywhere the same) processes of one machine read messages from each other's
-    /// memory, where that is allowed.
+    /// Minimum length in bytes (at least 1, the same on all ranks) of messages that processes of one machine read from
+    /// each other's memory, where allowed; `None` disables it.
     pub direct_from: Option<u64>,
 }
 
-/// Shorter messages are sooner through the socket than word that they were read is back.
+/// Shorter messages pass through the socket faster than the acknowledgment of a direct read returns.
 pub(crate) const DIRECT_FROM: u64 = 32 << 10;
 
 /// The connections of the ranks of one process to all others.
@@ -63,15 +63,15 @@ pub struct TcpLinks {
 struct Shared {
     world: TcpWorld,
     token: Token,
-    /// Connections from outside that nobody uses yet.
+    /// Incoming connections that are not in use yet.
     arrived: Monitor<BTreeMap<Name, Connection>>,
-    /// By rank, of this process: channels that it has used.
+    /// Number of channels used, by rank; maintained for the ranks of this process.
     channels: Vec<AtomicU64>,
 }
 
 impl TcpLinks {
-    /// The ends of `rank`, which this process holds, of connections among all ranks. Links of different `channel`s are
-    /// independent of each other.
+    /// Creates the link to all ranks, on `channel`, of a `rank` that this process holds. Different channels are
+    /// independent.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
         let members = (0..self.shared.world.addresses.len()).map(Rank).collect();
         Box::new(TcpLink::new(self.shared.clone(), channel, rank, members))
@@ -84,7 +84,7 @@ struct TcpLink {
     channel: u64,
     rank: usize,
     members: Arc<[Rank]>,
-    /// By member.
+    /// By member; `None` before first use.
     connections: Vec<Option<Connection>>,
 }
 
@@ -106,7 +106,7 @@ impl TcpLink {
         Ok(self.connections[peer].is_some())
     }
 
-    /// The first failure of the world, or else that of the connection to a member.
+    /// The first failure of the world, or else the failure of the connection to a member.
     fn blame(&self, peer: usize, error: &std::io::Error) -> CommError {
         let rank = self.members[peer];
         let reason = match error.kind() {

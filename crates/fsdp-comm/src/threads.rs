@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process: their launcher, and the communicator between them.
 //!
-//! They share an address space, so a collective moves elements from buffer to buffer and nothing else. What a cluster does
-//! by hanging, a world of threads reports: the first rank that failed, or that others wait for in vain.
+//! They share an address space, so a collective only moves elements from buffer to buffer. Where a cluster would hang,
+//! a world of threads reports a failure: of the first rank that failed, or for which others wait in vain.
 
 mod comm;
 mod cores;
@@ -22,24 +22,24 @@ use crate::launch::{FailureReason, LaunchFailure, Launcher, MakeMemory, Seat};
 use crate::ranks::{first_failure, run_ranks};
 use crate::rendezvous::Group;
 
-/// How ranks run as threads.
+/// Options of ranks that run as threads.
 #[derive(Clone, Debug)]
 pub struct ThreadOptions {
-    /// How many ranks run at a time; a rank that is blocked in a collective does not count. At least 1.
+    /// Maximum number of ranks that run at a time; ranks blocked in a collective do not count. At least 1.
     pub cores: usize,
-    /// The world fails when ranks wait in a collective and nobody entered or left one for so long. (When
-    /// nobody can any more, it fails at once.)
+    /// The world fails if ranks wait in a collective and no rank has entered or left one for this long. (It fails at
+    /// once if no rank can make progress.)
     pub timeout: Duration,
-    /// Whether the outputs of an all-gather share storage, where the memory can do that.
+    /// Whether the outputs of an all-gather share storage, if the memory supports it.
     pub share_unsharded: bool,
-    /// Stack of each rank's thread.
+    /// Stack size of each rank's thread, in bytes.
     pub stack_bytes: usize,
-    /// Changes what ranks do, to test failures.
+    /// Changes the calls of ranks, to test failures; `None` changes nothing.
     pub intercept: Option<Arc<dyn Intercept>>,
 }
 
 impl Default for ThreadOptions {
-    /// All cores of this machine, a time limit of ten minutes, nothing shared, nothing intercepted.
+    /// All cores of this machine, a timeout of ten minutes, no sharing, no intercept.
     fn default() -> Self {
         Self {
             cores: thread::available_parallelism().map_or(1, usize::from),
@@ -51,20 +51,20 @@ impl Default for ThreadOptions {
     }
 }
 
-/// What a rank does that was about to call a collective.
+/// How a rank enters a collective.
 #[derive(Debug)]
 pub enum Entry {
-    /// It makes this call.
+    /// It makes this call instead.
     Call(Fingerprint),
     /// Its call fails.
     Fail(CommError),
-    /// It never arrives: it blocks until the world has failed.
+    /// It never enters: it blocks until the world has failed.
     Stall,
 }
 
 /// Sees every call of every rank before it is made.
 pub trait Intercept: fmt::Debug + Send + Sync {
-    /// What `rank` does instead of `call`.
+    /// Decides what `rank` does instead of `call`.
     fn entry(&self, rank: Rank, call: Fingerprint) -> Entry;
 }
 
@@ -75,8 +75,8 @@ pub struct Threads<M> {
 }
 
 impl<M: Memory> Threads<M> {
-    /// Threads whose memory is made by `memory(rank, world)`, each in its rank's thread: a rank that gets none was not set
-    /// up.
+    /// Creates a launcher. `memory(rank, world)` creates the memory of each rank, on its thread; if it fails, so does
+    /// the setup of that rank.
     pub fn new(
         options: ThreadOptions,
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-// Between element types: copies, sums, and gradients of weights out of partial sums. And multiples of elements.
+// Conversions between element types: copies, sums, and combination of partial sums of weight gradients. Also scaling.
 
 extern "C" __global__ void cast(const S* __restrict__ src, T* __restrict__ dst, u64 len) {
     for_elements<W>(len, aligned<W>(src) && aligned<W>(dst), [&](auto wide, u64 i) {
@@ -20,7 +20,7 @@ extern "C" __global__ void accumulate(const S* __restrict__ src, T* __restrict__
     });
 }
 
-// Multiplies by the element next to `factor`.
+// Multiplies by the element nearest to `factor`.
 extern "C" __global__ void scale(T* __restrict__ dst, u64 len, double factor) {
     A rounded = widen(from_double<T>(factor));
     for_elements<W>(len, aligned<W>(dst), [&](auto wide, u64 i) {
@@ -31,10 +31,10 @@ extern "C" __global__ void scale(T* __restrict__ dst, u64 len, double factor) {
     });
 }
 
-// Parts whose elements are loaded before the first of them is added: there are few threads, and many parts.
+// Number of parts loaded before the first of them is added: there are few threads and many parts.
 constexpr int AHEAD = 16;
 
-// Adds `count` partial vectors of `len` in order, and puts the sum where it belongs.
+// Adds `count` partial vectors of length `len` in order, and stores the sum in `dst`, or adds it there.
 extern "C" __global__ void combine(const S* __restrict__ partial, T* __restrict__ dst, u64 len, u64 count, u32 add) {
     for_elements<1>(len, false, [&](auto, u64 i) {
         const S* from = partial + i;

@@ -1,11 +1,11 @@
-// Exact sums of doubles (Kulisch's accumulator, as in the core's ExactSum): a fixed-point number of 32-bit digits in
-// 64-bit words, and a last word that counts what is not finite. Words are added by integer atomics, so the order
-// does not matter; carries are left to whoever reads the words.
+// Exact sums of doubles (Kulisch's accumulator, like the core's ExactSum): a fixed-point number of 32-bit digits in
+// 64-bit words, and a last word that counts non-finite values. Words are added by integer atomics, so the order does
+// not matter; the reader of the words propagates carries.
 
 constexpr int DIGITS = 68;
 constexpr int WORDS = DIGITS + 1;
 
-// Sums of a block. Those of a word lie side by side.
+// Sums per block. The copies of a word are adjacent.
 constexpr int COPIES = 32;
 
 __device__ void add_word(i64* word, i64 value) {
@@ -34,9 +34,10 @@ __device__ void add_exactly(i64* words, double value) {
     add_word(first + 2 * COPIES, sign * i64(high));
 }
 
-// Every block has sums of its own, so that atomics seldom meet: numbers of one size, as gradients and losses are, go to the
-// same three words. Lanes that add at once have a sum each, because an addition of 64 bits in shared memory is a loop
-// that one of those who meet leaves at a time; in global memory it is none, but all blocks of the grid would meet.
+// Every block has its own sums, so that atomics seldom collide: numbers of similar magnitude, such as gradients and
+// losses, go to the same three words. Lanes that add at the same time have separate sums, because a 64-bit addition in
+// shared memory is a loop that only one of the colliding lanes leaves per iteration; in global memory it is not a loop,
+// but all blocks of the grid would collide.
 __device__ i64* block_sums_begin() {
     __shared__ i64 words[WORDS * COPIES];
     for (int i = threadIdx.x; i < WORDS * COPIES; i += blockDim.x) words[i] = 0;
@@ -48,14 +49,14 @@ __device__ void block_sums_end(const i64* words, i64* sum) {
     __syncthreads();
     for (int i = threadIdx.x; i < WORDS; i += blockDim.x) {
         i64 total = 0;
-        // Threads begin at different sums, so that their words are in different banks.
+        // Threads start at different sums, so that their words are in different banks.
         for (int copy = 0; copy < COPIES; copy++) total += words[i * COPIES + (copy + i) % COPIES];
         add_word(sum + i, total);
     }
 }
 
-// A warp for each row: lane l adds the elements l, l + 32, ..., and the lanes are combined in pairs. That is the order
-// of the host.
+// One warp per row: lane l adds the elements l, l + 32, ..., and the lanes are combined in pairs, in the same order as
+// on the host.
 extern "C" __global__ void square_sum(const T* __restrict__ src, i64* __restrict__ sum, u64 row_len, u64 rows) {
     i64* words = block_sums_begin();
     if (row_len == 1) {
@@ -88,13 +89,13 @@ extern "C" __global__ void exact_sum(const double* __restrict__ src, i64* __rest
     block_sums_end(words, sum);
 }
 
-// Whole numbers, added to words.
+// Adds integers, given as doubles, to words.
 extern "C" __global__ void add_counts(const double* __restrict__ src, i64* __restrict__ words, u64 len) {
     u64 stride = u64(gridDim.x) * blockDim.x;
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < len; i += stride) words[i] += i64(src[i]);
 }
 
-// Every digit but the highest becomes 0 .. 2^32 - 1.
+// Propagates carries: every digit but the highest becomes 0 .. 2^32 - 1.
 __device__ void carry(i64* digits) {
     i64 over = 0;
     for (int i = 0; i < DIGITS - 1; i++) {
@@ -105,10 +106,10 @@ __device__ void carry(i64* digits) {
     digits[DIGITS - 1] += over;
 }
 
-// `2^exponent` for exponents whose power is a normal number.
+// `2^exponent` for exponents of normal numbers.
 __device__ double power(int exponent) { return __longlong_as_double(i64(exponent + 1023) << 52); }
 
-// Rounds a carried sum that is not negative: the three leading digits reach the 53 bits of the result.
+// Rounds a carried, non-negative sum: the three leading digits cover the 53 bits of the result.
 __device__ double rounded(const i64* digits) {
     int top = DIGITS - 1;
     while (top >= 0 && digits[top] == 0) top--;
@@ -116,7 +117,7 @@ __device__ double rounded(const i64* digits) {
     int low = top >= 2 ? top - 2 : 0;
     u64 high = 0, rest = 0;
     for (int i = top; i >= low; i--) {
-        // (high, rest) is a number of up to 96 bits, rest its lowest 32.
+        // (high, rest) is a number of up to 96 bits; rest holds its lowest 32.
         high = high << 32 | rest;
         rest = u64(digits[i]);
     }
@@ -125,14 +126,14 @@ __device__ double rounded(const i64* digits) {
         mantissa = double(rest);
     } else {
         int zeros = __clzll(i64(high));
-        // 64 leading bits; whether anything follows them is kept in the last one, below where a double rounds.
+        // Keeps 64 leading bits; the last one records whether any bits follow, below where a double rounds.
         int room = zeros > 32 ? 32 : zeros;
         u64 leading = high << zeros | (zeros >= 32 ? rest << (zeros - 32) : rest >> (32 - room));
         u64 dropped = zeros >= 32 ? 0 : rest & ((u64(1) << (32 - room)) - 1);
         mantissa = double(leading | u64(dropped != 0)) * power(32 - zeros);
     }
     int exponent = -1074 + 32 * low;
-    // Two factors, so that neither underflows where the product does not.
+    // Two factors, so that neither underflows unless the product does.
     int half = exponent / 2;
     return mantissa * power(half) * power(exponent - half);
 }
@@ -148,8 +149,9 @@ __device__ double value_of(const i64* words) {
     return -rounded(digits);
 }
 
-// What an update needs of the scalars of a step: loss, squared norm of the gradient by `divisor`, count of targets, and
-// behind the ranks that ask to stop those whose parameters or state are not finite. One thread.
+// Computes what an update needs from the scalars of a step: loss, squared gradient norm (divided by `divisor`), number
+// of targets, and, after the number of ranks that ask to stop, the number of ranks whose parameters or state are not
+// finite. Runs on one thread.
 extern "C" __global__ void gradient_factors(
     const i64* __restrict__ scalars, double* __restrict__ factors, double divisor, u32 clips, double most
 ) {
@@ -161,7 +163,7 @@ extern "C" __global__ void gradient_factors(
     double clip = 1.0;
     if (clips) {
         clip = most / (norm + 1e-6);
-        // As Rust's min: a norm that is not a number clips nothing.
+        // Like Rust's min: a NaN norm does not clip.
         clip = clip < 1.0 ? clip : 1.0;
     }
     bool was_finite = factors[2] != 0.0 && scalars[2 * WORDS + 2] == 0;

@@ -1,31 +1,31 @@
-// Adafactor over one piece of a segment's shard: whole rows of a matrix, or a run of a parameter without rows, which
-// is taken in blocks of a fixed length instead. T is the type of parameters and state, S that of the gradient.
-// `factors` are scale, clip and a flag: when that is down, nothing is written. `not_finite` is set when parameters or
-// state that are written are not finite; `most` is the largest parameter that is.
+// Adafactor over one piece of a segment's shard: whole rows of a matrix, or a run of a parameter without rows, which is
+// processed in blocks of a fixed length. T is the type of parameters and state, S the type of the gradient. `factors`
+// are scale, clip and a flag: if the flag is 0, nothing is written. `not_finite` is set if parameters or state written
+// are not finite; `most` is the largest finite parameter.
 //
-// Within a row or a block the order of sums is that of the host. Rows are summed in groups, one after the other, and
-// the groups in their order: the order of the host up to ROWS of them, and always the same.
+// Within a row or a block, sums have the same order as on the host. Rows are summed sequentially in groups, and the
+// groups in order: that is the host's order for up to ROWS rows, and deterministic beyond.
 
-// Rows, or partial results, that are summed one after the other.
+// Rows, or partial results, that are summed sequentially.
 constexpr u64 ROWS = 64;
 
 // Elements of a block.
 constexpr u64 BLOCK = 1024;
 
-// Squares of parameters that a warp sums.
+// Number of squares of parameters that a warp sums.
 constexpr u64 SQUARES = 4096;
 
-// Rows of a matrix that a block of threads updates.
+// Rows of a matrix that a thread block updates.
 constexpr u64 TILE_ROWS = 16;
 
-// Calls body(i) for the items of 0 .. count, a warp for each; all lanes take part.
+// Calls body(i) for the items 0 .. count, one warp per item; all lanes take part.
 template <class Body> __device__ void for_warps(u64 count, Body body) {
     u64 warps = blockDim.x / 32;
     for (u64 i = u64(blockIdx.x) * warps + threadIdx.x / 32; i < count; i += u64(gridDim.x) * warps) body(i);
 }
 
-// The sum of term(i) over first .. last by a warp: lane l adds the terms of l, l + 32, ..., and the lanes are combined
-// in pairs. Lane 0 has the result.
+// Sums term(i) over first .. last within a warp: lane l adds the terms l, l + 32, ..., and the lanes are combined in
+// pairs. The result is in lane 0.
 template <class Term> __device__ double warp_sum(u64 first, u64 last, Term term) {
     double sum = 0.0;
     for (u64 i = first + threadIdx.x % 32; i < last; i += 32) sum += term(i);
@@ -55,7 +55,7 @@ extern "C" __global__ void add_partial(
     add_in_order(count, to, [&](u64 i) { return partial[i]; });
 }
 
-// Sums of squares of parameters.
+// Partial sums of squares of parameters.
 extern "C" __global__ void parameter_squares(
     const T* __restrict__ params, double* __restrict__ partial, u64 len, const double* __restrict__ factors
 ) {
@@ -118,7 +118,7 @@ extern "C" __global__ void add_rows(
     add_in_order(rows, to, [&](u64 row) { return double(means[row]); });
 }
 
-// Sums of columns over groups of rows: one partial vector for each.
+// Sums columns over groups of rows: one partial vector per group.
 extern "C" __global__ void column_squares(
     const S* __restrict__ gradient, double* __restrict__ partial, u64 width, u64 rows,
     const double* __restrict__ factors, T eps
@@ -152,8 +152,8 @@ extern "C" __global__ void add_columns(
     }
 }
 
-// Advances the means of columns, from their sums over all `rows` of the parameter. Their reciprocal roots are what the
-// gradient is multiplied with.
+// Advances the means of columns, from their sums over all `rows` of the parameter. `roots` gets their reciprocal square
+// roots, by which the gradient is multiplied.
 extern "C" __global__ void advance_columns(
     T* __restrict__ means, T* __restrict__ roots, u64 width, const double* __restrict__ sums, double rows,
     const double* __restrict__ factors, i64* not_finite, T most, T beta2
@@ -171,7 +171,8 @@ extern "C" __global__ void advance_columns(
     written.end(not_finite);
 }
 
-// Sums of squares of the update of rows. `sum_of_rows` is that of their means over all `count` rows of the parameter.
+// Sums of squares of the update of each row. `sum_of_rows` is the sum of the row means over all `count` rows of the
+// parameter.
 extern "C" __global__ void row_updates(
     const S* __restrict__ gradient, double* __restrict__ partial, u64 width, u64 rows, const T* __restrict__ means,
     const T* __restrict__ roots, const double* __restrict__ sum_of_rows, double count, const double* __restrict__ factors
@@ -188,7 +189,7 @@ extern "C" __global__ void row_updates(
     });
 }
 
-// The same of blocks of a parameter without rows.
+// The same for blocks of a parameter without rows.
 extern "C" __global__ void block_updates(
     const S* __restrict__ gradient, double* __restrict__ partial, u64 len, const T* __restrict__ full,
     const double* __restrict__ factors
@@ -205,13 +206,13 @@ extern "C" __global__ void block_updates(
     });
 }
 
-// What is done with the direction of an update.
+// Factors that turn the direction of an update into the step.
 struct Step {
     T rate, keep, clip, beta1;
 };
 
 // `squares` and `norm` are the sums of squares of a parameter of `len` elements and of its update. The learning rate is
-// multiplied with the root mean square of the parameter unless `least_rms` is negative.
+// multiplied by the root mean square of the parameter unless `least_rms` is negative.
 __device__ Step step_of(
     double squares, double norm, double len, double rate, double least_rms, double decay, double threshold, T beta1
 ) {
@@ -221,7 +222,7 @@ __device__ Step step_of(
     return Step{T(rate), T(1.0 - decay * rate), T(excess > 1.0 ? excess : 1.0), beta1};
 }
 
-// Updates parameters at i. `average` is their running mean of updates, or null.
+// Updates parameters at i. `average` is the running mean of their updates, or null.
 template <int w> __device__ void apply(
     const Step& step, const Vector<T, w>& directions, T* params, T* average, bf16* copy, u64 i, Written<T>& written
 ) {
@@ -235,13 +236,14 @@ template <int w> __device__ void apply(
         updates = means;
     }
     for (int k = 0; k < w; k++) p.at[k] = p.at[k] * step.keep - updates.at[k];
-    // A mean that is not finite leaves no parameter finite.
+    // A non-finite mean leaves no parameter finite.
     for (int k = 0; k < w; k++) written.param(p.at[k]);
     store<w>(params + i, p);
     copy_to<w>(copy, i, p);
 }
 
-// The update of rows. `moments` are the sums of phase 0: of squares of the parameter, and of the means of rows.
+// The update of rows. `moments` are the sums of phase 0: the sum of squares of the parameter, and the sum of the row
+// means.
 extern "C" __global__ void factored_update(
     const S* __restrict__ gradient, T* __restrict__ params, T* __restrict__ average, bf16* __restrict__ copy, u64 width,
     u64 rows, const T* __restrict__ row_means, const T* __restrict__ col_means, const double* __restrict__ moments,

@@ -1,15 +1,15 @@
-// Softmax cross-entropy of rows of logits, a block for each row. The largest logit and the sum of exponentials are found
-// in one pass: a thread that meets a larger logit scales what it has summed so far. Threads of a warp would seldom agree
-// on a branch, so there is none: what has not grown is scaled by 1.
+// Softmax cross-entropy of rows of logits, one block per row. The largest logit and the sum of exponentials are found
+// in one pass: a thread that meets a larger logit rescales its sum so far. Threads of a warp would seldom agree on a
+// branch, so there is none: an unchanged maximum rescales by 1.
 //
-// The order of sums in a row follows from its length and from where it begins between multiples of 16 bytes.
+// The order of sums in a row depends only on its length and on its alignment relative to 16 bytes.
 
 constexpr u32 IGNORED_TARGET = 0xffffffffu;
 
 __device__ float lowest(float) { return __uint_as_float(0xff800000u); }
 __device__ double lowest(double) { return __longlong_as_double(i64(0xfff0000000000000ull)); }
 
-// A row as vectors, which begin where a vector of T may lie, and single elements: `head` in front, and the rest behind.
+// A row as aligned vectors of T, and single elements: `head` before the vectors, the rest after them.
 struct Cut {
     u64 head, vectors, len;
 
@@ -20,18 +20,18 @@ struct Cut {
     }
 };
 
-// Calls body(Wide<WIDTH>(), i) for the vectors of a row, and body(Wide<1>(), i) for its single elements; the threads of a
-// block share it.
+// Calls body(Wide<WIDTH>(), i) for the vectors of a row, and body(Wide<1>(), i) for its single elements; the threads of
+// a block share the work.
 template <bool FROM_END, class Body> __device__ void for_cut(const Cut& cut, Body body) {
     for (u64 i = threadIdx.x; i < cut.vectors; i += blockDim.x) {
         body(Wide<WIDTH>(), cut.head + (FROM_END ? cut.vectors - 1 - i : i) * WIDTH);
     }
-    // There are less than a warp of them.
+    // There are fewer single elements than threads in a warp.
     u64 i = threadIdx.x, between = cut.vectors * WIDTH;
     if (i < cut.len - between) body(Wide<1>(), i < cut.head ? i : i + between);
 }
 
-// Stores at once where a vector may lie.
+// Stores a vector in one access if `at_once`, element by element otherwise.
 template <int w> __device__ void store_at(S* to, const Vector<S, w>& vector, bool at_once) {
     if (at_once) {
         store<w>(to, vector);
@@ -40,7 +40,7 @@ template <int w> __device__ void store_at(S* to, const Vector<S, w>& vector, boo
     }
 }
 
-// The hyperbolic tangent, as the host computes it.
+// The hyperbolic tangent, computed as on the host.
 __device__ A tangent(A x) {
     A a = x < A(0) ? -x : x, square = x * x;
     A above = A(135135) + square * (A(17325) + square * (A(378) + square));
@@ -53,16 +53,16 @@ __device__ A tangent(A x) {
 // A logit, capped unless the cap is 0.
 __device__ A capped(A logit, A cap) { return cap == A(0) ? logit : cap * tangent(logit / cap); }
 
-// A gradient of a capped logit as that of what was capped.
+// Propagates the gradient of a capped logit through the cap.
 __device__ A through_cap(A gradient, A logit, A cap) {
     A bent = logit / cap;
     return cap == A(0) ? gradient : gradient * (A(1) - bent * bent);
 }
 
-// `gradient` gets softmax - one_hot and what the terms of the loss give, or zeros where the target does not count; it may be
-// null, and it may be `logits`. `smoothing` of the target is spread over all classes; `z_loss` is the coefficient of the
-// squared logarithm of the sum of exponentials; what it adds to each loss is in `z_losses`, which may be null. Gradients are
-// multiplied with `loss_scale`.
+// `gradient` gets softmax - one_hot plus the contributions of the other loss terms, or zeros where the target is
+// ignored; it may be null or alias `logits`. `smoothing` is the share of the target that is spread over all classes;
+// `z_loss` is the coefficient of the squared logarithm of the sum of exponentials; its contribution to each loss is
+// stored in `z_losses`, which may be null. Gradients are multiplied by `loss_scale`.
 extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
     const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses,
     double* __restrict__ z_losses, u64 vocab, u64 rows,
@@ -73,7 +73,7 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         const T* values = logits + row * vocab;
         S* slopes = gradient == nullptr ? nullptr : gradient + row * vocab;
         Cut cut(values, vocab);
-        // A gradient of its own lies as the logits do, or else is stored element by element.
+        // A separate gradient may be aligned differently from the logits; then it is stored element by element.
         bool at_once = aligned<WIDTH>(slopes + cut.head);
         u32 target = targets[row];
         if (target >= vocab) {
@@ -103,7 +103,7 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
             if (smoothing != A(0)) {
                 for (int k = 0; k < w; k++) plain += of.at[k];
             }
-            // From -inf nothing can be taken; its own exponential is 0 from wherever it is taken.
+            // -inf cannot be subtracted; its exponential is 0 for any shift.
             A shift = largest == none ? A(0) : largest;
             sum *= exponential_below(before - shift);
             for (int k = 0; k < w; k++) sum += exponential_below(of.at[k] - shift);
@@ -125,7 +125,7 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         if (slopes == nullptr) continue;
         A scale = A(1.0 + 2.0 * double(z_loss) * normalizer) / total;
         A even = smoothing / A(vocab), one = A(1) - smoothing;
-        // From the end: what was read last is still in the cache.
+        // From the end: the elements read last are still in the cache.
         for_cut<true>(cut, [&](auto wide, u64 i) {
             constexpr int w = decltype(wide)::width;
             auto in = load<w>(values + i);

@@ -1,10 +1,10 @@
-// Norms over rows: a block for each row. Gradients of weights are sums over columns of fixed blocks of rows, which
-// `combine` adds in order, so no float is added atomically.
+// Norms over rows, one block per row. Weight gradients are column sums over fixed blocks of rows, which `combine` adds
+// in order, so no floats are added atomically.
 
-// Rows whose column sums are one partial result; as on the host.
+// Rows whose column sums form one partial result; as on the host.
 constexpr u64 PARTIAL_ROWS = 128;
 
-// Columns of a thread.
+// Columns per thread.
 constexpr int COLUMNS = 4;
 
 __device__ bool whole_vectors(u64 width, const T* a, const T* b, const T* c) {
@@ -78,7 +78,7 @@ extern "C" __launch_bounds__(1024) __global__ void rms_norm_backward(
     }
 }
 
-// Sums of `term(row, x, dy)` over blocks of rows: one partial vector for each.
+// Sums `term(row, x, dy)` over blocks of rows: one partial vector per block.
 template <class Term> __device__ void column_sums(
     const T* x, const T* dy, A* partial, u64 width, u64 rows, Term term
 ) {

@@ -1,4 +1,4 @@
-// Element by element: activations, dropout, rotary position embedding.
+// Elementwise kernels: activations, dropout, rotary position embedding.
 
 template <int w> __device__ Vector<A, w> widened(const Vector<T, w>& from) {
     Vector<A, w> wide;
@@ -6,7 +6,7 @@ template <int w> __device__ Vector<A, w> widened(const Vector<T, w>& from) {
     return wide;
 }
 
-// A function of numbers, and its slope.
+// Values of a function, and its derivative.
 template <int w> struct Both {
     Vector<A, w> value, slope;
 };
@@ -24,10 +24,10 @@ struct Silu {
     }
 };
 
-// The tanh form, which is x * logistic(2 u).
+// The tanh approximation, as x * logistic(2 u).
 struct GeluTanh {
     template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
-        // 2 sqrt(2 / pi), the cubic coefficient, and that of its slope.
+        // 2 sqrt(2 / pi), the cubic coefficient, and the coefficient in its derivative.
         const A scale = A(2.0 * 0.7978845608028654), cubic = A(0.044715), cubic_slope = A(3.0 * 0.044715);
         Vector<A, w> u;
         for (int k = 0; k < w; k++) {
@@ -46,7 +46,7 @@ struct GeluTanh {
     }
 };
 
-// GELU: x times the standard normal distribution function, of whose part above |x| this is the series of the host.
+// GELU: x times the standard normal distribution function, whose tail above |x| is the host's series.
 struct Gelu {
     template <int w> static __device__ Both<w> both(const Vector<A, w>& x) {
         const double terms[] = {
@@ -79,7 +79,7 @@ struct Gelu {
     }
 };
 
-// Calls body(F()) for the function with a number: its place in `Function` of the crate fsdp-nn.
+// Calls body(F()) for the function with this number: its discriminant in `Function` of the crate fsdp-nn.
 template <class Body> __device__ void for_function(u32 function, Body body) {
     switch (function) {
         case 0: return body(Silu());
@@ -88,7 +88,7 @@ template <class Body> __device__ void for_function(u32 function, Body body) {
     }
 }
 
-// y = function(x), or function(x) * up where that is not null.
+// y = function(x), or function(x) * up if `up` is not null.
 extern "C" __global__ void activation(
     u32 function, const T* __restrict__ x, const T* __restrict__ up, T* __restrict__ y, u64 len
 ) {
@@ -108,7 +108,8 @@ extern "C" __global__ void activation(
     });
 }
 
-// `y` gets the output again; it may be null, and it may be `dy`. `up` and `dup` are null where there is no gate.
+// `y` gets the output of the forward pass again; it may be null or alias `dy`. `up` and `dup` are null if there is no
+// gate.
 extern "C" __global__ void activation_backward(
     u32 function, const T* __restrict__ x, const T* __restrict__ up, const T* dy, T* y,
     T* __restrict__ dx, T* __restrict__ dup, u64 len
@@ -184,8 +185,8 @@ extern "C" __global__ void dropout(
     });
 }
 
-// The factors of elements first .. first + run_len of samples, for runs that lie side by side: 0 where dropped. A run may
-// begin and end within a group of four words.
+// Dropout factors of elements first .. first + run_len of samples, for runs stored one after the other: 0 where
+// dropped. A run may begin and end within a group of four words.
 extern "C" __global__ void dropout_factors(
     T* __restrict__ factors, const u64* __restrict__ keys, const u64* __restrict__ firsts, u64 run_len, u64 runs,
     u32 threshold, A kept
@@ -212,9 +213,9 @@ extern "C" __global__ void dropout_factors(
     });
 }
 
-// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position: that in its sample
-// of `seq` rows, if there are no others. Elements of a head
-// beyond 2 half stay.
+// Rotates element j of a head with element j + half, by the cosines and then sines of the row's position:
+// `positions[row]`, or the row's index in its sample of `seq` rows if `positions` is null. Elements of a head from 2
+// half on are unchanged.
 extern "C" __global__ void rope(
     T* __restrict__ qkv, const A* __restrict__ table, const u32* __restrict__ positions, u64 seq, u64 rows, u32 packed,
     u32 heads, u32 head_dim, u32 half, u32 back

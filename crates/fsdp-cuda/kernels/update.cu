@@ -1,9 +1,9 @@
 // Update rules over runs of a segment's shard, operation by operation as on the host. T is the type of parameters and
-// state, S that of the gradient. `factors` are scale, clip and a flag: when that is down, nothing is written. The copy of
-// the parameters that computes is written in the same pass, where there is one. `not_finite` is set when what is
-// written is not finite; `most` is the largest parameter that is.
+// state, S the type of the gradient. `factors` are scale, clip and a flag: if the flag is 0, nothing is written. The
+// compute copy of the parameters, if there is one, is written in the same pass. `not_finite` is set if anything written
+// is not finite; `most` is the largest finite parameter.
 
-// One element of AdamW: its parameter and its moments.
+// AdamW for one element: a parameter and its moments.
 struct AdamW {
     T keep, weight, rest;
     bool by_end;
@@ -38,7 +38,7 @@ extern "C" __global__ void adamw(
         auto v = load<w>(squares + i);
         for (int k = 0; k < w; k++) {
             rule.step(scaled(slopes.at[k], scale, clip), p.at[k], m.at[k], v.at[k]);
-            // An average that is not finite leaves no parameter finite; a variance does.
+            // A non-finite average leaves no parameter finite; a non-finite variance may.
             written.param(p.at[k]);
             written.state(v.at[k]);
         }
@@ -50,10 +50,10 @@ extern "C" __global__ void adamw(
     written.end(not_finite);
 }
 
-// Elements of a block of moments that are bytes, and threads of a block of AdamW's that works on it.
+// Elements per block of 8-bit moments, and threads per block of the AdamW kernel for them.
 constexpr u64 CODED = 256;
 
-// What 256 codes stand for, and where the next code begins.
+// A code book: the values of 256 codes, and the lower bound of each next code.
 struct Book {
     const float* values;
     const float* bounds;
@@ -65,7 +65,7 @@ struct Book {
     }
 };
 
-// Encodes a value of each thread of a block, those of the first `len`, and notes their largest magnitude.
+// Encodes one value per thread, for the first `len` threads of a block, and stores their largest magnitude.
 __device__ inline void encode(Book book, T value, u64 len, u8* code, T* largest) {
     bool mine = threadIdx.x < len;
     T magnitude = value < T(0) ? -value : value;
@@ -74,8 +74,8 @@ __device__ inline void encode(Book book, T value, u64 len, u8* code, T* largest)
     if (threadIdx.x == 0) *largest = most;
 }
 
-// AdamW whose moments are codes and, for every block of a row, their largest magnitude. `books` are values and bounds of
-// first moments, then those of second ones.
+// AdamW with moments stored as codes and, for every block of a row, their largest magnitude. `books` are values and
+// bounds for the first moments, then for the second moments.
 extern "C" __global__ void adamw_8bit(
     const S* __restrict__ gradient, T* __restrict__ params, u8* __restrict__ means, u8* __restrict__ squares,
     T* __restrict__ largest_means, T* __restrict__ largest_squares, bf16* __restrict__ copy, u64 rows, u64 width,
@@ -106,7 +106,7 @@ extern "C" __global__ void adamw_8bit(
             store<1>(params + i, p);
             copy_to<1>(copy, i, p);
         }
-        // Both wait for all threads before the magnitudes, which these have read, are replaced.
+        // Both calls synchronize before they replace the magnitudes, which all threads have read.
         encode(mean_book, mean, len, means + i, largest_means + block);
         encode(square_book, square, len, squares + i, largest_squares + block);
     }
@@ -155,7 +155,7 @@ extern "C" __global__ void sgd_momentum(
             T direction = nesterov ? g + momentum * average : average;
             b.at[k] = average;
             p.at[k] += -lr * direction;
-            // A momentum that is not finite leaves no parameter finite.
+            // A non-finite momentum leaves no parameter finite.
             written.param(p.at[k]);
         }
         store<w>(params + i, p);
@@ -185,7 +185,7 @@ extern "C" __global__ void lion(
             T down = direction < T(0) ? step_size : T(0);
             p.at[k] = p.at[k] * keep + (up - down);
             m.at[k] = m.at[k] * kept + added * g;
-            // A sign is finite whatever it is of; an average shows what is not.
+            // The sign is always finite; the average reveals non-finite gradients.
             written.param(p.at[k]);
             written.state(m.at[k]);
         }
@@ -196,7 +196,7 @@ extern "C" __global__ void lion(
     written.end(not_finite);
 }
 
-// An average of the parameters, which are only read.
+// An exponential moving average of the parameters, which are only read.
 extern "C" __global__ void ema(
     const T* __restrict__ params, T* __restrict__ averages, u64 len, const double* __restrict__ factors,
     i64* not_finite, T most, T weight

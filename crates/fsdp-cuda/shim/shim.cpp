@@ -35,7 +35,7 @@
 
 namespace c10 {
 
-// As in c10/cuda/CUDACachingAllocator.h, which can not be included without CUDA's own headers.
+// Copied from c10/cuda/CUDACachingAllocator.h, which cannot be included without CUDA's own headers.
 class FreeMemoryCallback {
  public:
   virtual ~FreeMemoryCallback() = default;
@@ -48,12 +48,12 @@ namespace {
 
 char* text_of(const char* text) {
   char* copy = strdup(text);
-  // Out of memory: a failure must not look like success.
+  // Out of memory: the failure must not look like success.
   if (copy == nullptr) std::abort();
   return copy;
 }
 
-// Runs `body`; the text of the exception that it throws.
+// Runs `body`; returns the text of its exception, or null.
 template <typename Body>
 char* caught(Body&& body) {
   try {
@@ -70,7 +70,7 @@ char* caught(Body&& body) {
 
 // ---- Products of bf16 matrices into f32 -------------------------------------------------------------------------------
 
-// Columns of the right matrix, rows of the left one and length of the dot products that one kernel call multiplies.
+// Columns of the right matrix, rows of the left one, and length of the dot products per kernel call.
 constexpr int64_t BLOCK_COLUMNS = 64;
 constexpr int64_t BLOCK_ROWS = 64;
 constexpr int64_t BLOCK_DEPTH = 512;
@@ -87,7 +87,8 @@ struct Halves {
         column_stride(matrix.stride(1)) {}
 };
 
-// Columns `first ..` of `rhs` as the kernels want them: pairs of rows interleaved, an odd last row paired with zeros.
+// Packs columns `first ..` of `rhs` as the kernels expect them: pairs of rows interleaved, an odd last row paired with
+// zeros.
 void pack_columns(const Halves& rhs, int64_t first, int64_t columns, at::BFloat16* packed) {
   for (int64_t k = 0; k < rhs.rows; k += 2) {
     const at::BFloat16* even = rhs.data + k * rhs.row_stride + first * rhs.column_stride;
@@ -112,8 +113,8 @@ void pack_columns(const Halves& rhs, int64_t first, int64_t columns, at::BFloat1
   }
 }
 
-// Rows `first ..` of `lhs`, dense, `depth` elements apart. Goes through blocks, so that columns that are far apart in
-// memory are read from the cache.
+// Copies rows `first ..` of `lhs` densely, `depth` elements apart. Works in tiles, so that columns far apart in memory
+// are read from the cache.
 void copy_rows(const Halves& lhs, int64_t first, int64_t rows, int64_t depth, at::BFloat16* copy) {
   constexpr int64_t TILE = 32;
   for (int64_t k0 = 0; k0 < lhs.columns; k0 += TILE) {
@@ -136,7 +137,7 @@ void multiply_halves(const at::Tensor& left, const at::Tensor& right, at::Tensor
   const int64_t rows = lhs.rows, columns = rhs.columns, depth = (lhs.columns + 1) / 2 * 2;
   const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
   const int64_t column_blocks = (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-  // Kept by the thread: fresh storage of this size would be mapped, and its pages cleared, every time.
+  // Kept per thread: a fresh allocation of this size would be mapped and its pages cleared every time.
   thread_local std::vector<at::BFloat16> packed, dense;
   if (packed.size() < size_t(depth * columns)) packed.resize(depth * columns);
   const bool is_dense = lhs.column_stride == 1 && depth == lhs.columns;
@@ -173,7 +174,7 @@ void multiply_halves(const at::Tensor& left, const at::Tensor& right, at::Tensor
   });
 }
 
-// The kernels have no query for what they support, so one product is tried.
+// The kernels cannot be queried for support, so this tries one product.
 bool multiplies_halves() {
   try {
     const at::Tensor half = at::ones({2, 2}, at::kBFloat16);
@@ -189,7 +190,7 @@ bool multiplies_halves() {
 
 using Callbacks = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
 
-// c10::FreeCudaMemoryCallbacksRegistry of libtorch's CUDA half, which nothing links.
+// c10::FreeCudaMemoryCallbacksRegistry of libtorch's CUDA half, which is loaded, not linked.
 constexpr const char* CALLBACKS = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
 
 class GiveBack : public c10::FreeMemoryCallback {
@@ -206,14 +207,14 @@ class GiveBack : public c10::FreeMemoryCallback {
 
 // ---- Attention ---------------------------------------------------------------------------------------------------------
 
-// Kernels of attention are named by the numbers of at::SDPBackend, on both sides of this interface.
+// Attention kernels are identified by the numbers of at::SDPBackend, on both sides of this interface.
 static_assert(int(at::SDPBackend::flash_attention) == 1 && int(at::SDPBackend::efficient_attention) == 2 &&
               int(at::SDPBackend::cudnn_attention) == 3);
 
-// Puts (batch, heads, positions, elements) side by side into rows of (batch, positions, all heads, elements). The parts lie
-// in the order of such rows already, as kernels return them for packed operands: so one kernel copies them all, in wide
-// loads, where a copy for each would go element by element. Where key heads were repeated for the query heads that read
-// them, the gradient of a key head is the sum over these.
+// Concatenates (batch, heads, positions, elements) into rows of (batch, positions, all heads, elements). For packed
+// operands, kernels return the parts already in the memory order of such rows, so a single kernel copies all of them
+// with wide loads, where separate copies would go element by element. If key heads were repeated for the query heads
+// that read them, the gradient of a key head is the sum over its repetitions.
 void pack_heads(const std::array<at::Tensor, 3>& parts, at::Tensor& rows) {
   const int64_t kv_heads = (rows.size(2) - parts[0].size(1)) / 2;
   const auto summed = [&](const at::Tensor& part) {
@@ -234,7 +235,7 @@ char* fsdp_torch_set_deterministic(bool deterministic) {
   return caught([&] {
     at::globalContext().setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
     at::globalContext().setDeterministicCuDNN(deterministic);
-    // What is not written is found by the tests of memory; filling it here would only take time.
+    // Reads of uninitialized memory are found by the memory tests; filling it here would only cost time.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   });
 }
@@ -317,7 +318,7 @@ char* fsdp_torch_choose_attention(const FsdpTensor* q, const FsdpTensor* k, cons
           at::_ops::_fused_sdp_choice::call(*q, *k, *v, std::nullopt, 0.0, /*is_causal=*/true, std::nullopt, grouped);
       *kernel = static_cast<int32_t>(chosen);
     };
-    // The first choice for CUDA devices sets libtorch's order of kernels, for the process and without a lock.
+    // The first choice for a CUDA device sets libtorch's process-wide order of kernels, without a lock.
     static std::once_flag ordered;
     if (q->is_cuda()) std::call_once(ordered, choose);
     choose();
@@ -347,7 +348,7 @@ char* fsdp_torch_attention(int32_t kernel, double scale, const FsdpTensor* q, co
         const auto found = at::_ops::_scaled_dot_product_efficient_attention::call(
             *q, *k, *v, std::nullopt, /*compute_log_sumexp=*/true, 0.0, /*is_causal=*/true, scale);
         y->copy_(std::get<0>(found));
-        // The kernel pads positions.
+        // The kernel pads the positions.
         lse->copy_(std::get<1>(found).narrow(2, 0, lse->size(2)));
         return;
       }
@@ -363,7 +364,7 @@ char* fsdp_torch_attention_backward(int32_t kernel, double scale, const FsdpTens
   return caught([&] {
     const int64_t positions = q->size(2);
     const at::Tensor none;
-    // Without dropout the state of the generator is not read.
+    // Without dropout, the generator state is not read.
     const auto unread = [&](at::IntArrayRef sizes, at::ScalarType type) {
       return at::empty(sizes, q->options().dtype(type));
     };

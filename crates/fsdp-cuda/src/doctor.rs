@@ -1,4 +1,4 @@
-//! What this machine has of what devices need, and what will be used: for people whose run does not start.
+//! Diagnoses this machine: which of the components that GPUs need are installed, and which files will be used.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,55 +14,55 @@ use crate::ffi::versions::{self, Found};
 use crate::ffi::{driver_library, nvrtc};
 use crate::nccl::{Nccl, NcclError};
 
-/// How it is with a part.
+/// The status of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// There, and good enough.
+    /// It was found and is usable.
     Found,
-    /// Not there.
+    /// It was not found.
     Missing,
-    /// There, and of no use.
+    /// It was found but is not usable.
     Unusable,
 }
 
-/// One part of what devices need.
+/// The diagnosis of one component.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
     /// Its name.
     pub part: String,
-    /// How it is.
+    /// Its status.
     pub status: Status,
-    /// The version that it states.
+    /// The version that it reports; `None` if it reports none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Where it is.
+    /// Its file; `None` for GPUs and for components that are missing or unusable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// What else there is to know; for what is not good, how to mend it.
+    /// Further information; for a problem, how to fix it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
 impl Finding {
-    /// A part that is good enough.
+    /// A usable component.
     pub fn found(part: impl Into<String>, version: Option<String>, path: Option<PathBuf>) -> Self {
         Self { part: part.into(), status: Status::Found, version, path, detail: String::new() }
     }
 
-    /// A part that is not there, or of no use.
+    /// A component that is missing or not usable.
     pub fn bad(part: impl Into<String>, status: Status, detail: impl Into<String>) -> Self {
         Self { part: part.into(), status, version: None, path: None, detail: detail.into() }
     }
 
-    /// Whether it is good enough.
+    /// Whether the component is usable.
     pub fn is_good(&self) -> bool {
         self.status == Status::Found
     }
 }
 
-/// Looks for everything but libtorch: in `folders` first, then where the system's loader looks. The driver and its GPUs
-/// come first, then NVRTC, cuBLAS and NCCL.
+/// Examines everything but libtorch: looks in `folders` first, then where the system's loader looks. Reports the driver
+/// and its GPUs first, then NVRTC, cuBLAS and NCCL.
 pub fn examine(folders: &[PathBuf]) -> Vec<Finding> {
     let is_absent = |error: &DeviceError| matches!(error, DeviceError::NoDriver { .. });
     let mut findings = vec![part("driver", driver_library::find(), is_absent)];
@@ -85,7 +85,7 @@ fn part<E: fmt::Display>(name: &str, found: Result<Found, E>, is_absent: impl Fn
     }
 }
 
-/// NCCL, by what came of opening it.
+/// NCCL, from the result of opening it.
 fn nccl(opened: Result<Arc<Nccl>, NcclError>) -> Finding {
     let found =
         opened.map(|nccl| Found { path: nccl.path().to_owned(), version: Some(nccl.version().to_string()) });
@@ -103,7 +103,7 @@ fn cards() -> Vec<Finding> {
     }
 }
 
-/// One GPU; asking takes a context on it.
+/// One GPU; the query creates a context on it.
 fn card(number: usize) -> Finding {
     let name = format!("GPU {number}");
     let opened = Gpu::open(number).and_then(|gpu| Ok((gpu.memory()?, gpu)));

@@ -1,4 +1,4 @@
-//! What can go wrong between us and a device: each error says which call failed and what to do about it.
+//! Device errors: each names the call that failed and what to do about it.
 
 use std::path::PathBuf;
 
@@ -9,24 +9,24 @@ use crate::device::full;
 use crate::ffi::driver_library::CudaVersion;
 use crate::ffi::library::LibraryError;
 
-/// A failure of the driver, of the kernel compiler, or of the device itself.
+/// An error of the driver, the kernel compiler, or the device itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The driver is not there.
+    /// The driver was not found.
     #[error(
         "the NVIDIA driver (libcuda) was not found (tried {}); a GPU needs the NVIDIA driver: install it, or run with \
          another device, or add its folder to LD_LIBRARY_PATH",
         tried.join(", ")
     )]
     NoDriver {
-        /// The names that were given to the loader.
+        /// The names passed to the loader.
         tried: Vec<String>,
     },
-    /// The compiler of kernels is not there, or is not what it is named.
+    /// The kernel compiler was not found, or the file is another library.
     #[error(transparent)]
     Compiler(#[from] LibraryError),
-    /// The driver lacks a function, whatever it says of its version.
+    /// The driver lacks a required function, whatever version it reports.
     #[error(
         "{} has no function {function}: it is not the NVIDIA driver for {} or newer; install that, or remove this file \
          from where the loader looks",
@@ -35,13 +35,13 @@ pub enum DeviceError {
     NoFunction {
         /// The file that was opened.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
     },
-    /// The driver does not know functions that are needed.
+    /// The driver's version is too old.
     #[error("the NVIDIA driver supports {found}, but {} is needed; update the driver", CudaVersion::NEEDED)]
     OldDriver {
-        /// What it supports.
+        /// The CUDA version that it supports.
         found: CudaVersion,
     },
     /// There is no such device.
@@ -50,52 +50,52 @@ pub enum DeviceError {
         if *count > 0 { "use fewer ranks, or " } else { "" }
     )]
     NoDevice {
-        /// The number that was asked for, from 0.
+        /// The requested number, from 0.
         device: usize,
-        /// How many there are.
+        /// Number of visible devices.
         count: usize,
     },
     /// The device is full.
     #[error("{bytes} bytes of device memory can not be had: {free} of {total} bytes are free")]
     OutOfMemory {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Free on the device.
+        /// Free bytes of the device.
         free: usize,
-        /// In all.
+        /// Total bytes of the device.
         total: usize,
     },
-    /// The driver can not pin so much memory of the host.
+    /// The driver cannot pin that much host memory.
     #[error("{bytes} bytes of pinned memory of the host can not be had")]
     OutOfPinnedMemory {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: usize,
     },
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{call} failed on GPU {device}: {code} ({what}){}", remedy(code))]
     Call {
         /// The function.
         call: &'static str,
         /// The device.
         device: usize,
-        /// The name of the error.
+        /// The name of the error code.
         code: String,
-        /// The driver's words for it.
+        /// The driver's description of it.
         what: String,
     },
-    /// A kernel of ours was not accepted by the compiler.
+    /// The compiler rejected one of this crate's kernels.
     #[error("kernels of `{file}` do not compile for {arch}: {log}")]
     Compile {
         /// The source.
         file: String,
-        /// For what.
+        /// The target architecture.
         arch: String,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
 }
 
-/// What to do about the errors that a user can mend.
+/// Advice for errors that a user can fix.
 fn remedy(code: &str) -> &'static str {
     match code {
         "CUDA_ERROR_ILLEGAL_ADDRESS" | "CUDA_ERROR_LAUNCH_FAILED" | "CUDA_ERROR_MISALIGNED_ADDRESS" => {
@@ -118,7 +118,7 @@ fn remedy(code: &str) -> &'static str {
 
 impl From<DeviceError> for Error {
     fn from(error: DeviceError) -> Self {
-        // Buffers have their category told; what else needs room is temporary.
+        // Buffers report their category; all other allocations are temporary.
         full::explain(error, Category::Workspace, None)
     }
 }

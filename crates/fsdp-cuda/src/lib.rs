@@ -1,16 +1,16 @@
-//! Ranks on devices: CUDA memory, kernels and NCCL, and compute by libtorch.
+//! Ranks on GPUs: CUDA memory, kernels and NCCL, and compute by libtorch.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`device`] | memory of one GPU: buffers, streams, copies, operations that have a kernel of ours; what NCCL needs to know of it |
-//! | [`nccl`] | a communicator over NCCL, who watches it, and a launcher of one rank per GPU |
-//! | [`library`] | shared libraries, opened when they are needed |
-//! | [`doctor`] | what this machine has of all that |
+//! | [`device`] | memory of one GPU: buffers, streams, copies, operations with own kernels; the interface for NCCL |
+//! | [`nccl`] | a communicator over NCCL, its watcher, and a launcher of one rank per GPU |
+//! | [`library`] | shared libraries, opened on first use |
+//! | [`doctor`] | a diagnosis of what this machine provides |
 #![cfg_attr(
     feature = "torch",
     doc = "| [`torch`] | compute by libtorch over any memory that has addresses |"
 )]
-//! | [`error`] | failures of the driver, the device and the kernel compiler |
+//! | [`error`] | errors of the driver, the device and the kernel compiler |
 
 pub mod device;
 pub mod doctor;

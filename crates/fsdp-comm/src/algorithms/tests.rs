@@ -1,4 +1,4 @@
-//! The algorithms against slow, obvious results, and their traffic against the table above.
+//! Compares the algorithms with slow, obvious results, and their traffic with the table of the parent module.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::InMemoryLinks;
 
-/// Runs an algorithm on every rank; the results, and the bytes of data that each rank sent.
+/// Runs an algorithm on every rank; returns the results, and the bytes of data that each rank sent.
 fn run<T: Send>(
     ranks: usize,
     body: impl Fn(&mut Session<'_>) -> Result<T, CommError> + Sync,
@@ -32,7 +32,7 @@ fn run<T: Send>(
     })
 }
 
-/// Bytes of some `f32` of very different sizes.
+/// Bytes of `f32` values of very different magnitudes.
 fn floats(rank: usize, len: usize) -> Vec<u8> {
     let value = |i: usize| ((rank * 31 + i * 17 + 3) as f32).sin() * 10f32.powi((i + 5 * rank) as i32 % 9);
     (0..len).flat_map(|i| value(i).to_le_bytes()).collect()
@@ -45,7 +45,7 @@ fn tree_sum(ranks: usize, len: usize) -> Vec<u8> {
     })
 }
 
-/// Buffers of these lengths, as parts of one slice each.
+/// The buffers as parts of one slice each.
 fn parts(buffers: &mut [Vec<u8>]) -> Vec<Part<'_>> {
     buffers.iter_mut().map(|buffer| vec![buffer.as_mut_slice()]).collect()
 }

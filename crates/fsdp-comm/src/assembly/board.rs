@@ -1,4 +1,4 @@
-//! What has been given and announced in a process, and who waits for it.
+//! The values given and announced in a process, and the threads that wait for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::MutexGuard;
@@ -10,7 +10,7 @@ use fsdp_core::{Rank, RunClock};
 use super::AssemblyError;
 use crate::monitor::Monitor;
 
-/// The values of a process, under one lock.
+/// All values of a process, under one lock.
 #[derive(Default)]
 pub(crate) struct Board {
     state: Monitor<State>,
@@ -21,23 +21,23 @@ struct State {
     given: BTreeMap<String, BTreeMap<Rank, Vec<u8>>>,
     announced: BTreeMap<String, Vec<u8>>,
     given_up: BTreeSet<String>,
-    /// Ranks from which nothing more will come, and why.
+    /// Ranks that will give nothing more, with the reason.
     lost: BTreeMap<Rank, CommError>,
 }
 
 impl Board {
-    /// A value of a rank; a second one is ignored.
+    /// Stores a value of a rank; a second value is ignored.
     pub(crate) fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) {
         self.state.lock().given.entry(topic.to_owned()).or_default().entry(rank).or_insert(value);
         self.state.notify();
     }
 
-    /// How many ranks have given to a topic that has not been collected.
+    /// Number of ranks that have given to a topic that has not been collected.
     pub(crate) fn given(&self, topic: &str) -> usize {
         self.state.lock().given.get(topic).map_or(0, BTreeMap::len)
     }
 
-    /// What a process has announced; a second announcement is ignored.
+    /// Stores an announcement; a second one is ignored.
     pub(crate) fn announce(&self, topic: &str, value: Vec<u8>) {
         self.state.lock().announced.entry(topic.to_owned()).or_insert(value);
         self.state.notify();
@@ -49,7 +49,7 @@ impl Board {
         self.state.notify();
     }
 
-    /// Nothing more will come from a rank: who waits for it is told why.
+    /// Marks a rank as lost: it will give nothing more, and waiting for it fails with `error`.
     pub(crate) fn lose(&self, rank: Rank, error: CommError) {
         self.state.lock().lost.entry(rank).or_insert(error);
         self.state.notify();
@@ -78,7 +78,7 @@ impl Board {
         Ok(self.wait(topic, limit, missing)?.announced[topic].clone())
     }
 
-    /// Waits until nobody is missing.
+    /// Waits until no rank is missing.
     fn wait(
         &self,
         topic: &str,

@@ -8,19 +8,20 @@ use fsdp_core::comm::CommError;
 
 use super::{Assembly, AssemblyError, Board};
 
-/// A world in one process.
+/// The assembly of a world in one process.
 pub struct InMemoryAssembly {
     board: Board,
     world: usize,
 }
 
 impl InMemoryAssembly {
-    /// A world of this many ranks.
+    /// Creates the assembly of a world of `world` ranks.
     pub fn new(world: usize) -> Self {
         Self { board: Board::default(), world }
     }
 
-    /// A rank is gone: whoever waits for what it has not given or announced, now or later, gets `error`.
+    /// Marks a rank as lost: present and future waits for something that it has not given or announced fail with
+    /// `error`.
     pub fn lose(&self, rank: Rank, error: CommError) {
         self.board.lose(rank, error);
     }

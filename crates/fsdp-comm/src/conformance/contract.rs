@@ -1,4 +1,4 @@
-//! Checks of the contract around the results: arguments, fingerprints, counters, aborts, who owns what.
+//! Checks of the contract beyond the results: arguments, fingerprints, counters, aborts, buffer ownership.
 
 use fsdp_core::comm::{CollectiveKind, Comm, CommError, Pending, Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, HostSliceMut, Slice};
@@ -16,11 +16,11 @@ fn comm_error<T>(result: Result<T, Error>) -> CommError {
     }
 }
 
-/// Wrong lengths, dtypes, segment counts and shared outputs are refused before anything is sent, and the
-/// communicator still works.
+/// Checks that wrong lengths, dtypes, segment counts and shared outputs are rejected before anything is sent, and that
+/// the communicator still works afterwards.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn arguments_are_checked(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
@@ -65,8 +65,8 @@ fn reduce<M: Memory>(memory: &M, comm: &mut Comm<M>, purpose: Purpose, len: usiz
     finish(memory, comm, pending)
 }
 
-/// Waits for a collective of f32 until its results are on the host, and asks whether they can be trusted. (On a
-/// device, a collective may fail when the host has long been told how to wait for it.)
+/// Waits for a collective of f32 until its results are on the host, and checks whether they are valid. (On a device, a
+/// collective may fail long after the wait for it was enqueued.)
 fn finish<M: Memory>(memory: &M, comm: &Comm<M>, pending: Pending<M>) -> Result<(), Error> {
     for output in pending.wait_on(memory, Queue::Compute)?.outputs {
         let mut values = vec![0.0; output.len()];
@@ -75,10 +75,10 @@ fn finish<M: Memory>(memory: &M, comm: &Comm<M>, pending: Pending<M>) -> Result<
     comm.check()
 }
 
-/// Calls and bytes are counted by the closed forms, on every rank.
+/// Checks that calls and bytes are counted according to the closed formulas, on every rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
@@ -106,10 +106,10 @@ pub fn traffic_matches_formulas(launcher: &impl Launcher, ranks: usize) {
     });
 }
 
-/// Every rank gets its own buffers back: what it frees is counted as freed in its own memory.
+/// Checks that every rank gets its own buffers back: freeing them is counted in its own memory.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
@@ -143,7 +143,7 @@ pub fn buffers_come_back_to_their_rank(launcher: &impl Launcher, ranks: usize) {
     });
 }
 
-/// Runs a world that has to fail on every rank, and looks at every error.
+/// Runs a world that must fail on every rank, and checks every error.
 fn run_badly<L: Launcher>(
     launcher: &L,
     ranks: usize,
@@ -156,10 +156,10 @@ fn run_badly<L: Launcher>(
     }
 }
 
-/// After one rank aborts, every pending and future collective fails on every rank and names it.
+/// Checks that after one rank aborts, every pending and future collective fails on every rank and names that rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
     let culprit = ranks - 1;
     let body = |mut seat: Seat<_>| {
@@ -173,10 +173,10 @@ pub fn abort_reaches_every_rank(launcher: &impl Launcher, ranks: usize) {
     run_badly(launcher, ranks, &body, |error| names(error, culprit));
 }
 
-/// A pending collective that is dropped without waiting ends the world, and the errors name who dropped it.
+/// Checks that dropping a pending collective without waiting ends the world, and that the errors name the rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn dropping_a_pending_aborts(launcher: &impl Launcher, ranks: usize) {
     let body = |mut seat: Seat<_>| {
         let (memory, comm) = (&*seat.memory, &mut seat.gathers);
@@ -199,10 +199,10 @@ fn names(error: &CommError, culprit: usize) -> bool {
     }
 }
 
-/// A broadcast in which one rank expects another root is reported on every rank.
+/// Checks that a broadcast in which one rank expects another root is reported on every rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn divergent_roots_are_reported(launcher: &impl Launcher, ranks: usize) {
     if ranks == 1 {
         return;
@@ -230,10 +230,10 @@ pub fn divergent_roots_are_reported(launcher: &impl Launcher, ranks: usize) {
     }
 }
 
-/// Different lengths, purposes, kinds, operations or sequence numbers on one rank are reported on every rank.
+/// Checks that a different length, purpose, kind, operation or sequence number on one rank is reported on every rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn divergent_calls_are_reported(launcher: &impl Launcher, ranks: usize) {
     if ranks == 1 {
         return;

@@ -1,4 +1,4 @@
-//! Checks of groups, and of many collectives at once.
+//! Checks of groups, and of many collectives in flight.
 
 use fsdp_core::comm::{Comm, Completed, Pending, Purpose, ReduceOp};
 use fsdp_core::{DType, Error, Memory, Mesh, Queue};
@@ -9,8 +9,8 @@ use crate::launch::Launcher;
 
 const LEN: usize = 5;
 
-/// The ranks `members` (in world numbers) average what they have by one reduce-scatter, sum it by one all-reduce, and
-/// receive what the last of them has.
+/// The ranks `members` (numbered in the world) average their values by one reduce-scatter, sum them by one all-reduce,
+/// and receive the values of the last member by one broadcast.
 fn work_in_group<M: Memory>(
     memory: &M,
     comm: &mut Comm<M>,
@@ -54,10 +54,10 @@ fn work_in_group<M: Memory>(
     assert_contents(memory, &received[1], &values(DType::F64, members[root], 1, 1), "broadcast in a group")
 }
 
-/// The world splits into the rows (shards) and columns (replicas) of a mesh, and both work.
+/// Checks that the world splits into the rows (shards) and columns (replicas) of a mesh, and that both work.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, shards: usize) {
     let mesh = Mesh::new(replicas, shards).expect("the suite makes meshes with positive axes");
     run_well(launcher, mesh.world(), &|mut seat| {
@@ -73,10 +73,10 @@ pub fn rows_and_columns_of_a_mesh(launcher: &impl Launcher, replicas: usize, sha
     });
 }
 
-/// Groups split again, with colors that are neither dense nor ordered, while the world keeps working.
+/// Checks that groups split again, with colors that are neither dense nor ordered, while the world keeps working.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
@@ -92,11 +92,11 @@ pub fn groups_of_groups(launcher: &impl Launcher, ranks: usize) {
     });
 }
 
-/// A gather on one communicator and a reduction on another, which every rank issues and waits for in an order
-/// of its own.
+/// Checks a gather on one communicator and a reduction on another, issued and awaited in a different order on every
+/// rank.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
@@ -140,10 +140,10 @@ pub fn communicators_are_independent(launcher: &impl Launcher, ranks: usize) {
     });
 }
 
-/// Several collectives in flight on one communicator, waited for in reverse.
+/// Checks several collectives in flight on one communicator, awaited in reverse order.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn many_in_flight(launcher: &impl Launcher, ranks: usize) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;

@@ -1,7 +1,7 @@
-//! A memory for tests: slow and obvious.
+//! A memory for tests, slow and obvious.
 //!
-//! Elements are kept as `f64` or `i64` and rounded to the dtype after every operation, work is done at once,
-//! and storage that was released can not be read. It is a second opinion beside the memories that train.
+//! Elements are kept as `f64` or `i64` and rounded to the dtype after every operation, work is done immediately, and
+//! released storage cannot be read. It serves as a reference for the memories used in training.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,13 +20,13 @@ enum Data {
 }
 
 impl Data {
-    /// What a write into part of a released buffer leaves in the rest of it.
+    /// The contents of the rest of a released buffer after a write into part of it.
     fn poison(dtype: DType, len: usize) -> Self {
         if dtype.is_float() { Data::Floats(vec![f64::NAN; len]) } else { Data::Integers(vec![i64::MIN; len]) }
     }
 }
 
-/// Elements, and how much room they really take: nothing once they are released.
+/// Elements, and the bytes they occupy: 0 once released.
 #[derive(Debug)]
 struct Storage {
     data: Data,
@@ -47,7 +47,7 @@ impl Drop for Storage {
     }
 }
 
-/// Counts a buffer for as long as a handle of it lives.
+/// Counts a buffer as long as a handle to it lives.
 #[derive(Debug)]
 struct Counted {
     usage: Arc<Mutex<Usage>>,
@@ -72,12 +72,12 @@ pub struct PlainBuffer {
 }
 
 impl PlainBuffer {
-    /// Whether both read the same storage.
+    /// Whether both handles refer to the same storage.
     pub fn shares_storage_with(&self, other: &PlainBuffer) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
-    /// Whether the contents were given up.
+    /// Whether the contents were released.
     pub fn is_released(&self) -> bool {
         matches!(self.storage.data, Data::Released)
     }
@@ -106,7 +106,7 @@ impl Buffer for PlainBuffer {
     }
 }
 
-/// A memory for tests; see the module.
+/// A memory for tests; see the module documentation.
 #[derive(Debug)]
 pub struct PlainMemory {
     can_alias: bool,
@@ -115,7 +115,7 @@ pub struct PlainMemory {
 }
 
 impl PlainMemory {
-    /// An empty memory, in which buffers can share storage or can not.
+    /// Creates an empty memory; `can_alias` says whether its buffers can share storage.
     pub fn new(can_alias: bool) -> Self {
         Self { can_alias, usage: Arc::default(), resident: Arc::default() }
     }
@@ -138,7 +138,7 @@ impl PlainMemory {
     }
 }
 
-/// Combines `src` into `dst`, element by element.
+/// Combines `src` into `dst` element by element.
 fn combine(
     src: Slice<'_, PlainBuffer>,
     dst: SliceMut<'_, PlainBuffer>,

@@ -1,9 +1,8 @@
-//! The suite that every communicator must pass.
+//! The test suite that every communicator must pass.
 //!
-//! Each check is a function over a [`Launcher`], whose memory must have f32, f64, bf16, f16 and i64; it panics with
-//! what it found.
-//! [`all`] runs every check on worlds of the given sizes. Sums are compared bit for bit with the tree of
-//! [`fsdp_core::tree`], so a communicator that adds in another order does not pass.
+//! Each check is a function over a [`Launcher`] and panics with its finding; the launcher's memory must support f32,
+//! f64, bf16, f16 and i64. [`all`] runs every check on worlds of the given sizes. Sums are compared bit for bit with
+//! the tree of [`fsdp_core::tree`], so a communicator that adds in another order does not pass.
 
 mod contract;
 mod groups;
@@ -29,16 +28,16 @@ pub use groups::{
 pub use memory::{PlainBuffer, PlainMemory};
 pub use results::{all_gather, all_reduce, broadcast, reduce_scatter};
 
-/// What one rank does.
+/// The code that one rank runs.
 pub type Body<'a, M> = dyn Fn(Seat<M>) -> Result<(), Error> + Sync + 'a;
 
-/// Elements per rank of the segments of one call: none, one, several of mixed sizes, empty ones.
+/// Elements per rank of each segment of a call: no segment, one, several of mixed sizes, empty ones.
 const SEGMENTS: [&[usize]; 5] = [&[], &[1], &[7], &[3, 0, 5, 1], &[64, 129]];
 
 /// Runs every check on worlds of these sizes.
 ///
 /// # Panics
-/// When a check fails.
+/// Panics if a check fails.
 pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
     for &ranks in sizes {
         for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
@@ -49,7 +48,7 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
                 broadcast(launcher, ranks, dtype, lens);
             }
         }
-        // Bytes are moved, and never added.
+        // For dtypes that are moved but never added.
         for lens in SEGMENTS {
             all_gather(launcher, ranks, DType::U8, lens);
             broadcast(launcher, ranks, DType::U8, lens);
@@ -70,11 +69,11 @@ pub fn all(launcher: &impl Launcher, sizes: &[usize]) {
     }
 }
 
-/// Runs a body on every rank; what each of them returned, in rank order: all, or those of this process. An error ends the
-/// world, as it would in training.
+/// Runs a body on every rank; returns the results of the ranks of this process, in rank order. An error ends the world,
+/// as it would in training.
 ///
 /// # Panics
-/// When a body panics.
+/// Panics if a body panics.
 pub fn outcomes<L: Launcher>(
     launcher: &L,
     ranks: usize,
@@ -84,7 +83,7 @@ pub fn outcomes<L: Launcher>(
     let ended = launcher.launch(ranks, &|seat| {
         let rank = seat.rank;
         let outcome = body(seat);
-        // The launcher may tell of the first error only.
+        // The launcher may report only the first error.
         let ends = outcome.as_ref().map(drop).map_err(ToString::to_string);
         *kept[rank.0].lock().expect("one rank writes it") = Some(outcome);
         ends
@@ -100,7 +99,7 @@ pub fn outcomes<L: Launcher>(
     outcomes
 }
 
-/// Makes a collective as the engine does: within a schedule, which a memory may run as a whole when it ends.
+/// Runs a collective as the engine does: within a schedule, which a memory may execute as a whole at its end.
 fn in_schedule<M: Memory>(
     memory: &M,
     start: impl FnOnce() -> Result<Pending<M>, Error>,
@@ -111,7 +110,7 @@ fn in_schedule<M: Memory>(
     Ok(completed)
 }
 
-/// Runs a body that is expected to succeed on every rank.
+/// Runs a body on every rank and expects success.
 fn run_well<L: Launcher>(launcher: &L, ranks: usize, body: &Body<'_, L::Memory>) {
     for (rank, result) in outcomes(launcher, ranks, body).into_iter().enumerate() {
         result.unwrap_or_else(|error| panic!("rank {rank} of {ranks}: {error}"));

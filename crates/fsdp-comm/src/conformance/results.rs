@@ -1,4 +1,4 @@
-//! Checks of results: every collective against the slow way.
+//! Checks the results of every collective against a naive computation.
 
 use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::Buffer;
@@ -9,11 +9,11 @@ use super::values::{assert_contents, empty, filled, reduced, values};
 use super::{in_schedule, run_well};
 use crate::launch::Launcher;
 
-/// Every rank receives all inputs, in rank order; inputs are only read. `lens` are the elements per rank of
-/// each segment.
+/// Checks that every rank receives all inputs in rank order, and that inputs are only read. `lens` are the elements per
+/// rank of each segment.
 ///
 /// # Panics
-/// When the check fails, as all checks.
+/// Panics if the check fails, like all checks.
 pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;
@@ -37,15 +37,15 @@ pub fn all_gather(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     });
 }
 
-/// The reductions that there are of a dtype.
+/// The reductions that a dtype supports.
 fn operations(dtype: DType) -> &'static [ReduceOp] {
     if dtype.is_float() { &[ReduceOp::Sum, ReduceOp::Average] } else { &[ReduceOp::Sum] }
 }
 
-/// Every rank receives its part of the sum or average by the tree; the inputs come back, writable.
+/// Checks that every rank receives its part of the sum or average by the tree, and that the inputs come back writable.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
     run_well(launcher, ranks, &|mut seat| {
@@ -72,10 +72,10 @@ pub fn reduce_scatter(launcher: &impl Launcher, ranks: usize, dtype: DType, lens
     });
 }
 
-/// Every rank receives the whole sum or average by the tree, in its own buffers.
+/// Checks that every rank receives the whole sum or average by the tree, in its own buffers.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     let all: Vec<usize> = (0..ranks).collect();
     run_well(launcher, ranks, &|mut seat| {
@@ -94,10 +94,10 @@ pub fn all_reduce(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[
     });
 }
 
-/// Every rank receives the root's buffers in its own, whatever they held before, and whoever the root is.
+/// Checks that every rank receives the root's data in its own buffers, whatever they held before, for every root.
 ///
 /// # Panics
-/// When the check fails.
+/// Panics if the check fails.
 pub fn broadcast(launcher: &impl Launcher, ranks: usize, dtype: DType, lens: &[usize]) {
     run_well(launcher, ranks, &|mut seat| {
         let memory = &*seat.memory;

@@ -1,4 +1,4 @@
-//! Test data and the slow, obvious results to compare with.
+//! Test data, and the naively computed results to compare with.
 //!
 //! Values are kept as `f64` whatever the dtype: every float dtype and every integer used here fits exactly.
 
@@ -6,7 +6,7 @@ use fsdp_core::comm::ReduceOp;
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue, tree};
 
-/// `value` as the nearest of `dtype`, by way of `f32` for bf16 and f16.
+/// Rounds `value` to the nearest value of `dtype`, by way of `f32` for bf16 and f16.
 pub(super) fn round(dtype: DType, value: f64) -> f64 {
     match dtype {
         DType::F32 => f64::from(value as f32),
@@ -16,8 +16,8 @@ pub(super) fn round(dtype: DType, value: f64) -> f64 {
     }
 }
 
-/// Pseudo-random values, different for every rank and segment, of very different sizes, so that another order
-/// of addition gives other bits.
+/// Pseudo-random values, different for every rank and segment, of very different magnitudes, so that another order of
+/// addition yields other bits.
 pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> Vec<f64> {
     let value = |index: usize| {
         let mut bits = (rank as u64) << 40 | (segment as u64) << 32 | index as u64;
@@ -28,7 +28,7 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
         match dtype {
             DType::U8 => (bits >> 56) as f64,
             _ if dtype.is_float() => {
-                // In f16 sums stay below 2^16.
+                // Keeps sums in f16 below 2^16.
                 let least = if dtype == DType::F16 { 13 } else { 0 };
                 round(dtype, integer * 2f64.powi(-((bits % 23) as i32) - least))
             }
@@ -38,7 +38,7 @@ pub(super) fn values(dtype: DType, rank: usize, segment: usize, len: usize) -> V
     (0..len).map(value).collect()
 }
 
-/// The sum or average over ranks, by the tree, of what [`values`] gives each of them.
+/// The sum or average over `ranks` of their [`values`], added along the tree.
 pub(super) fn reduced(dtype: DType, op: ReduceOp, ranks: &[usize], segment: usize, len: usize) -> Vec<f64> {
     let factor = match op {
         ReduceOp::Sum => 1.0,
@@ -53,7 +53,7 @@ pub(super) fn reduced(dtype: DType, op: ReduceOp, ranks: &[usize], segment: usiz
     tree::fold(0, ranks.len(), &mut leaf, &mut add)
 }
 
-/// A new buffer with these contents, ready on `queue`.
+/// Creates a buffer with these contents, ready on `queue`.
 fn buffer<M: Memory>(memory: &M, queue: Queue, dtype: DType, values: &[f64]) -> Result<M::Buffer, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, dtype, values.len())?;
     let to = SliceMut::whole(&mut buffer);
@@ -66,13 +66,13 @@ fn buffer<M: Memory>(memory: &M, queue: Queue, dtype: DType, values: &[f64]) -> 
     Ok(buffer)
 }
 
-/// New buffers without defined contents.
+/// Creates buffers with undefined contents.
 pub(super) fn empty<M: Memory>(memory: &M, dtype: DType, lens: &[usize]) -> Result<Vec<M::Buffer>, Error> {
     lens.iter().map(|&len| memory.allocate(Category::CommStaging, dtype, len)).collect()
 }
 
-/// New buffers with what [`values`] gives this rank: one per length, each `times` as long; ready on `queue`,
-/// the one on which a collective expects its inputs.
+/// Creates buffers with the [`values`] of this rank, one per length and each `times` as long, ready on `queue`: the
+/// queue on which a collective expects its inputs.
 pub(super) fn filled<M: Memory>(
     memory: &M,
     queue: Queue,

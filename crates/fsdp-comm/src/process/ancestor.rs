@@ -1,24 +1,24 @@
-//! The process that has started those of a launcher on this node.
+//! Finds the launcher that started the processes on this node.
 //!
-//! It need not be the parent of this one: a script may stand between them, to set what depends on the rank. Such a script has
-//! the variables of the launcher too, and the launcher itself has not.
+//! It need not be the parent: a script may run in between, for example to set rank-dependent variables. Such a script
+//! has the launcher's variables in its environment; the launcher itself does not.
 
 use std::fs;
 use std::os::unix::process::parent_id;
 
 use super::place::Place;
 
-/// A process above this one.
+/// A process above this one in the process tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ancestor {
     pid: u32,
-    /// When it started, in ticks of the system: a number may be given to another process.
+    /// Start time, in clock ticks, because process ids are reused. `None` if the system does not report it.
     started: Option<u64>,
 }
 
 impl Ancestor {
-    /// The launcher: the nearest process above this one whose environment did not say from the start which process of its node it
-    /// is. Where the system does not show environments, the parent.
+    /// The launcher: the nearest ancestor that was started without the variable for the local process index. If the
+    /// system does not show environments, the parent.
     pub fn launcher(place: &Place) -> Self {
         let [_, _, local_process, _] = place.launched_by.variables();
         let mut pid = parent_id();
@@ -30,12 +30,12 @@ impl Ancestor {
         Self { pid, started: stat(pid).map(|stat| stat.started) }
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether it is still there.
+    /// Whether it is still alive.
     pub fn is_alive(&self) -> bool {
         match self.started {
             Some(started) => stat(self.pid).is_some_and(|stat| stat.started == started && !stat.is_dead),
@@ -44,24 +44,24 @@ impl Ancestor {
     }
 }
 
-/// Whether a process was started with a variable; not, if that can not be seen.
+/// Whether a process was started with a variable; false if its environment cannot be read.
 fn has_variable(pid: u32, name: &str) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let is_it = |entry: &[u8]| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
     environment.split(|&byte| byte == 0).any(is_it)
 }
 
-/// What Linux says of a process.
+/// Fields of Linux's `/proc/<pid>/stat`.
 struct Stat {
     parent: u32,
     started: u64,
-    /// It has ended, and nobody has asked how.
+    /// Whether it has ended but was not reaped.
     is_dead: bool,
 }
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may hold anything.
+    // The program name, in parentheses, may contain any character.
     let (_, fields) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split(' ').collect();
     Some(Stat {
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_start_until_it_ends() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).env("LOCAL_RANK", "1").spawn().unwrap();
-        // The system says that it runs a moment before it shows with what.
+        // The process exists shortly before its new environment is visible.
         while !has_variable(child.id(), "LOCAL_RANK") {
             std::thread::yield_now();
         }
@@ -93,7 +93,7 @@ mod tests {
         assert!(here.is_alive());
         assert!(!Ancestor { started: here.started.map(|started| started + 1), ..here }.is_alive());
         drop(child.stdin.take());
-        // Dead before anybody asks, and after.
+        // Dead before it is reaped, and after.
         while here.is_alive() {
             std::thread::yield_now();
         }

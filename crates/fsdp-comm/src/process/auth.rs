@@ -1,4 +1,4 @@
-//! Proof, both ways, that the other end of a connection knows the token of this world.
+//! Mutual proof that both ends of a connection know the token of this world.
 //!
 //! ```text
 //! caller                                        answerer
@@ -7,10 +7,10 @@
 //!   MAC of the caller (32)               ->
 //! ```
 //!
-//! A MAC is HMAC-SHA256 under the token over version, side, purpose and both nonces. So no proof can be sent back to
-//! who made it, used on a connection of another purpose, or used twice. Until the proof nothing is read or kept but these few
-//! bytes. What follows is neither encrypted nor signed: the token keeps strangers out, but does not
-//! help against who can change packets on their way.
+//! A MAC is HMAC-SHA256 under the token over version, side, purpose and both nonces. A proof therefore cannot be
+//! reflected to its sender, used on a connection of another purpose, or replayed. Before the proof, nothing but these
+//! few bytes is read or kept. What follows is neither encrypted nor signed: the token keeps strangers out, but does not
+//! protect against an attacker who can modify packets.
 
 mod deadline;
 mod token;
@@ -24,18 +24,18 @@ use sha2::Sha256;
 pub use deadline::authenticate_within;
 pub use token::{Token, TokenError};
 
-/// What this program speaks. Another number when the bytes of the proof, or of anything behind it, change.
+/// Protocol version. Change the number whenever the bytes of the proof, or of anything after it, change.
 const VERSION: [u8; 8] = *b"fsdp\0\0\0\x01";
 
 const NONCE_LEN: usize = 32;
 const MAC_LEN: usize = 32;
 
-/// Which end of a connection this is.
+/// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It has connected.
+    /// The end that connected.
     Caller,
-    /// It was connected to.
+    /// The end that accepted the connection.
     Answerer,
 }
 
@@ -48,31 +48,31 @@ impl Side {
     }
 }
 
-/// Why the other end was not believed.
+/// Why the authentication failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
-    /// The connection failed or was closed, or the time limit has passed.
+    /// The connection failed or was closed, or the time limit was exceeded.
     #[error("the connection failed while its ends proved that they know the token: {0}")]
     Connection(#[from] io::Error),
-    /// The other end is something else, or another version of this program.
+    /// The other end runs another program, or another version of this one.
     #[error(
         "the other end says {got:02x?}, expected {VERSION:02x?}: it is no process of fsdp, or of another version; \
          start the same program everywhere"
     )]
     Version {
-        /// What it said first.
+        /// The first bytes that it sent.
         got: [u8; 8],
     },
-    /// The other end knows another token.
+    /// The other end has another token.
     #[error("the other end has another token: start all processes of a run with the same one")]
     Token,
-    /// The operating system has no random numbers.
+    /// The operating system cannot provide random numbers.
     #[error("no random numbers can be had: {0}")]
     Random(#[from] getrandom::Error),
 }
 
 impl AuthError {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             AuthError::Connection(_) | AuthError::Random(_) => FailureKind::Temporary,
@@ -81,13 +81,13 @@ impl AuthError {
     }
 }
 
-/// Proves to the other end that this one knows the token, and demands the same of it. Both ends name the same
+/// Proves to the other end that this one knows the token, and demands the same proof. Both ends must pass the same
 /// `purpose`.
 ///
-/// Waits as long as the stream lets it: see [`authenticate_within`] for a limit.
+/// Blocks as long as the stream does: see [`authenticate_within`] for a limit.
 ///
 /// # Errors
-/// [`AuthError`]. The stream is of no more use then.
+/// [`AuthError`]. The stream is unusable afterwards.
 pub fn authenticate<S: Read + Write>(
     stream: &mut S,
     token: &Token,
@@ -102,7 +102,8 @@ pub fn authenticate<S: Read + Write>(
             let other = read_nonce(stream)?;
             let proof = read::<MAC_LEN, S>(stream)?;
             let nonces = [own, other];
-            // Sent even to an end that is not believed, so that it can say why as well; alone it proves nothing.
+            // Sent even if the other end's proof is wrong, so that it can report the mismatch as well; this MAC alone
+            // gives nothing away.
             write(stream, &[&prove(token, side, purpose, &nonces)])?;
             verify(token, side.other(), purpose, &nonces, &proof)
         }
@@ -116,7 +117,7 @@ pub fn authenticate<S: Read + Write>(
     }
 }
 
-/// The MAC over everything that both ends must agree on. Nonces are the caller's and the answerer's.
+/// The MAC over everything that both ends must agree on. `nonces` are the caller's, then the answerer's.
 fn mac(token: &Token, side: Side, purpose: &[u8], nonces: &[[u8; NONCE_LEN]; 2]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("HMAC takes keys of any length");
     mac.update(&VERSION);
@@ -155,7 +156,7 @@ fn read<const LEN: usize, S: Read>(stream: &mut S) -> io::Result<[u8; LEN]> {
     Ok(bytes)
 }
 
-/// One message in one write.
+/// Writes all parts in one write.
 fn write<S: Write>(stream: &mut S, parts: &[&[u8]]) -> io::Result<()> {
     stream.write_all(&parts.concat())?;
     stream.flush()

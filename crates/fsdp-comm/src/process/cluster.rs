@@ -1,4 +1,4 @@
-//! From the place of a process to its part in a world: who it meets, where it listens, what it proves itself with.
+//! Joins a world: from the place of this process to its rendezvous, listening ports, token and control plane.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -23,69 +23,69 @@ use crate::link::{Alarm, Link};
 use crate::near::{MakeLink, near_links};
 use crate::tcp::{DIRECT_FROM, TcpDoor, TcpWorld};
 
-/// How often a process looks whether the leader has said where it is.
+/// How often a process checks whether the leader has published its address.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long an address of the leader may take to answer.
+/// How long to wait for a connection to one address of the leader.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Who is silent for so many heartbeats is dead.
+/// Number of missed heartbeats after which a process counts as dead.
 const BEATS_TO_DEATH: u32 = 15;
 
-/// Keeps processes of one machine from reading each other's memory, if it is `0`.
+/// Environment variable; `0` disables direct memory reads between processes of one machine.
 const DIRECT_READS: &str = "FSDP_DIRECT_READS";
 
-/// What a process brings to a world.
+/// The inputs with which a process joins a world.
 pub struct Joining<'a> {
-    /// Its place among those that were started.
+    /// The place of this process among those that were started.
     pub place: Place,
-    /// Looks a variable of the environment up.
+    /// Looks up an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// A folder that all nodes see, if there is one: the output folder of a run.
+    /// A folder that all nodes see (the output folder of a run), if any.
     pub shared: Option<&'a Path>,
-    /// Ranks of this process.
+    /// Number of ranks of this process.
     pub local_ranks: usize,
-    /// What they compute on.
+    /// The device they compute on, for display.
     pub device: String,
-    /// How often processes say that they are there.
+    /// The heartbeat interval.
     pub heartbeat: Duration,
-    /// How long others are waited for: until all have joined, and later for a message.
+    /// Time limit for joining, and later for each message.
     pub timeout: Duration,
-    /// Whether processes on several nodes may do without a token.
+    /// Whether processes on several nodes may run without a token.
     pub is_insecure: bool,
 }
 
-/// Why a process has no part in a world.
+/// Why a process could not join a world.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// There is nowhere to meet.
+    /// The rendezvous failed.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// The interface that was asked for is not there.
+    /// The requested network interface does not exist, or the interfaces cannot be listed.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// The others did not come, or did not want this one.
+    /// Joining the control plane failed.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// Nothing keeps strangers out.
+    /// There is no token to keep strangers out.
     #[error(
         "the processes of several nodes have no token: anybody who reaches their ports could take part. Give \
          FSDP_TOKEN_FILE (a file of 64 hexadecimal digits that only you can read), or a folder that all nodes share"
     )]
     NoToken,
-    /// The leader has not said where it is.
+    /// The leader has not published its address in time.
     #[error("process 0 has not said within {} s where it can be reached: see whether it was started", waited.as_secs())]
     NoLeader {
-        /// How long it was waited for.
+        /// How long this process has waited.
         waited: Duration,
     },
-    /// The operating system failed.
+    /// The operating system cannot open a port.
     #[error("can not open a port for the data of other processes: {0}")]
     Io(#[from] io::Error),
 }
 
 impl ClusterError {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             ClusterError::Rendezvous(error) => error.kind(),
@@ -100,14 +100,14 @@ impl ClusterError {
     }
 }
 
-/// The part of this process in a world that has begun.
+/// One process's part in a world that has begun.
 pub struct Cluster {
     place: Place,
     control: Arc<Control>,
     links: Arc<MakeLink>,
     recorder: Arc<FlightRecorder>,
     met_by: String,
-    /// Removed when the world has ended.
+    /// Dropping it removes the published address when the world has ended.
     _published: Option<Published>,
     _held: Option<Held>,
 }
@@ -147,7 +147,7 @@ impl Cluster {
                 Some(address) => address,
                 None => interface::towards(leader)?,
             };
-            // The name of this machine may stand for its loopback, which others can not reach.
+            // The host name may resolve to loopback, which other nodes cannot reach.
             let is_hidden = asked.is_none() && address.is_loopback() && !place.is_one_node();
             let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
             let door = TcpDoor::bind(address)?;
@@ -179,18 +179,18 @@ impl Cluster {
         self.place
     }
 
-    /// All processes.
+    /// All processes of the world.
     pub fn roster(&self) -> &Roster {
         self.control.roster()
     }
 
-    /// How the processes have found each other, in words; on the leader with its address.
+    /// A description of the rendezvous; on the leader it may include its address.
     pub fn met_by(&self) -> &str {
         &self.met_by
     }
 
-    /// The ends of a rank, which this process holds, of connections among all ranks; channels from 0 on are those of the
-    /// [worlds](Cluster::processes) of ranks.
+    /// The link of a rank that this process holds, to all ranks, on `channel`; the [worlds](Cluster::processes) of
+    /// ranks use the channels from 0 on.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
         (self.links)(channel, rank)
     }
@@ -200,22 +200,22 @@ impl Cluster {
         self.place.process == 0
     }
 
-    /// Where all ranks come together beside collectives.
+    /// The assembly of all ranks, for communication besides collectives.
     pub fn assembly(&self) -> Arc<dyn Assembly> {
         self.control.clone()
     }
 
-    /// Where failures are told, and heard.
+    /// The alarm of the world.
     pub fn alarm(&self) -> Arc<dyn Alarm> {
         self.control.alarm()
     }
 
-    /// Lets ranks that are started from now on talk over other links than TCP.
+    /// Makes ranks that start from now on use `links` instead of TCP.
     pub fn connect_by(&mut self, links: Arc<MakeLink>) {
         self.links = links;
     }
 
-    /// The ranks of this process, with the memory that `memory` makes.
+    /// A launcher for the ranks of this process, whose memory `memory` creates.
     pub fn processes<M: Memory>(
         &self,
         memory: impl Fn(Rank, usize) -> Result<Arc<M>, Error> + Send + Sync + 'static,
@@ -225,34 +225,34 @@ impl Cluster {
         Processes::new(assembly, alarm, links, self.ranks_on_machine(), recorder, memory)
     }
 
-    /// Ranks on this machine, of all its processes.
+    /// Number of ranks on this machine, over all its processes.
     pub fn ranks_on_machine(&self) -> usize {
         self.roster().world() / self.place.processes * self.place.local_processes
     }
 
-    /// The last collectives of the ranks of this process.
+    /// The recorder of the last collectives of this process's ranks.
     pub fn recorder(&self) -> Arc<FlightRecorder> {
         self.recorder.clone()
     }
 
-    /// Tells all that something has failed here, what it calls for and why; only the first failure of the world counts.
+    /// Reports a failure of this process to the world; only the first failure of the world counts.
     pub fn fail(&self, kind: FailureKind, cause: String) {
         let rank = self.control.roster().processes[self.place.process].ranks.start;
         let last_call = self.recorder.last(None);
         self.control.fail(Failure { rank: Some(Rank(rank)), cause, kind, last_call });
     }
 
-    /// What ended the world, if something has.
+    /// The verdict that ended the world, if any.
     pub fn verdict(&self) -> Option<Verdict> {
         self.control.verdict()
     }
 
-    /// Calls `hook` when something ends the world.
+    /// Calls `hook` when the world fails.
     pub fn on_verdict(&self, hook: Box<dyn FnOnce(&Verdict) + Send>) {
         self.control.on_verdict(hook);
     }
 
-    /// Ends this process's part, when its work is done or its failure is told.
+    /// Leaves the world, when the work is done or the failure has been reported.
     pub fn leave(&self) {
         self.control.leave();
     }
@@ -279,13 +279,13 @@ impl Joining<'_> {
     }
 }
 
-/// The name of this machine.
+/// The host name of this machine.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The model of this machine's CPU, as Linux names it: with the numbers of its family, since hypervisors give CPUs of several
-/// generations one name.
+/// The CPU model of this machine as Linux reports it, with family, model and stepping, because hypervisors give CPUs of
+/// several generations the same name.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
@@ -305,7 +305,7 @@ pub fn cpu_model() -> String {
     }
 }
 
-/// The token: it may take the leader a moment to make it.
+/// Obtains the token; the leader may take a moment to create it.
 fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError> {
     let is_leader = joining.place.process == 0;
     let is_named =
@@ -330,7 +330,7 @@ fn token(joining: &Joining<'_>, meet: &Rendezvous) -> Result<Token, ClusterError
 fn first_address(meet: &Rendezvous, timeout: Duration) -> Result<SocketAddr, ClusterError> {
     let begin = Instant::now();
     loop {
-        // A store that is not there yet is waited for too.
+        // A rendezvous that is not available yet is retried too.
         let found = meet.find();
         let answers = |address: &&SocketAddr| TcpStream::connect_timeout(address, ANSWER_WITHIN).is_ok();
         if let Some(address) = found.as_ref().ok().and_then(|addresses| addresses.iter().find(answers)) {

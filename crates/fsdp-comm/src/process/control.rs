@@ -1,8 +1,8 @@
 //! The control plane of a process: the [protocol](super) over TCP.
 //!
-//! One thread serves all connections of a process, so a slow one never holds up the others; a leader of hundreds of
-//! processes has no more threads than one of two. Connections of strangers are kept away from it until they have proven
-//! that they know the token.
+//! One thread serves all connections of a process without blocking, so a slow connection never delays the others, and a
+//! leader of hundreds of processes has as many threads as a leader of two. New connections reach this thread only after
+//! they have proven that they know the token.
 
 mod connection;
 mod driver;
@@ -35,27 +35,27 @@ use shared::Shared;
 
 pub use error::{JoinError, Obstacle};
 
-/// What connections of the control plane prove that they are for.
+/// The purpose that connections of the control plane authenticate for.
 const PURPOSE: &[u8] = b"control";
 
-/// Who a process is, and how long it waits.
+/// The identity of a process in the control plane, and its time limits.
 #[derive(Clone, Debug)]
 pub struct ControlOptions {
     /// Index of this process.
     pub process: usize,
     /// Number of processes.
     pub processes: usize,
-    /// How many ranks this process holds: at least one.
+    /// Number of ranks of this process; at least 1.
     pub local_ranks: usize,
-    /// What others are told of this process.
+    /// Facts about this process for the roster.
     pub facts: Facts,
     /// The token of the run.
     pub token: Token,
-    /// How often a process says that it is there: more than 0.
+    /// Heartbeat interval; more than 0.
     pub heartbeat: Duration,
-    /// Who is silent for so long is dead: several heartbeats.
+    /// Silence after which a process counts as dead; several heartbeats.
     pub dead_after: Duration,
-    /// How long to wait until all processes are there.
+    /// Time limit until all processes have joined.
     pub join_timeout: Duration,
 }
 
@@ -76,8 +76,8 @@ impl ControlOptions {
     }
 }
 
-/// The part of one process in a world that has begun. Dropping it without [`Control::leave`] is, for all others, the
-/// death of this process.
+/// One process's part in a world that has begun. To the other processes, dropping it without [`Control::leave`] looks
+/// like the death of this process.
 pub struct Control {
     shared: Arc<Shared>,
     roster: Roster,
@@ -86,7 +86,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Waits at `listener` until all other processes have joined: what process 0 does. Refuses whoever comes later.
+    /// Runs on process 0: waits at `listener` until all other processes have joined. Later arrivals are refused.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -95,8 +95,8 @@ impl Control {
         join::lead(listener, options).and_then(|(driver, roster)| Self::begin(driver, roster, process))
     }
 
-    /// Joins process 0: what all others do. `leader` says where it listens, and is asked again before each new try: it
-    /// may have been started later, or anew.
+    /// Runs on all other processes: joins process 0. `leader` returns its addresses and is called again before each
+    /// attempt: process 0 may start later, or restart.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -129,42 +129,43 @@ impl Control {
         self.process
     }
 
-    /// The alarm of this process. What is raised here is known here at once, and told to the leader; when there is a
-    /// verdict, that is what [`Alarm::raised`] gives from then on.
+    /// The alarm of this process. A raised error is visible here at once and is reported to the leader; once there is a
+    /// verdict, [`Alarm::raised`] returns that instead.
     pub fn alarm(&self) -> Arc<dyn Alarm> {
         self.shared.clone()
     }
 
-    /// Tells others, from now on, which collective this process has begun last, as `recorder` has it.
+    /// From now on, reports to the other processes the last collective that this process has begun, according to
+    /// `recorder`.
     pub fn record(&self, recorder: Arc<FlightRecorder>) {
         self.shared.record(recorder);
     }
 
-    /// Tells that something has failed in this process: an [`Alarm::raise`] that says more.
+    /// Reports a failure of this process: an [`Alarm::raise`] with more details.
     pub fn fail(&self, failure: Failure) {
         let rank = failure.rank.unwrap_or(Rank(self.local().start));
         self.shared.fail(CommError::PeerFailed { rank, reason: failure.cause.clone() }, failure);
     }
 
-    /// What ended the world, if something has.
+    /// The verdict that ended the world, if any.
     pub fn verdict(&self) -> Option<Verdict> {
         self.shared.verdict()
     }
 
-    /// Calls `hook` as soon as there is a verdict: at once if there is one, or else in the thread of the control plane,
-    /// which it must not hold up. It must not own this control plane.
+    /// Calls `hook` as soon as there is a verdict: immediately if there already is one, otherwise on the thread of the
+    /// control plane, which it must not block. It must not own this control plane.
     pub fn on_verdict(&self, hook: Box<dyn FnOnce(&Verdict) + Send>) {
         self.shared.on_verdict(hook);
     }
 
-    /// Ends this process's part: all went well, or its failure is known. Waits until others know; the leader waits until
-    /// they have left: for at most a minute, or a few seconds when the world has failed.
+    /// Leaves the world, after success or a reported failure. Waits until the others know; the leader waits until they
+    /// have left, for at most a minute, or a few seconds if the world has failed.
     pub fn leave(&self) {
         self.shared.request(Request::Leave);
         self.shared.wait_until_left();
     }
 
-    /// A value must fit into a message.
+    /// Checks that a value fits into a message.
     fn check_len(&self, topic: &str, value: &[u8]) -> Result<(), CommError> {
         if value.len() <= VALUE_MAX {
             return Ok(());
@@ -229,7 +230,7 @@ impl Assembly for Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.shared.abandon();
-        // It panics only with a bug of ours, which was reported then.
+        // It panics only on an internal bug, which was reported at that time.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }

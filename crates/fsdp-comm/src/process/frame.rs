@@ -1,35 +1,35 @@
-//! Messages as bytes.
+//! Wire format of the control plane's messages.
 //!
 //! ```text
 //! u32  length of the text          all numbers are little-endian
 //! u32  length of the value
-//! u64  generation of the world     0 in a join, which does not know it
-//!      text                        JSON: what is said
-//!      value                       bytes that are given or announced, as they are
+//! u64  generation of the world     0 in a join, whose sender does not know it
+//!      text                        JSON: the message without its value
+//!      value                       raw bytes that are given or announced
 //! ```
 
 use super::message::Message;
 
 const HEADER_LEN: usize = 16;
 
-/// A roster of ten thousand processes has a tenth of this.
+/// The roster of ten thousand processes takes a tenth of this.
 const TEXT_MAX: usize = 16 << 20;
 
-/// The most bytes that a rank gives to a topic, or a process announces, from one process to another.
+/// The maximum length, in bytes, of a value given or announced across processes.
 pub const VALUE_MAX: usize = 1 << 30;
 
-/// What opens a connection, in both directions, is short and has no value.
+/// The first message in each direction is short and has no value.
 const FIRST_TEXT_MAX: usize = 64 << 10;
 const FIRST_VALUE_MAX: usize = 0;
 
-/// What is sent over a connection.
+/// A message on a connection, with the generation of its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) generation: u64,
     pub(super) message: Message,
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a valid frame.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
     #[error("it sent a message of {text} + {value} bytes; up to {text_max} + {value_max} are taken")]
@@ -43,7 +43,7 @@ pub(super) enum FrameError {
 }
 
 impl Frame {
-    /// The bytes of this frame.
+    /// Encodes this frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let text = serde_json::to_vec(&self.message).expect("messages are trees of plain values");
         let value = self.message.value();
@@ -58,24 +58,24 @@ impl Frame {
     }
 }
 
-/// Makes frames of bytes as they come. It keeps no more than has come.
+/// Decodes frames from a stream of bytes. Buffers no more than it has received.
 #[derive(Default)]
 pub(super) struct Decoder {
     bytes: Vec<u8>,
-    /// Where the next frame begins.
+    /// Start of the next frame in `bytes`.
     at: usize,
     is_begun: bool,
 }
 
 impl Decoder {
-    /// More bytes.
+    /// Appends received bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame; `None` until all of it is there.
+    /// Returns the next frame, or `None` while it is incomplete.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let rest = &self.bytes[self.at..];
         let Some((header, rest)) = rest.split_first_chunk::<HEADER_LEN>() else {
@@ -104,7 +104,7 @@ impl Decoder {
         Ok(Some(Frame { generation: u64::from(high) << 32 | u64::from(low), message }))
     }
 
-    /// Nothing more comes.
+    /// Checks, at the end of the stream, that no partial frame is left.
     pub(super) fn end(&self) -> Result<(), FrameError> {
         if self.at == self.bytes.len() { Ok(()) } else { Err(FrameError::Torn) }
     }

@@ -1,8 +1,8 @@
-//! Which network interface others reach this process by.
+//! Selects the network interface over which others reach this process.
 //!
-//! As NCCL has it: `FSDP_SOCKET_IFNAME`, or else `NCCL_SOCKET_IFNAME`, is a list of prefixes of names (`eth,ib`); with `=`
-//! in front of whole names, with `^` of those that are not taken. Without either it is the interface that leads to
-//! the process of rank 0; and loopback where all processes are on one node.
+//! The rules are NCCL's: `FSDP_SOCKET_IFNAME`, or else `NCCL_SOCKET_IFNAME`, is a list of name prefixes (`eth,ib`). A
+//! leading `=` makes them whole names, a leading `^` excludes them instead. Without either variable, it is the
+//! interface that routes to the process of rank 0, or loopback if all processes are on one node.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,43 +10,43 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 /// An interface that is up, and one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// As the system names it.
+    /// Its name in the operating system.
     pub name: String,
     /// Its address.
     pub address: IpAddr,
 }
 
-/// No interface is as it was asked for.
+/// Why the requested interface could not be selected.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// The system does not say which there are.
+    /// The operating system cannot list the interfaces.
     #[error("can not list the network interfaces of this machine: {0}")]
     List(#[from] io::Error),
-    /// None matches.
+    /// No interface matches.
     #[error("{variable} is `{value}`, which matches none of the network interfaces {}", names(there))]
     NoMatch {
-        /// Where it was asked for.
+        /// The variable that requested it.
         variable: &'static str,
-        /// What.
+        /// The value of the variable.
         value: String,
-        /// What there is.
+        /// The interfaces of this machine.
         there: Vec<Interface>,
     },
 }
 
-/// The variables that name interfaces, in the order in which they count.
+/// The variables that request interfaces, in order of precedence.
 const VARIABLES: [&str; 2] = ["FSDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
 
-/// All interfaces with an address.
+/// Returns all interfaces with an address.
 ///
 /// # Errors
-/// Those of the operating system.
+/// The error of the operating system.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let found = if_addrs::get_if_addrs()?;
     Ok(found.into_iter().map(|found| Interface { address: found.ip(), name: found.name }).collect())
 }
 
-/// The address of this machine that was asked for; `None` if no variable asks.
+/// Returns the requested address of this machine; `None` if no variable is set or the first one that is set is empty.
 ///
 /// # Errors
 /// [`InterfaceError`].
@@ -66,7 +66,7 @@ fn asked_for_of(
     }
 }
 
-/// Whether a name is one of a list, by NCCL's rules.
+/// Whether `name` is selected by `list`, according to NCCL's rules.
 fn matches(list: &str, name: &str) -> bool {
     let (excludes, list) = list.strip_prefix('^').map_or((false, list), |list| (true, list));
     let (is_exact, list) = list.strip_prefix('=').map_or((false, list), |list| (true, list));
@@ -75,10 +75,10 @@ fn matches(list: &str, name: &str) -> bool {
     is_listed != excludes
 }
 
-/// The address of this machine on the way to another one. Nothing is sent.
+/// Returns the address of this machine on the route to `leader`. Sends nothing.
 ///
 /// # Errors
-/// Those of the operating system: there is no way.
+/// The error of the operating system, if there is no route.
 pub fn towards(leader: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr =
         if leader.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -87,10 +87,11 @@ pub fn towards(leader: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Where a port of this machine can be reached: if it answers everywhere, at each address of the machine, loopback last.
+/// Returns the addresses at which a port of this machine can be reached: if it listens on all interfaces, every address
+/// of the machine, loopback last.
 ///
 /// # Errors
-/// Those of [`interfaces`].
+/// The errors of [`interfaces`].
 pub fn reachable(port: SocketAddr) -> io::Result<Vec<SocketAddr>> {
     if !port.ip().is_unspecified() {
         return Ok(vec![port]);

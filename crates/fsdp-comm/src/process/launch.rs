@@ -1,4 +1,4 @@
-//! The launcher of ranks that live in several processes: each process runs its own, as threads, over links.
+//! The launcher of a world of several processes: each process runs its own ranks as threads, connected by links.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,13 +15,13 @@ use crate::ranks::{first_failure, run_ranks};
 use crate::rendezvous::Failure;
 use crate::{Alarm, FlightRecorder, LinkComm, MakeLink};
 
-/// Channels of one world: two of all ranks, and those that are split off.
+/// Channels reserved per world: two for all ranks, the others for split groups.
 const CHANNELS_PER_WORLD: u64 = 64;
 
-/// Enough for the deepest recursion of a rank, which is that of an unoptimized build.
+/// Stack size of a rank's thread: enough for the deepest recursion in an unoptimized build.
 const STACK_BYTES: usize = 8 << 20;
 
-/// The ranks of this process, in a world of several.
+/// Launches the ranks of this process in a world of several processes.
 pub struct Processes<M> {
     assembly: Arc<dyn Assembly>,
     alarm: Arc<dyn Alarm>,
@@ -29,24 +29,25 @@ pub struct Processes<M> {
     memory: Box<MakeMemory<M>>,
     ranks_on_machine: usize,
     recorder: Arc<FlightRecorder>,
-    /// Worlds that were assembled, and launched.
+    /// Number of worlds assembled, and of worlds launched.
     assembled: AtomicU64,
     launched: AtomicU64,
 }
 
-/// A world of another size than there are ranks.
+/// A launch asked for a world of another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a world of {asked} ranks was asked for, and the processes that were started hold {there}")]
 pub struct OtherWorld {
-    /// Ranks that were asked for.
+    /// Number of ranks in the launch.
     pub asked: usize,
-    /// Ranks that there are.
+    /// Number of ranks that the started processes hold.
     pub there: usize,
 }
 
 impl<M: Memory> Processes<M> {
-    /// Ranks that come together over `assembly`, talk over `links`, tell and hear failures by `alarm`, and have the memory
-    /// that `memory` makes in each rank's thread; of all ranks so many are on this machine. Their collectives are recorded.
+    /// Creates a launcher whose ranks meet over `assembly`, communicate over `links`, and report and learn of failures
+    /// through `alarm`. `memory` creates the memory of each rank, on its thread. `ranks_on_machine` is the number of
+    /// ranks on this machine, over all processes. Collectives are recorded in `recorder`.
     pub fn new(
         assembly: Arc<dyn Assembly>,
         alarm: Arc<dyn Alarm>,
@@ -68,7 +69,7 @@ impl<M: Memory> Processes<M> {
         }
     }
 
-    /// What a rank has in world number `number`.
+    /// Creates the seat of a rank in world number `number`.
     fn seat<E>(&self, rank: Rank, number: u64) -> Result<Seat<M>, FailureReason<E>> {
         let comm = |channel| {
             let link = (self.links)(number * CHANNELS_PER_WORLD + channel, rank);
@@ -122,14 +123,14 @@ impl<M: Memory> Launcher for Processes<M> {
     }
 }
 
-/// The assembly of one of several worlds of the same processes: its topics are its own.
+/// The assembly of one of several worlds of the same processes: it prefixes all topics with a name.
 pub struct Scoped {
     all: Arc<dyn Assembly>,
     prefix: String,
 }
 
 impl Scoped {
-    /// The topics of all that begin with this name.
+    /// Restricts `all` to the topics that begin with `name`.
     pub fn new(all: &Arc<dyn Assembly>, name: &str) -> Self {
         Self { all: Arc::clone(all), prefix: format!("{name}: ") }
     }

@@ -1,4 +1,4 @@
-//! What the leader and the other processes tell each other.
+//! The messages between the leader and the members.
 
 use std::fmt;
 
@@ -7,27 +7,27 @@ use serde::{Deserialize, Serialize};
 
 use super::world::{Facts, Failure, Roster, Verdict};
 
-/// What a process says first.
+/// The first message of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Join {
     /// Version of its program.
     pub(super) version: String,
-    /// Its index.
+    /// Index of the process.
     pub(super) process: usize,
-    /// How many processes it expects.
+    /// Number of processes that it expects.
     pub(super) processes: usize,
-    /// How many ranks it holds.
+    /// Number of ranks that it holds.
     pub(super) local_ranks: usize,
-    /// A random number of this process, which tells it from another one with its index. Host and pid do not: containers
-    /// share them.
+    /// A random number that identifies this process among others with the same index. Host and pid do not suffice:
+    /// containers may share them.
     pub(super) nonce: u64,
     pub(super) facts: Facts,
 }
 
-/// Everything that is said, by whom and when: see [`process`](super).
+/// All messages; [`process`](super) documents who sends which and when.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    // From other processes to the leader.
+    // From members to the leader.
     Join(Join),
     Ready {
         round: u32,
@@ -39,7 +39,7 @@ pub(super) enum Message {
         #[serde(skip)]
         value: Vec<u8>,
     },
-    /// The collective that a rank of the process has begun last.
+    /// The collective that a rank of the process has begun last. From both sides.
     Calling {
         call: String,
     },
@@ -54,7 +54,7 @@ pub(super) enum Message {
         round: u32,
     },
     Verdict(Verdict),
-    // From both.
+    // From both sides.
     Announce {
         topic: String,
         #[serde(skip)]
@@ -65,7 +65,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// The bytes that travel as they are.
+    /// The raw bytes of the value; empty if the message has none.
     pub(super) fn value(&self) -> &[u8] {
         match self {
             Message::Give { value, .. } | Message::Announce { value, .. } => value,
@@ -73,7 +73,7 @@ impl Message {
         }
     }
 
-    /// Where these bytes go; `None` when there are none in such a message.
+    /// The buffer for these bytes; `None` for messages without a value.
     pub(super) fn value_mut(&mut self) -> Option<&mut Vec<u8>> {
         match self {
             Message::Give { value, .. } | Message::Announce { value, .. } => Some(value),
@@ -83,7 +83,7 @@ impl Message {
 }
 
 impl fmt::Debug for Message {
-    /// The name; what it carries may be long.
+    /// The name only; the contents may be long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Message::Join(_) => "join",
@@ -103,10 +103,10 @@ impl fmt::Debug for Message {
     }
 }
 
-/// Why a leader does not let a process join.
+/// Why a leader refuses a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// Its program is of another version.
+    /// It runs another version of the program.
     #[error(
         "its program is fsdp {got}, but process 0 runs fsdp {expected}: start the same program everywhere"
     )]
@@ -121,9 +121,9 @@ pub enum Refusal {
         "it was told of {got} processes, but process 0 of {expected}: give every process the same number"
     )]
     Processes {
-        /// As the leader knows.
+        /// As the leader expects.
         expected: usize,
-        /// As the process knows.
+        /// As the process expects.
         got: usize,
     },
     /// Its index is not below the number of processes.
@@ -134,16 +134,16 @@ pub enum Refusal {
         /// The number of processes.
         processes: usize,
     },
-    /// Another process has its index, and is connected.
+    /// Another process with the same index is connected.
     #[error(
         "process {process} is there already (pid {pid} on host {host}): give every process its own index"
     )]
     Duplicate {
         /// The index.
         process: usize,
-        /// The machine of the other one.
+        /// The host of that process.
         host: String,
-        /// Its number there.
+        /// Its process id.
         pid: u32,
     },
     /// The world has begun without it.
@@ -152,7 +152,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             Refusal::Version { .. }

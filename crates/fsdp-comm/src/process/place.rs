@@ -1,18 +1,20 @@
-//! Who this process is among those that a launcher has started, by the variables that the launcher sets.
+//! Determines this process's place among those that a launcher has started, from the variables that the launcher sets.
 //!
-//! A pure function of the environment, so that it is tested without one. It looks for worlds of more than one process.
+//! A pure function of the environment, so it can be tested without one. It recognizes only worlds of more than one
+//! process.
 //!
-//! Slurm is recognised by `SLURM_STEP_NUM_TASKS`, which only `srun` sets for the tasks of a step. In a script of `sbatch`
-//! `SLURM_NTASKS` is what was asked for, and `SLURM_PROCID` is 0; a command that is started there without `srun` is alone.
+//! Slurm is recognized by `SLURM_STEP_NUM_TASKS`, which only `srun` sets, for the tasks of a step. In a script of
+//! `sbatch`, `SLURM_NTASKS` is the requested number and `SLURM_PROCID` is 0; a command started there without `srun`
+//! runs alone.
 //!
-//! An `mpirun` inside of Slurm often starts its own helpers by `srun`, one per node, and its processes inherit the
-//! variables of that step. So those of `mpirun` come first; `PMI_RANK` alone says nothing, because `srun --mpi=pmi2` sets
-//! it too, and Hydra (MPICH, Intel MPI) is known by `MPI_LOCALRANKID`. A launcher that sets `PMIX_RANK` only does not say
-//! how many processes there are, and is not recognised.
+//! An `mpirun` inside a Slurm job often starts its own helpers with `srun`, one per node, and its processes inherit the
+//! variables of that step. The variables of `mpirun` therefore take precedence. `PMI_RANK` alone is ambiguous, because
+//! `srun --mpi=pmi2` sets it too, so Hydra (MPICH, Intel MPI) is recognized by `MPI_LOCALRANKID`. A launcher that sets
+//! only `PMIX_RANK` does not provide the number of processes and is not recognized.
 
 use std::fmt;
 
-/// What has started the processes.
+/// The launcher that started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaunchedBy {
     /// `fsdp launch`.
@@ -30,13 +32,13 @@ pub enum LaunchedBy {
 }
 
 impl LaunchedBy {
-    /// The variables by which it is recognised: the number of a process, how many there are, and the same on its node.
+    /// The variables that identify it: process index, number of processes, and both again within the node.
     pub fn variables(self) -> [&'static str; 4] {
         let of = LAUNCHERS.into_iter().find(|(launcher, _)| *launcher == self);
         of.expect("every launcher has variables").1
     }
 
-    /// Whether its processes can begin MPI.
+    /// Whether its processes can initialize MPI.
     pub fn has_mpi(self) -> bool {
         matches!(self, LaunchedBy::OpenMpi | LaunchedBy::Hydra | LaunchedBy::Mvapich)
     }
@@ -58,15 +60,15 @@ impl fmt::Display for LaunchedBy {
 /// The place of a process in a world of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Who started it.
+    /// The launcher.
     pub launched_by: LaunchedBy,
-    /// Its number, from 0. Processes of one node have numbers that follow each other.
+    /// Index of the process, from 0. Processes of one node have consecutive indices.
     pub process: usize,
-    /// How many there are.
+    /// Number of processes.
     pub processes: usize,
-    /// Its number on its node.
+    /// Index on its node, from 0.
     pub local_process: usize,
-    /// How many there are on its node.
+    /// Number of processes on its node.
     pub local_processes: usize,
 }
 
@@ -77,7 +79,7 @@ impl Place {
     }
 }
 
-/// The variables of each launcher. When several are set, the innermost comes first: torchrun is often started by srun or mpirun.
+/// The variables of each launcher, the innermost launcher first: torchrun is often started by srun or mpirun.
 const LAUNCHERS: [(LaunchedBy, [&str; 4]); 6] = [
     (LaunchedBy::Fsdp, ["FSDP_PROCESS", "FSDP_PROCESSES", "FSDP_LOCAL_PROCESS", "FSDP_LOCAL_PROCESSES"]),
     (LaunchedBy::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
@@ -106,36 +108,37 @@ const LAUNCHERS: [(LaunchedBy, [&str; 4]); 6] = [
     ),
 ];
 
-/// A launcher has set variables that contradict each other.
+/// The variables of a launcher are inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// A variable is missing, or no number.
+    /// A variable is missing or not a number.
     #[error("{launched_by} has set {present}, but {variable} is {}", value.as_deref().unwrap_or("not set"))]
     NoNumber {
         /// The launcher.
         launched_by: LaunchedBy,
         /// A variable that it has set.
         present: &'static str,
-        /// One that it should have set too.
+        /// A variable that it should have set too.
         variable: &'static str,
-        /// What that is.
+        /// Its value; `None` if it is not set.
         value: Option<String>,
     },
-    /// A number is beyond its range.
+    /// An index is out of range.
     #[error("{launched_by} says that this is process {process} of {processes}, by {variable}")]
     Range {
         /// The launcher.
         launched_by: LaunchedBy,
         /// The variable.
         variable: &'static str,
-        /// The number, from 0.
+        /// The index, from 0.
         process: usize,
-        /// How many there are.
+        /// The number of processes.
         processes: usize,
     },
 }
 
-/// The place of this process, if it is one of several; `variable` looks a variable of the environment up.
+/// Returns the place of this process if it is one of several, `None` otherwise; `variable` looks up an environment
+/// variable.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -144,14 +147,14 @@ pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Pla
     let is_several = |(launcher, [process, processes, local_process, _]): &(LaunchedBy, [&str; 4])| {
         number(process).is_some()
             && number(processes).is_some_and(|processes| processes > 1)
-            // PMI_RANK is set by srun too.
+            // srun sets PMI_RANK too.
             && (*launcher != LaunchedBy::Hydra || variable(local_process).is_some())
     };
     let found = LAUNCHERS.into_iter().find(is_several);
     found.map(|(launched_by, names)| place(launched_by, names, variable)).transpose()
 }
 
-/// Whether a launcher has started this process as the only one; `variable` looks a variable of the environment up.
+/// Whether a launcher has started this process as the only one; `variable` looks up an environment variable.
 pub fn is_only_one(variable: &dyn Fn(&str) -> Option<String>) -> bool {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
     LAUNCHERS
@@ -187,7 +190,7 @@ fn place(
     Ok(Place { launched_by, process, processes, local_process, local_processes })
 }
 
-/// Tasks of a node, of Slurm's counts per node: `4(x2),3`.
+/// Number of tasks on a node, from Slurm's counts per node: `4(x2),3`.
 fn tasks_of_node(counts: &str, node: usize) -> Option<usize> {
     let mut first = 0;
     for group in counts.trim().split(',') {

@@ -1,5 +1,5 @@
-//! The control plane without sockets, clocks and threads: what a process says, and what it concludes from what it
-//! hears. The rules are in the documentation of [`process`](super).
+//! The control plane as state machines, without sockets, clocks or threads. The rules are in the documentation of
+//! [`process`](super).
 
 mod leader;
 mod member;
@@ -18,82 +18,82 @@ pub(super) use leader::Leader;
 pub(super) use member::Member;
 pub(super) use pulse::Pulse;
 
-/// How long after a verdict the rest of a world may go on giving and announcing.
+/// How long after a verdict the remaining processes may go on giving and announcing.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
-/// How long the leader waits, when all is well, for processes that have not said goodbye.
+/// How long the leader of a successful world waits for processes that have not said goodbye.
 pub(super) const LEAVE_MAX: Duration = Duration::from_secs(60);
 
-/// A connection, by a number that is used once in a process.
+/// Identifies a connection; ids are never reused within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ConnectionId(pub(super) usize);
 
-/// What the ranks of this process ask for.
+/// A request of the ranks of this process.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Give a value. Not of the leader, which has the board.
+    /// Give a value. Not used on the leader, which has the board.
     Give { topic: String, rank: usize, value: Vec<u8> },
     /// Announce a value to all processes.
     Announce { topic: String, value: Vec<u8> },
-    /// Say which collective was begun last: to the leader, and the leader to all.
+    /// Report the collective that was begun last: a member to the leader, the leader to all.
     Calling { call: String },
-    /// Something failed here.
+    /// Report a failure of this process.
     Fail(Failure),
-    /// All is done here.
+    /// Leave: this process is done.
     Leave,
 }
 
-/// What is to be done.
+/// An action for the driver.
 #[derive(Debug)]
 pub(super) enum Output {
     /// Send a frame over some connections.
     Send(Vec<ConnectionId>, Frame),
-    /// Close a connection behind what was sent.
+    /// Close a connection, after what was sent.
     Close(ConnectionId),
-    /// Tell this process.
+    /// Notify this process.
     Event(Event),
 }
 
-/// What this process is told.
+/// A notification for this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The leader does not let this process join.
+    /// The leader refuses this process.
     Refused(Refusal),
-    /// The connection was lost before the world began: join again.
+    /// The connection was lost before the world began; the process should join again.
     Dropped { reason: String },
     /// The world begins.
     Go(Roster),
-    /// A rank has given.
+    /// A rank has given a value.
     Gave { topic: String, rank: usize, value: Vec<u8> },
-    /// Another process has announced.
+    /// Another process has announced a value.
     Announced { topic: String, value: Vec<u8> },
     /// The world has failed.
     Verdict(Verdict),
-    /// Nothing more comes from some ranks.
+    /// Some ranks will give and announce nothing more.
     Lost { ranks: Range<usize>, error: CommError },
-    /// This process has no further part in the world.
+    /// This process has left the world.
     Left,
 }
 
-/// One process of a world.
+/// The state machine of one process of a world.
 pub(super) trait Machine: Send {
-    /// A connection is there, and its ends believe each other.
+    /// An authenticated connection was established.
     fn opened(&mut self, connection: ConnectionId);
 
-    /// A frame has come.
+    /// A frame has arrived.
     fn received(&mut self, connection: ConnectionId, frame: Frame);
 
-    /// A connection has ended, and not by [`Output::Close`].
+    /// A connection has ended other than by [`Output::Close`].
     fn closed(&mut self, connection: ConnectionId, reason: &str);
 
-    /// `passed` has passed since this machine was made. Called often, and after what has come until then was received: a
-    /// process that was stopped would otherwise blame those whose messages it has not read.
+    /// Advances the time to `passed` since this machine was created. To be called often, and after receiving everything
+    /// that has arrived: otherwise a process that was stopped would blame others whose messages it has not read.
     fn tick(&mut self, passed: Duration);
 
-    /// This process asks for something.
+    /// Handles a request of this process.
     fn request(&mut self, request: Request);
 
-    /// What is to be done since the last call.
+    /// Returns the actions since the last call.
     fn take(&mut self) -> Vec<Output>;
 }
 

@@ -1,11 +1,11 @@
-//! How the processes of a world find the one of rank 0, and the token that they prove themselves with.
+//! How the processes of a world find the process of rank 0, and obtain the token for authentication.
 //!
-//! On one node: a directory in the temporary files of the machine that only this user can read, named by what the launcher
-//! has in common for its processes. On several, in this order: what `FSDP_RENDEZVOUS` says (`host:port`), torchrun's
-//! store, a port of Slurm's first host; else, and for the token, the folder that all share, which is the output folder of the
-//! run.
+//! On one node, they meet in a directory among the machine's temporary files that only this user can read, named after
+//! something that the launcher's processes have in common. On several nodes, the first of these applies:
+//! `FSDP_RENDEZVOUS` (`host:port`), torchrun's store, a port on the first host of the Slurm step, the folder shared by
+//! all nodes (the output folder of the run). The shared folder also holds the token.
 //!
-//! What is found may be of a process that is dead, so whoever does not get through looks again.
+//! A published address may belong to a dead process, so a process that cannot connect looks it up again.
 
 pub mod abandoned;
 pub mod election;
@@ -32,49 +32,49 @@ use tcp_store::TcpStore;
 /// The key of the leader's addresses in torchrun's store.
 const STORE_KEY: &str = "/fsdp/leader";
 
-/// The file of the leader's addresses, in a folder that all processes see.
+/// The file with the leader's addresses, in a folder that all processes see.
 pub const LEADER_FILE: &str = ".leader";
 
-/// The file of the token, in the same folder.
+/// The file with the token, in the same folder.
 pub const TOKEN_FILE: &str = ".token";
 
-/// The folder by which the nodes of `fsdp launch` find each other, in the same folder.
+/// The folder through which the nodes of `fsdp launch` find each other, in the same folder.
 pub const LAUNCH_FOLDER: &str = ".launch";
 
-/// How the leader is found.
+/// The way in which processes find the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
     way: Way,
-    /// Where the token is, if no variable says it.
+    /// Where the token is, unless a variable names one; empty if there is no folder.
     folder: PathBuf,
-    /// Whether the folder is there for this purpose only, and may be read by nobody else.
+    /// Whether the folder exists only for this purpose and must not be readable by others.
     is_private: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Way {
-    /// The leader answers at a port that is agreed.
+    /// The leader listens on an agreed port.
     Port { host: String, port: u16 },
-    /// It says in torchrun's store where it answers.
+    /// The leader publishes its address in torchrun's store.
     Store { host: String, port: u16 },
-    /// It says so in a file of the folder.
+    /// The leader publishes its address in a file of the folder.
     File,
 }
 
-/// Why processes can not find each other.
+/// Why processes cannot find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// A variable is not as it should be.
+    /// An environment variable has an invalid value.
     #[error("{variable} is `{value}`, expected {expected}")]
     Variable {
         /// Its name.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The expected form.
         expected: &'static str,
     },
-    /// Processes of several nodes have no folder in common.
+    /// Processes on several nodes have no common folder or address.
     #[error(
         "the processes that {launched_by} has started on several nodes do not know where to meet: give FSDP_RENDEZVOUS \
          (host:port of the node of process 0) and FSDP_TOKEN_FILE"
@@ -83,26 +83,26 @@ pub enum RendezvousError {
         /// The launcher.
         launched_by: LaunchedBy,
     },
-    /// A folder or file that processes meet by can not be used.
+    /// A folder or file used for the rendezvous is not accessible.
     #[error("can not {action} {}, by which processes find each other: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// On what.
+        /// The file or folder.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
     },
-    /// A folder with a name that anybody could have taken belongs to somebody else.
+    /// A folder with a predictable name belongs to another user or is accessible to others.
     #[error("{} belongs to another user or can be read by others; remove it", path.display())]
     NotPrivate {
         /// The folder.
         path: PathBuf,
     },
-    /// The port or store can not be reached.
+    /// The port or store cannot be reached.
     #[error("can not reach {what} at {host}:{port}, by which processes find each other: {source}")]
     Network {
-        /// What is there.
+        /// The service there.
         what: &'static str,
         /// The host.
         host: String,
@@ -111,13 +111,13 @@ pub enum RendezvousError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The token can not be used.
+    /// The token is invalid or cannot be read.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
 
 impl RendezvousError {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             RendezvousError::Variable { .. }
@@ -131,8 +131,8 @@ impl RendezvousError {
 }
 
 impl Rendezvous {
-    /// Where the processes of a world meet. `variable` looks a variable of the environment up; `shared` is a folder that all
-    /// nodes see, if there is one; `launcher` is the [process](super::ancestor) that has started them on this node.
+    /// Selects the rendezvous of a world. `variable` looks up an environment variable; `shared` is a folder that all
+    /// nodes see, if any; `launcher` is the [process](super::ancestor) that has started them on this node.
     ///
     /// # Errors
     /// [`RendezvousError::Variable`], [`RendezvousError::Nowhere`].
@@ -167,8 +167,8 @@ impl Rendezvous {
         }
     }
 
-    /// The leader takes the folder among temporary files that is there for this purpose only, if there is one, before it leaves
-    /// anything there; and removes what others have left that were killed.
+    /// On the leader: creates and locks the private folder among the temporary files, before anything is put into it,
+    /// and removes folders that killed processes have left behind. `None` if the folder is not private.
     ///
     /// # Errors
     /// [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
@@ -181,8 +181,8 @@ impl Rendezvous {
         Ok(Some(abandoned::hold(&self.folder)))
     }
 
-    /// The token of the world: from the file that `FSDP_TOKEN_FILE` names, from `FSDP_TOKEN`, or from the folder that all
-    /// share, where the leader leaves one. None if there is no such folder, or it is not there yet.
+    /// Returns the token of the world: from the file named by `FSDP_TOKEN_FILE`, from `FSDP_TOKEN`, or from the common
+    /// folder, where the leader creates one. `None` if there is no such folder, or no token in it yet.
     ///
     /// # Errors
     /// [`RendezvousError::Token`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
@@ -203,17 +203,17 @@ impl Rendezvous {
         shared_token(&self.folder, is_leader)
     }
 
-    /// Whether there is a folder in which the leader may leave a token.
+    /// Whether there is a folder in which the leader can store a token.
     pub fn has_folder(&self) -> bool {
         !self.folder.as_os_str().is_empty()
     }
 
-    /// Whether the leader is told by name where to answer: then any of its addresses may be meant.
+    /// Whether the leader listens on a port agreed in advance; then any of its addresses may be used.
     pub fn is_at_port(&self) -> bool {
         matches!(self.way, Way::Port { .. })
     }
 
-    /// Where the leader answers: at the port that is agreed, or at one that the system chooses of `address`.
+    /// Binds the leader's listener: to the agreed port, or to a port of `address` that the system chooses.
     ///
     /// # Errors
     /// [`RendezvousError::Network`].
@@ -226,7 +226,7 @@ impl Rendezvous {
         TcpListener::bind((address, port)).map_err(failed)
     }
 
-    /// The leader says where it answers. What it leaves is removed when the value is dropped.
+    /// Publishes the leader's addresses. Dropping the result removes the file, if there is one.
     ///
     /// # Errors
     /// [`RendezvousError::Network`], [`RendezvousError::Io`].
@@ -249,7 +249,7 @@ impl Rendezvous {
         }
     }
 
-    /// Where the leader answers, as far as it has said so: none if it has not yet.
+    /// Returns the leader's published addresses; empty if there are none yet.
     ///
     /// # Errors
     /// [`RendezvousError::Network`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
@@ -281,11 +281,11 @@ impl Rendezvous {
                 }
             }
         };
-        // What is not an address is of a program that is none of ours; the leader will overwrite it.
+        // Lines that are not addresses were written by another program; the leader will overwrite them.
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// The folder is made for this purpose among temporary files; an output folder may be there.
+    /// Creates the folder, with mode 700 if it is private; an output folder may already exist.
     fn make_folder(&self) -> Result<(), RendezvousError> {
         let mut builder = DirBuilder::new();
         if self.is_private {
@@ -295,7 +295,7 @@ impl Rendezvous {
         self.expect_private()
     }
 
-    /// Among temporary files anybody could have taken the name.
+    /// Fails if the private folder is not: anyone could have created that name among the temporary files.
     fn expect_private(&self) -> Result<(), RendezvousError> {
         if !self.is_private {
             return Ok(());
@@ -310,7 +310,7 @@ impl Rendezvous {
     }
 }
 
-/// The token that a variable names: `FSDP_TOKEN_FILE` a file, `FSDP_TOKEN` the token itself.
+/// Reads the token that a variable names: `FSDP_TOKEN_FILE` names a file, `FSDP_TOKEN` holds the token itself.
 ///
 /// # Errors
 /// [`TokenError`].
@@ -322,8 +322,8 @@ pub fn named_token(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<T
     }
 }
 
-/// The token in a folder that all who need it see, and nobody else can read; whoever `makes` it does so if there is none. Of
-/// several that do so at once, one does, and all have the same.
+/// Reads the token in a folder that is visible to all processes that need it and to no one else; with `makes`, creates
+/// it if it is missing. If several create it at once, one wins and all read the same token.
 ///
 /// # Errors
 /// [`RendezvousError::Token`], [`RendezvousError::Io`].
@@ -345,7 +345,7 @@ impl fmt::Display for Rendezvous {
     }
 }
 
-/// What the leader has left for others to find. Dropping it removes a file.
+/// The leader's published addresses. Dropping it removes the file, if there is one.
 #[derive(Debug)]
 pub struct Published {
     file: Option<(PathBuf, String)>,
@@ -357,7 +357,7 @@ impl Drop for Published {
         if let Some((path, text)) = &self.file
             && fs::read_to_string(path).is_ok_and(|found| found == *text)
         {
-            // A leader that comes later overwrites what could not be removed.
+            // A later leader overwrites a file that could not be removed.
             let _ = fs::remove_file(path);
             let folder = path.parent().filter(|_| self.is_private);
             let _ = folder
@@ -366,7 +366,7 @@ impl Drop for Published {
     }
 }
 
-/// `host:port`; an IPv6 address in brackets.
+/// Parses `host:port`; an IPv6 address is in brackets.
 fn endpoint(value: &str) -> Result<(String, u16), RendezvousError> {
     let wrong = || RendezvousError::Variable {
         variable: "FSDP_RENDEZVOUS",
@@ -379,7 +379,7 @@ fn endpoint(value: &str) -> Result<(String, u16), RendezvousError> {
     if host.is_empty() { Err(wrong()) } else { Ok((host.to_owned(), port)) }
 }
 
-/// Torchrun's agents keep a store at the master's port, or leave the port to the processes.
+/// Torchrun's agents run a store at the master's port, or leave the port to the processes.
 fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, RendezvousError> {
     let (Some(host), Some(port)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) else {
         return Ok(None);
@@ -394,7 +394,7 @@ fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, Re
     Ok(Some(if has_store { Way::Store { host, port } } else { Way::Port { host, port } }))
 }
 
-/// A name that the processes of one launch on one node have in common, and nobody else's.
+/// A name common to the processes of one launch on one node, and to no others.
 fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> String {
     let names: &[&str] = match launched_by {
         LaunchedBy::Torchrun => &["MASTER_ADDR", "MASTER_PORT"],
@@ -413,7 +413,8 @@ fn common_name(launched_by: LaunchedBy, variable: &dyn Fn(&str) -> Option<String
     format!("{NODE_PREFIX}{digest}")
 }
 
-/// Makes a file that only this user can read; whether it was not there. Of several that do so at once, one does.
+/// Creates a file that only this user can read; returns whether it did not exist before. If several do so at once, one
+/// wins.
 fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut made = tempfile::NamedTempFile::new_in(folder)?;
@@ -421,7 +422,7 @@ fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
     made.as_file().sync_all()?;
     let created = fs::hard_link(made.path(), path).or_else(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => Err(error),
-        // Not all file systems have links. Then it is there for a moment before its content is.
+        // Some file systems have no hard links. There the file is briefly visible before it has its content.
         _ => {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
             file.write_all(content).and_then(|()| file.sync_all())
@@ -434,7 +435,7 @@ fn create_once(path: &Path, content: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Gives a file that only this user can read its content in one step.
+/// Replaces the content of a file that only this user can read, atomically.
 fn write_private(path: &Path, content: &[u8]) -> Result<(), RendezvousError> {
     let write = || {
         let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;

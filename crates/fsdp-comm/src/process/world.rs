@@ -1,4 +1,4 @@
-//! What processes know of each other: who holds which ranks, and what ended their world.
+//! The processes of a world: which ranks they hold, and the failure that ended the world.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,18 +8,18 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 use serde::{Deserialize, Serialize};
 
-/// What a process says of itself when it joins.
+/// Facts that a process reports when it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Name of its machine.
+    /// Name of its host.
     pub host: String,
-    /// Number of the process there.
+    /// Its process id.
     pub pid: u32,
-    /// Where it listens for connections that carry data.
+    /// The addresses at which it accepts data connections.
     pub addresses: Vec<SocketAddr>,
-    /// Model of its CPU: bits are promised on one model.
+    /// Its CPU model: results are bitwise reproducible only on one model.
     pub cpu_model: String,
-    /// What its ranks compute on.
+    /// The device its ranks compute on.
     pub device: String,
 }
 
@@ -28,16 +28,16 @@ pub struct Facts {
 pub struct ProcessEntry {
     /// Its ranks.
     pub ranks: Range<usize>,
-    /// What it said of itself.
+    /// The facts it reported.
     pub facts: Facts,
 }
 
-/// All processes of a world, by their index. Every process has the same one.
+/// All processes of a world, by index; the same in every process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// A random number of the leader, which tells this world from earlier ones of the same run.
+    /// A random number chosen by the leader; distinguishes this world from earlier ones of the same run.
     pub generation: u64,
-    /// The processes; their ranks follow each other.
+    /// The processes; their ranks are consecutive.
     pub processes: Vec<ProcessEntry>,
 }
 
@@ -47,29 +47,29 @@ impl Roster {
         self.processes.last().map_or(0, |process| process.ranks.end)
     }
 
-    /// Index of the process that holds a rank.
+    /// Index of the process that holds a rank; `None` if there is no such rank.
     pub fn process_of(&self, rank: Rank) -> Option<usize> {
         self.processes.iter().position(|process| process.ranks.contains(&rank.0))
     }
 }
 
-/// What failed in a process.
+/// A failure of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The rank that failed: one of this process, or another one that it blames. `None`: the process is gone.
+    /// The rank that failed: one of this process, or another one that it blames. `None` if the process is gone.
     #[serde(with = "number_of_rank")]
     pub rank: Option<Rank>,
-    /// Why.
+    /// The cause.
     pub cause: String,
-    /// What it calls for.
+    /// The kind of the failure.
     #[serde(with = "SerdeKind")]
     pub kind: FailureKind,
-    /// The collective that the rank began last, if that is known.
+    /// The last collective that the rank has begun, if known.
     pub last_call: Option<String>,
 }
 
 impl From<&CommError> for Failure {
-    /// A failure that names a rank is that rank's, whoever has found it.
+    /// Attributes the error to the rank that it names, whichever rank has found it.
     fn from(error: &CommError) -> Self {
         let (rank, cause) = match error {
             CommError::PeerFailed { rank, reason }
@@ -91,18 +91,18 @@ impl From<&CommError> for Failure {
     }
 }
 
-/// What ended a world: its first failure. There is one, the same in every process.
+/// The first failure of a world, which ended it; the same in every process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Index of the process that failed.
     pub process: usize,
     /// Its ranks.
     pub ranks: Range<usize>,
-    /// Its machine.
+    /// Its host.
     pub host: String,
-    /// Its number there.
+    /// Its process id.
     pub pid: u32,
-    /// How it failed.
+    /// The failure.
     pub failure: Failure,
 }
 
@@ -113,18 +113,18 @@ impl Verdict {
         Self { process, ranks: ranks.clone(), host: facts.host.clone(), pid: facts.pid, failure }
     }
 
-    /// A verdict on a process that is gone, which another try may find in good health.
+    /// A verdict on a process that is gone; the failure is temporary, so another attempt may succeed.
     pub(super) fn of_loss(roster: &Roster, process: usize, cause: String) -> Self {
         let failure = Failure { rank: None, cause, kind: FailureKind::Temporary, last_call: None };
         Self::new(roster, process, failure)
     }
 
-    /// Whether the process is gone, and has told nothing itself.
+    /// Whether the process is gone without having reported a failure itself.
     pub fn is_loss(&self) -> bool {
         self.failure.rank.is_none()
     }
 
-    /// What operations of other ranks fail with.
+    /// The error of the operations of other ranks.
     pub fn error(&self) -> CommError {
         let rank = self.failure.rank.unwrap_or(Rank(self.ranks.start));
         CommError::PeerFailed { rank, reason: self.to_string() }
@@ -151,17 +151,17 @@ mod number_of_rank {
     }
 }
 
-/// [`FailureKind`], for `#[serde(with = ..)]`: core knows nothing of files and messages.
+/// [`FailureKind`], for `#[serde(with = ..)]`: core does not depend on serde.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "FailureKind")]
 pub enum SerdeKind {
-    /// As of [`FailureKind`].
+    /// See [`FailureKind`].
     Temporary,
-    /// As of [`FailureKind`].
+    /// See [`FailureKind`].
     Permanent,
-    /// As of [`FailureKind`].
+    /// See [`FailureKind`].
     Input,
-    /// As of [`FailureKind`].
+    /// See [`FailureKind`].
     Interrupted,
 }
 

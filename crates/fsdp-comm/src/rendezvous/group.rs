@@ -1,4 +1,4 @@
-//! A group of ranks, as all its members know it.
+//! A group of ranks.
 
 use std::sync::Arc;
 
@@ -9,21 +9,22 @@ use super::Position;
 /// Ranks that call collectives together.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Where it comes from: which group of the whole world, then (position, color) of every split. The same on all ranks.
+    /// Origin of the group, the same on all ranks: the number of a group of the whole world, then (position, color) for
+    /// every split.
     pub path: Vec<u64>,
-    /// For messages.
+    /// Name for messages.
     pub name: String,
     /// Its ranks, in order.
     pub members: Arc<[Rank]>,
 }
 
 impl Group {
-    /// Group number `number` of the whole world.
+    /// Creates group number `number` of the whole world.
     pub fn root(number: u64, name: &str, members: &Arc<[Rank]>) -> Self {
         Self { path: vec![number], name: name.to_owned(), members: members.clone() }
     }
 
-    /// Those that gave `color` in the split at `position`, where `colors` are what all members gave.
+    /// The members that gave `color` in the split at `position`; `colors` are the colors of all members.
     #[must_use]
     pub fn split(&self, position: Position, colors: &[usize], color: usize) -> Self {
         let same = self.members.iter().zip(colors).filter(|&(_, &theirs)| theirs == color);

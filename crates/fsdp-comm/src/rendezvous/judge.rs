@@ -1,6 +1,6 @@
-//! What the leader makes of the reports of all processes: who called something else, who is late.
+//! How the leader evaluates the reports of all processes: which rank made a different call, which is late.
 //!
-//! A pure function, so that it is tested without processes and time.
+//! A pure function, so it can be tested without processes or time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use super::report::{CallReport, LineReport, Report, RowReport};
 use super::waits::{self, Wait};
 use super::{Failure, Position};
 
-/// What follows from the reports.
+/// The conclusion from the reports.
 #[derive(Debug)]
 pub enum Ruling {
-    /// Nothing.
+    /// No failure.
     Fine,
-    /// Some calls of this line differ: all processes are to tell all that they have kept, so that the first one is found.
+    /// Some calls of the line with this path differ: all processes must report all calls they have kept for it, to find
+    /// the first difference.
     Ask(Vec<u64>),
     /// The world has failed.
     Failed(Failure),
@@ -29,7 +30,7 @@ pub enum Ruling {
 /// The lines of all processes, by path.
 type Lines<'a> = BTreeMap<&'a [u64], Vec<&'a LineReport>>;
 
-/// Judges one report of each process of a world of so many ranks, in which a collective may take so long.
+/// Judges the reports of all processes (one each) of a world of `world` ranks, in which a collective may take `limit`.
 pub fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
     let mut lines = Lines::new();
     for line in reports.iter().flat_map(|report| &report.lines) {
@@ -42,7 +43,7 @@ pub fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
         if !reports.iter().all(|report| report.is_full) {
             return Ruling::Ask(path);
         }
-        // They parted so long ago that nobody knows in which call.
+        // They diverged so long ago that the call is no longer kept.
         let culprit = ranks[0];
         return Ruling::Failed(Failure { culprit, error: CommError::Differs { ranks, reference } });
     }
@@ -58,7 +59,8 @@ pub fn judge(reports: &[Report], world: usize, limit: Duration) -> Ruling {
     }
 }
 
-/// The first call of a line that is not the same in all processes. Who differs from most is to blame.
+/// The first call of a line that is not the same in all processes. The rank that differs from the majority is the
+/// culprit.
 fn divergence(line: &[&LineReport]) -> Option<Failure> {
     let mut by_position: BTreeMap<Position, Vec<&CallReport>> = BTreeMap::new();
     for call in line.iter().flat_map(|line| &line.calls) {
@@ -67,7 +69,7 @@ fn divergence(line: &[&LineReport]) -> Option<Failure> {
     by_position.into_values().find_map(|calls| {
         let is_same = |one: &CallReport, other: &CallReport| one.call == other.call && one.path == other.path;
         let votes = |call: &CallReport| calls.iter().filter(|other| is_same(call, other)).count();
-        // Of equal maxima the last is found, so the first is looked at last.
+        // `max_by_key` returns the last of equal maxima, so the order is reversed to get the first.
         let most = calls.iter().rev().max_by_key(|call| votes(call))?;
         let other = calls.iter().find(|call| !is_same(call, most))?;
         let (rank, peer) = (Rank(other.rank), Rank(most.rank));
@@ -81,7 +83,8 @@ fn divergence(line: &[&LineReport]) -> Option<Failure> {
     })
 }
 
-/// Ranks that have entered as many calls of a line as another one, but not the same, and that other one.
+/// Finds ranks that have entered as many calls of a line as another rank, but different ones; returns the path, these
+/// ranks, and that other rank.
 fn unequal(path: &[u64], line: &[&LineReport]) -> Option<(Vec<u64>, Vec<Rank>, Rank)> {
     let mut by_entered: BTreeMap<Position, Vec<&RowReport>> = BTreeMap::new();
     for row in line.iter().flat_map(|line| &line.rows) {
@@ -94,7 +97,7 @@ fn unequal(path: &[u64], line: &[&LineReport]) -> Option<(Vec<u64>, Vec<Rank>, R
     })
 }
 
-/// Who waits in a line. Whoever has not told of the line has not come to it yet.
+/// The waiting ranks of a line. A rank that has not reported the line has not entered it yet.
 fn waits_of(line: &[&LineReport], world: usize) -> Vec<Wait> {
     let entered: BTreeMap<usize, Position> =
         line.iter().flat_map(|line| &line.rows).map(|row| (row.rank, row.entered)).collect();

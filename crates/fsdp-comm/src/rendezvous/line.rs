@@ -1,9 +1,9 @@
 //! The calls that the ranks of this process make on one connection, in order.
 //!
-//! Groups of the same ranks may share a connection, such as an NCCL communicator. It sees one line of calls, whatever group
-//! they are of, and would match the first call of one rank with the first of another; so the order is compared here, over
-//! all groups of a line. If ranks of other processes are on it, the last calls are kept, each with a digest of all up to
-//! it, to be compared with theirs.
+//! Groups of the same ranks may share a connection, such as an NCCL communicator. The connection sees a single sequence
+//! of calls regardless of their groups, and would match the first call of one rank with the first call of another; so
+//! the order is compared here, over all groups of a line. If the line has ranks of other processes, the last calls are
+//! kept, each with a digest of all calls up to it, for comparison with theirs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,26 +11,26 @@ use std::sync::Arc;
 use fsdp_core::comm::Fingerprint;
 use fsdp_core::{Digest, Rank};
 
-/// The place of a call among all calls of its line.
+/// The position of a call among all calls of its line.
 pub type Position = u64;
 
-/// Calls that are kept when all ranks of this process have entered them: those of some seconds, because what other
-/// processes called is compared that much later.
+/// Number of calls that are kept after all ranks of this process have entered them: those of some seconds, because the
+/// calls of other processes are compared that much later.
 const KEPT_MAX: usize = 4096;
 
-/// A call that a rank of this process was the first to enter.
+/// A call that at least one rank of this process has entered.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) group: usize,
     pub(super) call: Fingerprint,
     pub(super) first: Rank,
-    /// How many ranks of this process have entered it.
+    /// Number of ranks of this process that have entered it.
     entered: usize,
-    /// Of all calls up to this one, with their groups.
+    /// Digest of all calls up to this one, with their groups.
     digest: Digest,
 }
 
-/// What another rank called at this place.
+/// The different call of another rank at the same position.
 #[derive(Debug)]
 pub(super) struct Different {
     pub(super) peer: Rank,
@@ -38,13 +38,13 @@ pub(super) struct Different {
     pub(super) call: Fingerprint,
 }
 
-/// One connection, as the order of its calls.
+/// A connection and the order of its calls.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// Places of the members that this process holds.
+    /// Positions of the members that this process holds.
     here: Vec<usize>,
     members: Arc<[Rank]>,
-    /// By place; only of those that are here.
+    /// Number of calls entered, by member; maintained only for members of this process.
     entered: Vec<Position>,
     /// Position of the first call that is kept.
     first: Position,
@@ -53,13 +53,13 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// A line of these ranks, of which those at the places `here` are of this process.
+    /// Creates a line of `members`; those at the positions `here` belong to this process.
     pub(super) fn new(members: Arc<[Rank]>, here: Vec<usize>) -> Self {
         let (entered, digest) = (vec![0; members.len()], Digest::of(&""));
         Self { here, members, entered, first: 0, kept: VecDeque::new(), digest }
     }
 
-    /// Enters the rank at this place into its next call, a call of `group`, which is at `path`.
+    /// Enters the member at `index` into its next call, a call of `group`, whose path is `path`.
     pub(super) fn enter(
         &mut self,
         index: usize,
@@ -83,7 +83,7 @@ impl Line {
         }
         self.entered[index] += 1;
         let kept_max = if has_others { KEPT_MAX } else { 0 };
-        // The last one that a rank has entered is kept for its digest.
+        // The last call that a rank has entered is kept for its digest.
         let is_entered_by_all = |call: &Call| call.entered == self.here.len();
         while self.kept.len() > kept_max && self.kept.get(1).is_some_and(is_entered_by_all) {
             self.kept.pop_front();
@@ -92,7 +92,7 @@ impl Line {
         Ok(position)
     }
 
-    /// The ranks of this process, by place.
+    /// The positions of the members of this process.
     pub(super) fn here(&self) -> &[usize] {
         &self.here
     }
@@ -102,14 +102,14 @@ impl Line {
         &self.members
     }
 
-    /// How many calls the rank at this place, which is here, has entered, and the digest of them.
+    /// How many calls the member at `index`, which must be of this process, has entered, and their digest.
     pub(super) fn entered(&self, index: usize) -> (Position, Digest) {
         let entered = self.entered[index];
         let last = entered.checked_sub(self.first + 1).map(|place| self.kept[place as usize].digest);
         (entered, last.unwrap_or_else(|| Digest::of(&"")))
     }
 
-    /// The calls that are kept, from a position on.
+    /// The kept calls from a position on.
     pub(super) fn calls(&self, from: Position) -> impl Iterator<Item = (Position, &Call)> {
         (self.first..).zip(&self.kept).skip_while(move |&(position, _)| position < from)
     }
@@ -126,7 +126,7 @@ impl Line {
         self.here.iter().all(|&index| self.entered[index] == self.first + self.kept.len() as u64)
     }
 
-    /// How many calls are kept.
+    /// Number of kept calls.
     #[cfg(test)]
     pub(super) fn kept_len(&self) -> usize {
         self.kept.len()

@@ -1,8 +1,8 @@
-//! What a process tells the leader of the calls of its ranks, with each of its signs of life.
+//! The report of a process to the leader about the calls of its ranks, sent with every heartbeat.
 //!
-//! A line, which is one connection, is known by the path of the first group that used it; it is the same in all
-//! processes. Everything but waits stays true when it is told late: calls have their positions, and digests the number of
-//! calls that they are of.
+//! A line (one connection) is identified by the path of the first group that used it, which is the same in all
+//! processes. Everything but the waits remains valid when it arrives late: calls have positions, and digests come with
+//! the number of calls they cover.
 
 use fsdp_core::comm::Fingerprint;
 use serde::de::Error;
@@ -17,9 +17,9 @@ pub struct Report {
     /// Ranks that have returned.
     pub(super) returned: Vec<usize>,
     pub(super) lines: Vec<LineReport>,
-    /// What each rank does, in words; when there is somebody that waits.
+    /// A description of each rank's state; empty if no rank waits.
     pub(super) status: Vec<(usize, String)>,
-    /// Whether all calls of a line are told that are kept, because the leader has asked for them.
+    /// Whether all kept calls of a line are included, because the leader has asked for them.
     pub(super) is_full: bool,
 }
 
@@ -27,27 +27,27 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LineReport {
     pub(super) path: Vec<u64>,
-    /// All ranks of the line, when one of this process waits.
+    /// All ranks of the line, if a rank of this process waits; empty if these are all ranks of the world.
     pub(super) members: Vec<usize>,
-    /// For each rank of this process.
+    /// One row for each rank of this process.
     pub(super) rows: Vec<RowReport>,
-    /// The last calls: those from the first on that somebody waits for, or all that are kept.
+    /// The last calls: from the first awaited one on, or all that are kept.
     pub(super) calls: Vec<CallReport>,
 }
 
-/// How far a rank is.
+/// The progress of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RowReport {
     pub(super) rank: usize,
-    /// How many calls it has entered.
+    /// Number of calls it has entered.
     pub(super) entered: Position,
-    /// Of these calls.
+    /// Digest of these calls.
     pub(super) digest: [i64; 2],
-    /// The first call that has not ended, when it has been the first for a while.
+    /// The first unfinished call, if it has been the first for a while.
     pub(super) wait: Option<WaitReport>,
 }
 
-/// What a rank waits for.
+/// The call that a rank waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct WaitReport {
     pub(super) position: Position,
@@ -62,7 +62,7 @@ pub(super) struct CallReport {
     pub(super) position: Position,
     /// A rank that has entered it.
     pub(super) rank: usize,
-    /// The group of which it is a call: its path and its name.
+    /// The path and name of its group.
     pub(super) path: Vec<u64>,
     pub(super) group: String,
     #[serde(with = "as_header")]
@@ -70,15 +70,15 @@ pub(super) struct CallReport {
 }
 
 impl Report {
-    /// As bytes.
+    /// Encodes the report.
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a report is a tree of plain values")
     }
 
-    /// Of bytes.
+    /// Decodes a report.
     ///
     /// # Errors
-    /// They are no report.
+    /// The bytes are not a report.
     pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }

@@ -1,8 +1,9 @@
-//! The table of the ranks of this process: which collectives each of them has entered in each group, and which have ended.
+//! The table of the ranks of this process: which collectives each of them has entered in each group, and which have
+//! ended.
 //!
-//! It is told what time it is. With it, a call that differs from those of the other ranks is refused before it is issued,
-//! and a time-out knows who did not come. A group is what a rank sees, with calls of its own; a [`Line`] is the connection
-//! below, which groups of the same ranks may share.
+//! Callers pass the time. With the table, a call that differs from those of other ranks is rejected before it is
+//! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a [`Line`] is the
+//! underlying connection, which groups of the same ranks may share.
 
 mod tell;
 
@@ -19,21 +20,21 @@ use super::waits::{self, Wait};
 use super::{Failure, Group};
 use crate::link::place;
 
-/// Which group of a table, and which of its ranks.
+/// A rank's seat: a group of a table, and a member of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {
     /// Number of the group.
     pub group: usize,
-    /// Place of the rank in it.
+    /// Position of the rank in it.
     pub index: usize,
 }
 
-/// A collective that a rank has entered and that has not ended on it.
+/// A collective that a rank has entered and not yet finished.
 #[derive(Debug)]
 struct Outstanding<E> {
     position: Position,
     call: Fingerprint,
-    /// Set when the call is with the device: the point in its queue behind the collective.
+    /// The point in the device's queue after the collective; `None` until the call is issued to the device.
     event: Option<E>,
 }
 
@@ -43,7 +44,7 @@ struct Row<E> {
     latest: Option<Fingerprint>,
     ended: Option<(Position, Fingerprint)>,
     outstanding: VecDeque<Outstanding<E>>,
-    /// Since when the first of them is the first.
+    /// Since when the first of them has been the first.
     since: Instant,
 }
 
@@ -51,7 +52,7 @@ struct Row<E> {
 struct Rows<E> {
     group: Group,
     rows: Vec<Row<E>>,
-    /// The connection.
+    /// Index of the connection.
     line: usize,
 }
 
@@ -61,7 +62,7 @@ impl<E> Rows<E> {
     }
 }
 
-/// The calls of the ranks of this process. `E` is what tells when a call that was issued has ended.
+/// The calls of the ranks of this process. `E` is an event that tells when an issued call has ended.
 #[derive(Debug)]
 pub struct Table<E> {
     groups: Vec<Rows<E>>,
@@ -73,17 +74,17 @@ pub struct Table<E> {
 }
 
 impl<E> Table<E> {
-    /// A table of the ranks `here`.
+    /// Creates a table of the ranks `here`.
     pub fn new(here: Range<usize>) -> Self {
         let (groups, lines, by_path) = Default::default();
         Self { groups, lines, by_path, here, ended: BTreeSet::new() }
     }
 
-    /// The seat of `rank` in a group, which is entered into the table by the first of its members that asks: with a
-    /// connection of its own, or with that of another group of the same ranks.
+    /// Returns the seat of `rank` in a group. The first member that asks adds the group to the table, with its own
+    /// connection or with the connection of the group of `shares`, which has the same ranks.
     ///
     /// # Panics
-    /// When the rank is not of the group.
+    /// Panics if the rank is not a member of the group.
     pub fn seat(&mut self, group: &Group, rank: Rank, shares: Option<Seat>, now: Instant) -> Seat {
         let members = &group.members;
         let number = *self.by_path.entry(group.path.clone()).or_insert(self.groups.len());
@@ -113,7 +114,8 @@ impl<E> Table<E> {
     /// Enters a rank into its next call.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] or [`CommError::Order`]: another rank called something else at this place of the connection.
+    /// [`CommError::Mismatch`] or [`CommError::Order`] if another rank made a different call at this position of the
+    /// connection.
     pub fn enter(&mut self, seat: Seat, call: Fingerprint, now: Instant) -> Result<Position, CommError> {
         let Rows { group, line, .. } = &self.groups[seat.group];
         let position = self.lines[*line]
@@ -137,20 +139,20 @@ impl<E> Table<E> {
         CommError::Order { rank, call, group: name(seat.group), peer, peer_group: name(different.group) }
     }
 
-    /// Notes that a call is with the device, and ends at `event`.
+    /// Records that a call was issued to the device, and that it ends at `event`.
     ///
     /// # Panics
-    /// When the call is not outstanding.
+    /// Panics if the call is not outstanding.
     pub fn issued(&mut self, seat: Seat, position: Position, event: E) {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter_mut().find(|outstanding| outstanding.position == position);
         found.expect("a call is outstanding until it has ended").event = Some(event);
     }
 
-    /// Notes that a call that no device has a part in has ended.
+    /// Records the end of a call that does not run on a device.
     ///
     /// # Panics
-    /// When the call is not outstanding.
+    /// Panics if the call is not outstanding.
     pub fn end_call(&mut self, seat: Seat, position: Position, now: Instant) {
         let row = &mut self.groups[seat.group].rows[seat.index];
         let found = row.outstanding.iter().position(|outstanding| outstanding.position == position);
@@ -159,15 +161,15 @@ impl<E> Table<E> {
         row.since = now;
     }
 
-    /// Notes that a rank has ended.
+    /// Records that a rank has ended.
     pub fn end_rank(&mut self, rank: Rank) {
         self.ended.insert(rank);
     }
 
-    /// Takes calls out whose event has passed, as `is_past` says for an event of a rank.
+    /// Removes the calls whose event has passed, according to `is_past`.
     ///
     /// # Errors
-    /// The first of `is_past`, with its rank.
+    /// The first error of `is_past`, with its rank.
     pub fn settle<X>(
         &mut self,
         now: Instant,
@@ -188,7 +190,7 @@ impl<E> Table<E> {
         Ok(())
     }
 
-    /// Whether nothing is outstanding on any rank.
+    /// Whether no rank has an outstanding call.
     pub fn is_idle(&self) -> bool {
         self.groups.iter().flat_map(|group| &group.rows).all(|row| row.outstanding.is_empty())
     }
@@ -203,15 +205,15 @@ impl<E> Table<E> {
         first.map(|first| first.call).or_else(|| last().map(|(_, call)| call))
     }
 
-    /// The failure to report when a collective can not end because a rank that it needs has ended, or when one has
-    /// been outstanding for `limit`. Of other processes nothing is known here.
+    /// The failure to report if a collective cannot end because a rank that it needs has ended, or if one has been
+    /// outstanding for `limit`. Considers only the ranks of this process.
     pub fn overdue(&self, now: Instant, limit: Duration) -> Option<Failure> {
         let (waits, status) = (self.waits(now), || self.status());
         waits::deserted(&waits, |rank| self.ended.contains(&rank), &status)
             .or_else(|| waits::overdue(&waits, limit, &status))
     }
 
-    /// A rank and the call in which it has waited for `limit`.
+    /// A rank and the call in which it has waited for at least `limit`, if any.
     pub fn waiting(&self, now: Instant, limit: Duration) -> Option<(Rank, Fingerprint)> {
         let waits = self.waits(now);
         waits.iter().find(|wait| wait.waited >= limit).map(|wait| (wait.rank, wait.call))
@@ -231,7 +233,7 @@ impl<E> Table<E> {
         waits
     }
 
-    /// What a rank waits for that has waited so long for the end of one of its calls.
+    /// The wait of a rank that has waited for `waited` for the end of one of its calls.
     pub(crate) fn wait(&self, seat: Seat, position: Position, waited: Duration) -> Wait {
         let Rows { rows, line, .. } = &self.groups[seat.group];
         let mut outstanding = rows[seat.index].outstanding.iter();
@@ -240,7 +242,7 @@ impl<E> Table<E> {
         Wait { rank: self.rank(seat), call, missing: self.lines[*line].missing(position), waited }
     }
 
-    /// What every rank of this process has issued last and ended last, in every group.
+    /// The last call that every rank of this process has issued, and the last that has ended, in every group.
     pub(super) fn status(&self) -> Arc<[RankStatus]> {
         let line = |rank: Rank| {
             let of_group = |Rows { group, rows, .. }: &Rows<E>| {

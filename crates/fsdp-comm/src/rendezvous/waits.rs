@@ -1,4 +1,4 @@
-//! Who waits for whom, and who is to blame.
+//! Finds the culprit among ranks that wait for each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
 use super::Failure;
 
-/// A collective that a rank has not ended, and who keeps it from ending.
+/// A collective that a rank has not finished, and the ranks that it lacks.
 pub(crate) struct Wait {
-    /// Who waits.
+    /// The waiting rank.
     pub(crate) rank: Rank,
-    /// In which call.
+    /// The call in which it waits.
     pub(crate) call: Fingerprint,
     /// Ranks that have not entered it.
     pub(crate) missing: Vec<Rank>,
-    /// For how long.
+    /// How long it has waited.
     pub(crate) waited: Duration,
 }
 
-/// The failure to report when a collective can not end because a rank that it needs has returned.
+/// The failure to report when a collective cannot end because a rank that it needs has returned.
 pub(super) fn deserted(
     waits: &[Wait],
     has_returned: impl Fn(Rank) -> bool,
     status: &dyn Fn() -> Arc<[RankStatus]>,
 ) -> Option<Failure> {
     waits.iter().find_map(|wait| {
-        // The others may still come.
+        // The others may still enter.
         let missing: Vec<Rank> = wait.missing.iter().copied().filter(|&rank| has_returned(rank)).collect();
         let culprit = *missing.first()?;
         Some(missed(culprit, wait.call, missing, status))
     })
 }
 
-/// The failure to report when no rank can go on; `None` if nobody is missing anywhere.
+/// The failure to report when no rank can make progress; `None` if no rank is missing anywhere.
 pub(crate) fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> Option<Failure> {
     let (wait, missing) = blame(waits)?;
     Some(missed(missing[0], wait.call, missing, status))
 }
 
-/// The failure to report when a collective has been waited for as long as `limit`.
+/// The failure to report when a collective has waited for at least `limit`.
 pub(crate) fn overdue(
     waits: &[Wait],
     limit: Duration,
@@ -64,8 +64,8 @@ fn missed(
     Failure { culprit, error: CommError::Missing { missing: missing.into(), call, status: status() } }
 }
 
-/// Of all waits one that lacks a rank, and whom it lacks. Who is waited for may wait itself: so preferably for a rank that
-/// waits for nobody, and such ranks come first.
+/// Finds a wait with missing ranks. A missing rank may be waiting itself, so a wait that lacks a rank which does not
+/// wait is preferred, and such ranks are listed first.
 fn blame(waits: &[Wait]) -> Option<(&Wait, Vec<Rank>)> {
     let waiting = waits.iter().filter(|wait| wait.missing.iter().any(|missing| *missing != wait.rank));
     let waiting: BTreeSet<Rank> = waiting.map(|wait| wait.rank).collect();

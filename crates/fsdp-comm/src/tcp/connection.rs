@@ -1,4 +1,4 @@
-//! How two ranks get a connection of a channel: the later one connects, the earlier one is answered by the door.
+//! Establishes a connection of a channel between two ranks: the later rank connects to the door of the earlier one.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,27 +13,27 @@ use super::memory::Memory;
 use crate::link::Alarm;
 use crate::process::auth::{Side, authenticate_within};
 
-/// How long the proof of a connection may take.
+/// Time limit for authenticating a connection.
 pub(super) const PROOF_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the first failure of the world is waited for, before a peer is blamed whose connection ended.
+/// How long to wait for the world's first failure before blaming the peer whose connection has ended.
 const BLAME_AFTER: Duration = Duration::from_secs(2);
 
-/// Between two looks.
+/// Pause between two polls.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A connection that has proven itself.
+/// An authenticated connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// It does not wait.
+    /// In non-blocking mode.
     pub(super) stream: TcpStream,
-    /// That of the process at the other end, where each can read the other's.
+    /// The memory of the process at the other end, if each can read the other's.
     pub(super) memory: Option<Memory>,
-    /// From how many bytes on messages are read there.
+    /// Minimum length in bytes of messages that are read from that memory.
     direct_from: u64,
 }
 
-/// What the caller of a connection says of it.
+/// The name of a connection, sent by its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     channel: u64,
@@ -47,7 +47,7 @@ impl Name {
         bytemuck::cast(words)
     }
 
-    /// Reads the name of a connection that has proven itself.
+    /// Reads the name of an authenticated connection.
     pub(super) fn read(mut stream: &TcpStream) -> io::Result<Self> {
         let mut bytes = [0; 24];
         stream.read_exact(&mut bytes)?;
@@ -57,13 +57,13 @@ impl Name {
     }
 }
 
-/// What a proof on a data connection is for.
+/// The purpose that data connections authenticate for.
 pub(super) fn purpose(generation: u64) -> Vec<u8> {
     [b"data ".as_slice(), &generation.to_le_bytes()].concat()
 }
 
 impl Connection {
-    /// The last that both ends do before there are messages.
+    /// Performs the last step of both ends before messages are exchanged.
     pub(super) fn open(stream: TcpStream, direct_from: Option<u64>) -> io::Result<Self> {
         stream.set_read_timeout(Some(PROOF_LIMIT))?;
         let memory = greet(&stream, direct_from.is_some())?;
@@ -71,20 +71,20 @@ impl Connection {
         Ok(Self { stream, memory, direct_from: direct_from.unwrap_or(u64::MAX) })
     }
 
-    /// Whether a message of so many bytes is read where its sender has it.
+    /// Whether a message of this length is read directly from its sender's memory.
     pub(super) fn is_direct(&self, len_bytes: u64) -> bool {
         self.memory.is_some() && len_bytes >= self.direct_from
     }
 }
 
 impl Shared {
-    /// A connection has come from outside, and proven itself.
+    /// Stores an authenticated incoming connection.
     pub(super) fn arrive(&self, name: Name, connection: Connection) {
         self.arrived.lock().insert(name, connection);
         self.arrived.notify();
     }
 
-    /// The connection of a channel between two ranks; none after the time limit of the world.
+    /// Returns the connection of a channel between two ranks; `None` after the time limit of the world.
     pub(super) fn connect(&self, channel: u64, own: Rank, peer: Rank) -> io::Result<Option<Connection>> {
         if own < peer {
             return self.wait_for(Name { channel, caller: peer.0 as u64, answerer: own.0 as u64 });
@@ -94,7 +94,7 @@ impl Shared {
         let begin = Instant::now();
         let mut clock = RunClock::new(world.timeout);
         loop {
-            // Of several addresses one may lead elsewhere, and whoever answers may have too many strangers to look at.
+            // Retried: an address may lead elsewhere, and the other end may be busy with other connections.
             let failed = match self.call(&world.addresses[peer.0], name) {
                 Ok(connection) => return Ok(Some(connection)),
                 Err(error) => error,
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Connects to the first address that answers, and believes this end.
+    /// Connects to the first address whose process authenticates.
     fn call(&self, addresses: &[SocketAddr], name: Name) -> io::Result<Connection> {
         let world = &self.world;
         let call = |address: &SocketAddr| -> io::Result<Connection> {
@@ -146,7 +146,7 @@ impl Shared {
     }
 }
 
-/// The first failure of the world, if it is told soon.
+/// The first failure of the world, if it is reported soon.
 pub(super) fn first_failure(alarm: &dyn Alarm) -> Option<CommError> {
     let begin = Instant::now();
     loop {

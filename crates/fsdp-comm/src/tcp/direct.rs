@@ -1,22 +1,22 @@
-//! Messages that their receiver reads where the sender has them: between processes of one machine, where the operating
-//! system lets one read the other's memory (`process_vm_readv`).
+//! Messages that the receiver reads directly from the sender's memory: between processes of one machine, if the
+//! operating system permits it (`process_vm_readv`).
 //!
-//! Through a socket bytes are copied twice, in pieces that fit into the buffers of the kernel; this copies them once. Open
-//! MPI does the same between the processes of a node, where it calls it CMA.
+//! A socket copies bytes twice, in pieces that fit into kernel buffers; this copies them once. Open MPI does the same
+//! between processes of a node and calls it CMA.
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 
 use super::memory::{Memory, Place};
 
-/// Finds out whether both ends of a new connection can read each other's memory. Both call this at the same time; an end
-/// that is not `allowed` to makes it fail for both.
+/// Determines whether both ends of a new connection can read each other's memory. Both ends call this at the same time;
+/// if either is not `allowed`, the result is `None` for both.
 ///
-/// Each end tells its process and where in it a random number is, and looks for the other's: another machine, or another
-/// container, has another process of that number, or none.
+/// Each end sends its process id and the address of a random number, and looks for the other's number: on another
+/// machine or in another container, that process id belongs to another process, or to none.
 ///
 /// # Errors
-/// Those of the stream.
+/// The errors of the stream.
 pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<Memory>> {
     let mut secret = Box::new([0u8; 16]);
     getrandom::fill(&mut *secret).map_err(io::Error::other)?;
@@ -39,12 +39,12 @@ pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<
     stream.write_all(&[u8::from(memory.is_some())])?;
     let mut is_seen = [0];
     stream.read_exact(&mut is_seen)?;
-    // Until here the other end may have looked at it.
+    // The other end may read the secret until here.
     drop(secret);
     Ok(memory.filter(|_| is_seen == [1]))
 }
 
-/// The places of a message's parts as bytes: their number, then address and length of each; without those that are empty.
+/// Encodes the locations of a message's non-empty parts: their number, then address and length of each.
 pub(super) fn places(parts: &[&[u8]]) -> Vec<u8> {
     let places: Vec<Place> =
         parts.iter().filter(|part| !part.is_empty()).map(|part| Place::of(part)).collect();
@@ -52,7 +52,7 @@ pub(super) fn places(parts: &[&[u8]]) -> Vec<u8> {
     std::iter::once(places.len() as u64).chain(numbers).flat_map(u64::to_le_bytes).collect()
 }
 
-/// Places that are on their way in.
+/// Locations being received.
 pub(super) struct Places {
     bytes: Vec<u8>,
     come: usize,
@@ -65,15 +65,15 @@ impl Places {
         Self { bytes: vec![0; NUMBER_BYTES], come: 0 }
     }
 
-    /// Where the next bytes go; nothing once all have come, which is known when their number has.
+    /// Buffer for the next bytes; empty once everything has arrived.
     pub(super) fn missing(&mut self) -> &mut [u8] {
         &mut self.bytes[self.come..]
     }
 
-    /// So many bytes more have come, of the places of a message of `len_bytes`.
+    /// Records that `read` more bytes have arrived, for a message of `len_bytes`.
     ///
     /// # Errors
-    /// There are more places than bytes.
+    /// There are more locations than bytes in the message.
     pub(super) fn advance(&mut self, read: usize, len_bytes: u64) -> io::Result<()> {
         self.come += read;
         if self.come == NUMBER_BYTES && self.bytes.len() == NUMBER_BYTES {
@@ -89,10 +89,10 @@ impl Places {
         Ok(())
     }
 
-    /// All of them, once they have come.
+    /// All locations, once they have arrived.
     ///
     /// # Errors
-    /// They are not of `len_bytes` together.
+    /// Their total length is not `len_bytes`.
     pub(super) fn all(&self, len_bytes: u64) -> io::Result<Vec<Place>> {
         let numbers: Vec<u64> = self.numbers().skip(1).collect();
         let places: Vec<Place> =

@@ -1,4 +1,4 @@
-//! Where a process answers the connections of others.
+//! Accepts the connections of other processes.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -13,16 +13,16 @@ use super::{Shared, TcpLinks, TcpWorld};
 use crate::monitor::Monitor;
 use crate::process::auth::{Side, Token, authenticate_within};
 
-/// Connections that are being proven at one time: further ones wait in the queue of the operating system.
+/// Maximum number of connections that authenticate at a time; further ones wait in the listen backlog.
 const PROVING_MAX: usize = 256;
 
-/// How often the door looks whether it is still needed.
+/// How often the door checks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Small, since there may be many.
+/// Small, because there may be many threads.
 const STACK_BYTES: usize = 128 << 10;
 
-/// A port that others can connect to, before it is known who they are.
+/// A listening port, bound before the other processes are known.
 pub struct TcpDoor {
     listener: TcpListener,
 }
@@ -31,25 +31,25 @@ impl TcpDoor {
     /// Binds a port that the operating system chooses.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// The error of the operating system.
     pub fn bind(address: IpAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((address, 0))?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
     }
 
-    /// Where it is.
+    /// The address of the port.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// The error of the operating system.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Begins to answer those who know the `token` and are of this world.
+    /// Starts accepting connections that know the `token` and belong to this world.
     ///
     /// # Errors
-    /// The thread that answers can not be started.
+    /// The accepting thread cannot be started.
     pub fn open(self, world: TcpWorld, token: Token) -> io::Result<TcpLinks> {
         if world.direct_from.is_some() {
             allow();
@@ -63,7 +63,7 @@ impl TcpDoor {
     }
 }
 
-/// Answers until nobody uses the connections any more.
+/// Accepts connections until the links are dropped.
 fn answer(listener: &TcpListener, shared: &Weak<Shared>) {
     let proving = Arc::new(AtomicUsize::new(0));
     while shared.strong_count() > 0 {
@@ -71,8 +71,8 @@ fn answer(listener: &TcpListener, shared: &Weak<Shared>) {
             thread::sleep(LOOK);
             continue;
         }
-        // Neither a caller that went away nor a lack of files or threads ends the world: whoever is not answered tries again,
-        // or is late.
+        // A caller that has gone, or a lack of file descriptors or threads, does not end the world: the other end
+        // retries or times out.
         let Ok((stream, _)) = listener.accept() else {
             wait_for_caller(listener);
             continue;
@@ -80,7 +80,7 @@ fn answer(listener: &TcpListener, shared: &Weak<Shared>) {
         proving.fetch_add(1, Ordering::Relaxed);
         let (shared, proven) = (Weak::clone(shared), Arc::clone(&proving));
         let prove = move || {
-            // Who can not prove itself is nobody's concern.
+            // A connection that fails to authenticate is ignored.
             let _ = welcome(stream, &shared);
             proven.fetch_sub(1, Ordering::Relaxed);
         };
@@ -98,7 +98,7 @@ fn wait_for_caller(listener: &TcpListener) {
     }
 }
 
-/// Proves a connection and keeps it for the rank that it is for.
+/// Authenticates a connection and stores it for its rank.
 fn welcome(stream: TcpStream, shared: &Weak<Shared>) -> io::Result<()> {
     let Some(shared) = shared.upgrade() else { return Ok(()) };
     stream.set_nonblocking(false)?;

@@ -1,4 +1,4 @@
-//! One exchange over connections: both directions at once, without another copy.
+//! One exchange over connections: both directions at once, without intermediate copies.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,26 +11,26 @@ use super::connection::Connection;
 use super::message::{Front, Receiving, Sending};
 use crate::link::{Alarm, Exchanged, Header, Incoming, Outgoing};
 
-/// How often somebody who waits looks whether the world has failed.
+/// How often a waiting thread checks whether the world has failed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is still on its way.
+/// The transfers that are not finished yet.
 struct Exchange<'a> {
     sending: Option<Sending<'a>>,
     receiving: Option<Receiving<'a>>,
-    /// Word to whom we receive from that we have read the message, which follows what we send there.
+    /// The acknowledgment to the sender of the incoming message that it was read; sent after our message to that rank.
     telling: Option<Sending<'a>>,
-    /// Word from whom we send to that it has read the message, which follows what we receive from there.
+    /// The acknowledgment from the receiver of the outgoing message that it was read; received after its message to us.
     hearing: Option<Receiving<'a>>,
-    /// The connection to whom we receive from, and the word for it.
+    /// The connection to the sender of the incoming message, and the acknowledgment to send there.
     back: Option<(&'a Connection, &'a Front)>,
 }
 
-/// An error, and the member whose connection it is of.
+/// An error, and the member on whose connection it occurred.
 type Failed = (usize, io::Error);
 
 impl Exchange<'_> {
-    /// Moves what can be moved now. Of a message that was not expected, what it was.
+    /// Transfers what is possible without waiting. Returns an unexpected message, if one arrived.
     fn step(&mut self) -> Result<Option<Exchanged>, Failed> {
         finish(&mut self.sending, Sending::step, |sending| sending.peer)?;
         if let Some(received) = finish(&mut self.receiving, Receiving::step, |receiving| receiving.peer)? {
@@ -64,13 +64,13 @@ impl Exchange<'_> {
         hearing.is_some() && hearing == self.receiving.as_ref().map(|receiving| receiving.peer)
     }
 
-    /// Somebody who is waited for.
+    /// A member that the exchange waits for; `None` if it is finished.
     fn peer(&self) -> Option<usize> {
         let incoming = self.receiving.as_ref().or(self.hearing.as_ref()).map(|message| message.peer);
         incoming.or(self.sending.as_ref().or(self.telling.as_ref()).map(|message| message.peer))
     }
 
-    /// Waits until one of the connections can go on, or for a while.
+    /// Waits until a connection is ready, or for `limit` at most.
     fn wait(&self, limit: Duration) -> io::Result<()> {
         let telling = self.telling.as_ref().filter(|_| !self.is_telling_behind());
         let hearing = self.hearing.as_ref().filter(|_| !self.is_hearing_behind());
@@ -85,7 +85,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Lets a message take a step, and takes it out when that was the last one.
+/// Advances a transfer, and takes it out when it is finished.
 fn finish<M>(
     message: &mut Option<M>,
     step: impl Fn(&mut M) -> io::Result<bool>,
@@ -96,8 +96,8 @@ fn finish<M>(
     Ok(if is_done { message.take() } else { None })
 }
 
-/// Moves both messages, each over its connection, to their ends. `blame` says what to report when the connection to a
-/// member fails.
+/// Transfers both messages, each over its own connection. `blame` creates the error for a failed connection to a
+/// member.
 pub(super) fn exchange(
     outgoing: Option<(&Connection, Outgoing<'_>)>,
     incoming: Option<(&Connection, Incoming<'_, '_>)>,

@@ -1,8 +1,8 @@
-//! Reading the memory of another process.
+//! Reads the memory of another process.
 
 use std::io::{self, IoSliceMut};
 
-/// Where a process has some bytes.
+/// The location of bytes in the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) address: u64,
@@ -10,7 +10,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Of this process. The bytes must stay where they are for as long as others may read them.
+    /// The location of `bytes` in this process. They must stay in place while others may read them.
     pub(super) fn of(bytes: &[u8]) -> Self {
         Self { address: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() as u64 }
     }
@@ -29,23 +29,24 @@ mod linux {
 
     use super::*;
 
-    /// The most slices that the operating system takes in one call.
+    /// Maximum number of slices that the operating system accepts in one call.
     const SLICES_MAX: usize = 1024;
 
-    /// The memory of a process of this machine.
+    /// The memory of a process on this machine.
     #[derive(Debug)]
     pub(in crate::tcp) struct Memory(Pid);
 
     impl Memory {
-        /// Of the process with this number, as this process counts them.
+        /// The memory of a process, by process id as seen from this process; `None` if it is not a valid id.
         pub(in crate::tcp) fn of(process: u64) -> Option<Self> {
             i32::try_from(process).ok().filter(|&number| number > 0).map(|number| Self(Pid::from_raw(number)))
         }
 
-        /// Reads what is at these places, one after the other, into slices that have room for as much.
+        /// Reads the bytes at `places` into the slices, one after the other; the slices must have the same total
+        /// length.
         ///
         /// # Errors
-        /// Those of the operating system: no such process, no such memory, not allowed.
+        /// The error of the operating system: no such process, no such memory, or no permission.
         pub(in crate::tcp) fn read(
             &self,
             places: &[Place],
@@ -78,10 +79,10 @@ mod linux {
         }
     }
 
-    /// Lets processes of the same user read the memory of this one, where a security module (Yama) keeps it to its
+    /// Lets processes of the same user read this process's memory where a security module (Yama) restricts that to its
     /// ancestors.
     pub(in crate::tcp) fn allow() {
-        // Without the module this is refused, and not needed.
+        // Without that module the call fails, and is not needed.
         let _ = rustix::process::set_ptracer(rustix::process::PTracer::Any);
     }
 }
@@ -90,7 +91,7 @@ mod linux {
 mod other {
     use super::*;
 
-    /// There is none of which this is known.
+    /// Not supported on this system.
     #[derive(Debug)]
     pub(in crate::tcp) enum Memory {}
 

@@ -1,4 +1,4 @@
-//! A message on its way over a stream that does not wait.
+//! The transfer of a message over a non-blocking stream.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,13 @@ use super::connection::Connection;
 use super::direct::{Places, places};
 use crate::link::{Exchanged, Header, Incoming, Outgoing};
 
-/// The most slices that the operating system takes in one call.
+/// Maximum number of slices that the operating system accepts in one call.
 const SLICES_MAX: usize = 1024;
 
-/// Instead of a length, by who has read a message where it was.
+/// Sent instead of a length to acknowledge that a message was read directly.
 const READ: u64 = u64::MAX;
 
-/// Length and header in front of a message.
+/// Length and header, which precede a message.
 type Preamble = [u8; PREAMBLE_BYTES];
 const PREAMBLE_BYTES: usize = size_of::<u64>() + size_of::<Header>();
 
@@ -27,7 +27,7 @@ fn preamble(header: &Header, len_bytes: u64) -> Preamble {
     preamble
 }
 
-/// What goes in front of a message's data or, if its receiver reads it directly, stands for them.
+/// The bytes that precede a message's data or, if its receiver reads it directly, replace them.
 pub(super) struct Front {
     preamble: Preamble,
     places: Option<Vec<u8>>,
@@ -40,18 +40,18 @@ impl Front {
         Self { preamble: preamble(message.header, len_bytes), places }
     }
 
-    /// Of the word that a message has been read.
+    /// The front of the acknowledgment that a message was read.
     pub(super) fn of_word(header: &Header) -> Self {
         Self { preamble: preamble(header, READ), places: None }
     }
 
-    /// Whether the sender must hear that the message was read before its bytes may change.
+    /// Whether the receiver reads the data directly; then the bytes must not change before its acknowledgment.
     pub(super) fn is_direct(&self) -> bool {
         self.places.is_some()
     }
 }
 
-/// A message on its way out.
+/// A message being sent.
 pub(super) struct Sending<'a> {
     stream: &'a TcpStream,
     pub(super) peer: usize,
@@ -68,7 +68,7 @@ impl<'a> Sending<'a> {
         Self { stream, peer, slices: slices.map(IoSlice::new).collect(), first: 0 }
     }
 
-    /// Sends what the stream takes; whether that is all.
+    /// Sends as much as the stream accepts; returns whether everything is sent.
     pub(super) fn step(&mut self) -> io::Result<bool> {
         while self.first < self.slices.len() {
             let mut rest = &mut self.slices[self.first..];
@@ -86,18 +86,18 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// A message on its way in.
+/// A message being received.
 pub(super) struct Receiving<'a> {
     connection: &'a Connection,
     pub(super) peer: usize,
     expected: Preamble,
     preamble: Preamble,
-    /// Bytes of the preamble that have come.
+    /// Number of preamble bytes received.
     begun: usize,
-    /// The data; that before `first` has come.
+    /// Slices for the data; those before `first` are filled.
     slices: Vec<IoSliceMut<'a>>,
     first: usize,
-    /// Where the sender has the data, if they are read there.
+    /// Locations of the data at the sender, if read directly.
     places: Option<Places>,
     len_bytes: u64,
 }
@@ -111,7 +111,7 @@ impl<'a> Receiving<'a> {
         Self { connection, peer, expected, preamble: [0; _], begun: 0, slices, first: 0, places, len_bytes }
     }
 
-    /// The word that a message with this header has been read.
+    /// Expects the acknowledgment that a message with this header was read.
     pub(super) fn word(connection: &'a Connection, peer: usize, header: &Header) -> Self {
         let (expected, slices) = (preamble(header, READ), Vec::new());
         Self {
@@ -127,12 +127,12 @@ impl<'a> Receiving<'a> {
         }
     }
 
-    /// Whether its sender waits for word that it was read.
+    /// Whether the data is read directly; then its sender waits for an acknowledgment.
     pub(super) fn is_direct(&self) -> bool {
         self.places.is_some()
     }
 
-    /// Nothing is read beyond a preamble that was not expected.
+    /// Returns the message if it was not the expected one; nothing is read after an unexpected preamble.
     pub(super) fn differs(&self) -> Option<Exchanged> {
         let (len, header) = self.preamble.split_at(size_of::<u64>());
         let is_other = self.begun == self.preamble.len() && self.preamble != self.expected;
@@ -142,7 +142,7 @@ impl<'a> Receiving<'a> {
         })
     }
 
-    /// Takes what the stream has; whether that is all.
+    /// Receives what the stream has; returns whether everything has arrived.
     pub(super) fn step(&mut self) -> io::Result<bool> {
         let mut stream = &self.connection.stream;
         while self.begun < self.preamble.len() {
@@ -150,7 +150,7 @@ impl<'a> Receiving<'a> {
             let Some(read) = moved(read.and_then(not_the_end))? else { return Ok(false) };
             self.begun += read;
         }
-        // Reading into nothing would look like the end of the stream.
+        // A read into an empty slice would look like the end of the stream.
         self.advance(0);
         if self.differs().is_some() {
             return Ok(true);
@@ -168,7 +168,7 @@ impl<'a> Receiving<'a> {
         Ok(true)
     }
 
-    /// Takes the places that the stream has; once these are all, what is there.
+    /// Receives the locations; once they are complete, reads the data there.
     fn read_directly(&mut self) -> io::Result<bool> {
         let (mut stream, memory) = (&self.connection.stream, self.connection.memory.as_ref());
         let (Some(places), Some(memory)) = (&mut self.places, memory) else { return Ok(true) };
@@ -193,7 +193,7 @@ impl<'a> Receiving<'a> {
     }
 }
 
-/// What a call of the operating system moved; none if the stream takes or has no more now.
+/// Number of bytes moved by a system call; `None` if the call would block.
 fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

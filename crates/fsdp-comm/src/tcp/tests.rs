@@ -1,4 +1,4 @@
-//! Links over loopback: what can go wrong on a connection.
+//! Tests of links over loopback, and of failures of a connection.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -25,7 +25,7 @@ impl Alarm for Bell {
     }
 }
 
-/// The links of a world of processes with one rank each.
+/// The links of a world of processes that hold one rank each.
 fn world(ranks: usize, timeout: Duration, direct_from: Option<u64>) -> Vec<TcpLinks> {
     let alarm = Arc::new(Bell::default());
     let doors: Vec<_> = (0..ranks).map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
@@ -48,7 +48,7 @@ fn pair(timeout: Duration, direct_from: Option<u64>) -> [Box<dyn Link>; 2] {
     [links[0].link(0, Rank(0)), links[1].link(0, Rank(1))]
 }
 
-/// Sends `give` to the other of two ranks and receives slices of these lengths.
+/// Sends `give` to the other of two ranks, and receives slices of these lengths.
 fn swap(link: &mut dyn Link, header: u8, give: &[Vec<u8>], lens: &[usize]) -> (Exchanged, Vec<Vec<u8>>) {
     let peer = 1 - link.rank();
     let mut take: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
@@ -161,7 +161,7 @@ fn messages_are_read_in_memory_only_where_both_ends_allow_it_and_it_is_the_right
             assert_eq!(other.join().unwrap(), is_direct);
         });
     }
-    // Whoever tells a place without what is there, as a process of another machine does, and no process, and no place.
+    // A peer that names a wrong location (as on another machine), no process, or no location.
     let elsewhere = [0u8; 16];
     let address = elsewhere.as_ptr().expose_provenance() as u64;
     for told in [
@@ -238,7 +238,7 @@ fn messages_of_more_parts_than_one_call_takes_are_read_in_memory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// However messages are cut on the two sides, their bytes are the same.
+    /// Messages may be split differently on the two sides; the bytes are the same.
     #[test]
     fn parts_of_any_lengths_arrive_whole(
         out in prop::collection::vec(0usize..70_000, 0..6),

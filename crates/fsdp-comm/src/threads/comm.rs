@@ -1,7 +1,8 @@
 //! The communicator between ranks that are threads.
 //!
-//! A collective starts without blocking: the rank enters the table of calls and hands in its buffers. Whoever completes the
-//! work (see [`exchange`](super::exchange)) does it inside its own start; the others find the result when they wait.
+//! A collective starts without blocking: the rank enters the table of calls and deposits its buffers. The rank that
+//! completes the work (see [`exchange`](super::exchange)) does so within its own start; the others find the result when
+//! they wait.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -16,20 +17,20 @@ use super::{Entry, Intercept, ThreadOptions};
 use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Seat};
 
-/// Which collective: the number of its group, and its position there.
+/// Identifies a collective: the number of its group, and its position there.
 type Place = (usize, Position);
 
-/// What the ranks of a world share.
+/// State shared by the ranks of a world.
 pub(super) struct World<M: Memory> {
     pub(super) cores: Cores,
     share_unsharded: bool,
     intercept: Option<Arc<dyn Intercept>>,
-    /// Collectives that not all ranks have come to.
+    /// Collectives that not all ranks have entered.
     open: Mutex<BTreeMap<Place, Arc<Exchange<M>>>>,
 }
 
 impl<M: Memory> World<M> {
-    /// A world of so many ranks.
+    /// Creates a world of `ranks` ranks.
     pub(super) fn new(ranks: usize, options: &ThreadOptions) -> Self {
         Self {
             cores: Cores::new(ranks, options.cores, options.timeout),
@@ -62,7 +63,7 @@ impl<M: Memory> ThreadComm<M> {
         self.group.members[self.seat.index]
     }
 
-    /// Enters the rank into its next collective, hands in its buffers and does its share of the work.
+    /// Enters the rank into its next collective, deposits its buffers and does its share of the work.
     fn enter(&mut self, memory: &M, call: Fingerprint, slot: Contribution<M>) -> Result<Flight<M>, Error> {
         let (world, seat, rank) = (&self.world, self.seat, self.rank());
         let entered = match world.intercept.as_ref().map(|intercept| intercept.entry(rank, call)) {
@@ -84,7 +85,7 @@ impl<M: Memory> ThreadComm<M> {
         Ok(Flight { world: world.clone(), exchange, seat, position, rank })
     }
 
-    /// The work of a collective failed on this rank: nobody will see its end.
+    /// Fails the world after the work of a collective failed on this rank.
     fn fail(&self, error: &Error) {
         let rank = self.rank();
         self.world.cores.fail(match error {
@@ -138,7 +139,7 @@ impl<M: Memory> Communicator<M> for ThreadComm<M> {
     }
 }
 
-/// A collective that a rank has entered and not left.
+/// A collective that a rank has entered and not finished.
 struct Flight<M: Memory> {
     world: Arc<World<M>>,
     exchange: Arc<Exchange<M>>,
@@ -166,7 +167,7 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     }
 
     fn abandon(self: Box<Self>, reason: String) {
-        // A panic that drops it will be reported itself, with its message.
+        // A panic that drops it is reported itself, with its message.
         if !std::thread::panicking() {
             self.world.abort(self.rank, reason, FailureKind::Temporary);
         }

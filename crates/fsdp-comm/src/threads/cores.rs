@@ -1,11 +1,11 @@
-//! Who runs, who waits, and whether the world has failed.
+//! Schedules the ranks of a world on cores, and records whether the world has failed.
 //!
-//! One lock for the whole world. Ranks hold it for a few instructions at a time, and at most as many run as
-//! there are cores, so it is not contended even with hundreds of ranks. Buffers never pass under it.
+//! One lock covers the whole world. Ranks hold it for a few instructions at a time, and at most as many ranks run as
+//! there are cores, so it is not contended even with hundreds of ranks. Buffers never pass through it.
 //!
-//! A core is given to the lowest rank that is ready: ranks that depend on the same collective then progress
-//! together, and none starves, because a rank gets no further ahead than the next collective that it
-//! waits for. After a failure cores do not matter any more: all ranks run, to report it.
+//! A free core goes to the lowest rank that is ready: ranks that depend on the same collective then progress together,
+//! and no rank starves, because a rank gets no further ahead than the next collective that it waits for. After a
+//! failure, all ranks run regardless of cores, to report it.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,16 +18,16 @@ use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Rendezvous, Seat, Wait, overdue, stuck};
 
-/// What a rank is doing.
+/// The state of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
-    /// It could run, but all cores are taken.
+    /// It could run, but has no core.
     Ready,
     /// It runs.
     Running,
     /// It waits for the end of a collective.
     Waiting(Seat, Position),
-    /// It is kept from this call.
+    /// It is kept from making this call.
     Stalled(Fingerprint),
     /// It returned or panicked.
     Ended,
@@ -46,7 +46,7 @@ impl State {
         self.last_progress = self.rendezvous.now();
     }
 
-    /// Whoever waits for a rank that has not come, for so long.
+    /// The waits of all ranks that lack another rank; each is reported with the duration `waited`.
     fn waits(&self, waited: Duration) -> Vec<Wait> {
         let wait = |(rank, doing): (usize, &Doing)| match *doing {
             Doing::Waiting(seat, position) => Some(self.rendezvous.table.wait(seat, position, waited)),
@@ -78,12 +78,12 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Cores {
     state: Mutex<State>,
-    /// One per rank, so that only those wake that have a reason to.
+    /// One per rank, so that only ranks with a reason to wake up do.
     wake: Vec<Condvar>,
 }
 
 impl Cores {
-    /// Ranks that are all ready to run.
+    /// Creates ranks that are all ready to run.
     pub(super) fn new(ranks: usize, cores: usize, timeout: Duration) -> Self {
         let mut rendezvous = Rendezvous::new(0..ranks, timeout);
         let last_progress = rendezvous.now();
@@ -92,7 +92,7 @@ impl Cores {
         Self { state: Mutex::new(state), wake: (0..ranks).map(|_| Condvar::new()).collect() }
     }
 
-    /// The place of `rank` in a group.
+    /// The seat of `rank` in a group.
     pub(super) fn seat(&self, group: &Group, rank: Rank) -> Seat {
         self.lock().rendezvous.seat(group, rank, None)
     }
@@ -106,11 +106,11 @@ impl Cores {
         }
     }
 
-    /// Notes that `rank` has ended, and with what.
+    /// Records that `rank` has ended, and its failure, if any.
     pub(super) fn end(&self, rank: Rank, failed: Option<&dyn Display>) {
         let mut state = self.lock();
         state.note_progress();
-        // Only the first reason counts, and those of thousands of ranks may be long.
+        // Only the first reason counts, and formatting those of thousands of ranks may take long.
         if let Some(reason) = failed.filter(|_| state.rendezvous.failure().is_none()) {
             self.fail_locked(&mut state, Failure::of_rank(rank, reason.to_string()));
         }
@@ -128,7 +128,7 @@ impl Cores {
         })
     }
 
-    /// Marks a collective as done and wakes who waits for it.
+    /// Marks a collective as done and wakes the ranks that wait for it.
     pub(super) fn complete(&self, Seat { group, .. }: Seat, position: Position, is_done: &AtomicBool) {
         let mut state = self.lock();
         state.note_progress();
@@ -138,7 +138,7 @@ impl Cores {
         self.grant(&mut state);
     }
 
-    /// Waits for a collective, without a core, and leaves it.
+    /// Waits for a collective, without holding a core, and ends the call.
     pub(super) fn wait(&self, seat: Seat, position: Position, is_done: &AtomicBool) -> Result<(), CommError> {
         let mut state = self.lock();
         if state.rendezvous.failure().is_none() && !is_done.load(Ordering::Acquire) {
@@ -151,7 +151,7 @@ impl Cores {
         Ok(())
     }
 
-    /// Keeps `rank` from `call` until the world has failed; the failure.
+    /// Keeps `rank` from `call` until the world has failed; returns the failure.
     pub(super) fn stall(&self, rank: Rank, call: Fingerprint) -> CommError {
         let mut state = self.lock();
         self.block(&mut state, rank, Doing::Stalled(call));
@@ -164,7 +164,7 @@ impl Cores {
         self.fail_locked(&mut self.lock(), failure);
     }
 
-    /// The first failure.
+    /// The first failure; `None` if there is none.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.lock().rendezvous.failure().cloned()
     }
@@ -173,7 +173,7 @@ impl Cores {
         lock(&self.state)
     }
 
-    /// Gives up the core of `rank` and looks whether anyone can still make progress.
+    /// Gives up the core of `rank` and fails the world if no rank can make progress.
     fn block(&self, state: &mut State, rank: Rank, doing: Doing) {
         if std::mem::replace(&mut state.ranks[rank.0], doing) == Doing::Running {
             state.free_cores += 1;
@@ -186,7 +186,8 @@ impl Cores {
         }
     }
 
-    /// Sleeps until `rank` runs again or the world has failed, which it has when nothing happens for long.
+    /// Sleeps until `rank` runs again or the world has failed; fails the world if there is no progress for the time
+    /// limit.
     fn sleep<'a>(&self, mut state: MutexGuard<'a, State>, rank: Rank) -> MutexGuard<'a, State> {
         while state.ranks[rank.0] != Doing::Running && state.rendezvous.failure().is_none() {
             let (now, limit) = (state.rendezvous.now(), state.rendezvous.limit());
@@ -197,11 +198,12 @@ impl Cores {
                         self.fail_locked(&mut state, failure);
                         break;
                     }
-                    // All have arrived: the rank that moves the data is slow, but at work.
+                    // All have entered: the rank that moves the data is slow, but working.
                     None => state.last_progress = now,
                 }
             }
-            // Also when the limit has passed: the rank that moves the data needs the lock to say that it is done.
+            // Waits even if the limit has passed: the rank that moves the data needs the lock to report that it is
+            // done.
             let pause = state.rendezvous.interval();
             let woken = self.wake[rank.0].wait_timeout(state, pause);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;

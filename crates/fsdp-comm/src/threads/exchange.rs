@@ -1,13 +1,12 @@
-//! The buffers of one collective, and the moving of their elements.
+//! The buffers of one collective, and the movement of their elements.
 //!
-//! An all-gather or a broadcast is copied by the last rank to arrive, for all ranks. A reduction is folded on arrival: a rank
-//! whose sibling in the tree is already there adds the two and releases one of them at once, so that memory
-//! comes back early and the adding is spread over the ranks; whoever completes the root hands out the sum. For an
-//! average every rank multiplies its own input, in place, before.
-//! No element is moved under a lock.
+//! In an all-gather or a broadcast, the last rank to arrive copies for all ranks. A reduction is folded on arrival: a
+//! rank whose sibling in the tree has arrived adds the two and releases one of them at once, so memory is freed early
+//! and the work is spread over the ranks; the rank that completes the root distributes the sum. For an average, every
+//! rank first scales its own input, in place. No element is moved under a lock.
 //!
-//! Ranks may have devices with queues of their own: events carry the order of the gather queue (all-gathers)
-//! or the reduce queue (all others) of every rank to the rank that moves the data, and from there to all.
+//! Ranks may have devices with their own queues: events carry the order of every rank's gather queue (all-gathers) or
+//! reduce queue (all others) to the rank that moves the data, and from there to all ranks.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,24 +18,24 @@ use fsdp_core::{Error, Queue, Rank};
 
 use crate::monitor::lock;
 
-/// What one rank brings to a collective, and finds afterwards.
+/// What a rank deposits for a collective, and takes back afterwards.
 pub(super) struct Contribution<M: Memory> {
     pub(super) inputs: Vec<M::Buffer>,
     pub(super) outputs: Vec<M::Buffer>,
-    /// Its color in a split; afterwards those of all ranks.
+    /// Its color in a split; afterwards the colors of all ranks.
     pub(super) colors: Arc<[usize]>,
     /// When its buffers may be used.
     pub(super) ready: M::Event,
 }
 
 impl<M: Memory> Contribution<M> {
-    /// Buffers that may be used when `ready` has passed.
+    /// Buffers that may be used once `ready` has passed.
     pub(super) fn new(inputs: Vec<M::Buffer>, outputs: Vec<M::Buffer>, ready: M::Event) -> Self {
         Self { inputs, outputs, colors: Arc::default(), ready }
     }
 }
 
-/// A partial sum, in the buffers of one of its ranks.
+/// A partial sum, in the buffers of one of the ranks it covers.
 struct Partial<M: Memory> {
     owner: usize,
     buffers: Vec<M::Buffer>,
@@ -45,9 +44,9 @@ struct Partial<M: Memory> {
 
 /// One collective of a group.
 pub(super) struct Exchange<M: Memory> {
-    /// Whether what it is for is done, so that ranks may leave.
+    /// Whether the work is done, so that ranks may leave.
     pub(super) is_done: AtomicBool,
-    /// Whether the outputs of an all-gather share storage, where the memory can do that.
+    /// Whether the outputs of an all-gather share storage, if the memory supports it.
     share: bool,
     arrived: AtomicUsize,
     slots: Mutex<Vec<Option<Contribution<M>>>>,
@@ -55,14 +54,15 @@ pub(super) struct Exchange<M: Memory> {
 }
 
 impl<M: Memory> Exchange<M> {
-    /// A collective of `size` ranks.
+    /// Creates a collective of `size` ranks.
     pub(super) fn new(size: usize, share: bool) -> Self {
         let slots = Mutex::new((0..size).map(|_| None).collect());
         let (is_done, arrived) = Default::default();
         Self { is_done, share, arrived, slots, tree: Mutex::new(Arrivals::new(size)) }
     }
 
-    /// Hands in the buffers of a rank, and does what can be done now that it is here; whether the collective is complete.
+    /// Deposits the buffers of a rank and does the work that this makes possible; returns whether the collective is
+    /// complete.
     pub(super) fn arrive(
         &self,
         memory: &M,
@@ -84,19 +84,19 @@ impl<M: Memory> Exchange<M> {
         Ok(is_last)
     }
 
-    /// Hands in the buffers of a rank; whether it is the last.
+    /// Deposits the buffers of a rank; returns whether it is the last one.
     fn deposit(&self, index: usize, slot: Contribution<M>) -> bool {
         let mut slots = self.slots();
         assert!(slots[index].replace(slot).is_none(), "a rank enters a collective once");
         self.arrived.fetch_add(1, Ordering::Relaxed) + 1 == slots.len()
     }
 
-    /// Takes back what belongs to a rank, once the collective is finished.
+    /// Takes back a rank's contribution, once the collective is finished.
     pub(super) fn take(&self, index: usize) -> Contribution<M> {
         self.slots()[index].take().expect("a rank leaves a collective once")
     }
 
-    /// All ranks are there: every one learns the colors of all.
+    /// After all ranks have arrived: gives every rank the colors of all.
     fn tell_colors(&self) {
         let mut slots = self.slots();
         let colors: Arc<[usize]> =
@@ -104,8 +104,8 @@ impl<M: Memory> Exchange<M> {
         slots.iter_mut().flatten().for_each(|slot| slot.colors = colors.clone());
     }
 
-    /// All ranks are there: fills all outputs of an all-gather. Where they share storage, one output is filled and the
-    /// others become its readers.
+    /// After all ranks have arrived: fills all outputs of an all-gather. If they share storage, one output is filled
+    /// and the others become its readers.
     fn gather(&self, memory: &M, group: GroupCall<'_>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Gather, |slots| {
             let inputs: Vec<_> = slots.iter_mut().map(|slot| std::mem::take(&mut slot.inputs)).collect();
@@ -123,7 +123,7 @@ impl<M: Memory> Exchange<M> {
         })
     }
 
-    /// All ranks are there: the outputs of the rank at place `root` are copied to all others.
+    /// After all ranks have arrived: copies the outputs of the rank at position `root` to all others.
     fn broadcast(&self, memory: &M, group: GroupCall<'_>, root: usize) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             let sent = std::mem::take(&mut slots[root].outputs);
@@ -138,8 +138,8 @@ impl<M: Memory> Exchange<M> {
         })
     }
 
-    /// Adds the input of a rank to the tree, as far as its siblings are there; returns whether this completed
-    /// the sum, which is then where the collective wants it.
+    /// Adds the input of a rank to the tree, as far as its siblings have arrived; returns whether this completed the
+    /// sum, which has then been distributed.
     fn reduce(&self, memory: &M, group: GroupCall<'_>, index: usize) -> Result<bool, Error> {
         let (buffers, ready) = {
             let mut slots = self.slots();
@@ -164,7 +164,7 @@ impl<M: Memory> Exchange<M> {
         }
     }
 
-    /// What a reduction makes of one rank's input before it is added: an average multiplies it.
+    /// Prepares a rank's input for a reduction: scales it for an average.
     fn prepare(&self, memory: &M, group: GroupCall<'_>, mut input: Partial<M>) -> Result<Partial<M>, Error> {
         let op = group.call.kind.reduce_op();
         let Some(factor) = op.and_then(|op| op.factor(group.members.len())) else { return Ok(input) };
@@ -176,7 +176,7 @@ impl<M: Memory> Exchange<M> {
         Ok(input)
     }
 
-    /// `left + right` in the buffers of `left`; those of `right` go back to their rank.
+    /// Computes `left + right` in the buffers of `left`; returns those of `right` to their rank.
     fn add(
         &self,
         memory: &M,
@@ -198,8 +198,8 @@ impl<M: Memory> Exchange<M> {
         Ok(left)
     }
 
-    /// Brings the sum of all ranks to all ranks: a part each, or the whole. (It is ready on the queue of the
-    /// rank that runs this, which added its last two parts.)
+    /// Distributes the sum to all ranks: a part each, or the whole. (It is ready on the queue of the calling rank,
+    /// which added its last two parts.)
     fn hand_out(&self, memory: &M, group: GroupCall<'_>, mut sum: Partial<M>) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             for (index, slot) in slots.iter_mut().enumerate() {
@@ -224,7 +224,7 @@ impl<M: Memory> Exchange<M> {
         *group.summed(slot) = partial.buffers;
     }
 
-    /// Works on the buffers of all ranks outside the lock, after they are ready; they are ready again after it.
+    /// Works on the buffers of all ranks outside the lock, after they are ready; records when they are ready again.
     fn with_all_slots(
         &self,
         memory: &M,
@@ -247,7 +247,7 @@ impl<M: Memory> Exchange<M> {
     }
 }
 
-/// Who calls what.
+/// The members of a group, and their call.
 #[derive(Clone, Copy)]
 pub(super) struct GroupCall<'a> {
     pub(super) members: &'a [Rank],
@@ -255,17 +255,17 @@ pub(super) struct GroupCall<'a> {
 }
 
 impl GroupCall<'_> {
-    /// Whether a reduction ends in parts (and gives up its inputs) or in place.
+    /// Whether the reduction ends in parts and gives up its inputs; otherwise it works in place.
     fn scatters(&self) -> bool {
         matches!(self.call.kind, CollectiveKind::ReduceScatter(_))
     }
 
-    /// What a rank adds to a reduction: what it reads, or works on in place.
+    /// The buffers that a reduction adds: the inputs, or the outputs if it works in place.
     fn summed<M: Memory>(self, slot: &mut Contribution<M>) -> &mut Vec<M::Buffer> {
         if self.scatters() { &mut slot.inputs } else { &mut slot.outputs }
     }
 
-    /// Fingerprints compare the elements of all segments together; here each segment is compared.
+    /// Fingerprints compare only the total number of elements; this compares each segment.
     fn check_lengths<B: Buffer>(&self, inputs: &[Vec<B>]) -> Result<(), Error> {
         inputs.iter().enumerate().try_for_each(|(index, theirs)| self.check_pair(&inputs[0], index, theirs))
     }
@@ -282,7 +282,7 @@ impl GroupCall<'_> {
     }
 }
 
-/// `outputs[i]` becomes the concatenation of all `inputs[..][i]`.
+/// Fills `outputs[i]` with the concatenation of all `inputs[..][i]`.
 fn concatenate<M: Memory>(
     memory: &M,
     inputs: &[Vec<M::Buffer>],
@@ -299,7 +299,8 @@ fn concatenate<M: Memory>(
     Ok(())
 }
 
-/// Brings what is in `from` to `to`: the same storage if it may be shared and the memory can do that, or copies.
+/// Transfers the contents of `from` to `to`: shares the storage if `share` is set and the memory supports it, copies
+/// otherwise.
 fn hand_on<M: Memory>(
     memory: &M,
     queue: Queue,
@@ -315,7 +316,7 @@ fn hand_on<M: Memory>(
     Ok(())
 }
 
-/// `outputs[i]` becomes part `index` of `sums[i]`.
+/// Fills `outputs[i]` with part `index` of `sums[i]`.
 fn scatter<M: Memory>(
     memory: &M,
     sums: &[M::Buffer],

@@ -1,8 +1,8 @@
-//! Handles of storage, on the device or in pinned memory of the host.
+//! Buffer handles, on the device or in pinned host memory.
 //!
 //! The rules are those of [`HostBuffer`]: a handle is an entry in the rank's account and, once something was written,
-//! storage; both are reference counted, and a handle whose entry or storage has other owners can not be written. The
-//! count says nothing of work in flight: that is ordered by queues and events.
+//! storage; both are reference counted, and a handle whose entry or storage has other owners cannot be written. The
+//! count does not cover work in flight, which queues and events order.
 
 use std::sync::Arc;
 
@@ -20,36 +20,36 @@ use crate::ffi::driver::Range;
 #[derive(Clone, Debug)]
 pub struct CudaBuffer(pub(super) Place);
 
-/// A range of a [`CudaBuffer`] that is read.
+/// A range of a [`CudaBuffer`] to be read.
 pub(crate) type In<'a> = Slice<'a, CudaBuffer>;
 
-/// A range of a [`CudaBuffer`] that is written.
+/// A range of a [`CudaBuffer`] to be written.
 pub(crate) type Out<'a> = SliceMut<'a, CudaBuffer>;
 
-/// Where a buffer lies.
+/// The location of a buffer.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Device(DeviceBuffer),
-    /// In pinned memory: devices copy from and to it, and its own kernels are those of the host.
+    /// In pinned memory: devices copy from and to it; kernels on such buffers alone are the host's.
     Host(HostBuffer),
 }
 
-/// A handle of storage on the device.
+/// A handle to storage on the device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceBuffer {
     lease: Arc<Lease>,
     account: Arc<Account>,
     pool: Arc<Pool>,
     storage: Option<Arc<Block>>,
-    /// Storage that was kept when the contents were given up.
+    /// Storage kept when the contents were released.
     spare: Option<Arc<Block>>,
     dtype: DType,
     len: usize,
 }
 
 impl DeviceBuffer {
-    /// A handle that has its storage already, unless its category is one that comes and goes. When there is no room for
-    /// the storage, `account` says what the rank has; that need not be where the lease is counted.
+    /// Creates a handle; allocates its storage unless the category is transient. If allocation fails, the error reports
+    /// the usage of `account`, which need not be the account of the lease.
     pub(super) fn new(
         lease: Arc<Lease>,
         account: &Arc<Account>,
@@ -79,7 +79,7 @@ impl DeviceBuffer {
         Ok(Arc::new(block))
     }
 
-    /// The bytes of a range, about to be read by work of `queue`.
+    /// Returns the bytes of a range that work on `queue` is about to read.
     pub(super) fn range(
         &self,
         queues: &Arc<Queues>,
@@ -95,7 +95,7 @@ impl DeviceBuffer {
         Ok(block.range(offset, len))
     }
 
-    /// The bytes of a range, about to be written by work of `queue`.
+    /// Returns the bytes of a range that work on `queue` is about to write.
     pub(super) fn range_mut(
         &mut self,
         queues: &Arc<Queues>,
@@ -120,8 +120,8 @@ impl DeviceBuffer {
         Ok(block.range(offset, len))
     }
 
-    /// Gives up the contents; storage that comes and goes returns to the pool, other storage stays if nobody else
-    /// reads it.
+    /// Releases the contents; storage of transient categories returns to the pool, other storage is kept unless it has
+    /// other readers.
     pub(super) fn release(&mut self, queues: &Queues, queue: Queue) {
         let Some(mut block) = self.storage.take() else { return };
         if self.comes_and_goes() || Arc::get_mut(&mut block).is_none() {
@@ -131,7 +131,7 @@ impl DeviceBuffer {
         self.spare = Some(block);
     }
 
-    /// Reads the storage of `other` from now on, if it has any: returns whether it does.
+    /// Shares the storage of `other` from now on, if it has any; returns whether it has.
     pub(super) fn share(&mut self, other: &Self) -> bool {
         if other.storage.is_some() {
             self.storage.clone_from(&other.storage);
@@ -141,12 +141,12 @@ impl DeviceBuffer {
 }
 
 impl CudaBuffer {
-    /// Whether it lies in memory of the host.
+    /// Whether the buffer is in host memory.
     pub fn is_on_host(&self) -> bool {
         matches!(self.0, Place::Host(_))
     }
 
-    /// As a buffer of the host, if it is one.
+    /// The underlying host buffer; `None` if the buffer is on the device.
     pub(crate) fn on_host(&self) -> Option<&HostBuffer> {
         match &self.0 {
             Place::Host(buffer) => Some(buffer),
@@ -155,15 +155,15 @@ impl CudaBuffer {
     }
 }
 
-/// The same range of the buffer of the host, if it is one.
+/// The same range of the host buffer; `None` if the buffer is on the device.
 pub(crate) fn host_slice<'a>(slice: &In<'a>) -> Option<Slice<'a, HostBuffer>> {
     slice.buffer.on_host().map(|buffer| Slice::new(buffer, slice.offset, slice.len))
 }
 
-/// The same writable range of the buffer of the host.
+/// The same writable range of the host buffer.
 ///
 /// # Panics
-/// When it lies on the device.
+/// Panics if the buffer is on the device.
 pub(crate) fn host_slice_mut(slice: Out<'_>) -> SliceMut<'_, HostBuffer> {
     match &mut slice.buffer.0 {
         Place::Host(buffer) => SliceMut::new(buffer, slice.offset, slice.len),

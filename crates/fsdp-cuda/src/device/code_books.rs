@@ -1,4 +1,4 @@
-//! What the codes of 8-bit moments stand for, on the device for as long as the memory lives.
+//! The code books of 8-bit moments, kept on the device as long as the memory lives.
 
 use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -9,7 +9,7 @@ use super::lock::lock;
 use super::memory::CudaMemory;
 
 impl CudaMemory {
-    /// Values and bounds, 256 numbers each, of first and then of second moments.
+    /// Values and bounds, 256 numbers each, for first and then for second moments.
     pub(crate) fn code_books(&self) -> Result<CudaBuffer, Error> {
         let mut known = lock(&self.code_books);
         if let Some(books) = &*known {

@@ -1,4 +1,4 @@
-//! What is said when memory runs out: what was asked for, and who has it.
+//! Errors for exhausted memory: what was requested, and how much is in use.
 
 use fsdp_core::memory::{Category, Usage};
 use fsdp_core::out_of_memory::{Size, in_use};
@@ -6,7 +6,7 @@ use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
 use crate::error::DeviceError;
 
-/// The error of an allocation for `category`, of a rank that has so much in use, if that is known.
+/// The error of an allocation for `category`; `usage` is what the rank has in use, if known.
 pub(crate) fn explain(error: DeviceError, category: Category, usage: Option<&Usage>) -> Error {
     let (kind, bytes, mut said, used) = match error {
         DeviceError::OutOfMemory { bytes, free, total } => {

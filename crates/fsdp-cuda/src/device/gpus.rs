@@ -1,4 +1,4 @@
-//! The GPUs that the driver shows.
+//! The GPUs that are visible to this process.
 
 use std::ops::Range;
 
@@ -6,18 +6,18 @@ use crate::error::DeviceError;
 pub use crate::ffi::driver::gpu_count;
 use crate::ffi::driver::{Gpu, device_uuid};
 
-/// Free and total bytes of the memory of a GPU of this process; asking takes a context on it.
+/// Free and total bytes of a visible GPU; the query creates a context on it.
 ///
 /// # Errors
-/// [`DeviceError`]: there is no such GPU, or no driver.
+/// [`DeviceError`] if there is no such GPU, or no driver.
 pub fn gpu_memory(number: usize) -> Result<(usize, usize), DeviceError> {
     Gpu::open(number)?.memory()
 }
 
-/// What NVIDIA calls a GPU (`GPU-..`), whatever its number here.
+/// NVIDIA's identifier of a GPU (`GPU-..`), which does not depend on its number in this process.
 ///
 /// # Errors
-/// As [`gpu_count`]; [`DeviceError::NoDevice`].
+/// The errors of [`gpu_count`]; [`DeviceError::NoDevice`].
 pub fn gpu_uuid(number: usize) -> Result<String, DeviceError> {
     let uuid = device_uuid(number)?;
     let text = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -25,24 +25,24 @@ pub fn gpu_uuid(number: usize) -> Result<String, DeviceError> {
     Ok(format!("GPU-{}", parts.join("-")))
 }
 
-/// There is no device for some of the ranks.
+/// There are fewer devices than ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{ranks} ranks need {ranks} GPUs, but this process sees {devices}: use fewer ranks, let them share one GPU, or make \
      more visible (CUDA_VISIBLE_DEVICES)"
 )]
 pub struct TooManyRanks {
-    /// Ranks asked for.
+    /// Number of ranks that need one.
     pub ranks: usize,
-    /// Devices found.
+    /// Number of visible devices.
     pub devices: usize,
 }
 
-/// The GPUs of the ranks of a process, one each, by their numbers among the `devices` that it sees. It is number
-/// `local_process` of `local_processes` on its node, which hold `ranks` each.
+/// Assigns GPUs to the ranks of a process, one each, as numbers among the `devices` that it sees. The process is number
+/// `local_process` of `local_processes` on its node, which hold `ranks` ranks each.
 ///
-/// Where the process sees enough for all of its node, each takes those of its place. Where it sees fewer, and somebody has
-/// chosen what it sees (`is_chosen`: `CUDA_VISIBLE_DEVICES` is set), these are its own.
+/// If the process sees enough GPUs for its whole node, it takes those that match its place. If it sees fewer, and
+/// visibility was set explicitly (`is_chosen`: `CUDA_VISIBLE_DEVICES` is set), they are all its own.
 ///
 /// # Errors
 /// [`TooManyRanks`].

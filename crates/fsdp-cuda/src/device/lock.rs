@@ -1,8 +1,8 @@
-//! Locks of this room.
+//! The lock helper of this module.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks what is whole before anything under the lock can panic: a poisoned lock says nothing then.
+/// Locks a mutex, ignoring poison: the value is consistent before anything under the lock can panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

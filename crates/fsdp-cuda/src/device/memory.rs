@@ -1,9 +1,9 @@
 //! [`Memory`] of a CUDA device.
 //!
-//! Buffers lie on the device or in pinned memory of the host, which kernels can reach too. Work on device buffers is
-//! given to the stream of its queue and happens later. Work on pinned buffers alone is done by the host's kernels,
-//! after everything that the queue was given before; so the host waits there. Copies between the two are the
-//! device's; anything else that mixes them is a kernel that reaches over the bus.
+//! Buffers are on the device or in pinned host memory, which kernels can access too. Work on device buffers is enqueued
+//! on the stream of its queue. Work on pinned buffers alone is done by the host's kernels, after all earlier work on
+//! the queue, so the host waits for that. The device copies between the two; any other mix is a kernel that accesses
+//! host memory over the bus.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,23 +24,23 @@ use crate::error::DeviceError;
 use crate::ffi::driver::{Gpu, Range};
 use crate::kernels::{CONVERT, EXACT, INTEGERS, Kernels, Launch, Source, Word};
 
-/// Threads of a block of kernels that add exactly.
+/// Threads per block of the kernels for exact sums.
 const EXACT_THREADS: u32 = 256;
 
-/// How a rank's memory works.
+/// Options of a rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
-    /// Number of the device.
+    /// Device number.
     pub device: usize,
-    /// Threads of the host's kernels, for buffers in pinned memory.
+    /// Number of threads of the host's kernels, for buffers in pinned memory.
     pub threads: usize,
-    /// Whether storage is filled with NaN when it is new and when it is given up, so that a read of contents
-    /// that were not written shows.
+    /// Whether storage is filled with NaN when it is allocated and when it is released, to expose reads of contents
+    /// that were not written.
     pub poison: bool,
 }
 
 impl CudaOptions {
-    /// The memory of a device.
+    /// The default options for a device.
     pub fn new(device: usize) -> Self {
         Self { device, threads: 1, poison: false }
     }
@@ -51,7 +51,7 @@ impl CudaOptions {
 pub struct CudaMemory {
     gpu: Arc<Gpu>,
     account: Arc<Account>,
-    /// Of what kernels need for themselves: the host does not count that either.
+    /// The account of the kernels' scratch memory, which is not part of the usage; the host does not count it either.
     uncounted: Arc<Account>,
     pub(super) queues: Arc<Queues>,
     pool: Arc<Pool>,
@@ -61,17 +61,16 @@ pub struct CudaMemory {
     pub(super) code_books: Mutex<Option<CudaBuffer>>,
     /// Buffers in pinned memory, and the kernels for them.
     host: HostMemory,
-    /// Ordinary memory of the host, for copies that the rules of the host work on.
+    /// Ordinary host memory, for copies that the host's update rules work on.
     mirror: HostMemory,
     poison: bool,
 }
 
 impl CudaMemory {
-    /// The memory of one rank.
+    /// Creates the memory of one rank.
     ///
     /// # Errors
-    /// [`Error::Device`] when there is no driver or no such device; [`Error::Device`] when the threads can not
-    /// be started.
+    /// [`Error::Device`] if there is no driver or no such device, or if the threads cannot be started.
     pub fn new(options: CudaOptions) -> Result<Self, Error> {
         let gpu = Gpu::open(options.device)?;
         let account = Arc::<Account>::default();
@@ -112,54 +111,54 @@ impl CudaMemory {
         self.gpu.name()
     }
 
-    /// Number of the device.
+    /// The device number.
     pub fn device(&self) -> usize {
         self.gpu.ordinal()
     }
 
-    /// Free and total bytes of the device, whoever has the others.
+    /// Free and total bytes of the device, over all its users.
     ///
     /// # Errors
-    /// [`DeviceError::Call`] when the device has failed.
+    /// [`DeviceError::Call`] if the device has failed.
     pub fn free_and_total_bytes(&self) -> Result<(usize, usize), DeviceError> {
         self.gpu.memory()
     }
 
-    /// The most bytes that the driver ever gave to this memory, whether in use or kept for the next user: never less than
-    /// what [`Memory::usage`] counts on the device.
+    /// The most bytes that this memory has ever held from the driver, whether in use or cached: never less than the
+    /// device bytes counted by [`Memory::usage`].
     pub fn held_peak_bytes(&self) -> usize {
         self.pool.held_peak_bytes()
     }
 
-    /// Marks the end of the work given to a queue so far, to measure the time from or to it.
+    /// Records a timed event after all earlier work on a queue.
     ///
     /// # Errors
-    /// [`DeviceError::Call`] when the device has failed.
+    /// [`DeviceError::Call`] if the device has failed.
     pub fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
         self.queues.record_timed(queue)
     }
 
-    /// Waits for the work of a queue.
+    /// Waits for all work on a queue.
     ///
     /// # Errors
-    /// [`Error::Device`] when the device has failed.
+    /// [`Error::Device`] if the device has failed.
     pub fn synchronize(&self, queue: Queue) -> Result<(), Error> {
         self.queues.check()?;
         Ok(self.queues.stream(queue).synchronize()?)
     }
 
-    /// The memory whose kernels work on buffers in pinned memory, once the queue's work so far is done.
+    /// The host memory whose kernels work on pinned buffers, after waiting for all earlier work on the queue.
     pub(crate) fn host_after(&self, queue: Queue) -> Result<&HostMemory, Error> {
         self.synchronize(queue)?;
         Ok(&self.host)
     }
 
-    /// Ordinary memory of the host.
+    /// Ordinary host memory.
     pub(crate) fn mirror(&self) -> &HostMemory {
         &self.mirror
     }
 
-    /// The bytes of a range, about to be read by work of `queue`.
+    /// Returns the bytes of a range that work on `queue` is about to read.
     pub(crate) fn range<'a>(&self, queue: Queue, slice: In<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &slice.buffer.0 {
@@ -171,7 +170,7 @@ impl CudaMemory {
         }
     }
 
-    /// The bytes of a range, about to be written by work of `queue`.
+    /// Returns the bytes of a range that work on `queue` is about to write.
     pub(crate) fn range_mut<'a>(&self, queue: Queue, slice: Out<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &mut slice.buffer.0 {
@@ -183,35 +182,35 @@ impl CudaMemory {
         }
     }
 
-    /// A buffer for the kernels' own use on the compute queue; its storage comes from the pool and returns to it.
+    /// Allocates a buffer for the kernels' own use on the compute queue; its storage comes from the pool.
     pub(crate) fn scratch(&self, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
         let lease = self.uncounted.open(Category::Workspace, dtype, len);
         let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
         Ok(CudaBuffer(Place::Device(buffer)))
     }
 
-    /// Kernels of a source for element types `T` and `S`, on a queue.
+    /// The kernels of a source for element types `T` and `S`, to be launched on a queue.
     pub(crate) fn kernels(&self, queue: Queue, source: &'static Source, types: (DType, DType)) -> Launch<'_> {
         Launch { kernels: &self.kernels, stream: self.queues.stream(queue), source, types }
     }
 
-    /// What kernels over the elements of a range take.
+    /// The arguments of elementwise kernels: source, destination and length.
     fn words<'a>(&self, queue: Queue, src: In<'a>, dst: Out<'a>) -> Result<[Word<'a>; 3], Error> {
         let len = Word::Len(src.len);
         Ok([Word::Range(self.range(queue, src)?), Word::Range(self.range_mut(queue, dst)?), len])
     }
 }
 
-/// That a buffer has a dtype.
+/// Checks that a buffer has a dtype.
 ///
 /// # Panics
-/// When it has another one, which only a bug of ours can cause; as [`expect_float`].
+/// Panics if it has another one, which only an internal bug can cause; see also [`expect_float`].
 #[track_caller]
 pub(crate) fn expect_dtype(buffer: &CudaBuffer, expected: DType) {
     assert_eq!(buffer.dtype(), expected, "a buffer of {} is used where {expected} is needed", buffer.dtype());
 }
 
-/// The dtype of a buffer of floats.
+/// Returns the dtype of a buffer, which must be a float.
 #[track_caller]
 pub(crate) fn expect_float(buffer: &CudaBuffer) -> DType {
     let dtype = buffer.dtype();
@@ -237,7 +236,7 @@ impl Memory for CudaMemory {
         match &mut buffer.0 {
             Place::Device(buffer) => buffer.release(&self.queues, queue),
             Place::Host(buffer) => {
-                // Poison is written at once, so what reads the contents has to be done.
+                // The host writes poison immediately, so earlier readers must have finished.
                 if self.poison {
                     self.queues.kept(self.queues.stream(queue).synchronize());
                 }
@@ -322,7 +321,7 @@ impl Memory for CudaMemory {
             Word::Len(row_len),
             Word::Len(rows),
         ];
-        // A warp takes a row, or 32 of them when they are single elements.
+        // A warp handles a row, or 32 of them if rows are single elements.
         let rows_per_block = if row_len == 1 { EXACT_THREADS } else { EXACT_THREADS / 32 };
         let blocks = rows.div_ceil(rows_per_block as usize);
         let kernels = self.kernels(queue, &EXACT, (dtype, dtype));

@@ -1,7 +1,7 @@
-//! Buffers as the host's kernels take them, for work that is done on the host.
+//! Provides buffers to the host's kernels, for work done on the host.
 //!
-//! A buffer in pinned memory is taken out of its handle as it is, and put back afterwards; one on the device is
-//! copied, and copied back when it was to be written.
+//! A buffer in pinned memory is taken out of its handle and put back afterwards; a device buffer is copied, and copied
+//! back if it was written.
 
 use fsdp_core::memory::{Buffer, Category, Memory, Slice, SliceMut};
 use fsdp_core::{Error, Queue};
@@ -11,7 +11,7 @@ use super::buffer::{CudaBuffer, Place};
 use super::memory::CudaMemory;
 use super::transfer::{download, upload};
 
-/// Takes a buffer that is to be written, after the compute queue's work so far.
+/// Takes a buffer for writing, after all earlier work on the compute queue.
 pub(crate) fn take(memory: &CudaMemory, from: &mut CudaBuffer) -> Result<HostBuffer, Error> {
     memory.synchronize(Queue::Compute)?;
     if let Place::Host(pinned) = &mut from.0 {
@@ -21,7 +21,7 @@ pub(crate) fn take(memory: &CudaMemory, from: &mut CudaBuffer) -> Result<HostBuf
     copy_of(memory, from)
 }
 
-/// Puts back what [`take`] gave.
+/// Puts back a buffer from [`take`].
 pub(crate) fn put_back(memory: &CudaMemory, buffer: HostBuffer, to: &mut CudaBuffer) -> Result<(), Error> {
     if let Place::Host(empty) = &mut to.0 {
         *empty = buffer;
@@ -30,7 +30,7 @@ pub(crate) fn put_back(memory: &CudaMemory, buffer: HostBuffer, to: &mut CudaBuf
     upload(memory, memory.mirror().bytes(Slice::whole(&buffer))?, to)
 }
 
-/// A readable buffer for the host's kernels, after the compute queue's work so far.
+/// Returns a readable buffer, after all earlier work on the compute queue.
 pub(crate) fn readable(memory: &CudaMemory, from: &CudaBuffer) -> Result<HostBuffer, Error> {
     memory.synchronize(Queue::Compute)?;
     match from.on_host() {

@@ -1,4 +1,4 @@
-//! Pinned memory as storage of the host's buffers.
+//! Pinned memory as storage of host buffers.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use fsdp_nn::host::{HostBlock, HostBlocks};
 use super::full;
 use crate::ffi::driver::Gpu;
 
-/// Pinned blocks, asked of the driver one by one.
+/// Allocates each pinned block from the driver.
 #[derive(Debug)]
 pub(super) struct PinnedBlocks {
     pub(super) gpu: Arc<Gpu>,
-    /// Of the rank whose buffers lie in them.
+    /// The account of the rank that owns the buffers.
     pub(super) account: Arc<Account>,
 }
 

@@ -1,12 +1,12 @@
-//! Storage on the device.
+//! A caching pool for device storage.
 //!
-//! Storage returns to lists by size when nobody holds it, so that after the first step nothing is allocated:
-//! activations and temporaries come and go, and what several ranks read may outlive the buffer it was made for. It is
-//! handed on at once, without waiting for the device. Most of it is used on the compute queue alone, where the work of
-//! the next user comes later; other queues are ordered by events, the compute queue in between ([`Block::touch`]).
+//! Unused storage is kept in lists by size, so that nothing is allocated after the first step: activations and
+//! temporaries come and go, and storage shared by several ranks may outlive the buffer it was allocated for. It is
+//! reused at once, without waiting for the device. Most of it is used only on the compute queue, where the next user's
+//! work comes later anyway; other queues are ordered by events that go through the compute queue ([`Block::touch`]).
 //!
-//! Of storage that fits, the lowest is taken: where a buffer lies then depends on what is in use, and not on the order in
-//! which other buffers were given up. So a step that does what the step before it did finds its buffers at the same addresses.
+//! Among storage that fits, the lowest address is taken: the address of a buffer then depends on what is in use, not on
+//! the order of earlier releases. A step that does the same as the step before finds its buffers at the same addresses.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,26 +19,26 @@ use super::relief;
 use crate::error::DeviceError;
 use crate::ffi::driver::{DeviceBlock, Gpu, Range};
 
-/// Lengths of storage are multiples of this: what the driver aligns to.
+/// Storage sizes are multiples of this, the driver's alignment.
 const GRANULE_BYTES: usize = 512;
 
-/// Bytes of storage.
+/// Bytes held from the driver.
 #[derive(Debug, Default)]
 struct Held {
     now: usize,
     peak: usize,
 }
 
-/// Storage of one rank.
+/// The storage of one rank.
 #[derive(Debug)]
 pub(super) struct Pool {
     gpu: Arc<Gpu>,
     queues: Arc<Queues>,
-    /// By size and address.
+    /// Unused storage, by size and address.
     free: Mutex<BTreeMap<usize, BTreeMap<u64, DeviceBlock>>>,
-    /// Bytes that the driver gave and has not got back, and the most that there ever were.
+    /// Bytes held from the driver, and their peak.
     held: Mutex<Held>,
-    /// Whether storage is filled with NaN when it is new and when it is given up.
+    /// Whether storage is filled with NaN when it is allocated and when it is released.
     poison: bool,
 }
 
@@ -50,7 +50,7 @@ impl Pool {
         pool
     }
 
-    /// Storage for elements, and whether the driver was asked for it.
+    /// Takes storage for elements; also returns whether it was newly allocated from the driver.
     pub(super) fn take(self: &Arc<Self>, dtype: DType, len: usize) -> Result<(Block, bool), DeviceError> {
         let bytes = (len * dtype.size_bytes()).next_multiple_of(GRANULE_BYTES);
         let found = lock(&self.free).get_mut(&bytes).and_then(BTreeMap::pop_first);
@@ -68,18 +68,18 @@ impl Pool {
         Ok((block, is_new))
     }
 
-    /// The most bytes that the driver ever gave at once, used or not.
+    /// Peak of the bytes held from the driver, used or not.
     pub(super) fn held_peak_bytes(&self) -> usize {
         lock(&self.held).peak
     }
 
-    /// Number of the device.
+    /// The device number.
     pub(super) fn device(&self) -> usize {
         self.gpu.ordinal()
     }
 
-    /// Asks the driver; when it has no room, once more without what lies unused in memories like this one, and once more
-    /// without what neighbours keep.
+    /// Allocates from the driver; if the device is full, tries again after freeing what memories like this one have
+    /// unused, and then after asking the neighbors for theirs.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
         let mut found = self.gpu.allocate(bytes);
         for make_room in [relief::give_back, relief::ask_neighbours] {
@@ -94,8 +94,8 @@ impl Pool {
         Ok(block)
     }
 
-    /// Gives storage that no buffer uses back to the driver; returns whether there was any. Any thread may call it: the
-    /// device is waited for.
+    /// Returns unused storage to the driver; returns whether there was any. Any thread may call it; it waits for the
+    /// device.
     pub(super) fn trim(&self) -> bool {
         let unused = std::mem::take(&mut *lock(&self.free));
         lock(&self.held).now -=
@@ -115,7 +115,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Says that work of a queue is about to use it.
+    /// Announces that work on a queue is about to use the storage.
     pub(super) fn touch(&self, queues: &Arc<Queues>, queue: Queue) {
         let own = &self.pool.queues;
         if queue == Queue::Compute && Arc::ptr_eq(own, queues) {
@@ -123,7 +123,7 @@ impl Block {
         }
         let mut uses = lock(&self.uses);
         if !uses.iter().any(|(theirs, used)| *used == queue && Arc::ptr_eq(theirs, queues)) {
-            // Whoever had the storage before has put it behind the compute queue.
+            // The previous user of the storage has synchronized with the compute queue.
             queues.wait(queue, &own.record(Queue::Compute));
             uses.push((Arc::clone(queues), queue));
         }
@@ -135,7 +135,7 @@ impl Block {
         self.device_block().range(offset * size, len * size)
     }
 
-    /// Fills it with NaN, or with an implausible integer, when the pool does such things.
+    /// Fills the storage with NaN, or with an implausible integer, if poisoning is enabled.
     pub(super) fn poison(&self, queues: &Queues, queue: Queue) -> Result<(), DeviceError> {
         if !self.pool.poison {
             return Ok(());

@@ -1,6 +1,6 @@
 //! The queues of a rank as streams, and events between them.
 //!
-//! Recording and waiting can not return errors, by contract. The first one is kept, and every later operation of
+//! By contract, recording and waiting cannot return errors. The first such error is kept, and every later operation of
 //! the memory returns it.
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,15 +16,15 @@ use crate::ffi::streams::{Event, Priority, Stream};
 #[derive(Clone, Debug)]
 pub struct CudaEvent(Option<Arc<PooledEvent>>);
 
-/// A point in the work of a queue, with the time at which the device came past it.
+/// A point in the work of a queue, with the time at which the device reached it.
 #[derive(Debug)]
 pub struct TimedEvent(Event);
 
 impl TimedEvent {
-    /// Milliseconds from an earlier one, once this one has happened; blocks.
+    /// Milliseconds since an earlier event; blocks until both have happened.
     ///
     /// # Errors
-    /// [`DeviceError::Call`] when the device has failed.
+    /// [`DeviceError::Call`] if the device has failed.
     pub fn milliseconds_since(&self, earlier: &TimedEvent) -> Result<f32, DeviceError> {
         earlier.0.synchronize()?;
         self.0.synchronize()?;
@@ -32,7 +32,7 @@ impl TimedEvent {
     }
 }
 
-/// Events that nobody holds, to be recorded again: a wait takes an event as it was when it was called.
+/// Unused events for reuse. Reuse is safe because a wait takes the state of an event at the time of the call.
 #[derive(Debug)]
 struct EventPool {
     gpu: Arc<Gpu>,
@@ -72,12 +72,12 @@ impl Queues {
         &self.streams[queue as usize]
     }
 
-    /// The first failure of an operation that could not return it.
+    /// Returns the first error of an operation that could not return it.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    /// Marks the end of the work of a queue.
+    /// Records an event after all earlier work on a queue.
     pub(super) fn record(&self, queue: Queue) -> CudaEvent {
         let recorded = self.take_event().and_then(|event| {
             self.stream(queue).record(event.event())?;
@@ -86,21 +86,21 @@ impl Queues {
         CudaEvent(self.kept(recorded))
     }
 
-    /// Marks the end of the work of a queue, to measure the time from or to it.
+    /// Records a timed event after all earlier work on a queue.
     pub(super) fn record_timed(&self, queue: Queue) -> Result<TimedEvent, DeviceError> {
         let event = Event::new(&self.events.gpu, true)?;
         self.stream(queue).record(&event)?;
         Ok(TimedEvent(event))
     }
 
-    /// Orders later work of a queue behind an event.
+    /// Orders later work on a queue after an event.
     pub(super) fn wait(&self, queue: Queue, event: &CudaEvent) {
         if let Some(event) = &event.0 {
             self.kept(self.stream(queue).wait(event.event()));
         }
     }
 
-    /// Keeps the error of an operation that can not return it.
+    /// Keeps the error of an operation that cannot return it; `None` if it failed.
     pub(super) fn kept<T>(&self, result: Result<T, DeviceError>) -> Option<T> {
         result.map_err(|error| self.failure.get_or_init(|| error).clone()).ok()
     }
@@ -115,9 +115,10 @@ impl Queues {
     }
 }
 
-/// A collective has few blocks, and on every device: behind a product's, which fill this one, all would wait for it. So
-/// collectives start first, as those of PyTorch's FSDP do. Uploads and downloads are copies, which have no priority, or
-/// kernels that reach over the bus: they would keep multiprocessors busy with waiting.
+/// Collectives have few blocks, and need them on every device: if they queued behind the blocks of a matrix product,
+/// which fill a device, all ranks would wait. So collectives get the higher priority, as in PyTorch's FSDP. Uploads and
+/// downloads are copies, which have no priority, or kernels that access host memory over the bus, which would keep
+/// multiprocessors busy waiting.
 fn priority(queue: Queue) -> Priority {
     match queue {
         Queue::Gather | Queue::Reduce => Priority::Greatest,
@@ -132,12 +133,12 @@ impl PooledEvent {
 }
 
 impl CudaEvent {
-    /// Whether it has happened.
+    /// Whether the event has happened.
     pub(super) fn has_happened(&self) -> Result<bool, DeviceError> {
         self.0.as_ref().map_or(Ok(true), |event| event.event().has_happened())
     }
 
-    /// Blocks the host until it has happened.
+    /// Blocks the host until the event has happened.
     pub(super) fn synchronize(&self) -> Result<(), DeviceError> {
         self.0.as_ref().map_or(Ok(()), |event| event.event().synchronize())
     }

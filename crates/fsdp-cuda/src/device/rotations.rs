@@ -1,7 +1,7 @@
-//! Tables of angles for rotary position embedding: cosines and then sines of every position.
+//! Tables for rotary position embedding: cosines and then sines of the angles of every position.
 //!
-//! They are computed on the host, in the order of the host's kernel and so with the same bits, and kept on the device
-//! for as long as the memory lives: a model asks for one or two of them, in every layer of every step.
+//! They are computed on the host, in the order of the host's kernel and thus with the same bits, and kept on the device
+//! as long as the memory lives: a model uses one or two tables, in every layer of every step.
 
 use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -11,7 +11,7 @@ use super::buffer::CudaBuffer;
 use super::lock::lock;
 use super::memory::CudaMemory;
 
-/// A table and what it is for.
+/// A table and its parameters.
 #[derive(Debug)]
 pub(super) struct Rotation {
     dtype: DType,
@@ -21,7 +21,7 @@ pub(super) struct Rotation {
 }
 
 impl CudaMemory {
-    /// The table for positions up to `seq`, in the type of arithmetic.
+    /// The table for positions below `seq`, in the arithmetic type `dtype`.
     pub(crate) fn rotations(&self, dtype: DType, seq: usize, rope: &Rope) -> Result<CudaBuffer, Error> {
         let mut known = lock(&self.rotations);
         let fits = |known: &&Rotation| known.dtype == dtype && known.seq == seq && known.rope == *rope;

@@ -1,9 +1,9 @@
-//! Pinned memory through which the host's own slices travel.
+//! A ring of pinned memory for transfers between host slices and the device.
 //!
-//! A copy between the device and ordinary memory of the host would block, or read the memory after the caller has it
-//! back. So elements pass through a ring of pinned bytes: to write, they are put there (converted) and the device
-//! copies them when it comes to it; the bytes are used again when an event says that it has. The host waits only
-//! when a whole ring of writes is on its way.
+//! A direct copy between the device and ordinary host memory would block, or read the memory after the caller has it
+//! back. So elements pass through a ring of pinned bytes: a write converts them into the ring, and the device copies
+//! them later; the bytes are reused once an event says that it has. The host waits only when a whole ring of writes is
+//! in flight.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::ffi::driver::{Gpu, PinnedBlock, Range};
 /// Length of the ring.
 const RING_BYTES: usize = 4 << 20;
 
-/// The most that is copied at once, so that one part travels while the next is converted.
+/// Maximum length of one copy, so that one part is transferred while the next is converted.
 pub(super) const PART_BYTES: usize = 1 << 20;
 
-/// Parts of the ring begin at multiples of this.
+/// Alignment of parts in the ring.
 const ALIGN_BYTES: usize = 64;
 
 /// The ring of one rank.
 #[derive(Debug)]
 pub(super) struct Staging {
     gpu: Arc<Gpu>,
-    /// Allocated when it is first needed.
+    /// Allocated on first use.
     ring: Option<PinnedBlock>,
     head: usize,
-    /// Parts that copies may still use, oldest first: where they begin and end, and when they are done.
+    /// Parts in use by copies, oldest first: start, end, and the event that completes them.
     in_flight: VecDeque<(usize, usize, CudaEvent)>,
 }
 
@@ -40,7 +40,7 @@ impl Staging {
         Self { gpu: Arc::clone(gpu), ring: None, head: 0, in_flight: VecDeque::new() }
     }
 
-    /// Fills a part of the ring and gives its copy to a queue. `bytes` is at most [`PART_BYTES`].
+    /// Fills a part of the ring and enqueues its copy on a queue. `dst` has at most [`PART_BYTES`] bytes.
     pub(super) fn send(
         &mut self,
         queues: &Queues,
@@ -57,7 +57,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Copies to the host after the earlier work of a queue, waits for that and shows the bytes.
+    /// Copies to the host after all earlier work on a queue, waits for the copy, and passes the bytes to `take`.
     pub(super) fn receive(
         &mut self,
         queues: &Queues,
@@ -74,14 +74,14 @@ impl Staging {
         Ok(())
     }
 
-    /// Where a part of the ring begins that no copy uses.
+    /// Reserves a part of the ring that no copy uses; returns its start.
     fn reserve(&mut self, bytes: usize) -> Result<usize, DeviceError> {
         if self.ring.is_none() {
             self.ring = Some(self.gpu.allocate_pinned(RING_BYTES)?);
         }
         assert!(bytes <= PART_BYTES, "a part of {bytes} bytes is more than {PART_BYTES}");
         if self.head + bytes > RING_BYTES {
-            // What is left of the round before lies in the end of the ring that is skipped.
+            // The skipped end of the ring may still hold parts of the previous round.
             let skipped = self.head;
             self.retire(|first, _| first >= skipped)?;
             self.head = 0;
@@ -92,8 +92,8 @@ impl Staging {
         Ok(start)
     }
 
-    /// Waits for the oldest parts as long as they are in the way. Parts are in the order of the ring, so when the
-    /// oldest is not, none is.
+    /// Waits for the oldest parts while they overlap. Parts are in ring order, so if the oldest does not overlap, none
+    /// does.
     fn retire(&mut self, in_the_way: impl Fn(usize, usize) -> bool) -> Result<(), DeviceError> {
         while let Some((first, last, event)) = self.in_flight.front() {
             if !in_the_way(*first, *last) {

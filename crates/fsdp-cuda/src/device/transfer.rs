@@ -1,4 +1,4 @@
-//! Elements of the host's own slices, to the device and back, in parts through pinned memory.
+//! Transfers elements between host slices and the device, in parts through pinned memory.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::memory::{CudaMemory, expect_dtype, expect_float};
 use super::staging::PART_BYTES;
 use crate::error::DeviceError;
 
-/// Copies to the device; returns when the elements are in pinned memory.
+/// Copies to the device; returns once the elements are in pinned memory.
 pub(super) fn write(
     memory: &CudaMemory,
     queue: Queue,
@@ -30,7 +30,7 @@ pub(super) fn write(
     send(memory, queue, dst, |part, bytes| convert_to(part_of(&src, part), dtype, bytes))
 }
 
-/// Copies to the host after the queue's earlier work.
+/// Copies to the host after all earlier work on the queue.
 pub(super) fn read(
     memory: &CudaMemory,
     queue: Queue,
@@ -46,7 +46,7 @@ pub(super) fn read(
     receive(memory, queue, src, |part, bytes| convert_from(dtype, bytes, part_of_mut(&mut dst, part)))
 }
 
-/// Copies bytes of a whole buffer to the host after the compute queue's earlier work.
+/// Copies the bytes of a whole buffer to the host, after all earlier work on the compute queue.
 pub(super) fn download(memory: &CudaMemory, src: &CudaBuffer, bytes: &mut [u8]) -> Result<(), Error> {
     let size = src.dtype().size_bytes();
     receive(memory, Queue::Compute, Slice::whole(src), |part, received| {
@@ -54,7 +54,7 @@ pub(super) fn download(memory: &CudaMemory, src: &CudaBuffer, bytes: &mut [u8]) 
     })
 }
 
-/// Copies bytes of a whole buffer to the device, on the compute queue.
+/// Copies the bytes of a whole buffer to the device, on the compute queue.
 pub(super) fn upload(memory: &CudaMemory, bytes: &[u8], dst: &mut CudaBuffer) -> Result<(), Error> {
     let size = dst.dtype().size_bytes();
     send(memory, Queue::Compute, SliceMut::whole(dst), |part, sent| {
@@ -62,7 +62,7 @@ pub(super) fn upload(memory: &CudaMemory, bytes: &[u8], dst: &mut CudaBuffer) ->
     })
 }
 
-/// Gives the copies of a range to a queue, part by part: `fill` writes elements, by their numbers, to pinned memory.
+/// Enqueues the copies of a range, part by part: `fill` writes elements, given by index, to pinned memory.
 fn send(
     memory: &CudaMemory,
     queue: Queue,
@@ -78,7 +78,8 @@ fn send(
     Ok(())
 }
 
-/// Waits for the copies of a range, part by part: `take` reads elements, by their numbers, from pinned memory.
+/// Performs the copies of a range, part by part, and waits for them: `take` reads elements, given by index, from pinned
+/// memory.
 fn receive(
     memory: &CudaMemory,
     queue: Queue,
@@ -93,12 +94,12 @@ fn receive(
     Ok(())
 }
 
-/// The ring is allocated at its first use, and there may be no room for it.
+/// The ring is allocated on first use, which may fail for lack of memory.
 fn explained(memory: &CudaMemory, moved: Result<(), DeviceError>) -> Result<(), Error> {
     moved.map_err(|error| full::explain(error, Category::HostStaging, Some(&memory.usage())))
 }
 
-/// The elements of each part.
+/// The index ranges of the parts.
 fn parts(len: usize, dtype: DType) -> impl Iterator<Item = Range<usize>> {
     let most = PART_BYTES / dtype.size_bytes();
     (0..len).step_by(most).map(move |start| start..len.min(start + most))

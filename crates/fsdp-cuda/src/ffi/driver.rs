@@ -1,11 +1,11 @@
 //! The driver: devices, their contexts, and memory.
 //!
-//! The library is loaded by `cudarc` at the first call, and `cudarc` panics when it is missing: nothing here is
-//! called before [`library`] has looked at it. Handles are kept as integers, because they are names of things of
-//! the driver, which may be used by any thread whose current context is that of the device.
+//! `cudarc` loads the library at the first call, and panics if it is missing: nothing here is called before [`library`]
+//! has checked it. Handles are kept as integers, because they only name objects of the driver, which any thread may use
+//! if the device's context is current.
 //!
-//! What is not here: stream-ordered allocation, graphs, several contexts per device. Memory is allocated once and
-//! lives long, and the primary context is the one that libtorch and NCCL use too.
+//! Not covered: stream-ordered allocation, graphs, several contexts per device. Memory is allocated once and lives
+//! long, and the primary context is also the one that libtorch and NCCL use.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -18,13 +18,13 @@ use fsdp_nn::host::HostBlock;
 use super::driver_library::library;
 use crate::error::DeviceError;
 
-/// How many GPUs the driver shows.
+/// Number of GPUs that the driver shows.
 ///
 /// # Errors
-/// [`DeviceError`]: there is no driver, or it is too old.
+/// [`DeviceError`] if there is no driver, or it is too old.
 pub fn gpu_count() -> Result<usize, DeviceError> {
     match library() {
-        // Without one the driver does not start.
+        // Without a device, the driver does not initialize.
         Err(DeviceError::Call { code, .. }) if code == "CUDA_ERROR_NO_DEVICE" => return Ok(0),
         started => started?,
     }
@@ -32,7 +32,7 @@ pub fn gpu_count() -> Result<usize, DeviceError> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// The driver's handle of the device of this number.
+/// The driver's handle of a device.
 fn device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     let count = gpu_count()?;
     if ordinal >= count {
@@ -41,14 +41,14 @@ fn device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     result::device::get(ordinal as i32).map_err(|error| failure("cuDeviceGet", ordinal, error))
 }
 
-/// The number that NVIDIA has given to a device, whatever its place among those that this process sees.
+/// NVIDIA's UUID of a device, which does not depend on its number in this process.
 pub(crate) fn device_uuid(ordinal: usize) -> Result<[u8; 16], DeviceError> {
     let uuid = result::device::get_uuid(device(ordinal)?);
     let uuid = uuid.map_err(|error| failure("cuDeviceGetUuid_v2", ordinal, error))?;
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
-/// An error with the names that the driver has for it.
+/// Creates an error with the driver's name and description.
 pub(super) fn failure(call: &'static str, device: usize, error: DriverError) -> DeviceError {
     let text = |text: Result<&std::ffi::CStr, DriverError>| {
         text.map_or_else(|_| format!("code {}", error.0 as u32), |text| text.to_string_lossy().into_owned())
@@ -56,7 +56,7 @@ pub(super) fn failure(call: &'static str, device: usize, error: DriverError) -> 
     DeviceError::Call { call, device, code: text(error.error_name()), what: text(error.error_string()) }
 }
 
-/// A device with its primary context, which lasts as long as the process.
+/// A device with its primary context, which lives as long as the process.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     ordinal: usize,
@@ -68,7 +68,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// The device of this number.
+    /// Opens the device with this number; each is opened once per process.
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         static OPEN: Mutex<BTreeMap<usize, Arc<Gpu>>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Gpu {
         let fail = |call| move |error| failure(call, ordinal, error);
         let device = device(ordinal)?;
         let attribute = |attribute| {
-            // SAFETY: `device` is one of the driver's, as it has just said.
+            // SAFETY: `device` is valid: the driver has just returned it.
             unsafe { result::device::get_attribute(device, attribute) }.map_err(fail("cuDeviceGetAttribute"))
         };
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -111,24 +111,24 @@ impl Gpu {
         &self.name
     }
 
-    /// What the compiler calls its architecture.
+    /// Its architecture, as the compiler names it.
     pub(crate) fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub(crate) fn processors(&self) -> u32 {
         self.processors
     }
 
-    /// Makes its context the current one of this thread.
+    /// Makes its context current on this thread.
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context was retained by `retain` and is never released.
         unsafe { result::ctx::set_current(self.context as sys::CUcontext) }
             .map_err(|error| self.failure("cuCtxSetCurrent", error))
     }
 
-    /// Calls the driver with its context as the current one.
+    /// Calls the driver with this device's context current.
     pub(super) fn call<T>(
         &self,
         call: &'static str,
@@ -138,26 +138,26 @@ impl Gpu {
         run().map_err(|error| self.failure(call, error))
     }
 
-    /// Waits for all work on the device that this process has given to it.
+    /// Waits for all work of this process on the device.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         self.call("cuCtxSynchronize", result::ctx::synchronize)
     }
 
-    /// Free and total bytes of its memory.
+    /// Free and total bytes of the device.
     pub(crate) fn memory(&self) -> Result<(usize, usize), DeviceError> {
         self.call("cuMemGetInfo", result::mem_get_info)
     }
 
-    /// Memory of the device; its contents are unspecified.
+    /// Allocates device memory; its contents are unspecified.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<DeviceBlock, DeviceError> {
         self.bind()?;
-        // SAFETY: the context is current; nobody reads the memory as any type before it was written.
+        // SAFETY: the context is current; the memory is not read as any type before it is written.
         let address = unsafe { result::malloc_sync(bytes) };
         let address = address.map_err(|error| self.full(bytes, error))?;
         Ok(DeviceBlock { gpu: Arc::clone(self), address, bytes })
     }
 
-    /// Page-locked memory of the host that every device can copy from and to, filled with zeros.
+    /// Allocates page-locked host memory that every device can copy from and to, filled with zeros.
     pub(crate) fn allocate_pinned(self: &Arc<Self>, bytes: usize) -> Result<PinnedBlock, DeviceError> {
         self.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -167,12 +167,12 @@ impl Gpu {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfPinnedMemory { bytes },
             _ => self.failure("cuMemHostAlloc", error),
         })?;
-        // SAFETY: the driver has just given out these bytes, to nobody else; zeros are valid bytes.
+        // SAFETY: the driver has just allocated these bytes for this block alone; zeros are valid bytes.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
         Ok(PinnedBlock { gpu: Arc::clone(self), address: start as usize, bytes })
     }
 
-    /// The function `name` of a compiled module. The module stays loaded, as the context does.
+    /// Loads a compiled module and returns its functions `names`. The module stays loaded, like the context.
     pub(crate) fn load(&self, image: &[u8], names: &[&str]) -> Result<Vec<Function>, DeviceError> {
         // SAFETY: the context is current; the image is what NVRTC made, whose length is in its header.
         let load = || unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
@@ -191,7 +191,7 @@ impl Gpu {
         failure(call, self.ordinal, error)
     }
 
-    /// Why memory of the device was not given.
+    /// The error of a failed allocation of device memory.
     fn full(&self, bytes: usize, error: DriverError) -> DeviceError {
         if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return self.failure("cuMemAlloc", error);
@@ -205,7 +205,7 @@ impl Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(pub(super) usize);
 
-/// Bytes of a live block that a device can reach.
+/// Bytes of a live block that a device can access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range<'a> {
     address: u64,
@@ -214,28 +214,28 @@ pub(crate) struct Range<'a> {
 }
 
 impl Range<'_> {
-    /// No bytes.
+    /// An empty range.
     pub(crate) fn empty() -> Self {
         Self { address: 0, bytes: 0, block: PhantomData }
     }
 
-    /// Pinned bytes that a live buffer of the host keeps.
+    /// Pinned bytes of a live host buffer.
     pub(crate) fn pinned(bytes: &[u8]) -> Range<'_> {
         Range { address: bytes.as_ptr() as u64, bytes: bytes.len(), block: PhantomData }
     }
 
-    /// Where it begins.
+    /// Start address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
-    /// How long it is.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// What came of giving something back to the driver. A drop has nobody to tell.
+/// Logs the failure to free something; a drop cannot report it.
 pub(super) fn ended(freed: Result<(), DeviceError>) {
     if let Err(error) = freed {
         tracing::debug!(%error, "not given back to the driver");
@@ -247,7 +247,7 @@ fn range(address: u64, block_bytes: usize, offset: usize, bytes: usize) -> Range
     Range { address: address + offset as u64, bytes, block: PhantomData }
 }
 
-/// Memory of a device. Dropping it waits for the device, so that no work can still use it.
+/// Device memory. Dropping it waits for the device, so that no work can still use it.
 #[derive(Debug)]
 pub(crate) struct DeviceBlock {
     gpu: Arc<Gpu>,
@@ -256,17 +256,17 @@ pub(crate) struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// Where it begins on the device.
+    /// Start address on the device.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A part of it.
+    /// A part of the block.
     pub(crate) fn range(&self, offset: usize, bytes: usize) -> Range<'_> {
         range(self.address, self.bytes, offset, bytes)
     }
@@ -281,7 +281,7 @@ impl Drop for DeviceBlock {
     }
 }
 
-/// Page-locked memory of the host. Dropping it waits for the device, so that no copy can still use it.
+/// Page-locked host memory. Dropping it waits for the device, so that no copy can still use it.
 #[derive(Debug)]
 pub(crate) struct PinnedBlock {
     gpu: Arc<Gpu>,
@@ -290,16 +290,16 @@ pub(crate) struct PinnedBlock {
 }
 
 impl PinnedBlock {
-    /// A part of it, as the device sees it.
+    /// A part of the block, as the device sees it.
     pub(crate) fn range(&self, offset: usize, bytes: usize) -> Range<'_> {
         range(self.address as u64, self.bytes, offset, bytes)
     }
 }
 
-/// Whoever gave copies into a block, or of it, to a stream waits for them before.
+/// Code that enqueues copies from or into a block must wait for them before it accesses the bytes.
 impl HostBlock for PinnedBlock {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `bytes` initialised bytes at `address` belong to this block until it is dropped, and are written
+        // SAFETY: `bytes` initialized bytes at `address` belong to this block until it is dropped, and are written
         // through `&mut self` or by copies that the caller has waited for.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_is_told_what_is_missing() {
-        // SAFETY: as in `start`.
+        // SAFETY: as in `examine`.
         if unsafe { sys::is_culib_present() } {
             return;
         }

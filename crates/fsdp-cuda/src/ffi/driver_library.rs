@@ -1,7 +1,7 @@
-//! The driver's library: whether it is there, whether it is new enough, and whether it has every function.
+//! The driver's library: checks that it is installed, recent enough, and has every function.
 //!
-//! `cudarc` opens it and looks functions up one by one, and panics when one is not there. So all of them are looked for
-//! here, in the library that `cudarc` has opened, before the first is called.
+//! `cudarc` opens it, looks up each function when it is called, and panics if one is missing. So all of them are looked
+//! up here, in the library that `cudarc` has opened, before the first is called.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -16,12 +16,12 @@ use super::library::loaded;
 use super::versions::Found;
 use crate::error::DeviceError;
 
-/// A version of CUDA: 1000 times the major number, plus 10 times the minor one.
+/// A CUDA version: 1000 times the major number plus 10 times the minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub struct CudaVersion(i32);
 
 impl CudaVersion {
-    /// That of the oldest driver with every function that is called here.
+    /// The version of the oldest driver that has every function called here.
     pub(crate) const NEEDED: Self = Self(12_080);
 }
 
@@ -31,8 +31,7 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// Every function of the driver that this crate calls, by the names in the library; those that say what is wrong with it
-/// come first.
+/// Every driver function that this crate calls, by its symbol; the functions needed to report errors come first.
 const FUNCTIONS: &[&str] = &[
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -70,7 +69,7 @@ const FUNCTIONS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// Finds and starts the driver, once per process.
+/// Finds and initializes the driver, once per process.
 pub(crate) fn library() -> Result<(), DeviceError> {
     static STARTED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
     STARTED.get_or_init(start).clone()
@@ -82,7 +81,7 @@ fn start() -> Result<(), DeviceError> {
     result::init().map_err(|error| failure("cuInit", 0, error))
 }
 
-/// The driver that [`library`] takes, and its version.
+/// The driver used by [`library`], and its version.
 ///
 /// # Errors
 /// [`DeviceError::NoDriver`], [`DeviceError::OldDriver`], [`DeviceError::NoFunction`].
@@ -91,10 +90,10 @@ pub(crate) fn find() -> Result<Found, DeviceError> {
     Ok(Found { path, version: Some(version.to_string()) })
 }
 
-/// Looks at the file that `cudarc` calls, before it is called: `cudarc` would panic at the first function that is not
-/// there.
+/// Checks the library that `cudarc` uses before anything in it is called: `cudarc` would panic at the first missing
+/// function.
 fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceError> {
-    // SAFETY: this only asks the loader for the library, whose initialisers are those of NVIDIA's driver.
+    // SAFETY: this only makes the loader open the library, whose initializers are NVIDIA's.
     if !unsafe { sys::is_culib_present() } {
         let mut tried = cudarc::get_lib_name_candidates("cuda");
         let mut told = BTreeSet::new();
@@ -103,7 +102,7 @@ fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceE
     }
     let path = || loaded(Path::new("libcuda.so")).unwrap_or_else(|| PathBuf::from("libcuda.so"));
     let lacks = |function: &&&'static str| {
-        // SAFETY: the library is there, as was just asked. The address is only looked for; nothing is called.
+        // SAFETY: the library is open, as just checked. The address is only looked up; nothing is called.
         unsafe { sys::culib().get::<*const c_void>(function.as_bytes()) }.is_err()
     };
     let no_function = |function| DeviceError::NoFunction { path: path(), function };
@@ -112,8 +111,8 @@ fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceE
         return Err(no_function(function));
     }
     let mut found = CudaVersion(0);
-    // SAFETY: the function is there, because it comes first in the list and is not the one that is missing; it may be
-    // called before `cuInit`; `found` outlives the call.
+    // SAFETY: the function exists: it is the first in the list, and not the missing one. It may be called before
+    // `cuInit`; `found` outlives the call.
     let code = unsafe { sys::cuDriverGetVersion(&raw mut found.0) };
     code.result().map_err(|error| failure("cuDriverGetVersion", 0, error))?;
     if found < CudaVersion::NEEDED {
@@ -126,7 +125,7 @@ fn examine(functions: &[&'static str]) -> Result<(PathBuf, CudaVersion), DeviceE
 mod tests {
     use super::*;
 
-    /// The stand-in has what our tests call, and they call everything.
+    /// The fake driver implements the functions that the tests call, and they call all of them.
     #[test]
     fn every_function_of_the_driver_is_looked_for_before_it_is_called() {
         let stand_in = include_str!("../../tests/fake_cuda/driver.cpp");

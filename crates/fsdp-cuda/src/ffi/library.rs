@@ -1,59 +1,59 @@
-//! Opening a shared library by its possible names, in its possible places.
+//! Opens shared libraries, by several possible names in several places.
 //!
-//! Nothing is linked: a machine without a library can build and run everything that does not need it, and whoever
-//! needs it is told every name and place that was tried, and how to install it.
+//! Nothing is linked: a machine without a library can build and run everything that does not need it, and an error
+//! lists every name and place that was tried, and how to install the library.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A library that may be looked for.
+/// A library to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Its name in messages.
     pub name: &'static str,
-    /// Names of its file, the preferred one first.
+    /// Its file names, the preferred one first.
     pub files: &'static [&'static str],
-    /// What to do when it is not there.
+    /// How to install it.
     pub install: &'static str,
 }
 
-/// NVIDIA's collectives.
+/// NVIDIA's library of collectives.
 pub const NCCL: Wanted = Wanted {
     name: "NCCL",
     files: &["libnccl.so.2", "libnccl.so"],
     install: "install NVIDIA's package libnccl2, or the Python wheel nvidia-nccl-cu13 (it comes with torch)",
 };
 
-/// The run-time compiler of kernels.
+/// NVIDIA's run-time compiler of kernels.
 pub(super) const NVRTC: Wanted = Wanted {
     name: "NVRTC",
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     install: "install the CUDA toolkit, or the Python wheel nvidia-cuda-nvrtc (it comes with torch)",
 };
 
-/// One place where a library was looked for in vain.
+/// A failed attempt to open a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// The file, or its bare name for the search of the system's loader.
+    /// The file, or a bare name for the system loader's search.
     pub candidate: PathBuf,
-    /// Why it is not the library.
+    /// Why it could not be opened.
     pub why: String,
 }
 
-/// A library can not be opened, or lacks a function.
+/// Why a library could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// It is nowhere.
+    /// No file could be opened.
     #[error("{} was not found; {}; tried{}", wanted.name, wanted.install, Tried(tried))]
     NotFound {
-        /// What was looked for.
+        /// The library.
         wanted: Wanted,
-        /// Where, in this order.
+        /// The attempts, in order.
         tried: Vec<Attempt>,
     },
-    /// It is there, but it is not what it is named, or far too old.
+    /// The opened file lacks a function: it is another library, or far too old.
     #[error(
         "{} has no function {symbol}: it is not {name}, or much older than what is needed",
         path.display()
@@ -63,20 +63,21 @@ pub enum LibraryError {
         name: &'static str,
         /// The file.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
 }
 
 impl Attempt {
-    /// Whether there is no such file, rather than one that can not be opened.
+    /// Whether there is no such file; false if there is one that cannot be opened.
     fn is_absent(&self) -> bool {
         self.why == NO_FILE || is_absent(&self.candidate.display().to_string(), &self.why)
     }
 }
 
 impl LibraryError {
-    /// Whether it is nowhere: there is no file of its name that could not be opened, or that lacks something.
+    /// Whether the library is not installed: there is no file with its name, not even one that cannot be opened or that
+    /// lacks a function.
     pub fn is_absent(&self) -> bool {
         match self {
             LibraryError::NotFound { tried, .. } => tried.iter().all(Attempt::is_absent),
@@ -85,11 +86,11 @@ impl LibraryError {
     }
 }
 
-/// Why a file in a folder was not opened.
+/// The reason if a folder has no such file.
 const NO_FILE: &str = "no such file";
 
-/// Whether the loader's words say that it found no file of this name. (It says the same of a library that the file needs,
-/// with that one's name in front.)
+/// Whether the loader's message says that it found no file with this name. (It reports a missing dependency in the same
+/// way, but begins with the name of that dependency.)
 pub(crate) fn is_absent(file: &str, why: &str) -> bool {
     why.strip_prefix(file)
         .is_some_and(|why| why.starts_with(": cannot open shared object file: No such file"))
@@ -106,7 +107,7 @@ impl fmt::Display for Tried<'_> {
     }
 }
 
-/// A shared library that is open until the process ends.
+/// A shared library that stays open until it is dropped.
 #[derive(Debug)]
 pub struct Library {
     wanted: Wanted,
@@ -130,8 +131,8 @@ impl Library {
                 tried.push(Attempt { candidate, why: NO_FILE.to_owned() });
                 continue;
             }
-            // SAFETY: opening runs the initialisers of the library. The candidates are names of libraries of NVIDIA
-            // and PyTorch, whose initialisers ask nothing of their host; the folders are the user's choice.
+            // SAFETY: opening runs the initializers of the library. The candidates are libraries of NVIDIA and PyTorch,
+            // whose initializers make no demands on the caller; the folders are the user's choice.
             match unsafe { libloading::Library::new(&candidate) } {
                 Ok(handle) => {
                     let path = if is_bare { loaded(&candidate).unwrap_or(candidate) } else { candidate };
@@ -149,13 +150,13 @@ impl Library {
         &self.path
     }
 
-    /// The address of a function, as a value of its type.
+    /// Returns the address of a function, as a value of its type.
     ///
     /// # Safety
-    /// `T` is a function pointer of the type that the library's header gives `symbol`. The pointer must not be called
-    /// after the library was dropped.
+    /// `T` must be a function pointer of the type that the library's header gives `symbol`. The pointer must not be
+    /// called after the library is dropped.
     pub(super) unsafe fn function<T: Copy>(&self, symbol: &'static str) -> Result<T, LibraryError> {
-        // SAFETY: the caller vouches for the type.
+        // SAFETY: the caller guarantees the type.
         match unsafe { self.handle.get::<T>(symbol) } {
             Ok(function) => Ok(*function),
             Err(_) => {
@@ -166,7 +167,7 @@ impl Library {
     }
 }
 
-/// A table of a library's functions: fields, symbols, types.
+/// Declares a table of a library's functions: fields, symbols, types.
 macro_rules! table {
     ($($field:ident: $symbol:literal as $type:ty),* $(,)?) => {
         /// Addresses of functions, valid while the library is open.
@@ -177,7 +178,7 @@ macro_rules! table {
             /// # Safety
             /// The types must be those of the library's header.
             unsafe fn of(library: &$crate::ffi::library::Library) -> Result<Self, $crate::ffi::library::LibraryError> {
-                // SAFETY: as of the caller.
+                // SAFETY: guaranteed by the caller.
                 Ok(Self { $($field: unsafe { library.function::<$type>($symbol) }?),* })
             }
         }
@@ -185,7 +186,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// Folders of the libraries that come as Python wheels, where `site_packages` has some: `nvidia/nccl/lib` and others.
+/// Library folders of NVIDIA's Python wheels in `site_packages`: `nvidia/nccl/lib` and others.
 pub fn wheel_folders(site_packages: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(site_packages.join("nvidia")) else { return Vec::new() };
     let mut folders: Vec<PathBuf> =
@@ -194,7 +195,7 @@ pub fn wheel_folders(site_packages: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// What the loader said, without what [`Attempt`] says already.
+/// The loader's message, without the parts that [`Attempt`] already shows.
 fn reason(error: &libloading::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -205,7 +206,7 @@ fn reason(error: &libloading::Error) -> String {
     text
 }
 
-/// The file of a library that is loaded, by its name, if the system says which files are mapped.
+/// The file of a loaded library, by its name; `None` if the system does not show mapped files.
 pub fn loaded(name: &Path) -> Option<PathBuf> {
     let stem = name.to_str()?.split(".so").next()?;
     let maps = fs::read_to_string("/proc/self/maps").ok()?;

@@ -1,14 +1,14 @@
-//! All unsafe code of this crate: calls of foreign libraries, wrapped so that callers can not misuse them.
+//! The unsafe code of this crate: calls of foreign libraries, wrapped so that callers cannot misuse them.
 //!
 //! | module | library |
 //! |---|---|
-//! | [`driver_library`], [`driver`], [`streams`] | libcuda: what is installed; devices and their memory; streams, events, copies and launches |
+//! | [`driver_library`], [`driver`], [`streams`] | libcuda: installation; devices, memory; streams, events, launches |
 //! | [`nvrtc`] | libnvrtc: kernels compiled at run time |
-//! | [`library`], [`versions`] | any of them: opened by name or folder; what they say of themselves |
+//! | [`library`], [`versions`] | all libraries: opening by name or folder; reported versions |
 //! | [`nccl`], [`nccl_comm`] | libnccl: communicators and collectives |
-//! | `torch`, `torch_process` | libtorch, through the shim: operations, and tensors over memory of ours; what concerns the process |
+//! | `torch`, `torch_process` | libtorch, through the shim: operations and tensors; process-wide settings |
 //!
-//! Every unsafe block says which facts it relies on, and who checked them.
+//! Every unsafe block states the facts it relies on, and where they were checked.
 
 pub(crate) mod driver;
 pub(crate) mod driver_library;

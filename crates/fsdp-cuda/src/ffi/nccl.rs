@@ -1,12 +1,13 @@
-//! The functions of NCCL that are used, behind safe ones.
+//! Safe wrappers of the NCCL functions in use.
 //!
-//! All communicators are non-blocking (`ncclConfig_t.blocking = 0`): a call starts something, returns, and
-//! [`RawComm::poll`] says when it is done. So no thread is ever inside NCCL for long, one lock per communicator keeps
-//! every call apart, and a communicator can be aborted at any time by another thread.
+//! All communicators are non-blocking (`ncclConfig_t.blocking = 0`): a call starts an operation and returns, and
+//! [`RawComm::poll`] tells when it is done. So no thread stays inside NCCL for long, one lock per communicator
+//! serializes its calls, and another thread can abort a communicator at any time.
 //!
-//! Not by `cudarc` (0.19.10), as the driver is: it opens one library per process, in no folder of our choice, by names that
-//! do not include `libnccl.so.2`, which is how packages and wheels install it, and panics when it or a function is missing.
-//! Its result codes are a Rust `enum`, so that a code of a newer NCCL would be undefined behaviour.
+//! Unlike the driver, NCCL is not called through `cudarc` (0.19.10): that opens one library per process, not from a
+//! chosen folder, under names that do not include `libnccl.so.2`, the name that packages and wheels install, and panics
+//! if the library or a function is missing. Its result codes are a Rust `enum`, so an unknown code from a newer NCCL
+//! would be undefined behavior.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -20,19 +21,19 @@ use super::library::{self, Library, table};
 use super::nccl_comm::RawComm;
 use crate::nccl::{Code, NcclError, Version};
 
-/// Names a communicator that is about to be made; a capability: whoever has it can join.
+/// Identifies a communicator to be created; a capability: any process that has it can join.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u8; Self::LEN]);
 
 impl UniqueId {
-    /// Bytes of every id.
+    /// Length in bytes.
     pub(crate) const LEN: usize = 128;
 }
 
 pub(super) type Handle = *mut c_void;
 
-/// `ncclConfig_t` as of 2.18. Newer versions read what `size` says and have defaults for the rest.
+/// `ncclConfig_t` as of 2.18. Newer versions read only `size` bytes and use defaults for the rest.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -47,8 +48,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Non-blocking; the rest is left to NCCL. Communicators that are split off share no resources with their parent:
-    /// if they did, the two could not be used at the same time.
+    /// A non-blocking configuration; the rest is left to NCCL. Communicators created by a split share no resources with
+    /// their parent: otherwise the two could not be used at the same time.
     pub(super) fn non_blocking() -> Self {
         const UNDEFINED: c_int = c_int::MIN;
         Self {
@@ -68,15 +69,15 @@ impl Config {
 /// A collective with two buffers and a count: all-gather.
 pub(super) type Gather =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, *mut c_void) -> c_int;
-/// The same with a reduction operator, or the rank that sends.
+/// The same with a reduction operator, or the root of a broadcast.
 pub(super) type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int;
 pub(super) type Query = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 pub(super) type End = unsafe extern "C" fn(Handle) -> c_int;
 
-/// `ncclSum` or `ncclAvg`, for a communicator of so many ranks. For floats, NCCL averages as [`ReduceOp`] says:
-/// `hostToDevRedOp` in its `enqueue.cc` makes it a sum of products with `1 / n` in the type of the elements. One rank
-/// never asks for it: before 2.29.7, NCCL then left the last elements of a buffer out.
+/// `ncclSum` or `ncclAvg`, for a communicator of `ranks` ranks. For floats, NCCL averages as [`ReduceOp`] specifies:
+/// `hostToDevRedOp` in its `enqueue.cc` makes it a sum of products with `1 / n` in the element type. A single rank
+/// never uses `ncclAvg`: before 2.29.7, NCCL then omitted the last elements of a buffer.
 pub(super) fn op_code(op: ReduceOp, ranks: usize) -> c_int {
     match op.factor(ranks) {
         None => 0,
@@ -118,7 +119,7 @@ table! {
     broadcast: "ncclBroadcast" as Reduce,
 }
 
-/// The library, open and new enough.
+/// The NCCL library, opened, with a sufficient version.
 #[derive(Debug)]
 pub struct Nccl {
     pub(super) table: Table,
@@ -127,14 +128,14 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Opens NCCL, in one of `folders` or where the system's loader finds it.
+    /// Opens NCCL from one of `folders`, or from where the system's loader finds it.
     ///
     /// # Errors
-    /// [`NcclError`]: not found, not NCCL, or too old.
+    /// [`NcclError`] if it is not found, is another library, or is too old.
     pub fn open(folders: &[PathBuf]) -> Result<Arc<Self>, NcclError> {
         let library = Library::open(library::NCCL, folders)?;
         let mut version = 0;
-        // SAFETY: the type is that of nccl.h, of every version.
+        // SAFETY: the type is that of nccl.h, in every version.
         let get_version =
             unsafe { library.function::<unsafe extern "C" fn(*mut c_int) -> c_int>("ncclGetVersion") }?;
         // SAFETY: it writes one integer.
@@ -162,7 +163,7 @@ impl Nccl {
         self.library.path()
     }
 
-    /// A new id, to be given to all ranks of one communicator.
+    /// Creates an id, to be passed to all ranks of one communicator.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; UniqueId::LEN]);
         // SAFETY: it writes one id.
@@ -171,7 +172,7 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Begins to connect `rank` of `ranks`, on the current device of this thread.
+    /// Starts connecting `rank` of `ranks`, on the current device of this thread.
     pub(crate) fn init(
         self: &Arc<Self>,
         id: UniqueId,
@@ -185,7 +186,7 @@ impl Nccl {
         Ok(RawComm::new(self.clone(), handle))
     }
 
-    /// Done and under way are both well.
+    /// Success and in progress both count as success.
     pub(super) fn started(&self, call: &'static str, code: c_int, handle: Handle) -> Result<(), NcclError> {
         match Code(code) {
             Code::SUCCESS | Code::IN_PROGRESS => Ok(()),
@@ -193,7 +194,8 @@ impl Nccl {
         }
     }
 
-    /// Makes calls in one group. A group that was started is always ended, or later calls of this thread would join it.
+    /// Makes calls within one group. A started group is always ended; otherwise later calls of this thread would join
+    /// it.
     pub(super) fn group(
         &self,
         handle: Handle,
@@ -208,8 +210,8 @@ impl Nccl {
     }
 
     pub(super) fn error(&self, call: &'static str, code: Code, handle: Handle) -> NcclError {
-        // SAFETY: both return null or a string that is not freed before the next call of this thread; it is copied
-        // at once. `handle` is null or a communicator that was not destroyed.
+        // SAFETY: both return null or a string that is valid until the next call of this thread; it is copied at once.
+        // `handle` is null or a communicator that was not destroyed.
         let (text, detail) =
             unsafe { (copied((self.table.error_string)(code.0)), copied((self.table.last_error)(handle))) };
         NcclError::Call { call, code, text, detail }
@@ -222,6 +224,6 @@ unsafe fn copied(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: as of the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned()
 }

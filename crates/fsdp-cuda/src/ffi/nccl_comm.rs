@@ -1,4 +1,4 @@
-//! One communicator of NCCL: a handle, and the calls that may be made on it.
+//! An NCCL communicator: its handle and the calls on it.
 
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -13,27 +13,27 @@ use crate::device::DeviceMemory;
 use crate::nccl::buffers::{Flying, IssueError, Segment, segments};
 use crate::nccl::{Code, NcclError};
 
-/// Whether a communicator has done what was started on it.
+/// Whether the started operation of a communicator has finished.
 #[derive(Debug)]
 pub(crate) enum Progress {
     Ready,
     InProgress,
 }
 
-/// A communicator, for as long as it is neither destroyed nor aborted. Its methods take `&mut self`: one call at a time.
+/// A communicator that was neither destroyed nor aborted. Its methods take `&mut self`: one call at a time.
 #[derive(Debug)]
 pub(crate) struct RawComm {
     nccl: Arc<Nccl>,
     handle: usize,
 }
 
-/// A communicator that is being split off. If it is dropped before [`RawComm::finish_split`], its slot leaks: NCCL may
-/// still write it.
+/// A communicator being split off. If it is dropped before [`RawComm::finish_split`], its slot leaks, because NCCL may
+/// still write to it.
 pub(crate) struct Splitting {
     slot: ManuallyDrop<Box<Handle>>,
 }
 
-// SAFETY: the slot is a place on the heap that NCCL writes once and this crate reads afterwards; no thread is special.
+// SAFETY: the slot is a heap location that NCCL writes once and this crate reads afterwards, from any thread.
 unsafe impl Send for Splitting {}
 
 impl RawComm {
@@ -45,13 +45,13 @@ impl RawComm {
         self.handle as Handle
     }
 
-    /// Whether what was started has finished.
+    /// Whether the started operation has finished.
     ///
     /// # Errors
-    /// What failed in the background, on this rank or another.
+    /// The asynchronous error, of this rank or another.
     pub(crate) fn poll(&mut self) -> Result<Progress, NcclError> {
         let mut state = 0;
-        // SAFETY: the communicator exists (`destroy` and `abort` take it), and one integer is written.
+        // SAFETY: the communicator exists (`destroy` and `abort_all` consume it), and one integer is written.
         let code = unsafe { (self.nccl.table.async_error)(self.raw(), &mut state) };
         self.nccl.started("ncclCommGetAsyncError", code, self.raw())?;
         match Code(state) {
@@ -76,12 +76,12 @@ impl RawComm {
         Ok((size, rank, self.query("ncclCommCuDevice", self.nccl.table.device)?))
     }
 
-    /// Begins to split off a communicator; [`RawComm::poll`] of this one says when it is there.
+    /// Starts splitting off a communicator; [`RawComm::poll`] on this one tells when it is done.
     pub(crate) fn split(&mut self, color: c_int, key: c_int) -> Result<Splitting, NcclError> {
         let mut config = Config::non_blocking();
         let mut slot = ManuallyDrop::new(Box::new(ptr::null_mut()));
-        // SAFETY: the communicator exists; the configuration is copied; the slot stays where it is until the split is
-        // finished, and for ever if nobody finishes it.
+        // SAFETY: the communicator exists; the configuration is copied; the slot stays in place until the split is
+        // finished, or forever if it never is.
         let code = unsafe {
             (self.nccl.table.split)(self.raw(), color, key, ptr::from_mut(&mut **slot), &mut config)
         };
@@ -89,10 +89,10 @@ impl RawComm {
         Ok(Splitting { slot })
     }
 
-    /// Takes the new communicator, after [`RawComm::poll`] said that this one is ready.
+    /// Takes the new communicator, after [`RawComm::poll`] has returned ready for this one.
     pub(crate) fn finish_split(&mut self, splitting: Splitting) -> Result<RawComm, NcclError> {
         let slot = ManuallyDrop::into_inner(splitting.slot);
-        // SAFETY: the slot was initialised, and NCCL is done with it. (Volatile: NCCL wrote it from another thread; its
+        // SAFETY: the slot was initialized, and NCCL is done with it. (Volatile: NCCL wrote it from another thread; its
         // acquire load of the state came before.)
         let handle = unsafe { ptr::read_volatile(&*slot) };
         if handle.is_null() {
@@ -101,12 +101,12 @@ impl RawComm {
         Ok(RawComm::new(self.nccl.clone(), handle))
     }
 
-    /// Issues one collective over all segments, in one group, on the stream of `queue`; segments without elements are
-    /// left out, and a call without any issues nothing. Lengths and dtypes were checked by [`fsdp_core::comm::Comm`]; the
+    /// Issues one collective over all segments, in one group, on the stream of `queue`; empty segments are skipped, and
+    /// a call without elements issues nothing. [`fsdp_core::comm::Comm`] has checked lengths and dtypes; the
     /// communicator has `ranks` ranks.
     ///
     /// # Errors
-    /// The memory's or NCCL's; what was issued until then may run.
+    /// The errors of the memory or NCCL; operations issued before may still run.
     pub(crate) fn issue<M: DeviceMemory>(
         &mut self,
         memory: &M,
@@ -123,9 +123,9 @@ impl RawComm {
         let (stream, dtype) = (memory.stream(queue).as_ptr(), dtype_code(dtype));
         let call = |&Segment { from, to, count }: &Segment| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
-            // SAFETY: the addresses are those of live buffers of at least the lengths that NCCL derives from `count`
-            // (`segments` takes it from the shorter side; `Comm` checked that the longer one is `size` times as long);
-            // `Flying` keeps them from being freed; the stream is the memory's, which outlives its collectives.
+            // SAFETY: the addresses belong to live buffers of at least the lengths that NCCL derives from `count`
+            // (`segments` takes it from the shorter side; `Comm` has checked that the longer side is `size` times as
+            // long); `Flying` keeps them from being freed; the stream is the memory's, which outlives its collectives.
             let (name, code) = unsafe {
                 match kind {
                     CollectiveKind::AllGather => {
@@ -143,7 +143,7 @@ impl RawComm {
                         ("ncclAllReduce", (table.all_reduce)(from, to, count, dtype, op, comm, stream))
                     }
                     CollectiveKind::Broadcast { root } => {
-                        // A place in a group of ranks, which NCCL counts in integers.
+                        // The position in the group, which NCCL takes as an integer.
                         let root = root as c_int;
                         ("ncclBroadcast", (table.broadcast)(from, to, count, dtype, root, comm, stream))
                     }
@@ -157,30 +157,30 @@ impl RawComm {
         Ok(self.nccl.group(comm, || segments.iter().map(call).fold(Ok(()), Result::and))?)
     }
 
-    /// Begins to flush and close.
+    /// Starts flushing and closing the communicator.
     pub(crate) fn finalize(&mut self) -> Result<(), NcclError> {
         // SAFETY: the communicator exists.
         let code = unsafe { (self.nccl.table.finalize)(self.raw()) };
         self.nccl.started("ncclCommFinalize", code, self.raw())
     }
 
-    /// Frees what is left, after [`RawComm::poll`] said that it is finalized.
+    /// Frees the communicator, after [`RawComm::poll`] has reported that it is finalized.
     pub(crate) fn destroy(self) -> Result<(), NcclError> {
-        // SAFETY: the communicator exists, and nobody can use it afterwards.
+        // SAFETY: the communicator exists, and is consumed here.
         let code = unsafe { (self.nccl.table.destroy)(self.raw()) };
         self.nccl.started("ncclCommDestroy", code, ptr::null_mut())
     }
 
-    /// Ends everything that is running on these communicators, and frees them. In one group: since NCCL 2.22 all are told
-    /// to end before the first is freed; before that, a group frees one after the other. Freeing waits for the device, and
-    /// so for kernels of communicators that were not told yet, which wait for each other's ranks.
+    /// Aborts all operations on these communicators, and frees them. In one group: since NCCL 2.22, all communicators
+    /// are told to stop before the first is freed; earlier versions free one after the other. Freeing waits for the
+    /// device, and thus for kernels of communicators that were not told yet, which wait for each other's ranks.
     ///
     /// # Errors
-    /// The first failure; all are tried.
+    /// The first failure; all communicators are tried.
     pub(crate) fn abort_all(comms: Vec<RawComm>) -> Result<(), NcclError> {
         let Some(nccl) = comms.first().map(|comm| Arc::clone(&comm.nccl)) else { return Ok(()) };
         let abort = |comm: RawComm| {
-            // SAFETY: the communicator exists, and nobody can use it afterwards.
+            // SAFETY: the communicator exists, and is consumed here.
             let code = unsafe { (nccl.table.abort)(comm.raw()) };
             nccl.started("ncclCommAbort", code, ptr::null_mut())
         };

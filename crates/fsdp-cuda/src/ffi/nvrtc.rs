@@ -1,10 +1,11 @@
 //! The run-time compiler of kernels.
 //!
-//! It is opened once, by [`Nvrtc::open`], which the doctor calls with the same folders: what it names is what compiles.
+//! It is opened once, by [`Nvrtc::open`]; the doctor does so with the same folders, so it reports the compiler that is
+//! used.
 //!
-//! Not by `cudarc` (0.19.10), as the driver is: it would take `libnvrtc.so` of the system before the one in a folder that
-//! was chosen, and panics when the library or a function is missing. Its result codes are a Rust `enum`, so that a code of a
-//! newer compiler would be undefined behaviour.
+//! Unlike the driver, NVRTC is not called through `cudarc` (0.19.10): that would prefer the system's `libnvrtc.so` to
+//! the one in a chosen folder, and panics if the library or a function is missing. Its result codes are a Rust `enum`,
+//! so an unknown code from a newer compiler would be undefined behavior.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ table! {
     log: "nvrtcGetProgramLog" as Text,
 }
 
-/// The compiler, open.
+/// The opened compiler.
 #[derive(Debug)]
 struct Nvrtc {
     table: Table,
@@ -55,25 +56,26 @@ fn compiler(folders: &[PathBuf]) -> Result<&'static Nvrtc, LibraryError> {
     COMPILER.get_or_init(|| Nvrtc::open(folders)).as_ref().map_err(LibraryError::clone)
 }
 
-/// Chooses the compiler of kernels of this process: one in `folders`, or else where the system's loader looks.
+/// Selects the kernel compiler of this process: from `folders`, or else from where the system's loader looks.
 ///
 /// # Errors
-/// [`DeviceError::Compiler`]: it is nowhere, or is not what it is named. So will be every kernel's.
+/// [`DeviceError::Compiler`] if it is not found, or is another library. Compiling a kernel will then fail with the same
+/// error.
 pub fn load_compiler(folders: &[PathBuf]) -> Result<(), DeviceError> {
     compiler(folders)?;
     Ok(())
 }
 
-/// The compiler that [`load_compiler`] chooses with these folders, if nobody has before.
+/// The compiler that [`load_compiler`] selects with these folders, unless one was selected before.
 pub(crate) fn find(folders: &[PathBuf]) -> Result<Found, LibraryError> {
     let nvrtc = compiler(folders)?;
     Ok(Found { path: nvrtc.library.path().to_owned(), version: nvrtc.version() })
 }
 
-/// Compiles a source for an architecture into an image that the driver loads.
+/// Compiles a source for an architecture into an image for the driver.
 ///
-/// `--fmad=false`: a product and a sum are fused only where a kernel says so, so that kernels round as the host's
-/// kernels do.
+/// `--fmad=false`: products and sums are fused only where a kernel says so, so that kernels round like the host's
+/// kernels.
 pub(crate) fn compile(
     file: &str,
     source: &str,
@@ -82,7 +84,7 @@ pub(crate) fn compile(
 ) -> Result<Vec<u8>, DeviceError> {
     let nvrtc = compiler(&[])?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
-    // Closures have no place for an annotation: everything is device code.
+    // Closures cannot be annotated, so all code is device code.
     options.extend(["--std=c++17", "--fmad=false", "--device-as-default-execution-space"].map(str::to_owned));
     options.extend(macros.iter().map(|definition| format!("--define-macro={definition}")));
     let compiled = nvrtc.compile(file, source, &options);
@@ -91,9 +93,9 @@ pub(crate) fn compile(
 
 impl Nvrtc {
     fn open(folders: &[PathBuf]) -> Result<Self, LibraryError> {
-        // The compiler opens its other half by name, and would not look beside itself.
+        // The compiler opens its builtins library by name, and would not look in its own folder.
         for file in folders.iter().flat_map(|folder| files(folder, "libnvrtc-builtins.so")) {
-            // SAFETY: opening runs the initialisers of the library, which are NVIDIA's. It is never closed.
+            // SAFETY: opening runs the initializers of the library, which are NVIDIA's. It is never closed.
             match unsafe { libloading::Library::new(&file) } {
                 Ok(library) => std::mem::forget(library),
                 Err(error) => tracing::debug!(%error, file = %file.display(), "not loaded"),
@@ -112,7 +114,7 @@ impl Nvrtc {
         (code == 0).then(|| format!("{major}.{minor}"))
     }
 
-    /// The image, or what the compiler has to say.
+    /// Returns the image, or the compiler's error message and log.
     fn compile(&self, file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
         let c_string = |text: &str| CString::new(text).map_err(|error| error.to_string());
         let (source, name) = (c_string(source)?, c_string(file)?);
@@ -135,13 +137,13 @@ impl Nvrtc {
         self.check(destroyed).and(image)
     }
 
-    /// What a pair of functions gives of a live program: the length, and as many bytes.
+    /// Reads bytes of a live program through a pair of functions, one for the length and one for the contents.
     fn bytes(&self, program: Program, size: Size, get: Text) -> Result<Vec<u8>, String> {
         let mut len_bytes = 0;
         // SAFETY: the program is live; the length outlives the call.
         self.check(unsafe { size(program, &raw mut len_bytes) })?;
         let mut bytes = vec![0_u8; len_bytes];
-        // SAFETY: as above, and there is room for as many bytes as the compiler said.
+        // SAFETY: as above, and the buffer has the length that the compiler returned.
         self.check(unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -165,7 +167,7 @@ impl Nvrtc {
     }
 }
 
-/// The files of a folder whose names begin so.
+/// The files in a folder whose names begin with `prefix`.
 fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let names = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));

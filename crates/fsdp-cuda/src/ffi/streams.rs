@@ -1,7 +1,7 @@
 //! Streams, events, copies and launches.
 //!
-//! A stream takes ranges of live blocks; that a block is not freed while work uses it is seen to where it is dropped.
-//! What two streams do to one range is ordered by whoever gives them the work, with events.
+//! A stream takes ranges of live blocks; the drop of a block ensures that it is not freed while work uses it.
+//! Conflicting accesses from two streams must be ordered with events by their caller.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use super::driver::{Function, Gpu, Range, ended};
 use crate::device::StreamHandle;
 use crate::error::DeviceError;
 
-/// An ordered queue of work that nothing but events orders with others.
+/// An ordered queue of work, ordered with other streams only by events.
 #[derive(Debug)]
 pub(crate) struct Stream {
     gpu: Arc<Gpu>,
     handle: usize,
 }
 
-/// Whose blocks the device starts first, where several streams have some. Copies have no priority.
+/// Priority in scheduling thread blocks of different streams. Copies have no priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
-    /// Behind all others.
+    /// After all others.
     Least,
     /// Before all others.
     Greatest,
 }
 
-/// How many blocks of how many threads run a kernel.
+/// The number of blocks, and of threads per block, of a kernel launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) blocks: (u32, u32),
@@ -36,7 +36,7 @@ pub(crate) struct Grid {
 }
 
 impl Stream {
-    /// A new stream of a device.
+    /// Creates a stream on a device.
     pub(crate) fn new(gpu: &Arc<Gpu>, priority: Priority) -> Result<Self, DeviceError> {
         let range = gpu.call("cuCtxGetStreamPriorityRange", result::stream::get_priority_range);
         let (least, greatest) = range?;
@@ -50,19 +50,19 @@ impl Stream {
         Ok(Self { gpu: Arc::clone(gpu), handle })
     }
 
-    /// What other libraries call it.
+    /// The handle for other libraries.
     pub(crate) fn handle(&self) -> StreamHandle {
         StreamHandle::new(self.raw().cast())
     }
 
-    /// Copies bytes between ranges of equal length, of device or pinned memory.
+    /// Copies bytes between ranges of equal length, in device or pinned memory.
     pub(crate) fn copy(&self, src: Range<'_>, dst: Range<'_>) -> Result<(), DeviceError> {
         assert_eq!(src.bytes(), dst.bytes(), "ranges of a copy have one length");
         if src.bytes() == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges are of live blocks that the device can reach, of the length given; blocks wait for the
-        // device before they are freed.
+        // SAFETY: both ranges belong to live blocks that the device can access, and have the given length; blocks wait
+        // for the device before they are freed.
         let copy = || unsafe { sys::cuMemcpyAsync(dst.address(), src.address(), src.bytes(), self.raw()) };
         self.gpu.call("cuMemcpyAsync", || copy().result())
     }
@@ -77,28 +77,28 @@ impl Stream {
         self.gpu.call("cuMemsetD8Async", fill)
     }
 
-    /// Runs a kernel. Every word holds one parameter in its low bytes (devices and hosts of CUDA are little-endian).
+    /// Launches a kernel. Every word holds one parameter in its low bytes (CUDA devices and hosts are little-endian).
     ///
-    /// The caller answers for parameters that fit the kernel: [`crate::kernels`] is the only one, and makes both.
+    /// The caller must pass parameters that match the kernel: [`crate::kernels`] is the only caller, and defines both.
     pub(crate) fn launch(&self, kernel: Function, grid: Grid, words: &mut [u64]) -> Result<(), DeviceError> {
         let mut parameters: Vec<*mut c_void> = words.iter_mut().map(|word| (&raw mut *word).cast()).collect();
         let blocks = (grid.blocks.0, grid.blocks.1, 1);
-        // SAFETY: the function is of a module that stays loaded; the driver copies the parameters before it returns,
-        // and there are as many of the right size as the kernel has, because both are written in `kernels`; addresses
-        // among them are of live blocks, which wait for the device before they are freed.
+        // SAFETY: the function belongs to a module that stays loaded; the driver copies the parameters before it
+        // returns; their number and sizes match the kernel, because both are defined in `kernels`; addresses among them
+        // belong to live blocks, which wait for the device before they are freed.
         self.gpu.call("cuLaunchKernel", || unsafe {
             let function = kernel.0 as sys::CUfunction;
             result::launch_kernel(function, blocks, (grid.threads, 1, 1), 0, self.raw(), &mut parameters)
         })
     }
 
-    /// Marks the end of the work so far.
+    /// Records an event after all earlier work.
     pub(crate) fn record(&self, event: &Event) -> Result<(), DeviceError> {
-        // SAFETY: stream and event are live, of the same context.
+        // SAFETY: stream and event are live, and of the same context.
         self.gpu.call("cuEventRecord", || unsafe { result::event::record(event.raw(), self.raw()) })
     }
 
-    /// Orders later work behind an event, as it was recorded last.
+    /// Orders later work after the latest recording of an event.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: stream and event are live.
@@ -106,7 +106,7 @@ impl Stream {
         self.gpu.call("cuStreamWaitEvent", wait)
     }
 
-    /// Blocks until the work so far is done.
+    /// Blocks until all earlier work is done.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream is live.
         self.gpu.call("cuStreamSynchronize", || unsafe { result::stream::synchronize(self.raw()) })
@@ -132,7 +132,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// An event that was not recorded yet; with `timed`, the device notes when it happens.
+    /// Creates an event that is not recorded yet; if `timed`, the device stores the time when it happens.
     pub(crate) fn new(gpu: &Arc<Gpu>, timed: bool) -> Result<Self, DeviceError> {
         use sys::CUevent_flags as Flags;
         let flags = if timed { Flags::CU_EVENT_DEFAULT } else { Flags::CU_EVENT_DISABLE_TIMING };
@@ -140,13 +140,13 @@ impl Event {
         Ok(Self { gpu: Arc::clone(gpu), handle: event as usize })
     }
 
-    /// Blocks until it has happened.
+    /// Blocks until the event has happened.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is live.
         self.gpu.call("cuEventSynchronize", || unsafe { result::event::synchronize(self.raw()) })
     }
 
-    /// Whether it has happened.
+    /// Whether the event has happened.
     pub(crate) fn has_happened(&self) -> Result<bool, DeviceError> {
         // SAFETY: the event is live.
         self.gpu.call("cuEventQuery", || match unsafe { result::event::query(self.raw()) } {
@@ -155,9 +155,9 @@ impl Event {
         })
     }
 
-    /// Milliseconds from this event to a later one; both are timed and have happened.
+    /// Milliseconds from this event to a later one; both must be timed and have happened.
     pub(crate) fn milliseconds_to(&self, later: &Event) -> Result<f32, DeviceError> {
-        // SAFETY: both events are live; the driver refuses events that are not timed or have not happened.
+        // SAFETY: both events are live; the driver rejects events that are not timed or have not happened.
         self.gpu.call("cuEventElapsedTime", || unsafe { result::event::elapsed(self.raw(), later.raw()) })
     }
 
@@ -168,7 +168,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: it was created by `new` and is destroyed once; the driver allows that before it has happened.
+        // SAFETY: it was created by `new` and is destroyed once; the driver allows this before the event has happened.
         ended(self.gpu.call("cuEventDestroy", || unsafe { result::event::destroy(self.raw()) }));
     }
 }

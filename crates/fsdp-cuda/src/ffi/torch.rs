@@ -1,7 +1,7 @@
-//! Operations of the shim over libtorch, and tensors that borrow memory of ours.
+//! Operations of the shim over libtorch, and tensors that borrow this crate's memory.
 //!
-//! What libtorch throws comes back as text, in the error that its bindings have for it. A [`View`] owns nothing: libtorch gets an address without a deleter, and
-//! the borrow of the buffer keeps it valid.
+//! Exceptions of libtorch are returned as text, in the error type of its bindings. A [`View`] owns nothing: libtorch
+//! gets an address without a deleter, and the borrow of the buffer keeps it valid.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
@@ -9,11 +9,11 @@ use std::ops::{Deref, DerefMut};
 
 use tch::{Device, Kind, TchError, Tensor};
 
-/// What the shim's functions return: null, or text that says why they failed.
+/// The result of a shim function: null, or the text of its error.
 pub(super) type Text = *mut c_char;
-/// A tensor of libtorch that is read.
+/// A libtorch tensor to be read.
 type In = *const c_void;
-/// A tensor of libtorch that is written.
+/// A libtorch tensor to be written.
 type Out = *mut c_void;
 
 unsafe extern "C" {
@@ -36,12 +36,12 @@ unsafe extern "C" {
     fn fsdp_torch_pack_heads(dq: In, dk: In, dv: In, dqkv: Out) -> Text;
 }
 
-/// The result of a call of the shim.
+/// Converts the result of a shim call.
 pub(super) fn outcome(text: Text) -> Result<(), TchError> {
     if text.is_null() {
         return Ok(());
     }
-    // SAFETY: the shim returns null or a string that it ended with a zero and that is ours now.
+    // SAFETY: the shim returns null or a zero-terminated string that this crate now owns.
     let owned = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
     // SAFETY: allocated by the shim, freed once; `owned` is a copy.
     unsafe { fsdp_torch_free_text(text) };
@@ -56,7 +56,7 @@ fn write(tensor: &mut Tensor) -> Out {
     tensor.as_ptr().cast_mut().cast()
 }
 
-/// A tensor over memory that somebody else owns.
+/// A tensor over borrowed memory.
 pub(crate) struct View<'a> {
     tensor: Tensor,
     memory: PhantomData<&'a ()>,
@@ -76,7 +76,7 @@ impl DerefMut for View<'_> {
     }
 }
 
-/// Where elements lie, borrowed for as long as `'a`. Made by storages from ranges of their buffers.
+/// Location of elements, borrowed for `'a`. Storages create it from ranges of their buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     address: *const u8,
@@ -92,22 +92,22 @@ impl<'a> Place<'a> {
         Place { address, elements, kind, device, memory: PhantomData }
     }
 
-    /// All elements, in a row.
+    /// A one-dimensional tensor of all elements.
     ///
     /// # Errors
-    /// [`TchError`] when libtorch rejects it.
+    /// [`TchError`] if libtorch rejects it.
     pub(crate) fn flat(self) -> Result<View<'a>, TchError> {
         let len = i64::try_from(self.elements).expect("no buffer is that long");
         self.view(&[len], &[1])
     }
 
-    /// A tensor of these sizes and strides over the place.
+    /// A tensor with these sizes and strides over the elements.
     ///
     /// # Errors
-    /// [`TchError`] when libtorch rejects it.
+    /// [`TchError`] if libtorch rejects it.
     ///
     /// # Panics
-    /// When the tensor would reach beyond the place: shapes are checked before.
+    /// Panics if the tensor would extend beyond the elements: callers check shapes first.
     pub(crate) fn view(self, sizes: &[i64], strides: &[i64]) -> Result<View<'a>, TchError> {
         let is_empty = sizes.contains(&0);
         let last: i64 = sizes.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
@@ -117,25 +117,25 @@ impl<'a> Place<'a> {
             "a view lies within its place"
         );
         if is_empty {
-            // It has no address, by which libtorch would find the device.
+            // It has no address from which libtorch could determine the device.
             let tensor = Tensor::f_empty_strided(sizes, strides, (self.kind, self.device))?;
             return Ok(View { tensor, memory: PhantomData });
         }
-        // SAFETY: every element that the sizes and strides reach is one of the `elements` at `address`, by the
-        // assertions above. A storage of this crate (the trait is sealed) gave the address of a range of a buffer that
-        // is borrowed for `'a`, exclusively where it will be written; the view can not outlive that borrow.
+        // SAFETY: every element reachable by the sizes and strides is one of the `elements` at `address`, by the
+        // assertions above. A storage of this crate (the trait is sealed) created the address from a range of a buffer
+        // that is borrowed for `'a`, exclusively if it will be written; the view cannot outlive that borrow.
         let tensor = unsafe { Tensor::f_from_blob(self.address, sizes, strides, self.kind, self.device) }?;
         Ok(View { tensor, memory: PhantomData })
     }
 }
 
-/// Whether [`multiply_halves`] works on this processor.
+/// Whether [`multiply_halves`] is supported on this CPU.
 pub(crate) fn multiplies_halves() -> bool {
-    // SAFETY: takes no pointer; initialised once, by C++'s rules for local statics.
+    // SAFETY: takes no pointer; the C++ local static is initialized once.
     unsafe { fsdp_torch_multiplies_halves() }
 }
 
-/// `out = lhs rhs`, or added: bf16 matrices of the host into a dense f32 one.
+/// Computes `out = lhs rhs`, or `out += lhs rhs` if `accumulate`: bf16 matrices on the host, into a dense f32 matrix.
 ///
 /// # Errors
 /// [`TchError`] from libtorch.
@@ -145,43 +145,44 @@ pub(crate) fn multiply_halves(
     out: &mut Tensor,
     accumulate: bool,
 ) -> Result<(), TchError> {
-    // SAFETY: pointers to live tensors, of which the shim checks types, sizes and layout before it reads their
+    // SAFETY: the pointers are to live tensors; the shim checks their types, sizes and layouts before it reads
     // elements; `out` is borrowed exclusively.
     outcome(unsafe { fsdp_torch_multiply_halves(read(lhs), read(rhs), write(out), accumulate) })
 }
 
-/// Which of CUDA's attention kernels; the numbers are libtorch's.
+/// CUDA's attention kernels; the numbers are libtorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum CudaAttention {
-    /// FlashAttention: 16-bit floats.
+    /// FlashAttention; 16-bit floats only.
     Flash = 1,
-    /// The memory-efficient kernels of xFormers: f32 too, without grouped queries.
+    /// The memory-efficient kernels of xFormers; also f32, but no grouped queries.
     Efficient = 2,
-    /// cuDNN's: 16-bit floats.
+    /// cuDNN's attention; 16-bit floats only.
     Cudnn = 3,
 }
 
 impl CudaAttention {
-    /// Whether several query heads may read one head of keys and values.
+    /// Whether several query heads may share one head of keys and values.
     pub(crate) fn takes_groups(self) -> bool {
         self != CudaAttention::Efficient
     }
 }
 
-/// The kernel that PyTorch would choose for causal attention over these operands; `None` when none of them takes them.
+/// The kernel that PyTorch would choose for causal attention over these operands; `None` if none of them supports the
+/// operands.
 ///
 /// # Errors
 /// [`TchError`] from libtorch.
 pub(crate) fn choose_attention([q, k, v]: [&Tensor; 3]) -> Result<Option<CudaAttention>, TchError> {
     let mut kernel = 0;
-    // SAFETY: pointers to live tensors, and to a number that outlives the call.
+    // SAFETY: the pointers are to live tensors, and to an integer that outlives the call.
     outcome(unsafe { fsdp_torch_choose_attention(read(q), read(k), read(v), &raw mut kernel) })?;
     let all = [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn];
     Ok(all.into_iter().find(|known| *known as i32 == kernel))
 }
 
-/// Causal attention on a CUDA device, of scores times `scale`: writes the output and the log-sum-exp.
+/// Causal attention on a CUDA device, with scores multiplied by `scale`: writes the output and the log-sum-exp.
 ///
 /// # Errors
 /// [`TchError`] from libtorch.
@@ -192,14 +193,15 @@ pub(crate) fn attention(
     y: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<(), TchError> {
-    // SAFETY: pointers to live tensors; the two that are written are borrowed exclusively. libtorch checks the rest.
+    // SAFETY: the pointers are to live tensors; the two that are written are borrowed exclusively. libtorch checks the
+    // rest.
     outcome(unsafe {
         fsdp_torch_attention(which as i32, scale, read(q), read(k), read(v), write(y), write(lse))
     })
 }
 
-/// The gradients of [`attention`], side by side in rows of (batch, positions, all heads, elements), as [`pack_heads`] puts
-/// them.
+/// Writes the gradients of [`attention`] as rows of (batch, positions, all heads, elements), in the layout of
+/// [`pack_heads`].
 ///
 /// # Errors
 /// [`TchError`] from libtorch.
@@ -211,7 +213,8 @@ pub(crate) fn attention_backward(
     [y, lse]: [&Tensor; 2],
     dqkv: &mut Tensor,
 ) -> Result<(), TchError> {
-    // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the rest.
+    // SAFETY: the pointers are to live tensors; the one that is written is borrowed exclusively. libtorch checks the
+    // rest.
     outcome(unsafe {
         fsdp_torch_attention_backward(
             which as i32,
@@ -227,12 +230,13 @@ pub(crate) fn attention_backward(
     })
 }
 
-/// Puts gradients of (batch, heads, positions, elements) side by side in rows. Those of keys and values may have as many
-/// heads as those of queries: what each key head was repeated for is summed.
+/// Concatenates gradients of (batch, heads, positions, elements) into rows. The gradients of keys and values may have
+/// as many heads as the queries: then they are summed over the repetitions of each key head.
 ///
 /// # Errors
-/// [`TchError`] from libtorch: sizes that do not fit.
+/// [`TchError`] from libtorch if the sizes do not fit.
 pub(crate) fn pack_heads([dq, dk, dv]: [&Tensor; 3], dqkv: &mut Tensor) -> Result<(), TchError> {
-    // SAFETY: pointers to live tensors; the one that is written is borrowed exclusively. libtorch checks the sizes.
+    // SAFETY: the pointers are to live tensors; the one that is written is borrowed exclusively. libtorch checks the
+    // sizes.
     outcome(unsafe { fsdp_torch_pack_heads(read(dq), read(dk), read(dv), write(dqkv)) })
 }

@@ -1,4 +1,4 @@
-//! What libraries say of their version.
+//! Versions reported by libraries.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ pub(crate) const CUBLAS: Wanted = Wanted {
     install: "install the CUDA toolkit, or the Python wheel nvidia-cublas (it comes with torch)",
 };
 
-/// A library that was found, and the version that it states.
+/// A library that was found, and the version that it reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
     pub(crate) version: Option<String>,
 }
 
-/// Looks for cuBLAS.
+/// Opens cuBLAS and returns its file and version.
 pub(crate) fn cublas(folders: &[PathBuf]) -> Result<Found, LibraryError> {
     let library = Library::open(CUBLAS, folders)?;
     type Get = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
@@ -33,7 +33,7 @@ pub(crate) fn cublas(folders: &[PathBuf]) -> Result<Found, LibraryError> {
     };
     let version = [0, 1, 2].into_iter().map(part).collect::<Option<Vec<_>>>().map(|parts| parts.join("."));
     let path = library.path().to_owned();
-    // Closing and opening again is not what these libraries are made for.
+    // These libraries do not support being closed and opened again.
     std::mem::forget(library);
     Ok(Found { path, version })
 }

@@ -1,4 +1,4 @@
-//! Factors of dropout for parts of samples: for operations of others that multiply with them block by block.
+//! Dropout factors for parts of samples, for operations elsewhere that multiply by them block by block.
 
 use fsdp_core::memory::{HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -9,8 +9,9 @@ use super::{POINTWISE, Word};
 use crate::device::{CudaBuffer, CudaMemory};
 
 impl CudaMemory {
-    /// A buffer with the factors of dropout for runs of `run_len` elements, side by side: run `i` has the elements from
-    /// `firsts[i]` of the sample whose key is `runs.keys[i]`. Work goes to the compute queue.
+    /// Returns a buffer with the dropout factors of runs of `run_len` elements, one after the other: run `i` has the
+    /// elements from `firsts[i]` on of the sample whose key is `runs.keys[i]`. The work is enqueued on the compute
+    /// queue.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -26,7 +27,7 @@ impl CudaMemory {
         if !dtype.is_float() {
             lengths::not_a_float(dtype);
         }
-        // The words of a 64-bit integer are those of a key, and of a first element.
+        // The kernel reads keys and first elements as unsigned 64-bit integers with the same bits.
         let numbers: Vec<i64> = runs.keys.iter().chain(firsts).map(|&number| number as i64).collect();
         let mut on_device = self.scratch(DType::I64, numbers.len())?;
         self.write(Queue::Compute, HostSlice::I64(&numbers), SliceMut::whole(&mut on_device))?;

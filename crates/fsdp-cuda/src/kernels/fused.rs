@@ -1,4 +1,4 @@
-//! [`Backend`] of a device, as far as it has kernels of ours: they are given to the compute queue.
+//! [`Backend`] of a device, for the operations that have a kernel in this crate; the kernels run on the compute queue.
 
 use fsdp_core::memory::{HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -14,36 +14,36 @@ type In<'a> = Slice<'a, CudaBuffer>;
 type Out<'a> = SliceMut<'a, CudaBuffer>;
 type Call<'o, 'a> = Operands<'o, 'a, CudaBuffer>;
 
-/// Rows whose column sums are one partial result; as in `norms.cu`.
+/// Rows whose column sums form one partial result; as in `norms.cu`.
 const PARTIAL_ROWS: usize = 128;
 
-/// Threads of a block that sums columns, and columns of a thread.
+/// Threads per block of the kernels that sum columns, and columns per thread.
 const COLUMN_THREADS: usize = 64;
 const COLUMNS_PER_THREAD: usize = 4;
 
 impl CudaMemory {
-    /// A pointer to read from.
+    /// A pointer parameter for reading.
     pub(crate) fn input<'a>(&self, slice: In<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range(Queue::Compute, slice)?))
     }
 
-    /// A pointer to write to.
+    /// A pointer parameter for writing.
     pub(crate) fn output<'a>(&self, slice: Out<'a>) -> Result<Word<'a>, Error> {
         Ok(Word::Range(self.range_mut(Queue::Compute, slice)?))
     }
 
-    /// Pointers to all operands, as most kernels take them: what is read, then what is written.
+    /// Pointers to all operands in the usual order of kernels: those that are read, then those that are written.
     fn pointers<'o>(&self, operands: Call<'o, '_>) -> Result<Vec<Word<'o>>, Error> {
         let reads = operands.reads.iter().map(|slice| self.input(*slice));
         reads.chain(operands.writes.iter_mut().map(|write| self.output(write.slice.reborrow()))).collect()
     }
 
-    /// Kernels of a source for tensors of one dtype.
+    /// The kernels of a source for tensors of one dtype.
     pub(super) fn same(&self, source: &'static Source, dtype: DType) -> Launch<'_> {
         self.kernels(Queue::Compute, source, (dtype, dtype))
     }
 
-    /// Sums of columns by a kernel that leaves partial sums, put where the gradient belongs.
+    /// Sums columns with a kernel that computes partial sums, then combines them in the gradient.
     fn column_sums(
         &self,
         kernel: &'static str,
@@ -112,7 +112,7 @@ impl CudaMemory {
     fn activation(&self, op: Activation, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let dtype = expect_float(operands.reads[0].buffer);
         let mut operands = self.pointers(operands)?.into_iter();
-        // An operand that the operation does not have is a pointer to nothing.
+        // Operands that the operation does not have become null pointers.
         let mut next = |is_there: bool| {
             let operand = if is_there { operands.next() } else { None };
             operand.unwrap_or(Word::Null)
@@ -166,7 +166,7 @@ impl CudaMemory {
     fn drop_elements(&self, dropout: Dropout<'_>, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let ([], [x], _) = operands.split();
         let (dtype, len) = (expect_float(x.slice.buffer), x.slice.len);
-        // The words of a 64-bit integer are those of a key.
+        // The kernel reads keys as unsigned 64-bit integers with the same bits.
         let keys: Vec<i64> = dropout.keys.iter().map(|&key| key as i64).collect();
         let mut on_device = self.scratch(DType::I64, keys.len())?;
         self.write(Queue::Compute, HostSlice::I64(&keys), SliceMut::whole(&mut on_device))?;
@@ -182,12 +182,13 @@ impl CudaMemory {
         Ok(Outcome::Done)
     }
 
-    /// Where z-losses go, where there are some.
+    /// The pointer for z-losses; null if there are none.
     fn z_losses<'a>(&self, write: Option<Write<'a, CudaBuffer>>) -> Result<Word<'a>, Error> {
         write.map_or(Ok(Word::Null), |write| self.output(write.slice))
     }
 
-    /// Cross-entropy of a chunk of rows. The gradient goes to a place of elements of a dtype, if there is one.
+    /// Cross-entropy of a chunk of rows. The gradient replaces the logits, or goes to a separate buffer if it is
+    /// rounded to another dtype.
     fn losses(&self, op: &Head, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         let (Head::CrossEntropy { dims } | Head::CrossEntropyBackward { dims, .. }) = *op else {
             return Ok(Outcome::Unsupported);
@@ -222,12 +223,12 @@ impl CudaMemory {
     }
 }
 
-/// Constants of an operation's formula, in the type of arithmetic.
+/// The constants of an operation's formula, in the arithmetic type.
 fn constants(op: &Op) -> Vec<Word<'static>> {
     op.describe().constants.into_iter().map(Word::Real).collect()
 }
 
-/// Products, look-ups and attention are left to others.
+/// Matrix products, look-ups and attention are not supported here.
 impl Backend for CudaMemory {
     fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         match op {

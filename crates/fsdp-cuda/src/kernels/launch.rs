@@ -1,4 +1,4 @@
-//! How kernels are launched: their types, their shape, their parameters.
+//! Kernel launches: element types, grid shapes and parameters.
 
 use fsdp_core::DType;
 
@@ -7,16 +7,16 @@ use crate::error::DeviceError;
 use crate::ffi::driver::Range;
 use crate::ffi::streams::{Grid, Stream};
 
-/// Threads of a block of kernels that work element by element.
+/// Threads per block of elementwise kernels.
 const ELEMENT_THREADS: u32 = 256;
 
-/// Blocks per multiprocessor of kernels that stride over their work: enough to hide latencies.
+/// Maximum number of blocks per multiprocessor for kernels that stride over their work: enough to hide latencies.
 const BLOCKS_PER_PROCESSOR: u32 = 16;
 
-/// The most blocks of a grid in the second direction.
+/// Maximum number of blocks in the second dimension of a grid.
 pub(crate) const GRID_HEIGHT_MAX: usize = 65_535;
 
-/// The widest load of a thread.
+/// Width of the widest load of a thread, in bytes.
 const VECTOR_BYTES: usize = 16;
 
 /// One parameter of a kernel.
@@ -24,30 +24,30 @@ const VECTOR_BYTES: usize = 16;
 pub(crate) enum Word<'a> {
     /// A pointer.
     Range(Range<'a>),
-    /// A pointer to nothing.
+    /// A null pointer.
     Null,
     /// `u64`.
     Len(usize),
     /// `u32`; flags are 0 and 1.
     Int(u32),
-    /// A number in the type of arithmetic of `T`.
+    /// A number in the arithmetic type of `T`.
     Real(f64),
     /// `double`.
     Double(f64),
 }
 
-/// A kernel about to be launched.
+/// The kernels, stream, source and types of a launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) stream: &'a Stream,
     pub(crate) source: &'static Source,
-    /// The types `T` and `S`.
+    /// The element types `T` and `S`.
     pub(crate) types: (DType, DType),
 }
 
 impl Launch<'_> {
-    /// Runs a kernel that works on `len` elements, with a thread for every vector of them.
+    /// Launches a kernel over `len` elements, with one thread per vector.
     pub(crate) fn elements(
         &self,
         kernel: &'static str,
@@ -60,7 +60,7 @@ impl Launch<'_> {
         self.blocks(kernel, (self.at_most(blocks), 1), ELEMENT_THREADS, words)
     }
 
-    /// Runs a kernel with a block for every row of `width`.
+    /// Launches a kernel with one block per row of `width` elements.
     pub(crate) fn rows(
         &self,
         kernel: &'static str,
@@ -73,7 +73,7 @@ impl Launch<'_> {
         self.blocks(kernel, (self.at_most(rows), 1), threads, words)
     }
 
-    /// Runs a kernel whose blocks stride over `count` items of work.
+    /// Launches a kernel whose blocks stride over `count` work items.
     pub(crate) fn striding(
         &self,
         kernel: &'static str,
@@ -84,7 +84,7 @@ impl Launch<'_> {
         self.blocks(kernel, (self.at_most(count), 1), threads, words)
     }
 
-    /// Runs a kernel of a given shape.
+    /// Launches a kernel with the given grid.
     pub(crate) fn blocks(
         &self,
         kernel: &'static str,

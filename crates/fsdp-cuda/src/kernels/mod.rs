@@ -1,8 +1,8 @@
-//! Kernels: sources, their compilation at first use, and the shapes of their launches.
+//! Kernels: sources, their compilation on first use, and their launches.
 //!
-//! A source is compiled once per pair of element types and per device; its kernels have the types as `T` and `S`
-//! (see `common.cuh`). Everything is rounded as the host's kernels round it, where the order of operations is the
-//! same: no product is fused with a sum unless a source says so.
+//! A source is compiled once per pair of element types and device; its kernels see the types as `T` and `S` (see
+//! `common.cuh`). Results round like the host's kernels wherever the order of operations is the same: products and sums
+//! are fused only where a source says so.
 
 mod dropout;
 mod fused;
@@ -21,7 +21,7 @@ use crate::ffi::nvrtc;
 
 pub(crate) use launch::{GRID_HEIGHT_MAX, Launch, Word};
 
-/// What every source begins with.
+/// Prepended to every source.
 const COMMON: &str = include_str!("../../kernels/common.cuh");
 
 /// A file of kernels.
@@ -32,7 +32,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// The names of its kernels: what stands between `__global__ void` and the parameters.
+    /// The names of its kernels: the text between `__global__ void` and the parameters.
     fn kernels(&self) -> Vec<&'static str> {
         let after = self.text.split("__global__ void ").skip(1);
         after.filter_map(|text| Some(text.split_once('(')?.0)).collect()
@@ -65,7 +65,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Those of a device; all ranks on it share them.
+    /// The kernels of a device, shared by all ranks on it.
     pub(crate) fn of(gpu: &Arc<Gpu>) -> Arc<Self> {
         static DEVICES: Mutex<BTreeMap<usize, Arc<Kernels>>> = Mutex::new(BTreeMap::new());
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ impl Kernels {
         &self.gpu
     }
 
-    /// A kernel for elements of type `t`, and others of type `s`.
+    /// The kernel for element types `t` and `s`; compiles its source on first use.
     fn get(
         &self,
         source: &'static Source,
@@ -100,14 +100,14 @@ impl Kernels {
     }
 }
 
-/// A source compiled for element types and an architecture.
+/// Compiles a source for element types and an architecture.
 fn image(source: &Source, (t, s): (DType, DType), arch: &str) -> Result<Vec<u8>, DeviceError> {
     let text = format!("{COMMON}\n#line 1 \"{}\"\n{}", source.name, source.text);
     let macros = [format!("ELEMENT={}", c_type(t)), format!("OTHER={}", c_type(s))];
     nvrtc::compile(source.name, &text, arch, &macros)
 }
 
-/// The type of elements in C.
+/// The C type of elements.
 fn c_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",

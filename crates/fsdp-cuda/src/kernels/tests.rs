@@ -1,5 +1,5 @@
-//! Whether the real compiler takes every source for every pair of types that is asked for. It needs no GPU; where it
-//! is not installed, the fake one of the integration tests is all there is.
+//! Checks that the real compiler accepts every source for every pair of types in use. This needs no GPU; where NVRTC is
+//! not installed, only the fake compiler of the integration tests is used.
 
 use fsdp_core::DType;
 

@@ -1,4 +1,4 @@
-//! Buffers on their way through NCCL: who owns them, and where they are.
+//! Buffers used by NCCL: ownership and addresses.
 
 use std::mem::ManuallyDrop;
 
@@ -9,20 +9,20 @@ use fsdp_core::{Error, Queue};
 use super::NcclError;
 use crate::device::DeviceMemory;
 
-/// Buffers of a collective that was issued. They are leaked unless [`Flying::land`] takes them out: as long as the
-/// device may work on them, they must not be freed.
+/// Buffers of an issued collective. They are leaked unless [`Flying::land`] takes them out: as long as the device may
+/// access them, they must not be freed.
 pub(crate) struct Flying<B> {
     inputs: ManuallyDrop<Vec<B>>,
     outputs: ManuallyDrop<Vec<B>>,
 }
 
 impl<B> Flying<B> {
-    /// Buffers that are about to be given to NCCL.
+    /// Buffers that are about to be passed to NCCL.
     pub(crate) fn new(inputs: Vec<B>, outputs: Vec<B>) -> Self {
         Self { inputs: ManuallyDrop::new(inputs), outputs: ManuallyDrop::new(outputs) }
     }
 
-    /// The buffers, when whoever gets them is ordered behind the collective.
+    /// Returns the buffers; later accesses must be ordered after the collective.
     pub(crate) fn land(self) -> Completed<B> {
         Completed {
             inputs: ManuallyDrop::into_inner(self.inputs),
@@ -31,7 +31,7 @@ impl<B> Flying<B> {
     }
 }
 
-/// One call of a group: addresses and elements.
+/// One NCCL call of a group: addresses, and number of elements.
 pub(crate) struct Segment {
     pub(crate) from: u64,
     pub(crate) to: u64,
@@ -41,16 +41,16 @@ pub(crate) struct Segment {
 /// Why a collective could not be issued.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IssueError {
-    /// A buffer has no address.
+    /// The memory could not provide an address.
     #[error(transparent)]
     Memory(#[from] Error),
-    /// NCCL refused.
+    /// NCCL rejected a call.
     #[error(transparent)]
     Nccl(#[from] NcclError),
 }
 
-/// Addresses, for work of `queue`, and counts of the segments that have elements. The count is of the shorter side, as NCCL
-/// wants it.
+/// Addresses, for work on `queue`, and counts of the non-empty segments. The count is that of the shorter side, as NCCL
+/// expects.
 pub(crate) fn segments<M: DeviceMemory>(
     memory: &M,
     queue: Queue,

@@ -1,7 +1,7 @@
 //! The communicator over NCCL.
 //!
-//! A collective is entered into the table of all ranks, issued in one group on the stream of its queue, and watched until
-//! NCCL has launched it. [`Flight::wait_on`] orders another queue behind it with an event; the host does not wait.
+//! A collective is entered into the table of all ranks, issued in one group on the stream of its queue, and polled
+//! until NCCL has launched it. [`Flight::wait_on`] orders another queue after it with an event; the host does not wait.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
@@ -20,16 +20,16 @@ use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl::{Nccl, UniqueId};
 
-/// One rank's handle of a group of ranks, each of which is a thread, of this process or another, with a device of its own.
+/// One rank's handle of a group of ranks, which are threads of this or other processes, each with its own device.
 pub struct NcclComm<M: DeviceMemory> {
-    /// Shared with the groups of the same ranks that this one was split off from, and those split off from it.
+    /// Shared with groups of the same ranks: those from which this one was split off, and those split off from it.
     connection: Arc<Connection<M>>,
     group: Group,
     seat: Seat,
 }
 
 impl<M: DeviceMemory> NcclComm<M> {
-    /// Connects `rank` with all ranks; blocks until all have come.
+    /// Connects `rank` with all ranks; blocks until all have joined.
     pub(super) fn connect(
         world: &Arc<World<M>>,
         nccl: &Arc<Nccl>,
@@ -59,7 +59,7 @@ impl<M: DeviceMemory> NcclComm<M> {
         &self.connection.world
     }
 
-    /// Gives a call that was entered to the device; the point behind it.
+    /// Issues an entered call to the device; returns the event that follows it.
     fn issue(
         &self,
         memory: &M,
@@ -85,7 +85,7 @@ impl<M: DeviceMemory> NcclComm<M> {
         Ok(memory.record(queue))
     }
 
-    /// The colors that all ranks of the group have given to a split.
+    /// The colors that all ranks of the group have passed to a split.
     fn colors(&self, memory: &M, split: Fingerprint, color: usize) -> Result<Vec<usize>, Error> {
         let size = self.group.members.len();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
@@ -103,12 +103,12 @@ impl<M: DeviceMemory> NcclComm<M> {
     }
 }
 
-/// Ranks and colors are counts of devices.
+/// Converts a rank or a color, which is at most the number of devices.
 fn to_int(value: usize) -> c_int {
     c_int::try_from(value).expect("a process has few devices")
 }
 
-/// The place of a color among those that were given: NCCL wants small numbers.
+/// The index of a color among the distinct ones: NCCL needs small numbers.
 fn dense(colors: &[usize], color: usize) -> c_int {
     let distinct: BTreeSet<usize> = colors.iter().copied().collect();
     to_int(distinct.range(..color).count())
@@ -175,7 +175,7 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
     }
 }
 
-/// A collective that was given to the device.
+/// A collective that was issued to the device.
 struct Flight<M: DeviceMemory> {
     world: Arc<World<M>>,
     rank: Rank,
@@ -202,7 +202,7 @@ impl<M: DeviceMemory> InFlight<M> for Flight<M> {
     }
 
     fn abandon(self: Box<Self>, reason: String) {
-        // A panic that drops it will be reported itself, with its message.
+        // A panic that drops it is reported itself, with its message.
         if !thread::panicking() {
             let error = CommError::Aborted { rank: self.rank, reason, kind: FailureKind::Temporary };
             self.world.fail(Failure { culprit: self.rank, error });

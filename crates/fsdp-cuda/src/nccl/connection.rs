@@ -1,7 +1,7 @@
-//! One rank's connection with others: an NCCL communicator that one group uses, or several groups of the same ranks.
+//! One rank's connection with others: an NCCL communicator, used by one group or by several groups of the same ranks.
 //!
-//! A communicator of NCCL costs memory on its device and time to connect, so a group that is its parent all over again
-//! uses the parent's. The connection is closed when the last group that uses it is dropped.
+//! An NCCL communicator costs device memory and time to connect, so a group with the same members as its parent shares
+//! the parent's. The connection is closed when the last group that uses it is dropped.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use super::world::World;
 use crate::device::DeviceMemory;
 use crate::ffi::nccl_comm::{Progress, RawComm};
 
-/// How often NCCL is asked at once whether it is done, before the thread sleeps between questions: long enough for a
-/// launch, which takes tens of microseconds, and not for connecting.
+/// Number of immediate polls before the thread sleeps between polls: long enough for a launch, which takes tens of
+/// microseconds, but not for connecting.
 const SPINS: u32 = 1000;
 
-/// How long a thread sleeps between questions.
+/// Sleep between polls.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A link of this rank, and the world that it belongs to.
+/// A link of this rank, and its world.
 pub(super) struct Connection<M: DeviceMemory> {
     pub(super) world: Arc<World<M>>,
     pub(super) link: Arc<Link>,
@@ -33,7 +33,7 @@ pub(super) struct Connection<M: DeviceMemory> {
 }
 
 impl<M: DeviceMemory> Connection<M> {
-    /// Makes a communicator known to the watcher, and waits until it is connected.
+    /// Registers a communicator with the watcher, and waits until it is connected.
     pub(super) fn establish(
         world: &Arc<World<M>>,
         raw: RawComm,
@@ -49,7 +49,7 @@ impl<M: DeviceMemory> Connection<M> {
         Ok(Arc::new(connection))
     }
 
-    /// Calls into NCCL, unless the world has failed.
+    /// Calls NCCL, unless the world has failed.
     fn call<T>(
         &self,
         doing: Fingerprint,
@@ -62,7 +62,7 @@ impl<M: DeviceMemory> Connection<M> {
         }
     }
 
-    /// Waits until NCCL has done what was started: it has connected, or given its work to the device.
+    /// Waits until NCCL has finished what was started: connecting, or issuing work to the device.
     pub(super) fn wait_until_ready(&self, doing: Fingerprint) -> Result<(), CommError> {
         let mut spins = 0;
         loop {
@@ -75,7 +75,7 @@ impl<M: DeviceMemory> Connection<M> {
         }
     }
 
-    /// NCCL and the table must agree on who is who.
+    /// Checks that NCCL and the table agree on size and rank.
     fn check_facts(&self, doing: Fingerprint, members: usize, seat: usize) -> Result<(), CommError> {
         let (size, index, device) = self.call(doing, RawComm::facts)?;
         let rank = self.rank;
@@ -89,7 +89,7 @@ impl<M: DeviceMemory> Connection<M> {
         Err(error)
     }
 
-    /// Splits off NCCL's communicator of the ranks with the same `color`, in the order of their keys.
+    /// Splits off the NCCL communicator of the ranks with the same `color`, ordered by `key`.
     pub(super) fn split(&self, doing: Fingerprint, color: c_int, key: c_int) -> Result<RawComm, CommError> {
         let splitting = self.call(doing, |raw| raw.split(color, key))?;
         self.wait_until_ready(doing)?;
@@ -99,7 +99,7 @@ impl<M: DeviceMemory> Connection<M> {
 
 impl<M: DeviceMemory> Drop for Connection<M> {
     fn drop(&mut self) {
-        // A communicator of a rank that failed is aborted by the watcher.
+        // The watcher aborts the communicators of a failed world.
         if thread::panicking() || self.world.check().is_err() {
             return;
         }

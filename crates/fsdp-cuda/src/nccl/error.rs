@@ -1,30 +1,30 @@
 //! Versions, result codes and errors of NCCL.
 //!
-//! Result codes are integers: one that is not known here is a number, not undefined behaviour.
+//! Result codes are integers, so an unknown one is just a number, not undefined behavior.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::library::{LibraryError, NCCL};
 
-/// A version of NCCL.
+/// A version of NCCL, encoded as by `ncclGetVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32);
 
 impl Version {
-    /// The oldest that will do: the first with `ncclCommSplit`.
+    /// The oldest supported version: 2.18.1, with `ncclCommSplit`.
     pub(crate) const NEEDED: Version = Version(2_18_01);
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Up to 2.8, `ncclGetVersion` has two digits less.
+        // Up to 2.8, `ncclGetVersion` returns two digits less.
         let major = if self.0 < 10_000 { 1_000 } else { 10_000 };
         write!(f, "{}.{}.{}", self.0 / major, self.0 % major / 100, self.0 % 100)
     }
 }
 
-/// What a call of NCCL returned.
+/// A result code of an NCCL call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub i32);
 
@@ -48,11 +48,11 @@ impl fmt::Display for Code {
     }
 }
 
-/// NCCL is missing, does not fit, or failed.
+/// Why NCCL could not be used, or which call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// The library can not be opened.
+    /// The library cannot be opened.
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// The library is too old.
@@ -74,11 +74,11 @@ pub enum NcclError {
     Call {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// The result code.
         code: Code,
-        /// What NCCL says to the code.
+        /// NCCL's description of the code.
         text: String,
-        /// The last thing that NCCL noted, which may be of another call; may be empty.
+        /// NCCL's last message, which may concern another call; may be empty.
         detail: String,
     },
 }

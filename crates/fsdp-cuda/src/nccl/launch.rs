@@ -1,4 +1,4 @@
-//! The launcher of one rank per GPU: all in this process, or those of this process among others.
+//! The launcher of one rank per GPU, for all ranks of a world, or for those of one process among several.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,42 +22,42 @@ use super::world::World;
 use crate::device::{DeviceMemory, TooManyRanks};
 use crate::ffi::nccl::{Nccl, UniqueId};
 
-/// How to run ranks on GPUs.
+/// Options of ranks on GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
-    /// Number of devices that ranks of this process may have, one each.
+    /// Number of devices for the ranks of this process, one each.
     pub devices: usize,
-    /// The world fails when a collective has been at the head of its communicator for so long, so it must be longer than
-    /// a step.
+    /// The world fails if a collective has been at the head of its communicator for this long; must be longer than a
+    /// step.
     pub timeout: Duration,
 }
 
 impl GpuOptions {
-    /// Stack of each rank's thread: room for what NVIDIA's libraries do on the stack of whoever calls them: cuBLASLt and cuDNN plan there. Twice what the
-    /// first thread of a process has; pages that are not touched cost nothing.
+    /// Stack size of each rank's thread: NVIDIA's libraries, such as cuBLASLt and cuDNN when they plan, run on the
+    /// caller's stack. Twice the stack of a process's main thread; untouched pages cost nothing.
     pub const STACK_BYTES: usize = 16 << 20;
 
-    /// `devices` devices and a time limit of ten minutes.
+    /// Options with `devices` devices and a timeout of ten minutes.
     pub fn new(devices: usize) -> Self {
         Self { devices, timeout: Duration::from_secs(600) }
     }
 }
 
-/// Launches every rank as a thread of this process with a GPU of its own, connected by NCCL.
+/// Launches every rank as a thread of this process with its own GPU, connected by NCCL.
 pub struct Gpus<M> {
     nccl: Arc<Nccl>,
     options: GpuOptions,
     memory: Box<MakeMemory<M>>,
     peers: Option<Peers>,
-    /// Worlds that were assembled, and launched.
+    /// Number of worlds assembled, and of worlds launched.
     assembled: AtomicU64,
     launched: AtomicU64,
 }
 
-/// Where the first process says by which ids all are connected.
+/// The topic in which the leader announces the ids of the communicators.
 const IDS: &str = "ids";
 
-/// NCCL's ids for the communicators of a world are not there.
+/// Why NCCL's ids for the communicators of a world are not available.
 #[derive(Debug, thiserror::Error)]
 enum NoIds {
     #[error(transparent)]
@@ -69,7 +69,7 @@ enum NoIds {
 }
 
 impl<M: DeviceMemory> Gpus<M> {
-    /// Ranks whose memories are made by `memory(rank, world)`, each in its rank's thread.
+    /// Creates a launcher; `memory(rank, world)` creates the memory of each rank, on its thread.
     pub fn new(
         nccl: Arc<Nccl>,
         options: GpuOptions,
@@ -79,21 +79,21 @@ impl<M: DeviceMemory> Gpus<M> {
         Self { nccl, options, memory: Box::new(memory), peers: None, assembled, launched }
     }
 
-    /// Launches the ranks of this process, in a world of several.
+    /// Makes this launcher run the ranks of one process in a world of several.
     #[must_use]
     pub fn among(mut self, peers: Peers) -> Self {
         self.peers = Some(peers);
         self
     }
 
-    /// Where the ranks of the next world come together, for one purpose.
+    /// The assembly of the next world, for one purpose.
     fn next_assembly(&self, ranks: usize, purpose: &str, count: &AtomicU64) -> Arc<dyn Assembly> {
         let Some(peers) = &self.peers else { return Arc::new(InMemoryAssembly::new(ranks)) };
         let number = count.fetch_add(1, Ordering::Relaxed);
         Arc::new(Scoped::new(&peers.assembly, &format!("{purpose} {number}")))
     }
 
-    /// The ids of the communicators of the whole world: made by the first process, and told to the others.
+    /// The ids of the world's communicators: created by the leader and announced to the other processes.
     fn ids(&self, assembly: &dyn Assembly) -> Result<[UniqueId; 2], NoIds> {
         if assembly.is_leader() {
             let ids = [self.nccl.unique_id()?, self.nccl.unique_id()?];
@@ -107,7 +107,7 @@ impl<M: DeviceMemory> Gpus<M> {
         }
     }
 
-    /// Whether there is a device for each of `ranks` ranks.
+    /// Checks that there is a device for each of `ranks` ranks.
     ///
     /// # Errors
     /// [`TooManyRanks`].
@@ -118,7 +118,7 @@ impl<M: DeviceMemory> Gpus<M> {
         }
     }
 
-    /// Makes a rank's memory and communicators.
+    /// Creates a rank's memory and communicators.
     fn seat(
         &self,
         world: &Arc<World<M>>,

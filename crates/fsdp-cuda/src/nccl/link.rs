@@ -1,6 +1,6 @@
-//! A link: one rank's NCCL communicator, from its making to its end, behind a lock.
+//! A link: one rank's NCCL communicator under a lock, from creation to destruction.
 //!
-//! The lock is held for calls that return at once, so whoever wants to abort never waits for long.
+//! The lock is held only for calls that return at once, so an abort never waits for long.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use crate::ffi::nccl_comm::{Progress, RawComm};
 
 #[derive(Debug)]
 enum State {
-    /// It can be used.
+    /// Usable.
     Open(RawComm),
-    /// It is being finalized.
+    /// Being finalized.
     Closing(RawComm),
-    /// It was destroyed or aborted.
+    /// Destroyed or aborted.
     Gone,
 }
 
@@ -31,12 +31,12 @@ impl Link {
         Self { state: Mutex::new(State::Open(comm)), seat }
     }
 
-    /// Whose it is: a seat in the first group that uses it.
+    /// The rank's seat in the first group that uses the link.
     pub(super) fn seat(&self) -> Seat {
         self.seat
     }
 
-    /// Calls into an open communicator; `None` when it is not open any more.
+    /// Calls an open communicator; `None` if it is not open any more.
     pub(super) fn call<T>(&self, work: impl FnOnce(&mut RawComm) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Open(comm) => Some(work(comm)),
@@ -44,7 +44,7 @@ impl Link {
         }
     }
 
-    /// Polls an open communicator for asynchronous errors; one that is being closed is destroyed when it is ready.
+    /// Polls an open communicator for asynchronous errors; destroys a closing one once it is finalized.
     pub(super) fn watch(&self) -> Result<(), NcclError> {
         let mut state = self.lock();
         match &mut *state {
@@ -60,7 +60,7 @@ impl Link {
         }
     }
 
-    /// Begins to flush and close an open communicator; [`Link::watch`] does the rest.
+    /// Starts flushing and closing an open communicator; [`Link::watch`] does the rest.
     pub(super) fn close(&self) -> Result<(), NcclError> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Gone) {
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Ends everything on the communicators that still exist.
+    /// Aborts the communicators that still exist.
     pub(super) fn abort_all(links: &[Arc<Link>]) -> Result<(), NcclError> {
         let take = |link: &Arc<Link>| match mem::replace(&mut *link.lock(), State::Gone) {
             State::Open(comm) | State::Closing(comm) => Some(comm),
@@ -85,13 +85,13 @@ impl Link {
         RawComm::abort_all(links.iter().filter_map(take).collect())
     }
 
-    /// Whether nothing is left to be closed or aborted.
+    /// Whether there is nothing left to close or abort.
     pub(super) fn is_gone(&self) -> bool {
         matches!(*self.lock(), State::Gone)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole before any call can panic.
+        // The state is consistent before any call can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

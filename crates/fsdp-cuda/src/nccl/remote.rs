@@ -1,9 +1,10 @@
-//! The table across processes.
+//! The call table across processes.
 //!
-//! Once a second or more often every process tells the leader how far its ranks are: for each NCCL communicator the number of
-//! calls and a digest of them. The leader [judges](judge()) what all have told at the same beat. Calls themselves travel
-//! only when somebody waits, which is when NCCL may hang because of them, or when digests of as many calls differ, which NCCL
-//! does not notice: then the leader asks, and everybody tells what is kept of that communicator.
+//! At least once a second, every process reports the progress of its ranks to the leader: for each NCCL communicator,
+//! the number of calls and a digest of them. The leader [judges](judge()) the reports of all processes for the same
+//! beat. The calls themselves are sent only when a rank waits, because NCCL may hang on them, or when digests of the
+//! same number of calls differ, which NCCL does not notice: then the leader asks, and every process reports the calls
+//! kept for that communicator.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,31 +18,32 @@ use fsdp_core::comm::CommError;
 use super::world::{State, World};
 use crate::device::DeviceMemory;
 
-/// The other processes of a world, as the ranks of this one reach them.
+/// The other processes of a world, as the ranks of this process reach them.
 #[derive(Clone)]
 pub struct Peers {
-    /// Where all ranks come together.
+    /// The assembly of all ranks.
     pub assembly: Arc<dyn Assembly>,
-    /// Where failures are told and heard.
+    /// The alarm: reports failures, and learns of them.
     pub alarm: Arc<dyn Alarm>,
-    /// What is asked after a failure for the last collectives.
+    /// Records the last collectives, for diagnosis after a failure.
     pub recorder: Arc<FlightRecorder>,
-    /// Ranks on this machine, of all its processes.
+    /// Number of ranks on this machine, over all its processes.
     pub ranks_on_machine: usize,
-    /// How often processes tell that they are there.
+    /// Heartbeat interval of the control plane.
     pub heartbeat: Duration,
 }
 
-/// How often a process tells of its calls at least, also where signs of life are rare: a world ends with such a beat.
+/// Maximum interval between reports, even if heartbeats are less frequent: a world ends with a report.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
-/// Whoever is in a call for so many beats tells of it.
+/// Number of beats after which an unfinished call is reported.
 const PATIENCE: u32 = 2;
 
-/// What NCCL says of others may be the consequence of a death, which processes hear of in so many heartbeats.
+/// An NCCL error about other ranks may be the consequence of a process's death, which is known within this many
+/// heartbeats.
 const HOLD: u32 = 3;
 
-/// A leader that has not judged for so many beats longer than it should never will.
+/// A leader that is overdue with a judgment by this many beats counts as stuck.
 const LEADER_LATE: u32 = 20;
 
 impl Peers {
@@ -49,7 +51,7 @@ impl Peers {
         self.heartbeat.min(BEAT_MAX)
     }
 
-    /// What has ended the world, as far as it is known within the time in which a death is heard of.
+    /// The error that has ended the world, if it becomes known within the time in which a death is noticed.
     pub(super) fn verdict_soon(&self) -> Option<CommError> {
         let begin = Instant::now();
         loop {
@@ -62,21 +64,21 @@ impl Peers {
     }
 }
 
-/// All processes have returned. Announced by the leader.
+/// Topic announced by the leader: all processes have returned.
 const OVER: &str = "over";
-/// Everybody is to tell all calls of a line, which is named by the numbers of its path. Announced by the leader.
+/// Topic announced by the leader: every process must report all kept calls of a line, given by the numbers of its path.
 const ASK: &str = "ask";
 
-/// What the watcher of a process does for the world.
+/// The watcher's part in a world of several processes.
 pub(super) struct Beats<'a, M: DeviceMemory> {
     world: &'a World<M>,
     peers: Peers,
-    /// The next report.
+    /// Number of the next report.
     next: u64,
     due: Instant,
-    /// The next one to judge, and since when. On the leader.
+    /// On the leader: number of the next report to judge, and since when.
     judging: (u64, Instant),
-    /// Whether it was told that all ranks of this process have returned.
+    /// Whether the return of all ranks of this process was reported.
     has_told_end: bool,
     is_over: bool,
 }
@@ -87,12 +89,12 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         Self { world, peers, next: 0, due: now, judging: (0, now), has_told_end: false, is_over: false }
     }
 
-    /// Whether nothing more has to be told: all ranks of all processes have returned, or the world has failed.
+    /// Whether nothing more needs to be reported: all ranks of all processes have returned, or the world has failed.
     pub(super) fn are_over(&self, state: &State<M>) -> bool {
         self.is_over || state.rendezvous.failure().is_some()
     }
 
-    /// Hears, tells and judges what is due.
+    /// Receives, sends and judges what is due.
     pub(super) fn turn(&mut self) {
         if let Some(error) = self.peers.alarm.raised() {
             self.world.hear(&error);
@@ -105,12 +107,12 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         }
         let assembly = &self.world.assembly;
         self.is_over = assembly.hear(OVER, Duration::ZERO).is_ok();
-        // Beats that were missed are made up for: all processes count alike.
+        // Missed beats are made up for: all processes must count alike.
         if Instant::now() >= self.due {
             self.tell();
             self.due += self.peers.beat();
         }
-        // Once more at the end, at once: mostly all are there together.
+        // A final report, at once: usually all processes end at the same time.
         if is_end && !self.has_told_end {
             self.tell();
             self.has_told_end = true;
@@ -125,7 +127,8 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         }
     }
 
-    /// One report, which the first rank of this process gives; the others give nothing, so that all are counted.
+    /// Sends one report, given by the first rank of this process; the other ranks give empty values, so that all are
+    /// counted.
     fn tell(&mut self) {
         let asked = self.world.assembly.hear(ASK, Duration::ZERO).ok();
         let asked: Option<Vec<u64>> = asked.map(|path| {
@@ -136,7 +139,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         let mut report = Some(report.encode());
         let topic = topic(self.next);
         for rank in self.world.assembly.local() {
-            // A leader that can not be reached any more is a verdict, which comes by the alarm.
+            // If the leader is unreachable there is a verdict, which arrives through the alarm.
             let _ = self.world.assembly.give(&topic, Rank(rank), report.take().unwrap_or_default());
         }
         self.next += 1;
@@ -155,7 +158,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
                 let reason = format!("its process has told nothing of its collectives for {late} s");
                 self.world.fail(Failure::of_rank(rank, reason));
             }
-            // Not all are there, or the alarm says why they will never be.
+            // Some reports are missing; if they never arrive, the alarm tells why.
             Err(_) => {}
         }
     }
@@ -168,7 +171,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
             Ok(reports) => judge(&reports, self.world.assembly.world(), self.world.limit()),
             Err(failure) => Ruling::Failed(failure),
         };
-        // Who can not be told any more has a verdict.
+        // If an announcement fails, there is a verdict already.
         let announce = |topic, value| drop(self.world.assembly.announce(topic, value));
         match ruling {
             Ruling::Fine => {}

@@ -1,8 +1,8 @@
-//! The watcher: one thread per process that sees to it that nothing fails in silence.
+//! The watcher: one thread per process that detects failures which no rank reports.
 //!
-//! It asks the devices which collectives have ended, NCCL for errors in the background, and the clock whether one of
-//! them takes too long; among several processes it is the [leader's](super::remote) that asks the clock. After a failure it
-//! aborts all communicators; at the end it closes those that are left.
+//! It asks the devices which collectives have ended, polls NCCL for asynchronous errors, and checks whether a
+//! collective takes too long; with several processes, the [leader's watcher](super::remote) checks that. After a
+//! failure it aborts all communicators; at the end it closes those that are left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ use super::remote::Beats;
 use super::world::{State, World};
 use crate::device::DeviceMemory;
 
-/// Between two looks at everything.
+/// Pause between two rounds of checks.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long communicators may take to close; those that take longer are aborted. All their work has ended before.
+/// Time limit for closing communicators, whose work has ended before; those that take longer are aborted.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Watches until all ranks have returned, those of other processes too, and all communicators are gone.
+/// Watches until all ranks have returned, including those of other processes, and all communicators are gone.
 pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
     let mut beats = world.peers.clone().map(|peers| Beats::new(world, peers));
     let mut idle_since = None;
@@ -52,7 +52,7 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
     }
 }
 
-/// Looks whether a communicator is well.
+/// Checks a communicator for errors.
 fn tend<M: DeviceMemory>(world: &World<M>, link: &Arc<Link>) {
     if let Err(error) = link.watch() {
         let (rank, doing) = {
@@ -70,7 +70,7 @@ fn abort(links: &[Arc<Link>]) {
     }
 }
 
-/// Settles what has ended; the failure if a device has failed or a collective takes too long.
+/// Removes ended calls from the table; returns the failure if a device has failed or a collective takes too long.
 fn failure_of_events<M: DeviceMemory>(world: &World<M>) -> Option<Failure> {
     let State { rendezvous, memories, .. } = &mut *world.lock();
     if rendezvous.failure().is_some() {

@@ -1,5 +1,5 @@
-//! What the ranks of a process share: the table of their calls, the first failure, all their communicators, and the way to
-//! other processes.
+//! State shared by the ranks of a process: the table of their calls, the first failure, all their communicators, and
+//! the connection to other processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use super::link::Link;
 use super::remote::Peers;
 use crate::device::DeviceMemory;
 
-/// A call that is with the device.
+/// A call that was issued to the device.
 #[derive(Debug)]
 pub(super) struct Issued<E> {
-    /// The point in its queue behind it.
+    /// The event that follows it in its queue.
     pub(super) event: E,
     pub(super) record: Option<CallNumber>,
 }
@@ -33,26 +33,26 @@ pub(super) struct Entered {
 
 pub(super) struct State<M: DeviceMemory> {
     pub(super) rendezvous: Rendezvous<Issued<M::Event>>,
-    /// The memories of ranks that have one, to ask them about events.
+    /// The memories of ranks that have one, for queries of their events.
     pub(super) memories: Vec<Option<Arc<M>>>,
     pub(super) links: Vec<Arc<Link>>,
     /// All ranks have returned: the watcher closes what is left and ends.
     pub(super) stopping: bool,
 }
 
-/// Shared by all ranks, and the watcher.
+/// State shared by all ranks and the watcher.
 pub(super) struct World<M: DeviceMemory> {
     state: Mutex<State<M>>,
     has_failed: AtomicBool,
     /// Wakes the watcher.
     changed: Condvar,
-    /// Where all ranks come together; the topics of this world.
+    /// The assembly of all ranks, with the topics of this world.
     pub(super) assembly: Arc<dyn Assembly>,
-    /// Other processes, if there are any.
+    /// The other processes; `None` if there are none.
     pub(super) peers: Option<Peers>,
 }
 
-/// Where ranks say that they are connected with all others.
+/// Topic in which ranks report that they are connected with all others.
 const SEATED: &str = "seated";
 
 impl<M: DeviceMemory> World<M> {
@@ -73,7 +73,7 @@ impl<M: DeviceMemory> World<M> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the memory of a rank known.
+    /// Registers the memory of a rank.
     pub(super) fn add_memory(&self, rank: Rank, memory: Arc<M>) {
         self.lock().memories[rank.0] = Some(memory);
     }
@@ -83,7 +83,7 @@ impl<M: DeviceMemory> World<M> {
         self.lock().rendezvous.seat(group, rank, shares)
     }
 
-    /// Makes a communicator known to the watcher, which aborts it at once if the world has failed.
+    /// Registers a communicator with the watcher, which aborts it at once if the world has failed.
     pub(super) fn add_link(&self, link: Arc<Link>) {
         self.lock().links.push(link);
         self.changed.notify_all();
@@ -104,8 +104,8 @@ impl<M: DeviceMemory> World<M> {
         Ok(Entered { position, record })
     }
 
-    /// Waits until all ranks are connected: one that fails afterwards fails in the middle of its work, and leaves no
-    /// other without its seat.
+    /// Waits until all ranks are connected: a rank that fails afterwards fails during its work, and leaves no other
+    /// rank without its seat.
     pub(super) fn meet_seated(&self, rank: Rank) -> Result<(), CommError> {
         let limit = self.limit();
         let meet = || -> Result<Vec<u8>, AssemblyError> {
@@ -117,7 +117,7 @@ impl<M: DeviceMemory> World<M> {
             self.assembly.hear(SEATED, limit)
         };
         meet().map(drop).or_else(|error| {
-            // Given up or lost: then it is known why.
+            // If it was given up or lost, the cause is known.
             self.check()?;
             let reason = format!("it is not connected with all ranks: {error}");
             self.fail(Failure { culprit: rank, error: CommError::Transport { rank, reason } });
@@ -125,7 +125,7 @@ impl<M: DeviceMemory> World<M> {
         })
     }
 
-    /// Notes that a call is with the device, and ends at `event`.
+    /// Records that a call was issued to the device, and that it ends at `event`.
     pub(super) fn issued(&self, seat: Seat, entered: Entered, event: M::Event) {
         let Entered { position, record } = entered;
         if let (Some(peers), Some(record)) = (&self.peers, record) {
@@ -134,34 +134,35 @@ impl<M: DeviceMemory> World<M> {
         self.lock().rendezvous.table.issued(seat, position, Issued { event, record });
     }
 
-    /// Notes that a call that the device has no part in has ended.
+    /// Records the end of a call that does not run on the device.
     pub(super) fn end_call(&self, seat: Seat, entered: Entered) {
         self.end_record(entered.record);
         self.lock().rendezvous.end_call(seat, entered.position);
     }
 
-    /// Records that a call has ended.
+    /// Adds the end of a call to the flight recorder.
     pub(super) fn end_record(&self, record: Option<CallNumber>) {
         if let (Some(peers), Some(record)) = (&self.peers, record) {
             peers.recorder.end(record, None);
         }
     }
 
-    /// What other processes are told of the ranks of this one; see [`Table::report`](fsdp_comm::rendezvous::Table::report).
+    /// The report for other processes about the ranks of this one; see
+    /// [`Table::report`](fsdp_comm::rendezvous::Table::report).
     pub(super) fn report(&self, patience: Duration, asked: Option<&[u64]>) -> Report {
         let rendezvous = &mut self.lock().rendezvous;
         let now = rendezvous.now();
         rendezvous.table.report(now, patience, self.assembly.world(), asked)
     }
 
-    /// A rank that has waited for the limit and so much longer, and its call.
+    /// A rank that has waited for the limit plus `longer`, and its call.
     pub(super) fn waits_for(&self, longer: Duration) -> Option<(Rank, Fingerprint)> {
         let rendezvous = &mut self.lock().rendezvous;
         let (now, limit) = (rendezvous.now(), rendezvous.limit());
         rendezvous.table.waiting(now, limit + longer)
     }
 
-    /// Notes that a rank has returned, and why it failed if it did.
+    /// Records that a rank has returned, and its failure, if any.
     pub(super) fn end_rank(&self, rank: Rank, failed: Option<String>) {
         let mut state = self.lock();
         state.rendezvous.table.end_rank(rank);
@@ -181,7 +182,7 @@ impl<M: DeviceMemory> World<M> {
         self.fail_locked(&mut self.lock(), failure, true);
     }
 
-    /// What ended the world, as other processes tell.
+    /// Records a failure reported by other processes.
     pub(super) fn hear(&self, error: &CommError) {
         let culprit = match error {
             CommError::PeerFailed { rank, .. } => *rank,
@@ -190,7 +191,7 @@ impl<M: DeviceMemory> World<M> {
         self.fail_locked(&mut self.lock(), Failure { culprit, error: error.clone() }, false);
     }
 
-    /// `is_news`: other processes do not know of it.
+    /// `is_news`: whether other processes do not know of the failure yet.
     fn fail_locked(&self, state: &mut State<M>, failure: Failure, is_news: bool) {
         let error = failure.error.clone();
         if !state.rendezvous.fail(failure) {
@@ -199,14 +200,14 @@ impl<M: DeviceMemory> World<M> {
         if let Some(peers) = self.peers.as_ref().filter(|_| is_news) {
             peers.alarm.raise(error);
         }
-        // Before anything is aborted: whoever sees the results of an aborted collective sees this too.
+        // Set before anything is aborted: code that sees the results of an aborted collective must see this too.
         self.has_failed.store(true, Ordering::SeqCst);
         self.assembly.give_up(SEATED);
         self.changed.notify_all();
     }
 
-    /// NCCL refused a call of a rank, or failed in the background. When another process is gone, NCCL may be the first to
-    /// notice; it does not know which one, and others do a moment later.
+    /// Handles an NCCL error, of a call or asynchronous. NCCL may be the first to notice that another process is gone,
+    /// but does not know which one; the other processes report it a moment later.
     pub(super) fn fail_nccl(&self, rank: Rank, doing: &str, error: &NcclError) -> CommError {
         match self.peers.as_ref().and_then(Peers::verdict_soon) {
             Some(told) => self.hear(&told),
@@ -218,12 +219,12 @@ impl<M: DeviceMemory> World<M> {
         self.check().expect_err("the world has failed")
     }
 
-    /// A rank can not do its part of a collective.
+    /// Fails the world because a rank cannot do its part of a collective.
     pub(super) fn fail_rank(&self, rank: Rank, error: &Error) {
         self.fail(Failure::of_rank(rank, error.to_string()));
     }
 
-    /// The first failure, if there is one.
+    /// Returns the first failure as an error.
     pub(super) fn check(&self) -> Result<(), CommError> {
         if !self.has_failed.load(Ordering::SeqCst) {
             return Ok(());
@@ -236,12 +237,12 @@ impl<M: DeviceMemory> World<M> {
         self.lock().rendezvous.limit()
     }
 
-    /// The first failure and the rank to blame.
+    /// The first failure with the rank to blame; `None` if there is none.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.lock().rendezvous.failure().cloned()
     }
 
-    /// Sleeps until something changes, at most for `pause`.
+    /// Sleeps until something changes, for `pause` at most.
     pub(super) fn pause<'a>(
         &self,
         state: MutexGuard<'a, State<M>>,

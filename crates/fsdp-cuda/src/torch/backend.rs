@@ -1,4 +1,4 @@
-//! [`Backend`] for [`Torch`]: our kernel where the memory has one, else libtorch's operations.
+//! [`Backend`] for [`Torch`]: the memory's own kernel if it has one, libtorch's operations otherwise.
 
 use fsdp_core::{Error, Queue};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
@@ -7,7 +7,7 @@ use fsdp_nn::op::{Head, Op, Pointwise};
 use super::memory::Torch;
 use super::storage::TorchStorage;
 
-/// Products, look-ups and sums are libtorch's even where the memory could do them.
+/// Whether libtorch runs this operation even if the memory has a kernel: matrix products, look-ups and sums.
 fn is_left_to_libtorch(op: &Op) -> bool {
     matches!(
         op,

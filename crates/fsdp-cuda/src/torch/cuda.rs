@@ -1,4 +1,4 @@
-//! `cuda`: libtorch over the memory of a GPU, on its compute queue, with kernels of ours.
+//! `cuda`: libtorch over the memory of a GPU, on its compute queue, with this crate's kernels.
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -44,7 +44,7 @@ impl TorchStorage for CudaMemory {
     }
 }
 
-/// NCCL's view of the device is that of the memory below.
+/// NCCL uses the underlying memory directly.
 impl<D: TorchStorage + DeviceMemory> DeviceMemory for Torch<D> {
     fn pointer(&self, queue: Queue, slice: Slice<'_, D::Buffer>) -> Result<u64, Error> {
         self.storage().pointer(queue, slice)

@@ -1,4 +1,4 @@
-//! What libtorch can fail with.
+//! Errors of libtorch.
 
 use std::path::PathBuf;
 
@@ -9,42 +9,42 @@ use tch::{TchError, Tensor};
 
 use crate::ffi::library;
 
-/// A failure of libtorch, or of the memory below it.
+/// A failure of libtorch, or of the memory that it works on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TorchError {
     /// An operation of libtorch failed.
     #[error("libtorch, in {operation}: {what}{}", way_out(what))]
     Operation {
-        /// The operation of ours.
+        /// The name of this crate's operation.
         operation: &'static str,
-        /// libtorch's words, without the trace of its calls.
+        /// libtorch's message, without the stack trace.
         what: String,
     },
-    /// Another libtorch is loaded than the one that this was built with.
+    /// The loaded libtorch has another version than the one that this program was built with.
     #[error(
         "{} says that the libtorch that is loaded is {found}, but this program was built with {expected}, and versions do \
          not mix; take its folder out of LD_LIBRARY_PATH, install torch=={expected} there, or build again with that libtorch",
         file.display()
     )]
     Version {
-        /// The file that says so.
+        /// The file that states the version.
         file: PathBuf,
-        /// The version that it says.
+        /// The version of the loaded libtorch.
         found: String,
-        /// The version that this was built with.
+        /// The version that this program was built with.
         expected: &'static str,
     },
-    /// libtorch's CUDA half finds no driver or device that it can use.
+    /// libtorch's CUDA half cannot use the driver or any device.
     #[error(
         "libtorch's CUDA half: {what}; install a newer driver of NVIDIA, or the build of torch 2.11.0 for the CUDA version of \
          this one, or use device = \"torch-cpu\""
     )]
     Driver {
-        /// libtorch's words.
+        /// libtorch's message.
         what: String,
     },
-    /// libtorch's CUDA half can not be used.
+    /// libtorch's CUDA half cannot be loaded.
     #[error(
         "libtorch's CUDA half ({library}) can not be loaded: {what}; install the CUDA build of torch 2.11.0 (pip install \
          torch==2.11.0), or use device = \"torch-cpu\""
@@ -52,19 +52,19 @@ pub enum TorchError {
     Cuda {
         /// The file.
         library: String,
-        /// The loader's words.
+        /// The loader's message.
         what: String,
     },
 }
 
 impl TorchError {
-    /// Whether libtorch's CUDA half is nowhere, rather than there and of no use.
+    /// Whether libtorch's CUDA half is not installed; false if it is there but unusable.
     pub fn is_absent(&self) -> bool {
         matches!(self, TorchError::Cuda { library, what } if library::is_absent(library, what))
     }
 }
 
-/// Words of libtorch for a full device: of its allocators, of CUDA, of cuBLAS and cuDNN.
+/// Messages about exhausted memory: of libtorch's allocators, CUDA, cuBLAS and cuDNN.
 const FULL: [&str; 5] =
     ["out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "ALLOCATION_FAILED"];
 
@@ -72,7 +72,7 @@ fn is_full(what: &str) -> bool {
     FULL.iter().any(|words| what.contains(words))
 }
 
-/// What to do about errors that a user can mend.
+/// Advice for errors that a user can fix.
 fn way_out(what: &str) -> &'static str {
     if is_full(what) {
         "; smaller micro-batches, activation checkpointing or offloading need less"
@@ -81,7 +81,7 @@ fn way_out(what: &str) -> &'static str {
     }
 }
 
-/// libtorch's words, without the C++ frames that follow an exception's.
+/// libtorch's message, without the C++ frames that follow it.
 pub(crate) fn words(error: TchError) -> String {
     match error {
         TchError::Torch(what) => {
@@ -91,7 +91,7 @@ pub(crate) fn words(error: TchError) -> String {
     }
 }
 
-/// What an operation of ours can meet: libtorch's failures, and those of the memory.
+/// The failures of an operation: libtorch's errors, and errors of the memory.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
@@ -101,7 +101,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// The error of the contracts, of a rank that has so much in use.
+    /// Converts the failure to an [`Error`], given the rank's usage.
     pub(super) fn of(self, operation: &'static str, usage: &Usage) -> Error {
         let what = match self {
             Failure::Memory(error) => return error,
@@ -110,14 +110,14 @@ impl Failure {
         if !is_full(&what) {
             return Error::Device(Box::new(TorchError::Operation { operation, what }));
         }
-        // What libtorch allocates is temporary within one operation.
+        // libtorch allocates only temporaries within one operation.
         let in_use = format!("libtorch, in {operation}: {what}; {}", in_use(&usage.device));
         let (kind, category) = (MemoryKind::Device, Category::Workspace);
         OutOfMemory { kind, category, bytes: None, in_use }.into()
     }
 }
 
-/// For operations that write where they were told: what they return is not needed.
+/// For in-place operations, whose returned tensor is not needed.
 pub(super) trait Done {
     /// Drops the returned tensor.
     fn done(self) -> Result<(), TchError>;

@@ -1,8 +1,8 @@
 //! `torch-cpu`: libtorch over [`HostMemory`], with the host's kernels wherever ATen has no fused one.
 //!
-//! ATen's compositions of element-wise operations convert bf16 operands and make temporaries at every step, and its
-//! blocked attention multiplies through MKL, which is slow on processors that are not Intel's. The host's kernels go once
-//! over the operands.
+//! ATen's compositions of elementwise operations convert bf16 operands and create temporaries at every step, and its
+//! blocked attention multiplies through MKL, which is slow on non-Intel CPUs. The host's kernels pass over the operands
+//! once.
 
 use fsdp_core::{Error, Queue};
 use fsdp_nn::HostMemory;

@@ -1,4 +1,4 @@
-//! [`Torch`]: a memory with libtorch's operations over it. As a memory it is the one below.
+//! [`Torch`]: a memory with libtorch's operations. Its [`Memory`] methods delegate to the underlying memory.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use super::storage::{In, Out, TorchStorage};
 use super::threads;
 use crate::ffi::torch::{Place, View};
 
-/// Which kernels run the operations that have more than one.
+/// The kernels for operations that have more than one implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kernels {
-    /// Ours, where the memory has them.
+    /// This project's kernels, where the memory has them.
     #[default]
     Fused,
-    /// Compositions of ATen's operations: for a model's operations, conversions, sums, squared norms, AdamW and SGD.
+    /// Compositions of ATen's operations, for a model's operations, conversions, sums, squared norms, AdamW and SGD.
     Aten,
 }
 
-/// A memory that computes by libtorch.
+/// A memory whose operations are computed by libtorch.
 #[derive(Debug)]
 pub struct Torch<D> {
     storage: Arc<D>,
@@ -32,17 +32,17 @@ pub struct Torch<D> {
 }
 
 impl<D: TorchStorage> Torch<D> {
-    /// Computes in `storage`.
+    /// Creates a memory that computes in `storage`.
     pub fn new(storage: Arc<D>, kernels: Kernels) -> Self {
         Self { storage, kernels }
     }
 
-    /// The memory below.
+    /// The underlying memory.
     pub fn storage(&self) -> &D {
         &self.storage
     }
 
-    /// Runs an operation by the memory's own kernels, if it has any and ATen's were not asked for.
+    /// Runs an operation with the memory's own kernels, if it has any and [`Kernels::Aten`] is not selected.
     pub(super) fn by_own_kernels(
         &self,
         op: &Op,
@@ -54,12 +54,12 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
-    /// Whether our kernels run what they can.
+    /// Whether the memory's own kernels are used where they exist.
     pub(super) fn has_own_kernels(&self) -> bool {
         self.kernels == Kernels::Fused
     }
 
-    /// Factors of dropout by our kernel, if the memory has one, unless ATen's were asked for.
+    /// Dropout factors from the memory's kernel; `None` if it has none or [`Kernels::Aten`] is selected.
     pub(super) fn dropout_factors(
         &self,
         runs: Dropout<'_>,
@@ -73,7 +73,8 @@ impl<D: TorchStorage> Torch<D> {
         }
     }
 
-    /// Whether ATen is to compute what the memory has kernels for, too, and can: in buffers of its device.
+    /// Whether ATen must compute an operation that the memory has kernels for too: [`Kernels::Aten`] is selected, and
+    /// all buffers are on the memory's device.
     pub(super) fn composes(&self, buffers: &[&D::Buffer]) -> bool {
         self.kernels == Kernels::Aten && buffers.iter().all(|buffer| self.storage.is_on_device(buffer))
     }
@@ -95,7 +96,7 @@ impl<D: TorchStorage> Torch<D> {
         self.view_strided(slice, sizes, &dense(sizes))
     }
 
-    /// A range as a tensor.
+    /// A range as a tensor with the given strides.
     pub(super) fn view_strided<'a>(
         &self,
         slice: In<'a, D>,
@@ -110,7 +111,7 @@ impl<D: TorchStorage> Torch<D> {
         self.view_mut_strided(slice, sizes, &dense(sizes))
     }
 
-    /// A range to be written, as a tensor.
+    /// A range to be written, as a tensor with the given strides.
     pub(super) fn view_mut_strided<'a>(
         &self,
         slice: Out<'a, D>,
@@ -120,20 +121,20 @@ impl<D: TorchStorage> Torch<D> {
         Ok(self.place_mut(Queue::Compute, slice)?.view(sizes, strides)?)
     }
 
-    /// Where a range lies, for work of a queue.
+    /// The location of a range, for work on a queue.
     pub(super) fn place<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<Place<'a>, Failure> {
         let address = self.storage.address(queue, slice)?;
         Ok(Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
     }
 
-    /// Where a range to be written lies, for work of a queue.
+    /// The location of a range to be written, for work on a queue.
     pub(super) fn place_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<Place<'a>, Failure> {
         let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
         let address = self.storage.address_mut(queue, slice)?;
         Ok(Place::new(address, len, kind, self.storage.device()))
     }
 
-    /// The place of a gradient, as a dense tensor.
+    /// The destination of a gradient, as a dense tensor.
     pub(super) fn target<'a>(
         &self,
         target: Write<'a, D::Buffer>,
@@ -143,14 +144,14 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// Where a gradient goes.
+/// The destination of a gradient.
 pub(super) struct Target<'a> {
     pub(super) slot: View<'a>,
     pub(super) accumulate: bool,
 }
 
 impl Target<'_> {
-    /// Writes or adds a gradient of the type of arithmetic; rounded once.
+    /// Writes or adds a gradient given in the arithmetic type; rounds once.
     pub(super) fn put(mut self, gradient: &tch::Tensor) -> Result<(), Failure> {
         if self.accumulate {
             self.slot.f_add_(gradient).done()?;
@@ -170,8 +171,8 @@ fn dense(sizes: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// libtorch's name of a dtype. Its unsigned integers can not index, so ids are taken for signed ones: none is so large,
-/// except the target that does not count, which becomes -1.
+/// libtorch's kind for a dtype. Its unsigned integers cannot be used as indices, so ids are reinterpreted as signed: no
+/// id is that large, except the ignored target, which becomes -1.
 pub(super) fn kind(dtype: DType) -> Kind {
     match dtype {
         DType::F32 => Kind::Float,
@@ -184,7 +185,7 @@ pub(super) fn kind(dtype: DType) -> Kind {
     }
 }
 
-/// The type of arithmetic of a float kind.
+/// The arithmetic type for a float dtype.
 pub(super) fn arithmetic(dtype: DType) -> Result<Kind, Error> {
     match dtype {
         DType::F32 | DType::Bf16 | DType::F16 => Ok(Kind::Float),
@@ -228,7 +229,7 @@ impl<D: TorchStorage> Memory for Torch<D> {
     fn copy(&self, queue: Queue, src: In<'_, D>, dst: Out<'_, D>) -> Result<(), Error> {
         let (from, to) = (src.buffer.dtype(), dst.buffer.dtype());
         let converts = from != to && from.is_float() && to.is_float();
-        // libtorch rounds doubles on their way to bf16 and f16 twice.
+        // libtorch rounds twice when it converts f64 to bf16 or f16.
         let rounds_once = from != DType::F64 || to.size_bytes() > 2;
         if converts && rounds_once && src.len == dst.len && self.composes(&[src.buffer, dst.buffer]) {
             return self.in_torch(queue, "copy", || self.aten_copy(queue, src, dst));

@@ -1,17 +1,18 @@
-//! Compute by libtorch: [`Torch`] is a memory that has addresses, with the operations of ATen over views of its buffers.
+//! Compute by libtorch: [`Torch`] is a memory that has addresses, with ATen's operations over views of its buffers.
 //!
 //! | device | memory |
 //! |---|---|
 //! | `torch-cpu` | [`HostMemory`](fsdp_nn::HostMemory) |
 //! | `cuda` | [`CudaMemory`](crate::CudaMemory) |
 //!
-//! Nothing of libtorch owns what the ledger counts: parameters, gradients, activations and statistics lie in buffers of
-//! the memory below, and tensors only look at them. Temporaries of an operation come from libtorch's allocator.
+//! libtorch owns nothing that the memory's account counts: parameters, gradients, activations and statistics are in
+//! buffers of the underlying memory, and tensors are only views of them. Temporaries of an operation come from
+//! libtorch's allocator.
 //!
-//! An operation that has a kernel of ours (those of the memory below, update rules) runs it;
-//! [`Kernels::Aten`] composes them of ATen's operations, for comparison. Arithmetic is in the master dtype either way, with
-//! two exceptions that keep products in the matrix units: attention rounds probabilities to the dtype of its operands, and
-//! the head rounds the gradients of its logits.
+//! Operations for which this project has a kernel (those of the underlying memory, update rules) use it;
+//! [`Kernels::Aten`] composes them from ATen's operations, for comparison. Arithmetic is in the master dtype either
+//! way, with two exceptions that keep products in the matrix units: attention rounds probabilities to the dtype of its
+//! operands, and the head rounds the gradients of its logits.
 
 mod backend;
 mod cuda;

@@ -1,4 +1,4 @@
-//! Which libtorch this process has, and what came with it.
+//! Identifies the libtorch of this process, and the libraries installed with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use super::error::TorchError;
 use crate::library;
 
-/// The version of the libtorch that this was built with.
+/// The libtorch version that this program was built with.
 pub const VERSION: &str = env!("FSDP_LIBTORCH_VERSION");
 
-/// The folder of the libtorch that is loaded, if the system says so.
+/// The folder of the loaded libtorch; `None` if the system does not show it.
 pub fn folder() -> Option<PathBuf> {
     library::loaded(Path::new("libtorch_cpu.so"))?.parent().map(Path::to_owned)
 }
 
-/// Folders of the libraries that came with it: its own, and those of the wheels beside it.
+/// Folders of the libraries installed with libtorch: its own, and those of the wheels beside it. Empty if libtorch's
+/// folder is not known.
 pub fn library_folders() -> Vec<PathBuf> {
     let Some(lib) = folder() else { return Vec::new() };
     // <site-packages>/torch/lib
@@ -22,23 +23,23 @@ pub fn library_folders() -> Vec<PathBuf> {
     std::iter::once(lib).chain(wheels).collect()
 }
 
-/// What a libtorch says of its version.
+/// The version that a libtorch states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatedVersion {
-    /// The version, with what follows a plus (`2.11.0+cu130`).
+    /// The version, including a local part (`2.11.0+cu130`).
     pub version: String,
-    /// The file that says so.
+    /// The file that states it.
     pub file: PathBuf,
 }
 
-/// What the libtorch that is loaded says of its version. The library itself has no function for that; there is a file
-/// beside its folder. `None` where a distribution has left that away.
+/// The stated version of the loaded libtorch. The library has no function for this; it is stated by a file in the
+/// parent of its folder. `None` if the distribution lacks that file.
 pub fn stated_version() -> Option<StatedVersion> {
     stated_in(folder()?.parent()?)
 }
 
-/// Whether the libtorch that is loaded is of the version that this was built with: its functions take and return C++
-/// classes, whose layout is another one in every version. One that does not say its version passes.
+/// Checks that the loaded libtorch has the version that this program was built with: its functions exchange C++
+/// classes, whose layouts differ between versions. A libtorch that does not state its version passes.
 ///
 /// # Errors
 /// [`TorchError::Version`].
@@ -48,7 +49,7 @@ pub fn check_version() -> Result<(), TorchError> {
 
 impl StatedVersion {
     fn expect(self, expected: &'static str) -> Result<(), TorchError> {
-        // Of headers that did not say theirs, there is nothing to compare with.
+        // If the headers did not state a version, there is nothing to compare with.
         if release(&self.version) == expected || expected == "unknown" {
             return Ok(());
         }
@@ -56,7 +57,7 @@ impl StatedVersion {
     }
 }
 
-/// Wheels have `version.py` in the folder of the module, zip distributions `build-version`.
+/// Wheels have `version.py` in the module's folder, zip distributions `build-version`.
 fn stated_in(root: &Path) -> Option<StatedVersion> {
     let read = |name: &str, parse: fn(&str) -> Option<&str>| {
         let file = root.join(name);
@@ -71,7 +72,7 @@ fn stated_in(root: &Path) -> Option<StatedVersion> {
     wheel.or_else(|| read("build-version", |text| Some(text.trim()).filter(|text| !text.is_empty())))
 }
 
-/// Major, minor and patch of a version, which is all that headers say.
+/// Major, minor and patch of a version; headers state no more.
 fn release(version: &str) -> &str {
     let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
     version[..end].trim_end_matches('.')

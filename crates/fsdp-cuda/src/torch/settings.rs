@@ -1,15 +1,15 @@
-//! libtorch's CUDA half, and how its allocator and the memories of this crate share a device.
+//! Loads libtorch's CUDA half, and lets its allocator share a device with the memories of this crate.
 
 use super::error::{TorchError, words};
 use crate::device;
 use crate::ffi::torch_process as ffi;
 
-/// Loads libtorch's CUDA half (`libtorch_cuda.so`, or a path), which nothing links: without it there are only tensors of
-/// the host. From then on its allocator and the memories of this crate give each other what they do not use of a device
-/// before it is full.
+/// Loads libtorch's CUDA half (`libtorch_cuda.so`, or a path), which is not linked: without it, tensors can only be on
+/// the host. From then on, its allocator and the memories of this crate free unused memory for each other before a
+/// device is full.
 ///
 /// # Errors
-/// [`TorchError::Cuda`]: it is not there, or needs libraries that are not there.
+/// [`TorchError::Cuda`] if it is not found, or libraries that it needs are not found.
 pub fn load_cuda(library: &str) -> Result<(), TorchError> {
     let loaded = ffi::load_cuda(library).and_then(|()| ffi::on_memory_wanted(give_back));
     loaded.map_err(|error| TorchError::Cuda { library: library.to_owned(), what: words(error) })?;
@@ -17,18 +17,18 @@ pub fn load_cuda(library: &str) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// Of a device with less than this part of its memory free, unused storage is given back when libtorch wants more. It
-/// does not say how much it wants, and asks before it knows whether the driver has it.
+/// If less than 1/8 of a device's memory is free, unused storage is freed when libtorch wants more. libtorch does not
+/// say how much it wants, and asks before it knows whether the driver has it.
 const SCARCE_PART: usize = 8;
 
-/// What libtorch's allocator calls before it asks the driver for more of a device.
+/// Called by libtorch's allocator before it asks the driver for more memory of a device.
 extern "C" fn give_back(device: i32) -> bool {
     let Ok(device) = usize::try_from(device) else { return false };
     device::is_scarce(device, SCARCE_PART) && device::give_back(device)
 }
 
-/// What a memory calls when its device is full. Only in a process of one device: libtorch waits for all of them, and
-/// another may be in a collective that waits for the rank that asks.
+/// Called by a memory whose device is full. Does nothing unless the process uses a single device: libtorch waits for
+/// all devices, and another one may be in a collective that waits for the calling rank.
 fn empty_cache(device: usize) -> bool {
     if !device::is_only(device) {
         return false;
@@ -53,7 +53,7 @@ mod tests {
         }
         let library = library.display().to_string();
         match load_cuda(&library) {
-            // What it needs may be left away where nothing of CUDA runs.
+            // Libraries that it needs may be missing where CUDA is not used.
             Err(error) if error.to_string().contains("cannot open shared object file") => {
                 return eprintln!("not checked: {error}");
             }

@@ -1,54 +1,54 @@
-//! What libtorch needs to know of a memory.
+//! The interface between libtorch and a memory.
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::Dropout;
 
-/// A range of a buffer of a storage that is read.
+/// A range of a buffer to be read.
 pub(super) type In<'a, D> = Slice<'a, <D as Memory>::Buffer>;
 
-/// A range of a buffer of a storage that is written.
+/// A range of a buffer to be written.
 pub(super) type Out<'a, D> = SliceMut<'a, <D as Memory>::Buffer>;
 
-/// Keeps implementations within this crate: views trust the addresses.
+/// Restricts implementations to this crate: views trust the addresses.
 pub(super) mod sealed {
     /// A storage of this crate.
     pub trait Sealed {}
 }
 
-/// A memory whose buffers libtorch can look at, with kernels of ours for the operations that it has.
+/// A memory whose buffers libtorch can view, with its own kernels for the operations that it supports.
 ///
-/// An address points to the elements of the range, contiguous, for as long as the range is borrowed.
+/// An address points to the contiguous elements of a range, and is valid as long as the range is borrowed.
 pub trait TorchStorage: Backend + sealed::Sealed {
-    /// Where buffers lie.
+    /// libtorch's device for the buffers.
     fn device(&self) -> tch::Device;
 
-    /// Where the elements of a range begin, for work of a queue.
+    /// The address of a range, for work on a queue.
     ///
     /// # Errors
-    /// [`Error::Released`] when the buffer has no contents.
+    /// [`Error::Released`] if the buffer has no contents.
     fn address(&self, queue: Queue, slice: Slice<'_, Self::Buffer>) -> Result<*const u8, Error>;
 
-    /// As [`TorchStorage::address`], to be written; the buffer takes storage if it has none.
+    /// Like [`TorchStorage::address`], for writing; the buffer allocates storage if it has none.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles.
+    /// [`Error::Shared`] if the storage has other handles.
     fn address_mut(&self, queue: Queue, slice: SliceMut<'_, Self::Buffer>) -> Result<*mut u8, Error>;
 
-    /// Makes a queue what libtorch's operations of this thread are enqueued on.
+    /// Makes libtorch enqueue this thread's operations on a queue.
     ///
     /// # Errors
-    /// [`Error::Device`] when the device has failed.
+    /// [`Error::Device`] if the device has failed.
     fn enter(&self, queue: Queue) -> Result<(), Error>;
 
-    /// Whether a buffer lies where libtorch computes: [`TorchStorage::device`].
+    /// Whether a buffer is on [`TorchStorage::device`], where libtorch computes.
     fn is_on_device(&self, _buffer: &Self::Buffer) -> bool {
         true
     }
 
-    /// The factors of dropout for runs of `run_len` elements, side by side, where a kernel of ours makes them: run `i` has
-    /// the elements from `firsts[i]` of the sample whose key is `runs.keys[i]`.
+    /// Dropout factors of runs of `run_len` elements, one after the other: run `i` has the elements from `firsts[i]` on
+    /// of the sample whose key is `runs.keys[i]`. `None` if the memory has no kernel for them.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].

@@ -1,31 +1,31 @@
-//! Threads: how many one operation uses, and what every thread that computes must have set.
+//! Thread settings: the number of threads per operation, and the state that every computing thread needs.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// 0: never set, so libtorch's own default.
+/// 0 if never set: libtorch's own default.
 static INTRA_OP: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
-    /// The number of threads that this thread was told, -1 before it was told anything.
+    /// The number of threads configured for this thread; -1 if none was yet.
     static TOLD: Cell<i32> = const { Cell::new(-1) };
 }
 
-/// Sets how many threads each operation uses from now on, in every rank of this process. To be called before ranks
-/// start: the number may decide how ATen cuts a sum, and with it bits.
+/// Sets the number of threads of each operation from now on, in every rank of this process. To be called before ranks
+/// start: the number may determine how ATen splits a sum, and thus its bits.
 pub fn set_intra_op(threads: usize) {
     INTRA_OP.store(i32::try_from(threads.max(1)).unwrap_or(i32::MAX), Ordering::Relaxed);
 }
 
-/// Prepares this thread to compute: no gradients are recorded, and OpenMP knows its number of threads (which it keeps per
-/// thread).
+/// Prepares this thread for computing: disables the recording of gradients, and sets OpenMP's number of threads, which
+/// is per thread.
 pub(super) fn prepare() {
     let wanted = INTRA_OP.load(Ordering::Relaxed);
     if TOLD.get() == wanted {
         return;
     }
     if TOLD.get() < 0 {
-        // Dropping the guard would turn recording on again.
+        // Dropping the guard would enable recording again.
         std::mem::forget(tch::no_grad_guard());
     }
     if wanted > 0 {

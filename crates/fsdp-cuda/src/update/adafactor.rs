@@ -1,4 +1,4 @@
-//! Adafactor: its statistics are sums that stay on the device, so the host waits for nothing.
+//! Adafactor: its statistics are sums that stay on the device, so the host does not wait.
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
@@ -61,7 +61,7 @@ impl UpdateRule<CudaMemory> for Adafactor {
     }
 }
 
-/// Sums as the host's rule reads them.
+/// The sums, readable by the host's rule.
 fn copies(memory: &CudaMemory, sums: &[CudaBuffer]) -> Result<Vec<HostBuffer>, Error> {
     sums.iter().map(|sums| readable(memory, sums)).collect()
 }

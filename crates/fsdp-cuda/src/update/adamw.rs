@@ -32,7 +32,7 @@ impl UpdateRule<CudaMemory> for AdamW {
     }
 }
 
-/// What the kernels of AdamW take last.
+/// The last parameters of the AdamW kernels.
 pub(super) fn numbers(factors: AdamWFactors) -> [Word<'static>; 8] {
     let AdamWFactors { keep, weight, by_end, beta2, square, root_correction, eps, step_size } = factors;
     let by_end = Word::Int(u32::from(by_end));

@@ -1,4 +1,4 @@
-//! AdamW with 8-bit moments: a block of threads for every block of them.
+//! AdamW with 8-bit moments: one thread block per block of moments.
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::{Piece, SegmentShard, StepScalars, UpdateRule};
@@ -19,7 +19,7 @@ struct Pass<'a> {
     scalars: StepScalars<'a, CudaBuffer>,
 }
 
-/// Where the moments of the next piece begin: those that are kept as they are, codes, and the magnitudes of blocks.
+/// Start of the next piece's moments: in full precision, as codes, and the magnitudes of blocks.
 #[derive(Default)]
 struct Next {
     full: usize,
@@ -87,7 +87,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The moments of the next piece, which has so many elements and, if they are bytes, blocks.
+    /// The moments of the next piece, which has `len` elements and, if its moments are 8-bit, `blocks` blocks.
     fn moments<'b>(
         &self,
         state: &'b mut [CudaBuffer],

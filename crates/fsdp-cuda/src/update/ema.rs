@@ -1,4 +1,4 @@
-//! An average of the parameters: one pass over both.
+//! The exponential moving average of the parameters: one pass over both.
 
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};

@@ -9,22 +9,22 @@ use super::runs::{copy, types};
 use crate::device::{CudaBuffer, CudaMemory};
 use crate::kernels::{FACTORED, GRID_HEIGHT_MAX, Launch, Word};
 
-/// Rows whose column sums are one partial result; this and the next three are as in the kernels.
+/// Rows whose column sums form one partial result; this and the next three constants are as in the kernels.
 const ROWS: usize = 64;
 
 /// Elements of a block of a parameter without rows.
 const BLOCK: usize = 1024;
 
-/// Elements of a parameter whose squares are one partial result.
+/// Elements of a parameter whose squares form one partial result.
 const SQUARES: usize = 4096;
 
-/// Rows that a block of threads updates.
+/// Rows that a thread block updates.
 const TILE_ROWS: usize = 16;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: usize = 256;
 
-/// A piece, and where its state begins.
+/// A piece of a shard, and the start of its state.
 pub(super) struct Part {
     piece: Piece,
     factors: AdafactorFactors,
@@ -51,12 +51,12 @@ pub(super) fn parts(rule: &Adafactor, pieces: &[Piece], scalars: &StepScalars<'_
     pieces.iter().map(part).collect()
 }
 
-/// The kernels of one pass over a shard.
+/// The context of one pass over a shard: kernels and common parameters.
 pub(super) struct Pass<'a> {
     memory: &'a CudaMemory,
     kernels: Launch<'a>,
     factors: Word<'a>,
-    /// The largest parameter that is finite.
+    /// The largest finite parameter.
     most: Word<'a>,
 }
 
@@ -83,23 +83,23 @@ impl<'a> Pass<'a> {
         self.memory.output(SliceMut::new(buffer, offset, len))
     }
 
-    /// Runs a kernel with a warp for each of `count` items.
+    /// Launches a kernel with one warp per item.
     fn warps(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
         Ok(self.kernels.striding(kernel, count.div_ceil(THREADS / 32), THREADS as u32, words)?)
     }
 
-    /// Runs a kernel with a thread for each of `count` items.
+    /// Launches a kernel with one thread per item.
     fn threads(&self, kernel: &'static str, count: usize, words: &[Word<'_>]) -> Result<(), Error> {
         Ok(self.kernels.striding(kernel, count.div_ceil(THREADS), THREADS as u32, words)?)
     }
 
-    /// Adds `count` partial results to the sum at `at`.
+    /// Adds `count` partial results to the sum at index `at`.
     fn add(&self, partial: &CudaBuffer, count: usize, sums: &mut CudaBuffer, at: usize) -> Result<(), Error> {
         let words = [self.read(partial, 0, count)?, Word::Len(count), self.write(sums, at, 1)?, self.factors];
         Ok(self.kernels.blocks("add_partial", (1, 1), THREADS as u32, &words)?)
     }
 
-    /// Sums of squares of the parameter, and of those of its gradient by rows and columns.
+    /// Sums the squares of the parameters, and the squares of the gradient by rows and columns.
     pub(super) fn moments(
         &self,
         part: &Part,
@@ -195,7 +195,7 @@ impl<'a> Pass<'a> {
         self.threads("add_columns", width, &words)
     }
 
-    /// The sum of squares of the update before clipping.
+    /// Computes the sum of squares of the update before clipping.
     pub(super) fn norms(
         &self,
         part: &Part,
@@ -288,14 +288,14 @@ impl<'a> Pass<'a> {
         words.extend([self.read(moments, factors.start, 2)?, norm]);
         words.push(Word::Double((factors.len / width) as f64));
         words.extend(self.step(&factors, not_finite));
-        // As many threads as there are vectors in a row, and no more than help.
+        // One thread per vector in a row, up to a useful maximum.
         let threads = width.div_ceil(4).next_multiple_of(32).min(THREADS / 2);
         let tiles = rows.div_ceil(TILE_ROWS).min(GRID_HEIGHT_MAX);
         let blocks = (width.div_ceil(4 * threads) as u32, tiles as u32);
         Ok(self.kernels.blocks("factored_update", blocks, threads as u32, &words)?)
     }
 
-    /// The last parameters of both kernels of the update.
+    /// The last parameters of both update kernels.
     fn step<'b>(&self, factors: &AdafactorFactors, not_finite: Word<'b>) -> [Word<'b>; 9]
     where
         'a: 'b,

@@ -1,9 +1,9 @@
 //! Update rules on a device.
 //!
-//! AdamW, SGD, Lion and averages are one kernel over every run of elements with the same settings, and give the bits of the
-//! host's rules; so does AdamW with 8-bit moments, by one kernel over every piece. Adafactor is some kernels over every piece,
-//! whose sums take the host's order within a row and a fixed order beyond. All read on the device whether the step was finite,
-//! so the host does not wait. Shards in pinned memory are updated by the host's rules.
+//! AdamW, SGD, Lion and averages are one kernel per run of elements with the same settings, and yield the same bits as
+//! the host's rules; so does AdamW with 8-bit moments, with one kernel per piece. Adafactor is several kernels per
+//! piece, whose sums have the host's order within a row and a fixed order beyond. All of these read on the device
+//! whether the step was finite, so the host does not wait. Shards in pinned memory are updated by the host's rules.
 
 mod adafactor;
 mod adamw;

@@ -1,4 +1,4 @@
-//! Muon: not on a device yet. Run files that ask for it are refused before ranks start.
+//! Muon: not supported on GPUs yet. Run files that ask for it are rejected before ranks start.
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};

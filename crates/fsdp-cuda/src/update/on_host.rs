@@ -1,4 +1,4 @@
-//! Updates by the host's rules.
+//! Updates on the host, by the host's rules.
 
 use fsdp_core::memory::{Category, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::update::{SegmentShard, StepScalars};
@@ -7,7 +7,7 @@ use fsdp_nn::{HostBuffer, HostMemory};
 
 use crate::device::{CudaBuffer, CudaMemory, put_back, readable, take};
 
-/// Shows a shard in pinned memory to what a rule of the host does, once the compute queue's work so far is done.
+/// Runs a rule of the host on a shard in pinned memory, after all earlier work on the compute queue.
 pub(super) fn with_host_shard(
     memory: &CudaMemory,
     shard: &mut SegmentShard<'_, CudaBuffer>,
@@ -36,7 +36,7 @@ pub(super) fn with_host_shard(
             state: &mut state,
             pieces: shard.pieces,
             segment: shard.segment,
-            // Directions are not gathered where shards are in host memory.
+            // Directions are not gathered for shards in host memory.
             whole: None,
             not_finite: &mut noted,
         };

@@ -1,4 +1,4 @@
-//! Runs of a shard that one launch updates.
+//! Runs of a shard, each of which one launch updates.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
@@ -9,18 +9,18 @@ use fsdp_nn::update::Groups;
 use crate::device::{CudaBuffer, CudaMemory, expect_dtype, expect_float};
 use crate::kernels::Word;
 
-/// Elements of neighbouring pieces that are treated alike.
+/// Elements of neighboring pieces with the same settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// One of its parameters.
     pub(crate) param: ParamId,
-    /// Its first element.
+    /// Index of its first element.
     pub(crate) offset: usize,
-    /// Its length.
+    /// Number of elements.
     pub(crate) len: usize,
 }
 
-/// The runs of a shard: pieces that touch are one when their groups have the same settings.
+/// The runs of a shard: adjacent pieces are merged if their groups have the same settings.
 pub(crate) fn runs(pieces: &[Piece], groups: &Groups) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for piece in pieces {
@@ -37,8 +37,8 @@ pub(crate) fn runs(pieces: &[Piece], groups: &Groups) -> Vec<Run> {
 }
 
 impl Run {
-    /// What a kernel takes first: gradient, parameters, states, the copy of the parameters (or none), the length, the
-    /// factors of the step, the word that it notes in what is not finite, and the largest parameter that is.
+    /// The first parameters of a kernel: gradient, parameters, states, the copy of the parameters (or null), the
+    /// length, the factors of the step, the word that records non-finite results, and the largest finite parameter.
     pub(super) fn words<'a>(
         &self,
         memory: &CudaMemory,
@@ -57,8 +57,8 @@ impl Run {
     }
 }
 
-/// A range of the copy of the parameters that a kernel writes in its pass, if there is one: in bf16. One in f16 is made
-/// afterwards ([`refresh`]).
+/// A range of the parameters' compute copy, if kernels write it in the same pass, which they do in bf16. A copy in f16
+/// is refreshed afterwards ([`refresh`]).
 pub(super) fn copy<'a>(
     memory: &CudaMemory,
     low: Option<&'a mut CudaBuffer>,
@@ -70,13 +70,13 @@ pub(super) fn copy<'a>(
     memory.output(SliceMut::new(low, offset, len))
 }
 
-/// Brings a copy of the parameters up to date that kernels do not write.
+/// Updates a copy of the parameters that kernels do not write.
 pub(super) fn refresh(memory: &CudaMemory, shard: &mut SegmentShard<'_, CudaBuffer>) -> Result<(), Error> {
     let is_half = shard.low.as_ref().is_some_and(|low| low.dtype() == DType::F16);
     if is_half { shard.refresh(memory) } else { Ok(()) }
 }
 
-/// The types of parameters and state, and of the gradient.
+/// The dtype of parameters and state, and the dtype of the gradient.
 pub(super) fn types(shard: &SegmentShard<'_, CudaBuffer>) -> Result<(DType, DType), Error> {
     let master = expect_float(shard.params);
     expect_dtype(shard.params, master.master());

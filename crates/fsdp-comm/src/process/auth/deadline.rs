@@ -1,5 +1,5 @@
-//! A limit on the whole proof. The time-outs of a socket are per read: who sends a byte now and then would hold the
-//! connection for minutes.
+//! A time limit on the whole proof. Socket timeouts apply per read: a peer that sends a byte now and then could hold
+//! the connection for minutes.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::{AuthError, Side, Token, authenticate};
 
-/// [`authenticate`] on a socket, for at most `limit`. The socket has no time-outs afterwards.
+/// Runs [`authenticate`] on a socket, for at most `limit`. The socket has no timeouts afterwards.
 ///
 /// # Errors
-/// [`AuthError`]; [`AuthError::Connection`] of kind `TimedOut` when the limit has passed.
+/// [`AuthError`]; [`AuthError::Connection`] of kind `TimedOut` if the limit was exceeded.
 pub fn authenticate_within(
     stream: &TcpStream,
     limit: Duration,
@@ -40,7 +40,7 @@ fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the time limit has passed")
 }
 
-/// A time-out of a socket is reported as this.
+/// Maps a socket timeout to this error.
 fn or_late(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock { late() } else { error }
 }

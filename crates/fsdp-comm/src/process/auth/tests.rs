@@ -11,7 +11,7 @@ fn token(byte: u8) -> Token {
     Token::from_hex(&format!("{byte:02x}").repeat(32)).unwrap()
 }
 
-/// What caller and answerer say of each other.
+/// The results of caller and answerer.
 fn meet(
     caller: (&Token, &[u8]),
     answerer: (&Token, &[u8]),
@@ -46,7 +46,7 @@ fn another_token_or_purpose_is_refused_by_both_ends() {
     }
 }
 
-/// Every byte that an end sends in a proof, with what it read replaced by `say`.
+/// Runs one end against a peer that sends `say`; returns the result of the end, and every byte that it sent.
 fn speak(say: &[u8], side: Side) -> (Result<(), AuthError>, Vec<u8>) {
     let (mut end, mut attacker) = UnixStream::pair().unwrap();
     attacker.write_all(say).unwrap();
@@ -110,7 +110,7 @@ fn who_says_little_by_little_is_held_to_one_limit() {
         let limit = Duration::from_secs(1);
         let answered =
             scope.spawn(move || authenticate_within(&stream, limit, &token(1), Side::Answerer, b"control"));
-        // One byte at a time, each sooner than the limit; the other end hangs up long before the last of them.
+        // One byte at a time, each within the limit; the other end hangs up long before the last one.
         let sent = VERSION.iter().cycle().take_while(|byte| {
             thread::park_timeout(Duration::from_millis(250));
             slow.write_all(&[**byte]).is_ok()

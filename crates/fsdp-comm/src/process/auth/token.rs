@@ -1,4 +1,4 @@
-//! The secret that the processes of a run share.
+//! The shared secret of the processes of a run.
 
 use std::fmt;
 use std::fs::File;
@@ -10,42 +10,42 @@ use fsdp_core::FailureKind;
 
 const LEN: usize = 32;
 
-/// More of a file is not read.
+/// Maximum number of bytes read from a file.
 const FILE_LEN_MAX: u64 = 4096;
 
-/// Permission bits of everybody but the owner.
+/// Permission bits of everyone but the owner.
 const OTHERS: u32 = 0o077;
 
 /// 32 secret bytes. `Debug` does not show them.
 #[derive(Clone)]
 pub struct Token([u8; LEN]);
 
-/// Why there is no token.
+/// Why a token could not be obtained.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It is not 64 hexadecimal digits. What it is instead is not told: it may be a secret.
+    /// It is not 64 hexadecimal digits. The message does not show the text: it may be a secret.
     #[error("a token is 64 hexadecimal digits, but this has {got} characters, or others than 0-9 and a-f")]
     Hex {
-        /// Characters found.
+        /// Number of characters found.
         got: usize,
     },
-    /// The file can not be read.
+    /// The file cannot be read.
     #[error("can not read the token in {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The file does not hold a token.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in its contents.
         source: Box<TokenError>,
     },
-    /// Others than the owner may read the file or write to it.
+    /// Users other than the owner have access to the file.
     #[error("{} has mode {mode:03o}, so others may know the token: make a new one, with mode 600", path.display())]
     Mode {
         /// The file.
@@ -53,13 +53,13 @@ pub enum TokenError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The operating system has no random numbers.
+    /// The operating system cannot provide random numbers.
     #[error("no random numbers can be had: {0}")]
     Random(#[from] getrandom::Error),
 }
 
 impl TokenError {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             TokenError::Hex { .. } | TokenError::File { .. } | TokenError::Mode { .. } => FailureKind::Input,
@@ -70,7 +70,7 @@ impl TokenError {
 }
 
 impl Token {
-    /// A new one, of random bytes.
+    /// Generates a random token.
     ///
     /// # Errors
     /// [`TokenError::Random`].
@@ -80,12 +80,12 @@ impl Token {
         Ok(Self(bytes))
     }
 
-    /// The one that everybody knows: for worlds that nobody outside this machine can reach.
+    /// The publicly known token, for worlds that nothing outside this machine can reach.
     pub fn open() -> Self {
         Self(*b"fsdp: everybody knows this token")
     }
 
-    /// Reads 64 hexadecimal digits; white space around them is left out.
+    /// Parses 64 hexadecimal digits; surrounding white space is ignored.
     ///
     /// # Errors
     /// [`TokenError::Hex`].
@@ -97,19 +97,19 @@ impl Token {
         Ok(Self(std::array::from_fn(|byte| digits[2 * byte] << 4 | digits[2 * byte + 1])))
     }
 
-    /// As [`Token::from_hex`] reads it.
+    /// Formats the token as [`Token::from_hex`] reads it.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Reads a token from a file that nobody but its owner may read or write.
+    /// Reads a token from a file to which only its owner may have access.
     ///
     /// # Errors
     /// [`TokenError`].
     pub fn from_file(path: &Path) -> Result<Self, TokenError> {
         let at = |source| TokenError::Read { path: path.to_owned(), source };
         let file = File::open(path).map_err(at)?;
-        // Of the open file, so that nobody can exchange it in between.
+        // Mode of the open file, so that the file cannot be swapped in between.
         let mode = file.metadata().map_err(at)?.mode() & 0o777;
         if mode & OTHERS != 0 {
             return Err(TokenError::Mode { path: path.to_owned(), mode });

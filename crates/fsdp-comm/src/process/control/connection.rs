@@ -1,4 +1,4 @@
-//! A connection that never waits.
+//! A non-blocking connection.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -9,15 +9,15 @@ use mio::net::TcpStream;
 
 use crate::process::frame::{Decoder, Frame};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const CHUNK_LEN: usize = 16 << 10;
 
-/// A socket with what is on its way out, and what has come in in part.
+/// A socket with its outgoing queue and its partly received frame.
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     decoder: Decoder,
     outbox: VecDeque<Arc<[u8]>>,
-    /// How much of the first part of the outbox is sent.
+    /// Number of bytes sent of the first entry of the outbox.
     sent: usize,
 }
 
@@ -26,7 +26,7 @@ impl Connection {
         Self { stream, decoder: Decoder::default(), outbox: VecDeque::new(), sent: 0 }
     }
 
-    /// Takes what has come; the error says how the connection has ended behind that.
+    /// Reads the available frames. An error means that the connection has ended, after these frames.
     pub(super) fn read(&mut self, frames: &mut Vec<Frame>) -> Result<(), String> {
         let mut chunk = [0; CHUNK_LEN];
         loop {
@@ -51,13 +51,14 @@ impl Connection {
         }
     }
 
-    /// Puts bytes behind those on their way, and sends what can be sent.
+    /// Queues bytes and sends as much as possible.
     pub(super) fn send(&mut self, bytes: Arc<[u8]>) {
         self.outbox.push_back(bytes);
         self.write();
     }
 
-    /// Sends what can be sent. An error is not told here: reading meets it too, behind what the other end has said.
+    /// Sends as much as possible. Errors are not reported: reading meets them too, after the last frames of the other
+    /// end.
     pub(super) fn write(&mut self) {
         while let Some(bytes) = self.outbox.front() {
             match self.stream.write(&bytes[self.sent..]) {
@@ -73,11 +74,11 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more comes, once everything is sent; and whether the other end has said so too.
+    /// Shuts down the sending side once everything is sent; returns whether the other end has closed too.
     pub(super) fn drain(&mut self) -> bool {
         self.write();
         if self.outbox.is_empty() {
-            // It fails when the connection has ended; then so says reading.
+            // An error means that the connection has ended; reading then reports it.
             let _ended = self.stream.shutdown(Shutdown::Write);
         }
         self.read(&mut Vec::new()).is_err()

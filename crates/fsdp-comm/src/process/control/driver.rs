@@ -1,4 +1,4 @@
-//! The loop that moves bytes and time between sockets and the protocol.
+//! The event loop that connects sockets and clock to the protocol.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,13 +19,13 @@ const WAKER: Token = Token(0);
 const GATE: Token = Token(1);
 const FIRST_CONNECTION: usize = 2;
 
-/// Ticks in the time of a heartbeat.
+/// Ticks per heartbeat.
 const TICKS: u32 = 4;
 
-/// How long the last words of this process may take to be read.
+/// Time limit for the other ends to read the last messages of this process.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Events that are looked at in one turn, beside one per process.
+/// Events handled per turn, in addition to one per process.
 const EVENTS: usize = 64;
 
 /// See the [module](self).
@@ -35,16 +35,16 @@ pub(super) struct Driver<M> {
     pub(super) machine: M,
     gate: Option<Gate>,
     connections: BTreeMap<ConnectionId, Connection>,
-    /// The number of the next connection.
+    /// The id of the next connection.
     next: usize,
     begin: Instant,
     tick: Duration,
     ticked: Instant,
     ticks: u32,
-    /// The call that the others were told of last.
+    /// The last call that was reported to the others.
     said: Option<String>,
     shared: Arc<Shared>,
-    /// Why the last stranger was not believed.
+    /// Why the last connection failed to authenticate.
     pub(super) stranger: Option<AuthError>,
     has_left: bool,
 }
@@ -76,14 +76,14 @@ impl<M: Machine> Driver<M> {
         self.shared.clone()
     }
 
-    /// Accepts connections from now on.
+    /// Accepts connections at `gate` from now on.
     pub(super) fn open(&mut self, mut gate: Gate) -> io::Result<()> {
         self.poll.registry().register(&mut gate.listener, GATE, Interest::READABLE)?;
         self.gate = Some(gate);
         Ok(())
     }
 
-    /// Serves a connection whose ends believe each other.
+    /// Adds an authenticated connection.
     pub(super) fn add(&mut self, stream: net::TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
@@ -96,7 +96,7 @@ impl<M: Machine> Driver<M> {
         Ok(())
     }
 
-    /// Serves until the end.
+    /// Runs the loop until this process has left.
     pub(super) fn run(mut self) {
         let shared = self.shared.clone();
         while !self.has_left {
@@ -109,8 +109,8 @@ impl<M: Machine> Driver<M> {
         shared.leave();
     }
 
-    /// Waits until something happens or a tick is due, does what is to be done, and returns what concerns joining: a
-    /// process joins over one connection at a time, so there is one such event at most.
+    /// Waits for an event or the next tick, handles it, and returns the event that concerns joining, if any. At most
+    /// one: a process joins over one connection at a time.
     pub(super) fn turn(&mut self) -> io::Result<Option<Event>> {
         self.wait((self.ticked + self.tick).saturating_duration_since(Instant::now()))?;
         let ready: Vec<Token> = self.events.iter().map(|event| event.token()).collect();
@@ -125,7 +125,7 @@ impl<M: Machine> Driver<M> {
         if let Some(gate) = &mut self.gate {
             gate.accept(&self.shared);
         }
-        // Behind all that has come: a process that was stopped has not read for long.
+        // After reading everything: a process that was stopped has not read for a long time.
         if self.ticked.elapsed() >= self.tick {
             self.ticked = Instant::now();
             self.say_last_call();
@@ -134,7 +134,7 @@ impl<M: Machine> Driver<M> {
         Ok(self.perform())
     }
 
-    /// With each heartbeat the others hear what this process has begun last, if that is news.
+    /// Reports, once per heartbeat, the last collective that this process has begun, if it has changed.
     fn say_last_call(&mut self) {
         self.ticks += 1;
         if !self.ticks.is_multiple_of(TICKS) {
@@ -175,7 +175,7 @@ impl<M: Machine> Driver<M> {
         let inbox = self.shared.take();
         for proof in inbox.arrivals {
             self.gate.iter_mut().for_each(Gate::examined);
-            // Whoever is let in and then has no room in the tables of this process comes again.
+            // A connection for which this process has no resources is closed; the other end retries.
             let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));
         }
         inbox.requests.into_iter().for_each(|request| self.machine.request(request));
@@ -203,7 +203,7 @@ impl<M: Machine> Driver<M> {
         joining
     }
 
-    /// Tells the ranks of this process; what concerns joining is handed back.
+    /// Passes an event to the ranks of this process; returns it if it concerns joining.
     fn tell(&mut self, event: Event) -> Option<Event> {
         match event {
             Event::Gave { topic, rank, value } => {
@@ -218,7 +218,7 @@ impl<M: Machine> Driver<M> {
         None
     }
 
-    /// The operating system does not let this process serve its connections: they end, and so say the others.
+    /// Handles a failure to poll: all connections are closed, and their loss is reported as usual.
     fn break_down(&mut self, error: &io::Error) {
         for id in std::mem::take(&mut self.connections).into_keys() {
             self.machine.closed(id, &format!("it can not be reached: {error}"));
@@ -226,8 +226,8 @@ impl<M: Machine> Driver<M> {
         self.perform();
     }
 
-    /// Sends what is left, and waits until the other ends have closed: a connection that is closed while something lies
-    /// in it unread is reset, and may lose what was sent last.
+    /// Sends the rest, and waits until the other ends have closed: closing a connection with unread data resets it,
+    /// which may lose the last bytes sent.
     fn drain(&mut self) {
         self.gate = None;
         let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! Why a process has no part in a world.
+//! Errors of joining a world.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use crate::process::auth::AuthError;
 use crate::process::message::Refusal;
 use crate::process::rendezvous::RendezvousError;
 
-/// Why a world has not begun.
+/// Why joining a world failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The leader has waited in vain.
+    /// Some processes did not join the leader in time.
     #[error(
         "process 0 has waited {} s for {}: look at what they say, or give them more time{}",
         waited.as_secs_f64(),
@@ -22,72 +22,72 @@ pub enum JoinError {
         stranger.as_ref().map(|error| format!("; of a connection that was refused: {error}")).unwrap_or_default()
     )]
     Missing {
-        /// The processes that did not come.
+        /// The processes that did not join.
         processes: Vec<usize>,
-        /// How long.
+        /// The time limit.
         waited: Duration,
-        /// What was wrong with the last connection that was not believed.
+        /// The error of the last connection that failed to authenticate.
         stranger: Option<AuthError>,
     },
-    /// Another process could not join the leader.
+    /// A member could not join the leader.
     #[error("process {process} has tried for {:.1} s to join process 0: {obstacle}", waited.as_secs_f64())]
     Follow {
-        /// The process.
+        /// The index of the member.
         process: usize,
-        /// How long.
+        /// How long it has tried.
         waited: Duration,
-        /// What kept it from joining at last.
+        /// The last obstacle.
         obstacle: Obstacle,
     },
-    /// Nobody says where the leader is.
+    /// The rendezvous does not yield the leader's address.
     #[error("can not find out where process 0 listens: {0}")]
     Rendezvous(#[from] RendezvousError),
-    /// The operating system failed.
+    /// The operating system cannot serve the connections.
     #[error("can not serve connections between processes: {0}")]
     Io(#[from] io::Error),
-    /// The operating system has no random numbers.
+    /// The operating system cannot provide random numbers.
     #[error("no random numbers can be had: {0}")]
     Random(#[from] getrandom::Error),
 }
 
-/// What keeps a process from joining.
+/// Why an attempt to join failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
-    /// The leader has no address yet.
+    /// The leader has not published its address yet.
     #[error("it has not said yet where it listens")]
     NoAddress,
-    /// There is no connection.
+    /// The connection could not be established.
     #[error("can not connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The address of the leader.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The ends of the connection do not believe each other.
+    /// The ends of the connection could not authenticate each other.
     #[error("{address}: {source}")]
     Auth {
-        /// Where.
+        /// The address of the leader.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: AuthError,
     },
-    /// The leader does not want this process.
+    /// The leader refuses this process.
     #[error("process 0 refuses it: {0}")]
     Refused(Refusal),
     /// The connection was lost before the world began.
     #[error("it has lost process 0: {reason}")]
     Dropped {
-        /// How.
+        /// The cause.
         reason: String,
     },
-    /// It has joined, but others have not.
+    /// This process has joined, but others have not.
     #[error("it is connected, but others have not joined yet: look at what process 0 says")]
     Others,
 }
 
 impl Obstacle {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             Obstacle::Connect { .. } | Obstacle::NoAddress | Obstacle::Dropped { .. } | Obstacle::Others => {
@@ -98,13 +98,13 @@ impl Obstacle {
         }
     }
 
-    /// How long it may last before there is no hope; `None`: as long as there is time to join.
+    /// How long the obstacle may persist before joining fails; `None` if only the join timeout limits it.
     pub(super) fn patience(&self, dead_after: Duration) -> Option<Duration> {
         match self {
             Obstacle::Refused(
                 Refusal::Version { .. } | Refusal::Processes { .. } | Refusal::Index { .. },
             ) => Some(Duration::ZERO),
-            // They may be of an earlier start of this run, which is not noticed to be dead sooner.
+            // The other side may belong to an earlier start of this run, whose death is not noticed sooner.
             Obstacle::Refused(Refusal::Duplicate { .. })
             | Obstacle::Auth { source: AuthError::Token | AuthError::Version { .. }, .. } => {
                 Some(dead_after * 2)
@@ -120,7 +120,7 @@ impl Obstacle {
 }
 
 impl JoinError {
-    /// What this failure calls for.
+    /// The kind of this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             JoinError::Missing { .. } | JoinError::Random(_) => FailureKind::Temporary,

@@ -1,5 +1,4 @@
-//! Where a leader accepts connections. Each proves in a thread of its own that it knows the token, so nobody waits for
-//! one that is slow.
+//! Accepts connections on the leader. Each connection authenticates on its own thread, so a slow one delays no other.
 
 use std::io;
 use std::net::{self, TcpStream};
@@ -13,24 +12,24 @@ use super::PURPOSE;
 use super::shared::Shared;
 use crate::process::auth::{Side, Token, authenticate_within};
 
-/// How long a proof may take.
+/// Time limit of one authentication.
 pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
-/// Strangers that may try at the same time, beside as many processes as there are. Whoever comes then waits in the queue
-/// of the system until one of them has proven itself or has had its time.
+/// Connections that may authenticate at the same time, in addition to one per process. Further ones wait in the listen
+/// backlog until one of these has finished or timed out.
 const STRANGERS_MAX: usize = 64;
 
-/// A proof needs a few hundred bytes.
+/// Authentication needs a few hundred bytes.
 const STACK_LEN: usize = 128 << 10;
 
 /// See the [module](self).
 pub(super) struct Gate {
     pub(super) listener: TcpListener,
     token: Token,
-    /// Connections that are proving themselves.
+    /// Number of connections that are authenticating.
     busy: usize,
     busy_max: usize,
-    /// Whether somebody may stand at the gate.
+    /// Whether connections may be waiting in the backlog.
     pub(super) is_called: bool,
 }
 
@@ -41,24 +40,24 @@ impl Gate {
         Ok(Self { listener, token, busy: 0, busy_max: STRANGERS_MAX + processes, is_called: true })
     }
 
-    /// Lets in who stands there, as far as there is room; others wait outside.
+    /// Accepts waiting connections, as far as the limit allows.
     pub(super) fn accept(&mut self, shared: &Arc<Shared>) {
         while self.is_called && self.busy < self.busy_max {
             match self.listener.accept() {
                 Ok((stream, _)) => self.busy += usize::from(self.examine(stream.into(), shared)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_called = false,
-                // Files may be short, or the other end gone: look again later.
+                // Out of file descriptors, or the other end is gone: retried later.
                 Err(_) => return,
             }
         }
     }
 
-    /// A thread has told how a connection proved itself.
+    /// A connection has finished its authentication.
     pub(super) fn examined(&mut self) {
         self.busy -= 1;
     }
 
-    /// Whether there is a thread that will tell.
+    /// Starts a thread that authenticates the connection; returns whether it started.
     fn examine(&self, stream: TcpStream, shared: &Arc<Shared>) -> bool {
         let (token, shared) = (self.token.clone(), shared.clone());
         let prove = move || {
@@ -68,7 +67,7 @@ impl Gate {
                 .and_then(|()| authenticate_within(&stream, PROOF_MAX, &token, Side::Answerer, PURPOSE));
             shared.arrive(proof.map(|()| stream));
         };
-        // Without a thread the connection is closed, and whoever made it tries again.
+        // If no thread starts, the connection is closed, and the other end retries.
         thread::Builder::new().name("fsdp-gate".to_owned()).stack_size(STACK_LEN).spawn(prove).is_ok()
     }
 }

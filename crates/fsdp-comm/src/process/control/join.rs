@@ -1,4 +1,4 @@
-//! Coming together, before there is a thread of the control plane.
+//! Joining a world, before the control plane has its own thread.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -15,10 +15,10 @@ use crate::process::protocol::{Event, Leader, Member};
 use crate::process::rendezvous::RendezvousError;
 use crate::process::world::Roster;
 
-/// How long one address may take to answer.
+/// Time limit for a connection to one address.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Pauses between two tries.
+/// Pauses between two attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -28,7 +28,7 @@ pub(super) fn lead(
     options: ControlOptions,
 ) -> Result<(Driver<Leader>, Roster), JoinError> {
     let begin = Instant::now();
-    // 0 is the generation of who knows none.
+    // Generation 0 marks a sender that does not know the generation.
     let generation = getrandom::u64()?.max(1);
     let leader = Leader::new(options.join(generation), generation, options.pulse());
     let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
@@ -54,11 +54,11 @@ pub(super) fn follow(
     let member = Member::new(options.join(getrandom::u64()?), options.pulse());
     let mut driver = Driver::new(member, options.heartbeat, options.processes)?;
     let mut pause = PAUSE_MIN;
-    // Since when there is nothing but obstacles that do not pass by themselves.
+    // Since when there have been only obstacles that do not resolve by themselves.
     let mut hopeless = None;
     loop {
         let addresses = match leader() {
-            // A name service may be away for a moment.
+            // A name service may be temporarily unavailable.
             Err(error) if error.kind() == FailureKind::Temporary && Instant::now() + pause < end => {
                 thread::sleep(pause);
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -77,7 +77,7 @@ pub(super) fn follow(
             }
             Some(patience) => hopeless.get_or_insert_with(Instant::now).elapsed() >= patience,
         };
-        // A try that is cut short would say less than this one.
+        // A truncated attempt would report a less useful obstacle than this one.
         if is_hopeless || Instant::now() + 2 * pause >= end {
             let (process, waited) = (options.process, begin.elapsed());
             return Err(JoinError::Follow { process, waited, obstacle });
@@ -87,7 +87,7 @@ pub(super) fn follow(
     }
 }
 
-/// One try: at every address until somebody there knows the token.
+/// Makes one attempt: tries the addresses in turn until one authenticates.
 fn attempt(
     driver: &mut Driver<Member>,
     addresses: &[SocketAddr],
@@ -108,7 +108,7 @@ fn attempt(
 }
 
 fn connect(address: SocketAddr, options: &ControlOptions, end: Instant) -> Result<TcpStream, Obstacle> {
-    // A limit of zero is an error.
+    // A timeout of zero is an error.
     let left = end.saturating_duration_since(Instant::now()).max(PAUSE_MIN);
     let stream = TcpStream::connect_timeout(&address, left.min(CONNECT_MAX));
     let stream = stream.map_err(|source| Obstacle::Connect { address, source })?;

@@ -1,4 +1,4 @@
-//! What the ranks of a process share with the thread of its control plane.
+//! State shared between the ranks of a process and its control-plane thread.
 
 use std::net::TcpStream;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::process::world::{Failure, Verdict};
 
 type Hook = Box<dyn FnOnce(&Verdict) + Send>;
 
-/// A connection that has tried to prove itself.
+/// The outcome of a connection's authentication.
 pub(super) type Arrival = Result<TcpStream, AuthError>;
 
 /// See the [module](self).
@@ -37,17 +37,17 @@ struct State {
     /// The first failure of this process.
     failure: Option<CommError>,
     hooks: Vec<Hook>,
-    /// Why nothing can be given or announced any more.
+    /// Why values can no longer be given or announced.
     lost: Option<CommError>,
     has_left: bool,
 }
 
-/// What the thread is to look at.
+/// Input for the control-plane thread.
 #[derive(Default)]
 pub(super) struct Inbox {
     pub(super) requests: Vec<Request>,
     pub(super) arrivals: Vec<Arrival>,
-    /// Nobody holds the control plane any more.
+    /// Whether the [`Control`](super::Control) was dropped.
     pub(super) is_abandoned: bool,
 }
 
@@ -57,13 +57,13 @@ impl Shared {
         Self { board: Board::default(), state, left, waker, recorder }
     }
 
-    /// From now on others are told what is recorded last.
+    /// Sets the recorder whose last call is reported to the others.
     pub(super) fn record(&self, recorder: Arc<FlightRecorder>) {
         // A world has one recorder.
         let _ = self.recorder.set(recorder);
     }
 
-    /// The last collective of a rank of this process, or of any.
+    /// The last collective of a rank, or of any rank of this process.
     pub(super) fn last_call(&self, rank: Option<Rank>) -> Option<String> {
         self.recorder.get()?.last(rank)
     }
@@ -74,7 +74,7 @@ impl Shared {
 
     fn put(&self, put: impl FnOnce(&mut Inbox)) {
         put(&mut self.lock().inbox);
-        // The thread also looks at each tick.
+        // If this fails, the thread still looks at the next tick.
         let _woken = self.waker.wake();
     }
 
@@ -90,7 +90,7 @@ impl Shared {
         self.put(|inbox| inbox.is_abandoned = true);
     }
 
-    /// What was put since the last call.
+    /// Takes everything put since the last call.
     pub(super) fn take(&self) -> Inbox {
         std::mem::take(&mut self.lock().inbox)
     }
@@ -110,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// The world has failed.
+    /// Records the verdict and calls the hooks.
     pub(super) fn decide(&self, verdict: &Verdict) {
         let mut state = self.lock();
         state.verdict = Some(verdict.clone());
@@ -119,7 +119,7 @@ impl Shared {
         hooks.into_iter().for_each(|hook| hook(verdict));
     }
 
-    /// Something failed here; only the first time counts.
+    /// Reports a failure of this process; only the first one counts.
     pub(super) fn fail(&self, error: CommError, failure: Failure) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -129,7 +129,7 @@ impl Shared {
         }
     }
 
-    /// Nothing more comes from some ranks.
+    /// Marks ranks from which nothing more comes.
     pub(super) fn lose(&self, ranks: Range<usize>, error: &CommError) {
         if ranks.contains(&0) {
             self.lock().lost.get_or_insert_with(|| error.clone());
@@ -137,12 +137,12 @@ impl Shared {
         ranks.for_each(|rank| self.board.lose(Rank(rank), error.clone()));
     }
 
-    /// Whether there is somebody to give or announce to.
+    /// Fails if rank 0 is lost, so that nothing can be given or announced.
     pub(super) fn reach_leader(&self) -> Result<(), CommError> {
         self.lock().lost.clone().map_or(Ok(()), Err)
     }
 
-    /// The thread has ended.
+    /// Records that the thread has ended.
     pub(super) fn leave(&self) {
         self.lock().has_left = true;
         self.left.notify_all();

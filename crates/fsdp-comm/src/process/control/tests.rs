@@ -1,4 +1,4 @@
-//! Processes as threads of one test, over sockets of this machine.
+//! Tests of processes as threads, over local sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,14 +16,14 @@ use crate::process::auth::{AuthError, Side, authenticate};
 use crate::process::frame::{Decoder, Frame};
 use crate::process::message::Message;
 
-/// Whoever needs longer hangs, on any machine and beside any other work.
+/// A test that exceeds this hangs, on any machine and under any load.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn token(byte: u8) -> Token {
     Token::from_hex(&format!("{byte:02x}").repeat(32)).unwrap()
 }
 
-/// A process holds one rank more than its index.
+/// Options of a process, which holds `process + 1` ranks.
 fn options(process: usize, processes: usize) -> ControlOptions {
     let facts = Facts {
         host: format!("n{process}"),
@@ -54,7 +54,7 @@ fn follow(address: SocketAddr, options: ControlOptions) -> Result<Arc<Control>, 
     Control::follow(&|| Ok(vec![address]), options)
 }
 
-/// A world of so many processes.
+/// A world of `processes` processes.
 fn world(processes: usize) -> Vec<Arc<Control>> {
     let (listener, address) = listener();
     thread::scope(|scope| {
@@ -70,7 +70,7 @@ fn leave(world: &[Arc<Control>]) {
     thread::scope(|scope| world.iter().for_each(|control| drop(scope.spawn(|| control.leave()))));
 }
 
-/// Waits for the verdict of a process.
+/// Waits for the verdict on a process.
 fn verdict(control: &Control) -> Verdict {
     let (sender, receiver) = mpsc::channel();
     control.on_verdict(Box::new(move |verdict| sender.send(verdict.clone()).unwrap()));
@@ -82,7 +82,7 @@ fn processes_that_come_in_any_order_begin_together_and_talk_until_they_leave() {
     let (listener, address) = listener();
     let known = Mutex::new(Vec::new());
     let begun = thread::scope(|scope| {
-        // They ask for the leader before there is one.
+        // They start before the leader has an address.
         let leader = || Ok(known.lock().unwrap().clone());
         let mut threads: Vec<_> = [3, 1, 2]
             .map(|process| scope.spawn(move || Control::follow(&leader, options(process, 4))))
@@ -137,7 +137,7 @@ fn when_a_process_dies_all_others_get_the_same_verdict_before_its_silence_is_not
         assert_eq!(control.alarm().raised(), Some(error.clone()));
         assert_eq!(control.verdict(), Some(verdicts[0].clone()));
     }
-    // The rest can still end what they have begun, but nobody waits for the dead.
+    // The rest can still finish what it has begun, but waits for a dead rank fail.
     assert_eq!(world[0].given("before"), 1, "what it gave counts");
     assert_eq!(world[0].collect("none", 6, LIMIT).unwrap_err(), AssemblyError::Failed(error));
     world[0].announce("end", vec![1]).unwrap();
@@ -206,7 +206,7 @@ fn when_the_leader_dies_every_process_says_so_itself() {
     leave(&world);
 }
 
-/// A member that says only what it is told to.
+/// A member that sends only what the test says.
 struct Puppet {
     stream: TcpStream,
     decoder: Decoder,
@@ -224,7 +224,7 @@ impl Puppet {
         self.stream.write_all(&Frame { generation, message }.encode()).unwrap();
     }
 
-    /// The next frame that is no heartbeat.
+    /// The next frame other than a heartbeat.
     fn hear(&mut self) -> Frame {
         let mut chunk = [0; 1000];
         loop {
@@ -285,14 +285,14 @@ fn a_process_of_another_world_is_not_heard() {
     leader.leave();
 }
 
-/// Lets processes join that strangers came before. Whether they were not waited for.
+/// Lets processes join after strangers; returns whether the strangers did not delay them.
 fn join_behind_strangers() -> bool {
     let (listener, address) = listener();
     let mut strangers: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
     strangers[0].write_all(b"GET / HTTP/1.1\r\nHost: fsdp\r\n\r\n").unwrap();
     strangers[1].write_all(&[0xff; 10_000]).unwrap();
     strangers[2].write_all(b"fsdp").unwrap();
-    // One that knows the token, and then talks nonsense.
+    // A stranger that knows the token, and then violates the protocol.
     let (mut known, took) = thread::scope(|scope| {
         let begin = Instant::now();
         let leader = scope.spawn(move || Control::lead(listener, options(0, 2)));
@@ -315,7 +315,7 @@ fn join_behind_strangers() -> bool {
 
 #[test]
 fn strangers_do_not_keep_others_from_joining() {
-    // Beside other work it may take that long for another reason, but not every time.
+    // Under load it may take that long for another reason, but not every time.
     assert!((0..5).any(|_| join_behind_strangers()), "strangers were waited for");
 }
 
@@ -356,7 +356,7 @@ fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
     twin.say(0, Message::Join(options(2, 3).join(2)));
     let refusal = Refusal::Duplicate { process: 2, host: "n2".to_owned(), pid: 102 };
     assert_eq!(twin.hear().message, Message::Refused(refusal));
-    // Who has lost its connection may come again.
+    // A process that has lost its connection may return.
     drop(puppet);
     let third = thread::spawn(move || follow(address, options(2, 3)));
     let world = [leader, first, third].map(|thread| thread.join().unwrap().unwrap());
@@ -392,7 +392,7 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
     process 0 refuses it: its index is 5, but there are 2 processes, counted from 0
     process 0 is there already (pid 100 on host n0): give every process its own index
     ");
-    // None of them has the place of the one that is waited for.
+    // None of them holds the missing index.
     let other = thread::spawn(move || follow(address, options(1, 2)));
     leave(&[leader, other].map(|thread| thread.join().unwrap().unwrap()));
 }
@@ -401,7 +401,7 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
 fn a_leader_serves_dozens_of_processes() {
     let begin = Instant::now();
     let world = world(48);
-    // A second for each of them would be longer.
+    // One second for each of them would be longer.
     assert!(begin.elapsed() < Duration::from_secs(40), "joined in {:?}", begin.elapsed());
     let ranks = world[0].world();
     for control in &world {

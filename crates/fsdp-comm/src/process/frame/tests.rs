@@ -61,7 +61,7 @@ fn a_frame_that_is_cut_anywhere_is_torn() {
     }
 }
 
-/// What a decoder says of bytes, behind a first frame or not.
+/// The decoder's error for a frame, optionally after a valid first frame.
 fn refused(first: Option<Message>, text: usize, value: usize, rest: &[u8]) -> String {
     let mut decoder = Decoder::default();
     decoder.push(&first.map(|message| frame(message).encode()).unwrap_or_default());

@@ -56,7 +56,7 @@ fn every_launcher_is_recognised() {
     assert_eq!(place(&STEP), Some((LaunchedBy::Srun, numbers)));
 }
 
-/// What Slurm sets in a script of `sbatch --ntasks=8`: the script is process 0 of its own.
+/// Slurm's variables in a script of `sbatch --ntasks=8`: the script is the only process of its own step.
 const BATCH: [(&str, &str); 6] = [
     ("SLURM_JOB_ID", "200505"),
     ("SLURM_NTASKS", "8"),
@@ -69,7 +69,7 @@ const BATCH: [(&str, &str); 6] = [
 #[test]
 fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
     assert_eq!(place(&BATCH), None, "whatever was asked for");
-    // A shell of `salloc`, where that is a step of its own.
+    // A shell of `salloc` that runs as its own step.
     let shell = [&BATCH[..], &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
     assert_eq!(place(&shell), None);
     let pmi2 = [&STEP[..], &[("PMI_RANK", "5"), ("PMI_SIZE", "8")]].concat();
@@ -78,7 +78,7 @@ fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
 
 #[test]
 fn the_innermost_launcher_counts() {
-    // mpirun starts one helper per node with srun; torchrun is started by either.
+    // mpirun starts one helper per node with srun; either may start torchrun.
     assert_eq!(place(&[&STEP[..], &OPEN_MPI].concat()).unwrap().0, LaunchedBy::OpenMpi);
     assert_eq!(place(&[&STEP[..], &HYDRA].concat()).unwrap().0, LaunchedBy::Hydra);
     assert_eq!(place(&[&STEP[..], &OPEN_MPI, &TORCHRUN].concat()).unwrap().0, LaunchedBy::Torchrun);

@@ -1,4 +1,4 @@
-//! The process of rank 0: it lets the others join, begins the world in two phases, and hands it to [`World`].
+//! The process of rank 0: admits the others, begins the world in two phases, and hands it to [`World`].
 
 mod world;
 
@@ -18,9 +18,9 @@ pub(in crate::process) struct Leader {
     generation: u64,
     pulse: Pulse,
     joiners: BTreeMap<ConnectionId, Joiner>,
-    /// Counts the rosters that were sent.
+    /// Number of rosters sent.
     round: u32,
-    /// What was sent in this round; `None` while processes are missing.
+    /// The roster sent in this round; `None` while processes are missing.
     prepared: Option<Roster>,
     world: Option<World>,
     outputs: Vec<Output>,
@@ -30,12 +30,12 @@ pub(in crate::process) struct Leader {
 struct Joiner {
     heard: Duration,
     join: Option<Join>,
-    /// The last round that it is ready for.
+    /// The last round for which it has reported ready.
     ready: Option<u32>,
 }
 
 impl Leader {
-    /// A leader that waits for `own.processes - 1` others.
+    /// Creates a leader that waits for `own.processes - 1` others.
     pub(in crate::process) fn new(own: Join, generation: u64, pulse: Pulse) -> Self {
         assert_eq!(own.process, 0, "the leader is process 0");
         assert_ne!(generation, 0, "0 is the generation of who knows none");
@@ -53,7 +53,7 @@ impl Leader {
         leader
     }
 
-    /// The indices that nobody has joined with.
+    /// The indices with which no process has joined.
     pub(in crate::process) fn missing(&self) -> Vec<usize> {
         let is_there = |process: &usize| self.joined().any(|(_, join)| join.process == *process);
         (1..self.own.processes).filter(|process| !is_there(process)).collect()
@@ -72,7 +72,7 @@ impl Leader {
             self.send(vec![connection], Message::Refused(refusal));
             return self.drop(connection);
         }
-        // The process itself comes again: it knows better than we that its former connection is of no use.
+        // The same process again; it must have lost its former connection.
         let former = self.joined().find(|(_, other)| other.process == join.process).map(|(former, _)| former);
         former.into_iter().for_each(|former| self.drop(former));
         self.joiners.entry(connection).and_modify(|joiner| joiner.join = Some(join));
@@ -103,16 +103,16 @@ impl Leader {
         })
     }
 
-    /// Closes a connection that is of no use, or forgets one that is closed.
+    /// Closes a connection, or forgets one that has ended.
     fn drop(&mut self, connection: ConnectionId) {
         self.outputs.push(Output::Close(connection));
         if self.joiners.remove(&connection).is_some_and(|joiner| joiner.join.is_some()) {
-            // Whoever is ready was ready for a world with that process.
+            // Those that are ready were ready for a world with that process.
             self.prepared = None;
         }
     }
 
-    /// Goes on when everybody is there: the first phase of *go*.
+    /// Starts the first phase of *go* if all processes have joined.
     fn consider(&mut self) {
         let is_whole = self.joined().count() + 1 == self.own.processes;
         if !is_whole || self.prepared.is_some() || self.world.is_some() {
@@ -138,7 +138,7 @@ impl Leader {
         Roster { generation: self.generation, processes: joins.into_iter().map(entry).collect() }
     }
 
-    /// The second phase: all have the roster, and all connections are there.
+    /// Second phase: begins the world if all processes have the roster and none was lost since.
     fn go_if_ready(&mut self) {
         let round = self.round;
         let is_ready = |joiner: &Joiner| joiner.join.is_none() || joiner.ready == Some(round);

@@ -11,7 +11,7 @@ use crate::process::world::{Roster, Verdict};
 pub(in crate::process) struct Member {
     own: Join,
     pulse: Pulse,
-    /// The connection to the leader, while there is one.
+    /// The connection to the leader, if any.
     leader: Option<LeaderConnection>,
     world: Option<World>,
     outputs: Vec<Output>,
@@ -20,9 +20,9 @@ pub(in crate::process) struct Member {
 struct LeaderConnection {
     id: ConnectionId,
     heard: Duration,
-    /// What the leader has said first.
+    /// The generation in the leader's first message.
     generation: Option<u64>,
-    /// The collective that it has begun last, as far as it has said so.
+    /// The last collective that the leader has reported.
     last_call: Option<String>,
     /// The roster of the last round.
     prepared: Option<(u32, Roster)>,
@@ -31,14 +31,14 @@ struct LeaderConnection {
 /// A world that has begun.
 struct World {
     roster: Roster,
-    /// With the time at which it came.
+    /// The verdict, with the time at which it arrived or was reached.
     verdict: Option<(Duration, Verdict)>,
-    /// Whether the rest of a failed world has had its time.
+    /// Whether the grace period after the verdict is over.
     is_over: bool,
 }
 
 impl Member {
-    /// A process that will join.
+    /// Creates a process that will join.
     pub(in crate::process) fn new(own: Join, pulse: Pulse) -> Self {
         assert_ne!(own.process, 0, "process 0 is the leader");
         Member { own, pulse, leader: None, world: None, outputs: Vec::new() }
@@ -55,7 +55,7 @@ impl Member {
         }
     }
 
-    /// The connection is of no use any more.
+    /// Handles the loss of the leader, or gives up its connection.
     fn lose(&mut self, cause: String) {
         let leader = self.leader.take();
         self.outputs.extend(leader.iter().map(|leader| Output::Close(leader.id)));
@@ -70,12 +70,12 @@ impl Member {
         }
     }
 
-    /// Nothing more is announced, by nobody: others would do it through the leader.
+    /// Marks the leader's ranks as lost. No announcements can follow: those of other members pass through the leader.
     fn lose_leader(&mut self, loss: &Verdict) {
         self.tell(Event::Lost { ranks: loss.ranks.clone(), error: loss.error() });
     }
 
-    /// The first verdict is the only one.
+    /// Records a verdict, if it is the first.
     fn decide(&mut self, verdict: Verdict) {
         let world = self.world.as_mut().expect("only a world that has begun can fail");
         if world.verdict.is_none() {
@@ -84,7 +84,7 @@ impl Member {
         }
     }
 
-    /// A message before the world has begun.
+    /// Handles a message before the world has begun.
     fn join(&mut self, message: Message) {
         let Some(leader) = &mut self.leader else {
             return;
@@ -110,7 +110,7 @@ impl Member {
         }
     }
 
-    /// A message of a world that has begun.
+    /// Handles a message after the world has begun.
     fn run(&mut self, message: Message) {
         match message {
             Message::Heartbeat => {}

@@ -1,13 +1,13 @@
-//! When to say that one is there, and when not to believe it of others any more.
+//! When to send heartbeats, and when a silent process counts as dead.
 
 use std::time::Duration;
 
 use fsdp_core::RunClock;
 
-/// A longer gap between two ticks counts as this many heartbeats: this process was stopped, not the others.
+/// A longer gap between two ticks counts as this many heartbeats: then this process was stopped, not the others.
 const GAP_HEARTBEATS: u32 = 2;
 
-/// Time as far as this process ran, and its heartbeats.
+/// The running time of this process without pauses, and its heartbeats.
 pub(in crate::process) struct Pulse {
     heartbeat: Duration,
     dead_after: Duration,
@@ -17,14 +17,14 @@ pub(in crate::process) struct Pulse {
 }
 
 impl Pulse {
-    /// One heartbeat each `heartbeat`; who says nothing for `dead_after` is dead.
+    /// One heartbeat every `heartbeat`; a process that is silent for `dead_after` counts as dead.
     pub(in crate::process) fn new(heartbeat: Duration, dead_after: Duration) -> Self {
-        // A clock counts a tenth of its limit for a gap of any length.
+        // A `RunClock` counts at most a tenth of its limit for a gap.
         let clock = RunClock::new(heartbeat * GAP_HEARTBEATS * 10);
         Self { heartbeat, dead_after, clock, now: Duration::ZERO, beaten: Duration::ZERO }
     }
 
-    /// Whether a heartbeat is due.
+    /// Advances the time; returns whether a heartbeat is due.
     pub(super) fn tick(&mut self, passed: Duration) -> bool {
         self.now = self.clock.at(passed);
         let is_due = self.now >= self.beaten + self.heartbeat;
@@ -34,27 +34,27 @@ impl Pulse {
         is_due
     }
 
-    /// How long this process has run.
+    /// Running time of this process.
     pub(super) fn now(&self) -> Duration {
         self.now
     }
 
-    /// Whether so much has passed since then.
+    /// Whether at least `limit` has passed since `since`.
     pub(super) fn is_past(&self, since: Duration, limit: Duration) -> bool {
         self.now >= since + limit
     }
 
-    /// Whether who was heard last at that time is dead.
+    /// Whether a process last heard at `heard` counts as dead.
     pub(super) fn is_dead(&self, heard: Duration) -> bool {
         self.is_past(heard, self.dead_after)
     }
 
-    /// What is said of who is dead.
+    /// The cause reported for a process that counts as dead.
     pub(super) fn silence(&self) -> String {
         format!("it was silent for {} s", self.dead_after.as_secs_f64())
     }
 
-    /// How long a process that is blamed by another one has to speak for itself.
+    /// How long a blamed process has to report its own failure.
     pub(super) fn hearing(&self) -> Duration {
         self.heartbeat * 2
     }

@@ -1,4 +1,4 @@
-//! The protocol in a simulated world: see [`sim`].
+//! Tests of the protocol in a simulated world; see [`sim`].
 
 mod check;
 mod exhaustive;

@@ -1,7 +1,7 @@
-//! Folders among the temporary files of a machine that nobody will remove any more: whoever made them was killed.
+//! Removes temporary folders whose creators were killed.
 //!
-//! Who makes such a folder holds a lock on it, which the system takes back however that process ends. So a folder of this
-//! user without a lock belongs to nobody, unless it was made a moment ago.
+//! The creator of such a folder holds a lock on it, which the system releases however the process ends. A folder of
+//! this user without a lock is therefore abandoned, unless it was created a moment ago.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,43 +9,43 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How the folder of an agent of `fsdp launch` begins.
+/// Name prefix of the folder of an agent of `fsdp launch`.
 pub const LAUNCH_PREFIX: &str = "fsdp-launch-";
 
-/// How the folder of the processes of one node begins.
+/// Name prefix of the folder of the processes of one node.
 pub(super) const NODE_PREFIX: &str = "fsdp-";
 
-/// Hexadecimal digits that follow [`NODE_PREFIX`].
+/// Number of hexadecimal digits that follow [`NODE_PREFIX`].
 pub(super) const NODE_DIGITS: usize = 16;
 
-/// What is younger may get its lock in a moment.
+/// A younger folder may be about to be locked.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// Keeps a folder of this process from being removed by others, until the value is dropped.
+/// Protects a folder of this process from removal by others, until it is dropped.
 #[derive(Debug)]
 pub struct Held {
     _folder: Option<File>,
 }
 
-/// Holds a folder that this process has just made.
+/// Locks a folder that this process has just created.
 pub fn hold(folder: &Path) -> Held {
     let lock = || {
         let file = File::open(folder)?;
         file.try_lock_shared().map_err(io::Error::from)?;
         Ok::<_, io::Error>(file)
     };
-    // Where the system has no locks, nobody gets the one that it takes to remove it.
+    // Where the system has no locks, others cannot get the lock required for removal either.
     let folder = lock().inspect_err(|error| tracing::debug!("no lock on {}: {error}", folder.display())).ok();
     Held { _folder: folder }
 }
 
-/// Removes what was abandoned in a folder of temporary files.
+/// Removes the abandoned folders among temporary files.
 pub fn remove_abandoned(temporary: &Path) {
     for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
         if entry.file_name().to_str().is_some_and(is_ours)
             && let Err(error) = remove(&entry.path())
         {
-            // Another process has removed it, or it is somebody's.
+            // Another process has removed it, or it is in use.
             tracing::debug!("{} stays: {error}", entry.path().display());
         }
     }
@@ -58,7 +58,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    // Not where a link leads to: anybody can make one there.
+    // Do not follow links: anyone can create one there.
     let found = fs::symlink_metadata(path)?;
     let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
     if !is_own || found.modified()?.elapsed().is_ok_and(|age| age < FRESH) {
@@ -66,7 +66,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
     let folder = File::open(path)?;
     folder.try_lock()?;
-    // Somebody else may have removed it before the lock was free, and made another one by this name.
+    // Before the lock was free, another process may have removed the folder and created one with the same name.
     if fs::symlink_metadata(path)?.ino() == folder.metadata()?.ino() {
         fs::remove_dir_all(path)
     } else {
@@ -103,7 +103,7 @@ mod tests {
         let kept = held.iter().chain(&others).chain([&fresh, &link]);
         kept.for_each(|folder| assert!(folder.join("note").exists(), "{}", folder.display()));
         drop(locks);
-        // A process that another test is starting has them until it is another program.
+        // A process being forked by another test holds copies of the locks until it executes its program.
         while held.iter().any(|folder| folder.exists()) {
             remove_abandoned(dir.path());
         }

@@ -1,8 +1,8 @@
-//! Which of several equal programs leads, where they have a folder in common and none is named.
+//! Elects a leader among equal programs that share a folder, where none is designated.
 //!
-//! Who leads has made the file with the highest number, which of several that try only one can. When it does
-//! not answer, the next number is anybody's to take. So a folder is enough, and neither locks nor clocks are asked, which
-//! network file systems have of many kinds.
+//! The leader is the program that created the file with the highest number, which only one of several can do. If it
+//! does not answer, any program may take the next number. A folder suffices: neither locks nor clocks are used, which
+//! differ between network file systems.
 
 use std::fs;
 use std::io;
@@ -14,50 +14,50 @@ use std::time::Duration;
 use super::{RendezvousError, create_once, io_failed};
 use crate::process::interface;
 
-/// How long an address may take to answer.
+/// Time limit for a connection to one address.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often somebody who does not answer is asked again, and the pause between two tries.
+/// How often a silent leader is tried again, and the pause between two attempts.
 const SILENT_TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(500);
 
 const PREFIX: &str = "leader-";
 
-/// What a program is after an election.
+/// The outcome of an election for this program.
 #[derive(Debug)]
 pub enum Elected {
-    /// It leads: others come to this port, as long as the second value lives.
+    /// It leads: it listens on this port, as long as it keeps the [`Lead`].
     Leader(TcpListener, Lead),
-    /// It follows who answers at the other end.
+    /// It follows the program at the other end of this connection.
     Follower(TcpStream),
 }
 
-/// The files by which a leader is found. Dropping it removes them.
+/// The election files of a leader. Dropping it removes them.
 #[derive(Debug)]
 pub struct Lead {
     folder: PathBuf,
     number: u64,
 }
 
-/// Finds the leader of a folder, or takes its place if there is none that answers and that `is_one`: a port may be
-/// another program's by now. A leader listens at `address`.
+/// Finds the leader of a folder, or becomes leader if none answers. `is_one` checks that a connection leads to a
+/// leader: another program may have its port by now. A leader listens at `address`.
 ///
 /// # Errors
-/// Those of `is_one`; [`RendezvousError::Io`], [`RendezvousError::Network`].
+/// The errors of `is_one`; [`RendezvousError::Io`], [`RendezvousError::Network`].
 pub fn elect<E: From<RendezvousError>>(
     folder: &Path,
     address: IpAddr,
     is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
 ) -> Result<Elected, E> {
     fs::create_dir_all(folder).map_err(io_failed("create", folder))?;
-    // Listings of network file systems may be old; what could not be taken is there.
+    // Listings on network file systems may be stale; a number that could not be taken exists.
     let (mut taken, mut tries) = (0, 0);
     loop {
         taken = newest(folder)?.max(taken);
         let reached = if taken > 0 { reach(&file(folder, taken), is_one)? } else { Reached::Nobody };
         match reached {
             Reached::Leader(stream) => return Ok(Elected::Follower(stream)),
-            // It may have too much to do for a moment.
+            // It may be temporarily overloaded.
             Reached::Silence if tries < SILENT_TRIES => tries += 1,
             Reached::Silence | Reached::Nobody => match take(folder, taken + 1, address)? {
                 Some(leader) => return Ok(leader),
@@ -68,15 +68,15 @@ pub fn elect<E: From<RendezvousError>>(
     }
 }
 
-/// Who answers where a leader should be.
+/// The result of contacting a leader.
 enum Reached {
     Leader(TcpStream),
-    /// There is something, but it does not prove that it is a leader.
+    /// A connection failed, or the other end did not prove to be a leader.
     Silence,
     Nobody,
 }
 
-/// The highest number that was taken, 0 if none was.
+/// The highest number taken, 0 if none.
 fn newest(folder: &Path) -> Result<u64, RendezvousError> {
     let failed = io_failed("list", folder);
     let names = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(failed)?;
@@ -84,14 +84,14 @@ fn newest(folder: &Path) -> Result<u64, RendezvousError> {
     Ok(names.iter().filter_map(number).max().unwrap_or(0))
 }
 
-/// A connection with who has made a file.
+/// Connects to the program that created a file.
 fn reach<E: From<RendezvousError>>(
     file: &Path,
     is_one: &dyn Fn(&TcpStream) -> Result<bool, E>,
 ) -> Result<Reached, E> {
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
-        // It leads no longer.
+        // It no longer leads.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Reached::Nobody),
         Err(source) => return Err(io_failed("read", file)(source).into()),
     };
@@ -106,7 +106,7 @@ fn reach<E: From<RendezvousError>>(
     Ok(reached)
 }
 
-/// Takes a number; none if somebody else has.
+/// Takes a number; `None` if another program has taken it.
 fn take(folder: &Path, number: u64, address: IpAddr) -> Result<Option<Elected>, RendezvousError> {
     let failed = |source| RendezvousError::Network {
         what: "a port for the leader",
@@ -127,9 +127,10 @@ fn file(folder: &Path, number: u64) -> PathBuf {
 }
 
 impl Lead {
-    /// Whether somebody has taken the next number: who did not answer for a while may be led by another one.
+    /// Whether another program has taken the next number: while this one did not answer, another may have become
+    /// leader.
     pub fn is_superseded(&self) -> bool {
-        // By name as well: a listing may be old. Who can not look does not lead.
+        // Checked by name as well, because a listing may be stale. A program that cannot list the folder does not lead.
         let next = file(&self.folder, self.number + 1);
         next.exists() || newest(&self.folder).map_or(true, |newest| newest > self.number)
     }
@@ -137,7 +138,7 @@ impl Lead {
 
 impl Drop for Lead {
     fn drop(&mut self) {
-        // Its own file goes last: as long as it is there, nobody takes a number that was taken before.
+        // This leader's own file goes last: while it exists, no program takes a number that was taken before.
         for number in 1..=self.number {
             let _ = fs::remove_file(file(&self.folder, number));
         }
@@ -171,13 +172,13 @@ mod tests {
         let Elected::Leader(listener, lead) = join(folder.path()) else { panic!("nobody else is there") };
         let Elected::Follower(stream) = join(folder.path()) else { panic!("there is a leader") };
         assert_eq!(stream.peer_addr().unwrap(), listener.local_addr().unwrap());
-        // As a process that is killed: its file stays.
+        // Like a killed process: its file stays.
         std::mem::forget(lead);
         drop(listener);
         let Elected::Leader(listener, lead) = join(folder.path()) else { panic!("the leader is gone") };
         assert!(!lead.is_superseded());
         assert!(folder.path().join("leader-1").exists() && folder.path().join("leader-2").exists());
-        // Another program has its port.
+        // Simulates another program on its port.
         let is_none = |_: &TcpStream| Ok::<_, RendezvousError>(false);
         let stranger = elect(folder.path(), Ipv4Addr::LOCALHOST.into(), &is_none).unwrap();
         assert!(matches!(stranger, Elected::Leader(..)) && lead.is_superseded());

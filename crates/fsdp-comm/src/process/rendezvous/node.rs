@@ -1,6 +1,7 @@
-//! Lets the first process of a node tell the others there why it ends, when they end before they have met.
+//! Lets the first process of a node tell the others there why it ends, if it ends before the rendezvous.
 //!
-//! It leaves a file for each of them in the folder of the launch, which only this user can read; who reads it removes it.
+//! It writes a file for each of them into the folder of the launch, which only this user can read; the reader removes
+//! it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,21 +11,21 @@ use std::time::{Duration, Instant};
 use super::{Rendezvous, RendezvousError, Way, common_name, write_private};
 use crate::process::place::Place;
 
-/// Between two looks.
+/// Pause between two polls.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What is older was left by an earlier start.
+/// An older file was left by an earlier start.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// The folder that the processes of one launch on one node have in common.
+/// The common folder of the processes of one launch on one node.
 pub struct NodeFolder {
     rendezvous: Rendezvous,
     place: Place,
 }
 
 impl NodeFolder {
-    /// That of this process; `variable` looks a variable of the environment up, `launcher` is the
-    /// [process](crate::process::ancestor) that has started those of this node.
+    /// The folder of this process; `variable` looks up an environment variable, `launcher` is the
+    /// [process](crate::process::ancestor) that has started the processes of this node.
     pub fn of(place: Place, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> Self {
         let folder = match variable("FSDP_RENDEZVOUS_DIR") {
             Some(folder) => PathBuf::from(folder),
@@ -33,8 +34,8 @@ impl NodeFolder {
         Self { rendezvous: Rendezvous { way: Way::File, folder, is_private: true }, place }
     }
 
-    /// Leaves a text for each of the others on this node, and waits until they have heard it: launchers end them when this
-    /// process has ended. What is not heard within a limit is removed.
+    /// Leaves a text for each other process on this node, and waits until they have read it, because launchers kill
+    /// them once this process has ended. Texts that are not read within `limit` are removed.
     ///
     /// # Errors
     /// [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
@@ -54,7 +55,7 @@ impl NodeFolder {
         Ok(())
     }
 
-    /// What the first process of this node has told this one, if it does within a limit.
+    /// Returns the text left by the first process of this node, or `None` if there is none within `limit`.
     pub fn hear(&self, limit: Duration) -> Option<String> {
         let (file, begin) = (self.file(self.place.local_process), Instant::now());
         loop {

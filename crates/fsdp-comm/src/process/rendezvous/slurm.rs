@@ -1,10 +1,10 @@
-//! The node of process 0 of a step of Slurm, and a port that its processes agree on.
+//! The rendezvous of a Slurm step: the node of process 0, and a port on which all processes agree.
 
-/// The ports that are chosen from: above the ephemeral ones of most systems' lower end, below those that Slurm
-/// gives to srun by default.
+/// The range of ports: above the lower end of most systems' ephemeral ports, below those that Slurm gives to srun by
+/// default.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 
-/// The first host of the step, with a port made of the numbers of job and step.
+/// Returns the first host of the step, and a port derived from the job and step ids.
 pub(super) fn first_host(variable: &dyn Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let number = |name| variable(name)?.trim().parse::<u64>().ok();
     let host = first_of(&variable("SLURM_STEP_NODELIST")?)?;
@@ -13,7 +13,7 @@ pub(super) fn first_host(variable: &dyn Fn(&str) -> Option<String>) -> Option<(S
     Some((host, u16::try_from(port).ok()?))
 }
 
-/// The first of a list of hosts, as Slurm writes them: `n[1-4,7],m05`, `a[01-03]-ib`.
+/// The first host of a list in Slurm's notation: `n[1-4,7],m05`, `a[01-03]-ib`.
 fn first_of(list: &str) -> Option<String> {
     let end = list.find(',').into_iter().chain(list.find('[')).min().unwrap_or(list.len());
     let prefix = &list[..end];

@@ -1,10 +1,10 @@
-//! A client of torchrun's store, which is used as a name service only.
+//! A client of torchrun's store, used only as a name service.
 //!
-//! Bytes as in PyTorch's `TCPStoreBackend.hpp`: a connection begins with `VALIDATE` (1 byte, and a magic number of 4,
-//! without a reply) and `PING` (1 byte and a nonce of 4, which comes back); then one byte per query. Strings are a length of
-//! 8 bytes, little-endian, and bytes. Keys begin with a slash.
+//! The protocol is that of PyTorch's `TCPStoreBackend.hpp`: a connection begins with `VALIDATE` (1 byte and a magic
+//! number of 4 bytes, no reply) and `PING` (1 byte and a nonce of 4 bytes, which is returned); each query begins with
+//! one byte. Strings are a length of 8 bytes, little-endian, followed by the bytes. Keys begin with a slash.
 //!
-//! Keys outlive a restart of the processes: who reads one may find what a dead process has set.
+//! Keys outlive a restart of the processes: a value may have been set by a dead process.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -15,10 +15,10 @@ const PING: u8 = 0x0d;
 const SET: u8 = 0x01;
 const GET: u8 = 0x03;
 
-/// The longest value that is read: ours are addresses.
+/// The longest value that is read; the values are addresses.
 const VALUE_BYTES_MAX: u64 = 8 << 10;
 
-/// How long the store may take for an answer.
+/// Time limit for each operation on the store.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection to a store.
@@ -27,7 +27,7 @@ pub(super) struct TcpStore {
 }
 
 impl TcpStore {
-    /// Connects.
+    /// Connects to the store.
     pub(super) fn connect(host: &str, port: u16) -> io::Result<Self> {
         let mut failed = io::Error::other(format!("{host} has no address"));
         for address in (host, port).to_socket_addrs()? {
@@ -54,7 +54,7 @@ impl TcpStore {
         self.stream.write_all(&[&[SET][..], &text(key.as_bytes()), &text(value)].concat())
     }
 
-    /// The value of a key; none if nobody has set it.
+    /// The value of a key; `None` if it is not set.
     pub(super) fn get(&mut self, key: &str) -> io::Result<Option<Vec<u8>>> {
         self.stream.write_all(&[&[GET][..], &text(key.as_bytes())].concat())?;
         let mut len = [0; 8];

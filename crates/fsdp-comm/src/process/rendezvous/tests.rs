@@ -79,7 +79,7 @@ fn what_the_leader_leaves_is_found_and_goes_with_it() {
     let token = meet.token(&|_| None, true).unwrap().unwrap();
     assert_eq!(meet.token(&|_| None, false).unwrap().unwrap().to_hex(), token.to_hex());
     assert_eq!(meet.token(&|_| None, true).unwrap().unwrap().to_hex(), token.to_hex(), "it stays");
-    // A later leader has overwritten it: it is not this one's to remove.
+    // A later leader has overwritten the file, so this one must not remove it.
     let later = meet.publish(&addresses[..1]).unwrap();
     drop(published);
     assert_eq!(meet.find().unwrap(), addresses[..1]);
@@ -98,7 +98,7 @@ fn a_folder_of_temporary_files_that_others_can_read_is_refused() {
     assert!(matches!(error, RendezvousError::NotPrivate { .. }), "{error}");
 }
 
-/// A store that answers as PyTorch's does, to one client after the other.
+/// A store that answers like PyTorch's, one client after the other.
 fn store(listener: &TcpListener) {
     let mut values = BTreeMap::new();
     for stream in listener.incoming() {

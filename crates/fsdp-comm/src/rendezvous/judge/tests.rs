@@ -14,7 +14,7 @@ fn call(sequence: u64, elements: usize) -> Fingerprint {
     Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::I64, elements }
 }
 
-/// Processes with so many ranks each, in the tables that they have of themselves.
+/// Processes with `local` ranks each, and their tables.
 struct World {
     tables: Vec<Table<bool>>,
     local: usize,
@@ -31,7 +31,7 @@ impl World {
         self.tables.len() * self.local
     }
 
-    /// The seats of all members of a group, by place.
+    /// The seats of all members of a group, by position.
     fn group(&mut self, path: &[u64], members: &[usize], shares: Option<&[Seat]>) -> Vec<Seat> {
         let ranks: Arc<[Rank]> = members.iter().copied().map(Rank).collect();
         let group = Group { path: path.to_vec(), name: format!("group {path:?}"), members: ranks };
@@ -47,7 +47,7 @@ impl World {
         self.group(&[path], &members, None)
     }
 
-    /// A rank enters a call that ends at once, or never.
+    /// Enters a rank into a call that ends at once, or never.
     fn enter(&mut self, rank: usize, seat: Seat, call: Fingerprint, ends: bool) {
         let table = &mut self.tables[rank / self.local];
         let position = table.enter(seat, call, self.start).unwrap();
@@ -55,7 +55,7 @@ impl World {
         table.settle(self.start, |_, ends| Ok::<_, ()>(*ends)).unwrap();
     }
 
-    /// What follows when so much time has passed.
+    /// The ruling after `passed` has passed.
     fn judged(&self, passed: Duration, asked: Option<&[u64]>) -> Ruling {
         let report = |table: &Table<bool>| {
             let report = table.report(self.start + passed, PATIENCE, self.ranks(), asked);
@@ -91,7 +91,7 @@ fn the_first_call_that_differs_is_found_wherever_ranks_are() {
         let mut parted = 0;
         let mut counts = Vec::new();
         for (rank, &seat) in seats.iter().enumerate() {
-            // Ranks of a process are compared at once, so they part together.
+            // Ranks of one process are compared immediately, so they diverge together.
             let is_other = rank / local == culprit;
             let count = random(40);
             for sequence in 0..count {

@@ -1,4 +1,4 @@
-//! What a table tells of itself to other processes.
+//! Reports a table to other processes.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,9 @@ use crate::rendezvous::line::{Line, Position};
 use crate::rendezvous::report::{CallReport, LineReport, Report, RowReport, WaitReport};
 
 impl<E> Table<E> {
-    /// The calls of all ranks of this process: how far they are, what those wait for that have waited for `patience`, and all
-    /// that is kept of the line `asked`. A line of the whole world, of so many ranks, does not list them.
+    /// Reports the calls of all ranks of this process: their progress, the calls that ranks have waited for for at
+    /// least `patience`, and all kept calls of the line `asked`. A line of the whole world, of `world` ranks, does not
+    /// list its members.
     pub fn report(&self, now: Instant, patience: Duration, world: usize, asked: Option<&[u64]>) -> Report {
         let lines = self.lines.iter().enumerate();
         let lines: Vec<LineReport> =
@@ -35,7 +36,7 @@ impl<E> Table<E> {
         asked: Option<&[u64]>,
     ) -> LineReport {
         let groups: Vec<&Rows<E>> = self.groups.iter().filter(|group| group.line == number).collect();
-        // A line has the group for which it was made.
+        // The first group of a line is the one for which it was created.
         let path = &groups[0].group.path;
         let row = |&index: &usize| {
             let (entered, digest) = line.entered(index);
@@ -63,7 +64,7 @@ impl<E> Table<E> {
     }
 }
 
-/// The first call that a rank has not ended on a line.
+/// The first unfinished call of a rank on a line.
 fn wait<E>(groups: &[&Rows<E>], index: usize, now: Instant) -> Option<WaitReport> {
     let rows = groups.iter().map(|group| &group.rows[index]);
     let fronts = rows.filter_map(|row| Some((row.outstanding.front()?, row.since)));

@@ -10,12 +10,12 @@ fn call(sequence: u64) -> Fingerprint {
     Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::I64, elements: 4 }
 }
 
-/// Two communicators of all ranks.
+/// A table with two communicators of all ranks.
 fn table(ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
     table_of(0..ranks, ranks, now)
 }
 
-/// Those of the ranks `here`.
+/// A table of the ranks `here`, with two communicators of all ranks.
 fn table_of(here: Range<usize>, ranks: usize, now: Instant) -> (Table<bool>, Vec<Seat>, Vec<Seat>) {
     let mut table = Table::new(here.clone());
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
@@ -27,7 +27,7 @@ fn table_of(here: Range<usize>, ranks: usize, now: Instant) -> (Table<bool>, Vec
     (table, gathers, reductions)
 }
 
-/// Events of these tests have passed when they are true.
+/// In these tests, an event has passed if it is true.
 fn settle(table: &mut Table<bool>, now: Instant) {
     table.settle(now, |_, event| Ok::<_, ()>(*event)).unwrap();
 }
@@ -44,7 +44,7 @@ fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
     assert_eq!(table.enter(gathers[1], call(0), now).unwrap(), 0, "equal calls go on");
 }
 
-/// A group beside that of `parents`, on the same NCCL communicator.
+/// A group next to the one of `parents`, on the same NCCL communicator.
 fn sharing(table: &mut Table<bool>, parents: &[Seat], now: Instant) -> Vec<Seat> {
     let members = table.members(parents[0]);
     let group = Group::root(0, "gathers", &members).split(0, &[0; 2], 0);
@@ -68,7 +68,7 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
              ended none"
         )
     );
-    // The same call of the other group would be taken for that of rank 0 by NCCL.
+    // NCCL would match the same call of the other group with the call of rank 0.
     let error = table.enter(children[1], call(0), now).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -104,7 +104,7 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
 #[test]
 fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
     let now = Instant::now();
-    // The fourth is of another process, which may ask for them.
+    // The fourth rank is in another process, whose leader may ask for kept calls.
     let (mut table, gathers, _) = table_of(0..3, 4, now);
     let mut enter = |seat: Seat, sequences: std::ops::Range<u64>| {
         for sequence in sequences {
@@ -113,7 +113,7 @@ fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
         }
         table.lines[0].kept_len()
     };
-    // However far two of them are ahead, the third is compared with them.
+    // However far two of the ranks are ahead, the third is compared with them.
     assert_eq!(enter(gathers[0], 0..9000), 9000);
     assert_eq!(enter(gathers[1], 0..9000), 9000);
     assert_eq!(enter(gathers[2], 0..6000), 4096);
@@ -176,7 +176,7 @@ fn a_call_that_is_still_on_the_host_can_be_overdue_too() {
 fn the_end_of_a_chain_of_waits_is_to_blame() {
     let now = Instant::now();
     let (mut table, gathers, reductions) = table(3, now);
-    // 0 waits for 1 and 2; 1 waits for 0 and 2; 2 waits for nobody.
+    // 0 waits for 1 and 2; 1 waits for 0 and 2; 2 does not wait.
     table.enter(gathers[0], call(0), now).unwrap();
     table.enter(reductions[1], call(0), now).unwrap();
     let failure = table.overdue(now + LIMIT, LIMIT).unwrap();

@@ -11,7 +11,7 @@ fn call(sequence: u64) -> Fingerprint {
     Fingerprint { sequence, kind, purpose, unit: None, dtype: DType::F32, elements: 4 }
 }
 
-/// A world with one rank per core, all of them running, and their seats in a group.
+/// A world with one rank per core, all running, and their seats in a group.
 fn running(ranks: usize, timeout: Duration) -> (Arc<Cores>, Vec<Seat>) {
     let cores = Arc::new(Cores::new(ranks, ranks, timeout));
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
@@ -33,7 +33,7 @@ fn who_waits_longer_than_the_limit_leaves_the_lock_to_the_rank_that_moves_the_da
         let (cores, is_done, seat) = (Arc::clone(&cores), Arc::clone(&is_done), seats[0]);
         move || cores.wait(seat, 0, &is_done)
     });
-    // Neither of these would ever get the lock from a rank that spins.
+    // A spinning rank would never give up the lock to either of these.
     while cores.lock().ranks[0] != Doing::Waiting(seats[0], 0) {
         thread::yield_now();
     }

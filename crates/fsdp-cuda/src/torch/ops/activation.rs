@@ -1,4 +1,4 @@
-//! Activations, alone and as gates, in the type of arithmetic.
+//! Activations, with and without gates, in the arithmetic type.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{Operands, Outcome};
@@ -43,7 +43,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(Outcome::Done)
     }
 
-    /// All elements, in the type of arithmetic.
+    /// All elements, in the arithmetic type.
     fn flat(&self, slice: Slice<'_, D::Buffer>) -> Result<Tensor, Failure> {
         let kind = arithmetic(slice.buffer.dtype())?;
         Ok(self.view(slice, &[int(slice.len)])?.f_to_kind(kind)?)
@@ -59,7 +59,8 @@ impl<D: TorchStorage> Torch<D> {
 /// `1 / sqrt(2 pi)`.
 const DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// The standard normal distribution function. ATen's GELU adds 1 to an error function near -1.
+/// The standard normal distribution function. ATen's GELU instead adds 1 to an error function near -1, which loses
+/// digits.
 fn normal(x: &Tensor) -> Result<Tensor, Failure> {
     Ok(x.f_mul_scalar(-std::f64::consts::FRAC_1_SQRT_2)?.f_erfc()?.f_mul_scalar(0.5)?)
 }
@@ -73,7 +74,7 @@ fn value(function: Function, x: &Tensor) -> Result<Tensor, Failure> {
     })
 }
 
-/// `dy` times the slope of `function` at `x`.
+/// `dy` times the derivative of `function` at `x`.
 fn backward(function: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor, Failure> {
     Ok(match function {
         Function::Silu => x.f_silu_backward(dy)?,
@@ -91,8 +92,8 @@ fn backward(function: Function, x: &Tensor, dy: &Tensor) -> Result<Tensor, Failu
     })
 }
 
-/// `(1 + tanh u) / 2` as `logistic(2 u)`: ATen's GELU adds 1 to a hyperbolic tangent near -1, and loses the digits of small
-/// results.
+/// `(1 + tanh u) / 2` as `logistic(2 u)`: ATen's GELU adds 1 to a hyperbolic tangent near -1, and loses the digits of
+/// small results.
 fn gelu_logistic(x: &Tensor) -> Result<Tensor, Failure> {
     let cubic = x.f_square()?.f_mul_scalar(GELU_CUBIC)?.f_add_scalar(1.0)?.f_mul(x)?;
     Ok(cubic.f_mul_scalar(2.0 * GELU_SCALE)?.f_sigmoid()?)

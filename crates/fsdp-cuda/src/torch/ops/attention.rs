@@ -1,4 +1,4 @@
-//! Causal attention over packed rows: by libtorch's fused kernels where they take the operands, else composed.
+//! Causal attention over packed rows: by libtorch's fused kernels if they support the operands, composed otherwise.
 
 mod composed;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use crate::torch::storage::TorchStorage;
 type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
-/// What must divide the size of a head for libtorch's kernels of CUDA devices, which here get no padded copies.
+/// libtorch's CUDA kernels need a head size that is a multiple of this, because operands are not padded here.
 const HEAD_DIM_UNIT: usize = 8;
 
 /// How a call is computed.
@@ -30,26 +30,26 @@ const HEAD_DIM_UNIT: usize = 8;
 enum Way {
     /// libtorch's blocked kernel for the host.
     Host,
-    /// One of libtorch's kernels for CUDA devices: the one that PyTorch chooses for its own programs.
+    /// The CUDA kernel of libtorch that PyTorch would choose.
     Cuda(CudaAttention),
-    /// The same over keys and values repeated for every query head that reads them, where no kernel takes groups of
-    /// queries: those for f32 do not.
+    /// The same with keys and values repeated for every query head, if no kernel supports grouped queries: those for
+    /// f32 do not.
     Repeated(CudaAttention),
-    /// Scores in memory, a bounded number at a time: for dropout, whose masks are ours, for capped scores, for windows, and
-    /// for heads that the kernels do not take.
+    /// Scores in memory, a bounded number at a time: for dropout, whose masks this project defines, for capped scores,
+    /// for windows, and for head sizes that the kernels do not support.
     Composed,
 }
 
 impl Way {
-    /// Forward and backward of the same operands go the same way: the choice depends on their shapes and dtype, the
-    /// device, and settings of the process.
+    /// Forward and backward passes over the same operands are computed in the same way: the choice depends on shapes,
+    /// dtype, device, and process-wide settings.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
         let way = if Way::is_composed(scores) {
             Way::Composed
         } else if operands[0].device() == Device::Cpu {
             Way::Host
         } else {
-            // Repeated keys and values have the sizes and the dtype of queries, which is all that the choice looks at.
+            // Repeated keys and values have the sizes and dtype of queries, and the choice depends on nothing else.
             let [q, k, v] = operands;
             Way::of_kernels(dims, |repeated| {
                 Ok(ffi::choose_attention(if repeated { [q, q, q] } else { [q, k, v] })?)
@@ -59,12 +59,13 @@ impl Way {
         Ok(way)
     }
 
-    /// Whether no kernel does what is done to scores.
+    /// Whether no kernel supports these scores.
     fn is_composed(scores: Scores) -> bool {
         Scores { scale: None, packed: false, ..scores } != Scores::default()
     }
 
-    /// The way of a CUDA device, by what is chosen for the operands as they are, or with keys and values repeated.
+    /// The way on a CUDA device, given the kernel chosen for the operands as they are, or with repeated keys and
+    /// values.
     fn of_kernels(
         dims: AttentionDims,
         choose: impl Fn(bool) -> Result<Option<CudaAttention>, Failure>,
@@ -93,10 +94,10 @@ impl Way {
     }
 }
 
-/// How the last call of this process was computed.
+/// The way of the last call in this process.
 static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
-/// Which kernels ran the last attention that libtorch computed in this process, if any.
+/// The kernels of the last attention that libtorch computed in this process; `None` if there was none.
 pub fn attention_kernels() -> Option<&'static str> {
     *LAST.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -243,16 +244,16 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// What one call of a kernel computes: all samples, or a document.
+/// The part computed by one kernel call: all samples, or one document.
 struct Span<'a> {
     dims: AttentionDims,
     facts: (Scores, BatchFacts<'a>),
-    /// Of a document its sample, its first position there, and its positions.
+    /// For a document: its sample, its first position there, and its length.
     place: Option<[i64; 3]>,
 }
 
 impl<'a> Span<'a> {
-    /// The kernels take documents one by one; the composition knows them.
+    /// Kernels take documents one by one; the composition handles all documents together.
     fn all(dims: AttentionDims, (scores, batch): (Scores, BatchFacts<'a>)) -> Vec<Self> {
         if !scores.packed || Way::is_composed(scores) {
             return vec![Self { dims, facts: (scores, batch), place: None }];
@@ -265,7 +266,7 @@ impl<'a> Span<'a> {
         batch.documents.iter().map(document).collect()
     }
 
-    /// Its part of a tensor of all samples, whose positions are a dimension.
+    /// Its part of a tensor of all samples; `positions` is the dimension of positions.
     fn narrow(&self, tensor: &Tensor, positions: i64) -> Result<Tensor, Failure> {
         let Some([sample, first, len]) = self.place else { return Ok(tensor.shallow_clone()) };
         Ok(tensor.f_narrow(0, sample, 1)?.f_narrow(positions, first, len)?)
@@ -281,15 +282,15 @@ fn rows(dims: AttentionDims) -> [i64; 4] {
     [dims.batch, dims.seq, dims.heads, dims.head_dim].map(int)
 }
 
-/// Queries, keys and values of packed rows: (batch, heads, positions, elements).
+/// Queries, keys and values of packed rows, as (batch, heads, positions, elements).
 fn heads(dims: AttentionDims, packed: &Tensor) -> Result<[Tensor; 3], Failure> {
     let (heads, kv_heads) = (int(dims.heads), int(dims.kv_heads));
     let part = |first, count| packed.f_narrow(2, first, count)?.f_transpose(1, 2);
     Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
 }
 
-/// Keys or values, once for every query head that reads them. They lie as packed rows do: (batch, positions, heads,
-/// elements).
+/// Keys or values, repeated for every query head that reads them, in the memory order of packed rows: (batch,
+/// positions, heads, elements).
 fn repeated(dims: AttentionDims, heads: &Tensor) -> Result<Tensor, Failure> {
     let group = int(dims.heads / dims.kv_heads);
     Ok(heads.f_transpose(1, 2)?.f_repeat_interleave_self_int(group, 2, None)?.f_transpose(1, 2)?)

@@ -1,4 +1,4 @@
-//! Mixtures of experts. Where rows lie is worked out on the host, which waits for the routes.
+//! Mixtures of experts. The positions of rows are computed on the host, which waits for the routes.
 
 use fsdp_core::memory::{Buffer, Slice};
 use fsdp_nn::backend::{BatchFacts, Operands, Write};
@@ -114,7 +114,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(routing.places(&routes))
     }
 
-    /// Slots in the order of routes, in the type of arithmetic: rows x top x width.
+    /// Slots in the order of routes, in the arithmetic type: rows x top x width.
     fn by_route(
         &self,
         routing: Routing,
@@ -129,7 +129,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(x.f_index_select(0, &slots)?.f_to_kind(kind)?.f_view(sizes)?)
     }
 
-    /// The weights of routes, in the type of arithmetic: rows x top x 1.
+    /// The weights of routes, in the arithmetic type: rows x top x 1.
     fn route_weights(&self, routing: Routing, weights: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(weights.buffer.dtype())?;
         Ok(self.view(weights, &[int(routing.rows), int(routing.top), 1])?.f_to_kind(kind)?)
@@ -139,24 +139,24 @@ impl<D: TorchStorage> Torch<D> {
         self.target(to, &values.size())?.put(values)
     }
 
-    /// The probabilities of all experts, in the type of arithmetic.
+    /// The probabilities of all experts, in the arithmetic type.
     fn probabilities(&self, routing: Routing, logits: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(logits.buffer.dtype())?;
         Ok(self.view(logits, &[int(routing.rows), int(routing.experts)])?.f_softmax(-1, kind)?)
     }
 
-    /// Routes and probabilities of each expert, over all mixtures: 2 x experts.
+    /// Routes and probabilities of each expert, summed over all mixtures: 2 x experts.
     fn sums(&self, balance: Balance, loads: In<'_, D>) -> Result<Tensor, Failure> {
         let loads = self.view(loads, &[int(balance.layers), 2, int(balance.experts)])?;
         Ok(loads.f_sum_dim_intlist(0_i64, false, None)?)
     }
 
-    /// The derivatives of the balancing loss by the probabilities of a row that counts.
+    /// The derivatives of the balancing loss with respect to the probabilities of a counted row.
     fn slopes(&self, balance: Balance, facts: BatchFacts<'_>, loads: In<'_, D>) -> Result<Tensor, Failure> {
         Ok(self.sums(balance, loads)?.f_select(0, 0)?.f_mul_scalar(balance.slope(facts))?)
     }
 
-    /// Returns probabilities, and the experts of rows.
+    /// Computes weights and routes; returns all probabilities, and the chosen experts of each row.
     fn aten_route(
         &self,
         routing: Routing,
@@ -219,7 +219,7 @@ impl<D: TorchStorage> Torch<D> {
         self.put(dx, &gradients.f_index_select(0, &routes)?)
     }
 
-    /// The slots of each expert times its weight: forward, or by the other side backward.
+    /// Multiplies the slots of each expert by its weight: forward, or for the gradient of the input.
     fn aten_expert_products(
         &self,
         routing: Routing,
@@ -252,7 +252,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// The load of the experts of rows: how many routes lead to each, and the sums of probabilities.
+/// The load of each expert: the number of routes to it, and the sum of its probabilities, over all counted rows.
 fn loaded(
     routing: Routing,
     facts: BatchFacts<'_>,
@@ -266,13 +266,13 @@ fn loaded(
     Ok(both.f_mul(&rows)?.f_sum_dim_intlist(0_i64, false, None)?)
 }
 
-/// One for each row that counts, zero for the others: rows x 1.
+/// 1 for each counted row, 0 for the others: rows x 1.
 fn counted(routing: Routing, facts: BatchFacts<'_>, device: Device) -> Result<Tensor, Failure> {
     let rows: Vec<f32> = facts.counted(routing.rows).map(|counts| f32::from(u8::from(counts))).collect();
     Ok(Tensor::f_from_slice(&rows)?.f_view([-1, 1])?.f_to_device(device)?)
 }
 
-/// What of a row's sum each number is.
+/// Each number's share of the sum of its row.
 fn shares(numbers: &Tensor) -> Result<Tensor, Failure> {
     Ok(numbers.f_div(&numbers.f_sum_dim_intlist(1_i64, true, None)?)?)
 }

@@ -1,4 +1,4 @@
-//! The map to logits and its cross-entropy, chunk by chunk: logits of one chunk of rows exist at a time.
+//! The map to logits and its cross-entropy, chunk by chunk: only one chunk's logits exist at a time.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{BatchFacts, Operands, Outcome, Write};
@@ -14,22 +14,22 @@ use crate::torch::storage::TorchStorage;
 type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
-/// What a call of the head reads, and its scratch.
+/// The operands of a call of the head, and its scratch.
 struct HeadCall<'a, D: TorchStorage> {
     dims: HeadDims,
     x: In<'a, D>,
     weight: In<'a, D>,
     targets: In<'a, D>,
     losses: Out<'a, D>,
-    /// What of them is z-loss, where there is one.
+    /// The z-loss part of the losses, if requested.
     z_losses: Option<Out<'a, D>>,
     logits: Out<'a, D>,
 }
 
-/// Where the gradients of the head go.
+/// The destinations of the head's gradients.
 struct HeadGradients<'a, D: TorchStorage> {
-    /// Scratch for the gradient of a chunk's logits in the dtype that the products take, when it is not the one of the
-    /// logits. Only our kernel fills it.
+    /// Scratch for the gradient of a chunk's logits in the dtype of the products, if it differs from the dtype of the
+    /// logits. Only the memory's own kernel fills it.
     dlogits: Option<Out<'a, D>>,
     dx: Out<'a, D>,
     dweight: Option<Write<'a, D::Buffer>>,
@@ -68,13 +68,13 @@ impl<D: TorchStorage> Torch<D> {
                 let ([x, weight], [logits], _) = operands.split();
                 self.all_logits(dims, x, weight, logits.slice)?;
             }
-            // Only what computes their logits asks for these, of the memory below.
+            // Only code that computes its own logits requests these, directly from the underlying memory.
             Head::CrossEntropy { .. } | Head::CrossEntropyBackward { .. } => return Ok(Outcome::Unsupported),
         }
         Ok(Outcome::Done)
     }
 
-    /// The first rows of `x` times the weight, in the type of arithmetic.
+    /// Multiplies the rows of `x` by the weight, in the arithmetic type.
     fn chunk_logits(
         &self,
         dims: HeadDims,
@@ -104,7 +104,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
-    /// The losses, and the gradients if asked for.
+    /// Computes the losses, and the gradients if requested.
     fn chunked_head(
         &self,
         mut call: HeadCall<'_, D>,
@@ -137,7 +137,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
-    /// The losses of a chunk; its logits may be overwritten.
+    /// The losses of a chunk; may overwrite its logits.
     fn losses(
         &self,
         dims: LogitsDims,
@@ -157,7 +157,7 @@ impl<D: TorchStorage> Torch<D> {
         self.aten_cross_entropy(dims, logits, targets, (losses, z_losses), false)
     }
 
-    /// The losses of a chunk, and their gradients: in `dlogits`, or where the logits were if there is no such place.
+    /// The losses of a chunk, and their gradients: in `dlogits`, or in place of the logits if that is `None`.
     fn losses_backward(
         &self,
         dims: LogitsDims,
@@ -176,7 +176,7 @@ impl<D: TorchStorage> Torch<D> {
         }
         let mut writes = writes.into_iter().map(|write| write.slice);
         let (Some(logits), Some(losses)) = (writes.next(), writes.next()) else { return Ok(()) };
-        // Only our kernel rounds.
+        // Only the memory's own kernel rounds.
         let z_losses = writes.nth(usize::from(is_rounded));
         self.aten_cross_entropy(dims, logits, targets, (losses, z_losses), true)
     }
@@ -244,7 +244,8 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
-    /// `dx = dlogits W` and `dW += dlogits^T x` of a chunk; the first chunk overwrites `dW` if the target says so.
+    /// `dx = dlogits W` and `dW += dlogits^T x` for a chunk; the first chunk overwrites `dW` unless the target
+    /// accumulates.
     fn head_gradients(
         &self,
         dims: HeadDims,
@@ -255,7 +256,7 @@ impl<D: TorchStorage> Torch<D> {
         dweight: Option<&mut Write<'_, D::Buffer>>,
     ) -> Result<(), Failure> {
         let (rows, hidden, vocab) = (int(x.len / dims.hidden), int(dims.hidden), int(dims.vocab));
-        // Rounded to the dtype of the operands: products of mixed dtypes have no kernels.
+        // Rounded to the dtype of the operands: there are no kernels for products of mixed dtypes.
         let dlogits = self.view(dlogits, &[rows, vocab])?.f_to_kind(kind(x.buffer.dtype()))?;
         let (x, weight) = (self.view(x, &[rows, hidden])?, self.view(weight, &[vocab, hidden])?);
         product(&dlogits, &weight, Target { slot: self.view_mut(dx, &[rows, hidden])?, accumulate: false })?;

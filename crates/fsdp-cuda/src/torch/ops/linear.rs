@@ -115,8 +115,8 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// `target = lhs rhs`, or added. Operands have one dtype; the target may have another: then the product has the type of
-/// arithmetic before it is rounded to it.
+/// `target = lhs rhs`, or `target += lhs rhs`. The operands have the same dtype; if the target has another one, the
+/// product is computed in the arithmetic type and then rounded.
 pub(in crate::torch) fn product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Result<(), Failure> {
     let (from, to) = (lhs.f_kind()?, target.slot.f_kind()?);
     if from == to {
@@ -135,7 +135,7 @@ pub(in crate::torch) fn product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'
     target.put(&lhs.f_to_kind(wide)?.f_mm(&rhs.f_to_kind(wide)?)?)
 }
 
-/// A product of bf16 or f16 operands into f32, in the matrix units where the device has any.
+/// A product of bf16 or f16 operands into f32, in the device's matrix units if it has any.
 fn widening_product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Result<(), Failure> {
     match (lhs.device(), target.accumulate) {
         (Device::Cpu, accumulate) if lhs.f_kind()? == Kind::BFloat16 && ffi::multiplies_halves() => {
@@ -151,7 +151,7 @@ fn widening_product(lhs: &Tensor, rhs: &Tensor, mut target: Target<'_>) -> Resul
             lhs.f_mm_dtype_out(&target.slot, rhs, Kind::Float).done()?;
         }
         (_, true) => {
-            // The same tensor as addend and result: another one over the same memory would be copied first.
+            // The same tensor as addend and result: a different tensor over the same memory would be copied first.
             target.slot.f_addmm_dtype_out(&target.slot, lhs, rhs, Kind::Float).done()?;
         }
     }

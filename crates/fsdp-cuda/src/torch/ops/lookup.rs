@@ -1,4 +1,4 @@
-//! Rows of a table by id, and sums of gradients by id.
+//! Look-ups of table rows by id, and sums of gradients by id.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{Operands, Write};
@@ -63,7 +63,7 @@ impl<D: TorchStorage> Torch<D> {
         let ids = self.view(ids, &[rows])?;
         let dy = self.view(dy, &[rows, width])?;
         let mut target = self.target(dtable, &sizes)?;
-        // A slot that is narrower than the arithmetic takes whole sums only.
+        // A slot narrower than the arithmetic type takes only complete sums.
         if slots == arithmetic || slots == tch::Kind::Double {
             if !target.accumulate {
                 target.slot.f_zero_().done()?;

@@ -1,4 +1,4 @@
-//! Operations composed of ATen's, a file for each family. Lengths were checked before.
+//! Operations composed of ATen's, one file per family. Lengths were checked before.
 
 mod activation;
 mod attention;
@@ -14,7 +14,7 @@ mod sums;
 pub use attention::attention_kernels;
 pub(super) use sums::BLOCK;
 
-/// A size or stride as libtorch takes it.
+/// Converts a size or stride for libtorch.
 pub(super) fn int(len: usize) -> i64 {
     i64::try_from(len).expect("no buffer is that long")
 }

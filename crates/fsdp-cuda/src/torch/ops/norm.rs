@@ -1,4 +1,4 @@
-//! Norms over rows, in the type of arithmetic; statistics are kept in it.
+//! Norms over rows, computed in the arithmetic type, in which statistics are stored too.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::{Operands, Write};
@@ -46,7 +46,7 @@ impl<D: TorchStorage> Torch<D> {
         Ok(())
     }
 
-    /// Rows of `width`, in the type of arithmetic.
+    /// Rows of `width` elements, in the arithmetic type.
     fn rows(&self, width: usize, slice: In<'_, D>) -> Result<Tensor, Failure> {
         let kind = arithmetic(slice.buffer.dtype())?;
         Ok(self.view(slice, &[int(slice.len / width), int(width)])?.f_to_kind(kind)?)
@@ -57,7 +57,7 @@ impl<D: TorchStorage> Torch<D> {
         self.target(to, &sizes)?.put(values)
     }
 
-    /// Mean and rstd of every row, as columns.
+    /// Mean and reciprocal standard deviation of every row, as columns.
     fn statistics(&self, stats: In<'_, D>) -> Result<[Tensor; 2], Failure> {
         let stats = self.view(stats, &[int(stats.len / 2), 2])?;
         Ok([stats.f_narrow(1, 0, 1)?, stats.f_narrow(1, 1, 1)?])

@@ -1,4 +1,4 @@
-//! Sums and dropout, in the type of arithmetic.
+//! Sums, copies, scaling and dropout, in the arithmetic type.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_nn::backend::Operands;
@@ -41,7 +41,7 @@ impl<D: TorchStorage> Torch<D> {
                 let ([], [x], _) = operands.split();
                 let mut x = self.view_mut(x.slice, &[int(*len)])?;
                 if matches!(x.f_kind()?, Kind::BFloat16 | Kind::Half) {
-                    // In 16 bits libtorch rounds the factor too.
+                    // For 16-bit floats, libtorch would round the factor too.
                     let scaled = x.f_to_kind(Kind::Float)?.f_mul_scalar(*factor)?;
                     x.f_copy_(&scaled)?;
                 } else {
@@ -77,8 +77,8 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// The factors of runs of `run_len` elements, side by side, on the host: 0 where dropped. Run `i` has the elements from
-/// `firsts[i]` of the sample whose key is `runs.keys[i]`.
+/// Dropout factors of runs of `run_len` elements, one after the other, on the host: 0 where dropped. Run `i` has the
+/// elements from `firsts[i]` on of the sample whose key is `runs.keys[i]`.
 pub(in crate::torch) fn factors(
     runs: Dropout<'_>,
     firsts: &[u64],

@@ -51,7 +51,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// Cosines and sines by position, for all heads: of products in single precision, as Hugging Face computes them.
+/// Cosines and sines by position, for all heads: of products in single precision, as in Hugging Face's implementation.
 fn angles(seq: usize, rope: &Rope, backward: bool) -> Result<[Tensor; 2], Failure> {
     let positions = Tensor::f_arange(int(seq), (Kind::Float, tch::Device::Cpu))?;
     let frequencies = Tensor::f_from_slice(&rope.inverse_frequencies)?;

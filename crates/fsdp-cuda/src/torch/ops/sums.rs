@@ -1,5 +1,5 @@
-//! Conversions, multiples and sums of ranges, for which the memory below has kernels of its own: with the same bits, but for
-//! payloads of what is not a number.
+//! Conversions, scaling and sums of ranges, for which the underlying memory has kernels too: with the same bits, except
+//! for NaN payloads.
 //!
 //! Exact sums (Kulisch's accumulator, [`ExactSum`]) are additions of integers, so ATen's order does not matter.
 
@@ -16,20 +16,20 @@ use crate::torch::storage::TorchStorage;
 type In<'a, D> = Slice<'a, <D as fsdp_core::Memory>::Buffer>;
 type Out<'a, D> = SliceMut<'a, <D as fsdp_core::Memory>::Buffer>;
 
-/// Elements that a composition takes at once, so that its temporaries stay small.
+/// Number of elements per composed operation, so that temporaries stay small.
 pub(in crate::torch) const BLOCK: usize = 1 << 22;
 
-/// Partial sums of a row: lane `l` adds the elements `l`, `l + LANES`, ..., and the lanes are combined in pairs. That is
-/// the order of the host.
+/// Partial sums of a row: lane `l` adds the elements `l`, `l + LANES`, ..., and the lanes are combined in pairs, in the
+/// same order as on the host.
 const LANES: usize = 32;
 
-/// Bits of a double below its exponent.
+/// Number of bits below the exponent of a double.
 const FRACTION_BITS: i64 = 52;
 
-/// The exponent of doubles that are not finite; a mask of exponents, too.
+/// The exponent of non-finite doubles; also a mask of exponents.
 const EXPONENTS: i64 = 0x7ff;
 
-/// Bits of a digit of an exact sum.
+/// Bits per digit of an exact sum.
 const DIGIT_BITS: i64 = 32;
 
 /// A mask of the lowest digit.
@@ -108,7 +108,7 @@ impl<D: TorchStorage> Torch<D> {
     }
 }
 
-/// A number rounded to a float dtype, once.
+/// Rounds a number to a float dtype, once.
 fn rounded(dtype: DType, value: f64) -> f64 {
     let (mut bytes, mut rounded) = ([0; 8], [0.0]);
     let bytes = &mut bytes[..dtype.size_bytes()];
@@ -117,7 +117,7 @@ fn rounded(dtype: DType, value: f64) -> f64 {
     rounded[0]
 }
 
-/// The sum of every row, in the order of the host.
+/// The sum of every row, in the same order as on the host.
 fn sums_of_rows(rows: &Tensor) -> Result<Tensor, Failure> {
     let (count, row_len) = rows.size2()?;
     let lanes_len = int(LANES);
@@ -134,7 +134,7 @@ fn sums_of_rows(rows: &Tensor) -> Result<Tensor, Failure> {
     Ok(lanes.f_view([count])?)
 }
 
-/// Adds doubles to the words of an exact sum, as [`ExactSum::add`] does; carries are left to whoever reads the words.
+/// Adds doubles to the words of an exact sum, like [`ExactSum::add`]; the reader of the words propagates carries.
 fn add_exactly(words: &mut Tensor, values: &Tensor) -> Result<(), Failure> {
     let bits = values.f_view_dtype(Kind::Int64)?;
     let exponents = bits.f_bitwise_right_shift_tensor_scalar(FRACTION_BITS)?.f_bitwise_and(EXPONENTS)?;
@@ -147,7 +147,7 @@ fn add_exactly(words: &mut Tensor, values: &Tensor) -> Result<(), Failure> {
         .f_masked_fill(&not_finite, 0)?;
     let places = exponents.f_sub(&hidden)?;
     let shifts = places.f_bitwise_and(DIGIT_BITS - 1)?;
-    // Three digits, each made of what one 64-bit word can hold.
+    // Three digits, each computed within one 64-bit word.
     let low = mantissas.f_bitwise_and(DIGIT)?.f_bitwise_left_shift(&shifts)?;
     let high = mantissas
         .f_bitwise_right_shift_tensor_scalar(DIGIT_BITS)?
@@ -164,7 +164,7 @@ fn add_exactly(words: &mut Tensor, values: &Tensor) -> Result<(), Failure> {
         words.f_index_add_(0, &at, &digit.f_mul(&signs)?).done()?;
         at = at.f_add_scalar(1)?;
     }
-    // The last word counts what is not finite.
+    // The last word counts non-finite values.
     let count = not_finite.f_sum_dim_intlist(0_i64, true, Kind::Int64)?;
     words.f_narrow(0, int(ExactSum::WORDS - 1), 1)?.f_add_(&count).done()?;
     Ok(())

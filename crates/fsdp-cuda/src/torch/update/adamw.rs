@@ -1,5 +1,5 @@
-//! AdamW: composed in single precision only, where its roots can be rounded correctly. libtorch's own are off by a unit in
-//! the last place on processors, now and then.
+//! AdamW: composed in single precision only, where square roots can be rounded correctly. libtorch's own square roots
+//! are occasionally off by a unit in the last place on CPUs.
 
 use fsdp_core::memory::Buffer;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
@@ -49,7 +49,7 @@ fn step(factors: AdamWFactors, mut block: Block<'_>) -> Result<(), Failure> {
     };
     let fresh = gradient.f_mul_scalar(square)?.f_mul(gradient)?;
     let variance = squares.f_mul_scalar(beta2)?.f_add(&fresh)?;
-    // On a device a quotient by a number of the host would be a product with its reciprocal.
+    // On a device, division by a host scalar would become multiplication by its reciprocal.
     let root_correction = Tensor::f_scalar_tensor(root_correction, (Kind::Float, gradient.device()))?;
     let denominator = root(&variance)?.f_divide(&root_correction)?.f_add_scalar(eps)?;
     let change = average.f_mul_scalar(step_size)?.f_divide(&denominator)?;
@@ -57,8 +57,8 @@ fn step(factors: AdamWFactors, mut block: Block<'_>) -> Result<(), Failure> {
     block.put(&params, &[average, variance])
 }
 
-/// Correctly rounded roots. The root of a number of 24 bits is at least a share of `2^-51` away from where its rounding to 24
-/// bits changes, and libtorch's of doubles are wrong by less than `2^-52`.
+/// Correctly rounded square roots. The root of a number with 24 bits differs by at least a share of `2^-51` from any
+/// point where its rounding to 24 bits changes, and the error of libtorch's roots of doubles is below `2^-52`.
 fn root(values: &Tensor) -> Result<Tensor, Failure> {
     Ok(values.f_to_kind(Kind::Double)?.f_sqrt()?.f_to_kind(Kind::Float)?)
 }

@@ -1,4 +1,4 @@
-//! Rules that are those of the memory below: one pass there is several compositions here.
+//! Rules that delegate to the underlying memory: a single pass there would be several compositions here.
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};

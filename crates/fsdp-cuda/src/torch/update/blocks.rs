@@ -1,4 +1,4 @@
-//! What compositions of update rules share: a shard in blocks of tensors.
+//! Shared by the composed update rules: a shard as blocks of tensors.
 
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
 use fsdp_core::model::ParamId;
@@ -14,22 +14,22 @@ use crate::torch::ops::{BLOCK, int};
 use crate::torch::storage::TorchStorage;
 use crate::update::runs;
 
-/// Neighbouring elements of a shard that are treated alike.
+/// Neighboring elements of a shard with the same settings.
 pub(super) struct Block<'a> {
     /// Scaled and clipped, in the dtype of the parameters.
     pub(super) gradient: Tensor,
     pub(super) params: View<'a>,
     pub(super) state: Vec<View<'a>>,
-    /// Whether the step updates.
+    /// Whether the step is finite, so that it updates.
     finite: &'a Tensor,
-    /// The largest magnitudes of parameters and of state that are finite.
+    /// The largest finite magnitudes of parameters and of state.
     most: [f64; 2],
-    /// The word that says whether something was written that is not.
+    /// The word that records whether non-finite values were written.
     not_finite: &'a mut Tensor,
 }
 
 impl Block<'_> {
-    /// Writes what an update gives, unless the flag is down.
+    /// Writes the results of an update, unless the step is not finite.
     pub(super) fn put(&mut self, params: &Tensor, state: &[Tensor]) -> Result<(), Failure> {
         let [most, most_of_state] = self.most;
         let slots = std::iter::once((&mut self.params, most));
@@ -37,20 +37,20 @@ impl Block<'_> {
         for ((slot, most), new) in slots.zip(std::iter::once(params).chain(state)) {
             let kept = new.f_where_self(self.finite, slot)?;
             slot.f_copy_(&kept)?;
-            // A maximum of what is not a number is none, and that is not at most anything.
+            // The maximum with a NaN is NaN, which is not at most anything.
             let exceeds = new.f_abs()?.f_max()?.f_le(most)?.f_logical_not()?.f_logical_and(self.finite)?;
             self.not_finite.f_logical_or_(&exceeds).done()?;
         }
         Ok(())
     }
 
-    /// There is another number of state tensors than the rule declared.
+    /// Panics because the number of state tensors differs from the rule's declaration.
     pub(super) fn wrong_state(&self, declared: usize) -> ! {
         panic!("{} state tensors where the rule declared {declared}", self.state.len())
     }
 }
 
-/// Calls `step` with one of its parameters and the tensors of every block of a shard.
+/// Calls `step` with a parameter and the tensors of each block of a shard.
 pub(super) fn each_block<D: TorchStorage>(
     memory: &Torch<D>,
     shard: &mut SegmentShard<'_, D::Buffer>,

@@ -1,4 +1,4 @@
-//! The leader of a world that has begun: who is alive, and what ended it.
+//! The leader's view of a world that has begun: which processes are alive, and the verdict.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use crate::process::message::Message;
 use crate::process::protocol::{ConnectionId, Event, GRACE, LEAVE_MAX, Output, Pulse, Request};
 use crate::process::world::{Failure, Roster, Verdict};
 
-/// See the [module](self). The processes that are not in `live` are dead or have left.
+/// See the [module](self). Processes that are not in `live` are dead or have left.
 pub(super) struct World {
     roster: Roster,
     live: BTreeMap<ConnectionId, Live>,
-    /// With the time at which it was made.
+    /// The verdict, with the time at which it was reached.
     verdict: Option<(Duration, Verdict)>,
-    /// Blame of one process by another, and since when: what the blamed one says itself counts more.
+    /// Blame of one process by another, with its time; the blamed process's own report takes precedence.
     blame: Option<(Duration, Verdict)>,
-    /// Whether the rest of a failed world has had its time.
+    /// Whether the grace period after the verdict is over.
     is_over: bool,
     /// Since when this process wants to leave.
     leaving: Option<Duration>,
@@ -27,7 +27,7 @@ pub(super) struct World {
 struct Live {
     process: usize,
     heard: Duration,
-    /// The collective that it has begun last, as far as it has said so.
+    /// The last collective that it has reported.
     last_call: Option<String>,
 }
 
@@ -45,12 +45,12 @@ impl World {
         }
     }
 
-    /// A process that takes part.
+    /// Adds a process.
     pub(super) fn add(&mut self, connection: ConnectionId, process: usize, heard: Duration) {
         self.live.insert(connection, Live { process, heard, last_call: None });
     }
 
-    /// Who is alive.
+    /// The connections of all live processes.
     pub(super) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
         self.live.keys().copied()
     }
@@ -63,7 +63,7 @@ impl World {
         self.live.contains_key(&connection)
     }
 
-    /// A live process has said something.
+    /// Handles a frame from a live process.
     pub(super) fn received(&mut self, connection: ConnectionId, frame: Frame, pulse: &Pulse) {
         let live = self.live.get_mut(&connection).expect("the process is alive");
         live.heard = pulse.now();
@@ -93,10 +93,10 @@ impl World {
         self.leave_if_last(pulse);
     }
 
-    /// A process is dead.
+    /// Handles the loss of a process: reaches a verdict if there is none.
     pub(super) fn lose(&mut self, connection: ConnectionId, cause: String, pulse: &Pulse) {
         if let Some(live) = self.live.get(&connection) {
-            // Told while it is still among the living: one that was only silent may read it some day.
+            // Sent while its connection is still open: a process that was only silent may read it later.
             let mut verdict = Verdict::of_loss(&self.roster, live.process, cause.clone());
             verdict.failure.last_call.clone_from(&live.last_call);
             self.decide(verdict, pulse);
@@ -105,7 +105,7 @@ impl World {
         }
     }
 
-    /// Nothing more comes from a process.
+    /// Removes a process from which nothing more comes.
     fn end(&mut self, connection: ConnectionId, cause: &str) {
         if let Some(live) = self.live.remove(&connection) {
             let loss = Verdict::of_loss(&self.roster, live.process, cause.to_owned());
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// A process says that it has failed, or that another one has.
+    /// Handles a process's report that it or another process has failed.
     fn fail(&mut self, reporter: usize, failure: Failure, pulse: &Pulse) {
         let process = failure.rank.and_then(|rank| self.roster.process_of(rank)).unwrap_or(reporter);
         let can_speak = process == 0 || self.live.values().any(|live| live.process == process);
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// The first verdict is the only one.
+    /// Records and sends a verdict, if it is the first.
     fn decide(&mut self, verdict: Verdict, pulse: &Pulse) {
         if self.verdict.is_none() {
             self.send_all(Message::Verdict(verdict.clone()));
@@ -180,7 +180,7 @@ impl World {
         self.leave_if_last(pulse);
     }
 
-    /// Leaves when nobody else is there, or when the others have had their time.
+    /// Leaves when all others have left, or when their time is up.
     fn leave_if_last(&mut self, pulse: &Pulse) {
         let Some(leaving) = self.leaving.filter(|_| !self.has_left) else {
             return;

@@ -1,11 +1,11 @@
-//! What must hold when every process of a simulated world has ended.
+//! Invariants that hold once every process of a simulated world has ended.
 
 use std::time::Duration;
 
 use super::faults::Fault;
 use super::sim::{DEAD_AFTER, HEARTBEAT, Node, Sim};
 
-/// What a process announces as soon as its world has begun.
+/// The topic that a process announces as soon as its world has begun.
 pub(super) fn own_topic(process: usize) -> String {
     format!("of process {process}")
 }
@@ -25,7 +25,7 @@ pub(super) fn check(sim: &Sim, delay_max: u64) {
     }
 }
 
-/// Who begins, begins the same world, of processes that were all alive when its roster was sent.
+/// Processes that begin all begin the same world, whose processes were all alive when its roster was sent.
 fn check_go(sim: &Sim) {
     let rosters: Vec<_> = sim.nodes.iter().filter_map(|node| node.go.as_ref()).collect();
     let Some(roster) = rosters.first() else {
@@ -42,7 +42,7 @@ fn check_go(sim: &Sim) {
     }
 }
 
-/// What was given by who could be heard has come, however its giver ended.
+/// All values given by a process that could be heard have arrived, however the process ended.
 fn check_gifts(sim: &Sim, leader: &Node, delay_max: Duration) {
     let Some(end) = leader.died.filter(|_| !leader.is_unheard) else {
         return;
@@ -56,7 +56,7 @@ fn check_gifts(sim: &Sim, leader: &Node, delay_max: Duration) {
     }
 }
 
-/// One verdict at most, the leader's where there is one, and in time.
+/// There is at most one verdict per process; it is the leader's if the leader has one, and arrives in time.
 fn check_verdict(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
     let process = node.process;
     assert!(node.verdicts.len() <= 1, "process {process} got {} verdicts", node.verdicts.len());
@@ -79,11 +79,11 @@ fn check_verdict(sim: &Sim, leader: &Node, node: &Node, delay_max: Duration) {
     assert!(*heard <= bound, "process {process} was told at {heard:?}, after {bound:?}: {verdict}");
 }
 
-/// No death of a process in a world goes unnoticed.
+/// Every death of a process in a world is noticed.
 fn check_deaths(sim: &Sim, leader: &Node, delay_max: Duration) {
     for (time, process, fault) in sim.deaths.iter().filter(|_| !leader.is_cut_off) {
         let is_noticed = match fault {
-            // Whoever blames another one can leave in peace before that one has been heard.
+            // A process that blames another can leave normally before that one has been heard.
             Fault::Blame => {
                 let heard = *time + HEARTBEAT * 3 + delay_max * 2 + sim.stopped_for;
                 leader.died.is_some_and(|died| died > heard)
@@ -97,14 +97,14 @@ fn check_deaths(sim: &Sim, leader: &Node, delay_max: Duration) {
     }
 }
 
-/// Who left without having heard what it waited for knows why.
+/// A process that left without the announcement it waited for knows why.
 fn check_loss_of_leader(leader: &Node, node: &Node) {
     if node.has_left && !node.announced.contains("save") && !leader.has_left {
         assert_eq!(node.verdicts.len(), 1, "process {} was told nothing", node.process);
     }
 }
 
-/// Where nothing went wrong nobody says so, and everything is done.
+/// Without faults, no failure is reported and all work is done.
 fn check_peace(sim: &Sim) {
     for node in &sim.nodes {
         assert!(node.verdicts.is_empty(), "a false verdict: {}", node.verdicts[0].1);

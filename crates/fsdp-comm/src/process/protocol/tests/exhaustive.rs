@@ -1,4 +1,4 @@
-//! Every event of a small world x every process killed in front of it.
+//! Kills every process of a small world before every event.
 
 use super::check::check;
 use super::faults::{Case, Fault};

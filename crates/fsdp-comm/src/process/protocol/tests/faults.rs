@@ -1,10 +1,10 @@
-//! What can go wrong, and when.
+//! The faults of a simulation, and when they occur.
 
 use std::time::Duration;
 
 const MILLI: Duration = Duration::from_millis(1);
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -21,30 +21,30 @@ impl Random {
     }
 }
 
-/// What can go wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The process ends; its machine closes its connections behind what it has sent.
+    /// The process ends; its machine closes its connections after everything it has sent.
     Kill,
-    /// The machine ends: its connections stay open, and silent.
+    /// The machine loses power: its connections stay open and silent.
     PowerLoss,
-    /// The connection of this process is lost, with what is on its way.
+    /// The connection of this process is lost, with everything in flight.
     Cut,
     /// The connection is lost, and only the leader notices.
     CutAtLeader,
-    /// The process does not run for so long.
+    /// The process is stopped for this long.
     Stop(Duration),
-    /// A rank of it fails.
+    /// One of its ranks fails.
     Fail,
-    /// It finds that a rank of another process has failed, which that one does not know.
+    /// It reports the failure of a rank of another process, which that process does not know of.
     Blame,
-    /// The process ends and another one with its index is started.
+    /// The process ends, and another one with its index starts.
     Restart,
-    /// A second process with its index is started.
+    /// A second process with its index starts.
     Duplicate,
 }
 
-/// Says what was run, when a test fails.
+/// Prints the case when a test fails.
 pub(super) struct Case(pub(super) String);
 
 impl Drop for Case {

@@ -1,4 +1,4 @@
-//! Single rules of the protocol, each in the smallest world that shows it.
+//! Tests of single rules of the protocol, each in the smallest world that shows it.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn join(process: usize) -> Join {
     Join { version: "1".to_owned(), process, processes: 3, local_ranks: 1, nonce: process as u64, facts }
 }
 
-/// A leader with connections 1 and 2 to the processes of these numbers.
+/// A leader with connections 1 and 2, to the processes with these indices.
 struct World {
     leader: Leader,
     time: Duration,
@@ -54,7 +54,7 @@ impl World {
         self.leader.received(ConnectionId(process), Frame { generation, message });
     }
 
-    /// Passes time in which the others are there.
+    /// Lets time pass while the others stay alive.
     fn pass(&mut self, time: Duration) {
         let end = self.time + time;
         while self.time < end {
@@ -94,7 +94,7 @@ fn nobody_goes_before_all_are_ready_for_the_same_roster() {
     }
     world.receives(1, Message::Ready { round: 1 });
     assert_eq!(world.events(), []);
-    // Process 2 comes again: what process 1 was ready for is no more.
+    // Process 2 reconnects: the round for which process 1 was ready is void.
     world.leader.closed(ConnectionId(2), "cut");
     world.leader.opened(ConnectionId(3));
     world.receives(3, Message::Join(join(2)));
@@ -134,7 +134,7 @@ fn blame_counts_when_the_blamed_process_says_nothing_of_it() {
 fn a_process_that_was_stopped_blames_nobody() {
     let mut world = World::begun();
     world.pass(HEARTBEAT);
-    // An hour later the first tick comes before what the others have sent.
+    // After a pause of one hour, a tick comes before the messages of the others.
     world.time += Duration::from_secs(3600);
     world.leader.tick(world.time);
     world.pass(DEAD_AFTER * 2);

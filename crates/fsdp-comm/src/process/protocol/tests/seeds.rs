@@ -1,4 +1,4 @@
-//! Thousands of worlds with faults at any time.
+//! Runs thousands of worlds with faults at random times.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
-//! Processes in virtual time, over connections that delay what is sent, and that can be lost.
+//! Simulates processes in virtual time, over connections with delays and losses.
 //!
-//! A connection keeps the order of what is sent over it; different ones have different delays. Everything is a function
-//! of the seed.
+//! A connection delivers in order; each has its own delays. Everything is a function of the seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -39,13 +38,13 @@ enum Item {
     Closed,
 }
 
-/// Both ends of a connection: who holds them while they are open.
+/// A connection, and which nodes hold its ends while it is open.
 struct Wire {
     member: usize,
     is_open: [bool; 2],
-    /// What is sent over a wire that is cut never comes.
+    /// Whether the wire is cut: nothing sent over it arrives.
     is_cut: bool,
-    /// When the last thing that was sent in each direction arrives.
+    /// When the last item sent in each direction arrives.
     last: [Duration; 2],
 }
 
@@ -54,25 +53,25 @@ const MEMBER_END: usize = 1;
 
 pub(super) struct Node {
     pub(super) process: usize,
-    /// `None` before its start and after its end.
+    /// `None` before the start and after the end of the process.
     machine: Option<Box<dyn Machine>>,
     pub(super) born: Duration,
     pub(super) died: Option<Duration>,
     stopped: bool,
-    /// What came while it was stopped.
+    /// Events that arrived while it was stopped.
     held: VecDeque<What>,
-    /// When it gives up to join.
+    /// When it gives up joining.
     give_up: Duration,
     pub(super) go: Option<Roster>,
     pub(super) verdicts: Vec<(Duration, Verdict)>,
-    /// The ranks whose gifts it has received or has given itself, and when.
+    /// The ranks whose values it has received or given itself, with times.
     pub(super) given: BTreeMap<usize, Duration>,
     pub(super) announced: BTreeSet<String>,
     pub(super) lost: BTreeSet<usize>,
     pub(super) has_left: bool,
-    /// A fault has cut it off, or ended it.
+    /// Whether a fault has cut it off or ended it.
     pub(super) is_cut_off: bool,
-    /// A fault may have swallowed what it has sent.
+    /// Whether a fault may have swallowed messages that it sent.
     pub(super) is_unheard: bool,
     pub(super) wants_to_leave: bool,
 }
@@ -83,16 +82,16 @@ pub(super) struct Sim {
     queue: BTreeMap<(Duration, usize), What>,
     queued: usize,
     pub(super) handled: usize,
-    /// Kill a process in front of an event.
+    /// Kills a process before a given event.
     pub(super) kill_at: Option<(usize, usize, Fault)>,
     pub(super) nodes: Vec<Node>,
     wires: Vec<Wire>,
     pub(super) processes: usize,
     local_ranks: Vec<usize>,
     delay_max: u64,
-    /// When faults came that end a world.
+    /// Times of the faults that end a world.
     pub(super) faults: Vec<Duration>,
-    /// Those of processes that were part of a world then.
+    /// The faults of processes that were part of a world at that time.
     pub(super) deaths: Vec<(Duration, usize, Fault)>,
     /// The processes that may be blamed for them.
     pub(super) faulty: BTreeSet<usize>,
@@ -141,7 +140,7 @@ impl Sim {
         self.at(time, what);
     }
 
-    /// A process that starts at some time.
+    /// Adds a process that starts at `start`.
     fn add(&mut self, process: usize, start: Duration) {
         let node = self.nodes.len();
         self.nodes.push(Node {
@@ -169,7 +168,7 @@ impl Sim {
         self.at(time, What::Fault { process, fault });
     }
 
-    /// The node of a process that was started last.
+    /// The node of the latest process with an index.
     fn node_of(&self, process: usize) -> usize {
         self.nodes.iter().rposition(|node| node.process == process).expect("every process was started")
     }
@@ -192,7 +191,7 @@ impl Sim {
             if let Some((_, process, fault)) = self.kill_at.take_if(|(at, ..)| *at == self.handled) {
                 self.fault(process, fault);
             }
-            // Ticks are so many, and in themselves so dull, that only the others are numbered.
+            // Ticks are numerous and uneventful, so only other events are numbered.
             self.handled += usize::from(!matches!(what, What::Tick(_)));
             if self.trace && !matches!(what, What::Tick(_)) {
                 println!("{:?} #{} {what:?}", self.now, self.handled);
@@ -209,7 +208,7 @@ impl Sim {
             What::Tick(node) => self.tick(node),
             What::Resume(node) => {
                 self.nodes[node].stopped = false;
-                // Ticks last, as drivers do.
+                // Ticks last, as in the real driver.
                 let mut held = std::mem::take(&mut self.nodes[node].held);
                 held.make_contiguous().sort_by_key(|what| matches!(what, What::Tick(_)));
                 held.into_iter().for_each(|what| self.handle(what));
@@ -257,7 +256,7 @@ impl Sim {
         self.arrive(node, connection, Item::Opened);
     }
 
-    /// Puts something on its way to one end of a connection.
+    /// Sends an item to one end of a connection.
     fn send(&mut self, connection: ConnectionId, end: usize, item: Item) {
         let leader = self.node_of(0);
         let delay = self.random.time(1, self.delay_max + 1);
@@ -304,7 +303,7 @@ impl Sim {
         machine.tick(passed);
         self.perform(node);
         if self.nodes[node].go.is_none() && self.now > self.nodes[node].give_up {
-            // It may be on its way to all others that the world begins.
+            // The *go* may already be in flight to all others.
             self.faulty.insert(self.nodes[node].process);
             return self.end(node, true);
         }
@@ -324,7 +323,7 @@ impl Sim {
             Request::Announce { topic, .. } => drop(it.announced.insert(topic.clone())),
             _ => {}
         }
-        // The leader has the board.
+        // The leader does not need the request: it has the board.
         if it.process != 0 || !matches!(request, Request::Give { .. }) {
             machine.request(request);
         }
@@ -332,7 +331,7 @@ impl Sim {
         self.go_on(node);
     }
 
-    /// Does what a machine wants done.
+    /// Performs the outputs of a machine.
     fn perform(&mut self, node: usize) {
         let outputs = self.nodes[node].machine.iter_mut().flat_map(|machine| machine.take());
         for output in outputs.collect::<Vec<_>>() {
@@ -374,7 +373,7 @@ impl Sim {
             Event::Go(roster) => {
                 assert!(it.go.replace(roster).is_none(), "a world begins once");
                 let process = self.nodes[node].process;
-                // In front of gifts, so that whoever hears of the save has heard this.
+                // Before the values, so that a process that hears of the save has heard this.
                 self.at(self.now, What::Request { node, request: announcement(own_topic(process)) });
                 for rank in self.ranks_of(process) {
                     let request = Request::Give { topic: "save".into(), rank, value: vec![rank as u8] };
@@ -393,13 +392,13 @@ impl Sim {
         self.go_on(node);
     }
 
-    /// What ranks do: all give, the leader announces when it has collected, who has heard it leaves; and who can not hope
-    /// to collect or to hear leaves too.
+    /// Plays the ranks: all give, the leader announces after collecting, and a process leaves when it has heard the
+    /// announcement, or when collecting or hearing has become impossible.
     fn go_on(&mut self, node: usize) {
         let world = self.world();
         let it = &mut self.nodes[node];
         if it.has_left {
-            // An end behind Goodbye: what was sent arrives.
+            // An end after goodbye: everything sent arrives.
             return self.end(node, true);
         }
         if it.wants_to_leave || it.go.is_none() {
@@ -420,7 +419,7 @@ impl Sim {
         }
     }
 
-    /// A process ends; `closes`: its machine says so.
+    /// Ends a process; `closes` says whether its machine closes the connections.
     fn end(&mut self, node: usize, closes: bool) {
         let it = &mut self.nodes[node];
         it.machine = None;
@@ -470,7 +469,7 @@ impl Sim {
                 if fault == Fault::Restart {
                     self.end(node, true);
                 }
-                // Whoever leads starts once: the others would have to be told of another one.
+                // The leader starts only once: the others would have to learn of another one.
                 if process != 0 {
                     self.add(process, self.now);
                 }

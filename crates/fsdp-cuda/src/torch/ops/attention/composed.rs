@@ -1,10 +1,11 @@
-//! Attention composed of libtorch's operations, with its scores in memory, in the type of arithmetic.
+//! Attention composed of libtorch's operations, with its scores in memory, in the arithmetic type.
 //!
 //! All scores of a call would be (samples x heads x positions x positions) numbers, several times over: more than a
-//! card has. So they are made block by block. A block has whole samples if their scores fit; else heads of one sample,
-//! those that read the same key head together; else some positions of the queries of one such group. The queries of a
-//! group lie one below the other, so that one product is that of all of them, and sums over the heads of a group are
-//! sums over rows. Blocks depend on shapes alone, and on documents where samples hold several: a block is of one document.
+//! GPU's memory. So they are computed block by block. A block consists of whole samples if their scores fit; else of
+//! heads of one sample, with heads that read the same key head kept together; else of some query positions of one such
+//! group. The queries of a group are stacked, so that one product covers all of them, and sums over the heads of a
+//! group are sums over rows. Blocks depend only on shapes, and on documents where samples hold several: a block never
+//! spans documents.
 
 #[cfg(test)]
 mod tests;
@@ -23,59 +24,61 @@ use crate::torch::ops::int;
 use crate::torch::ops::pointwise::factors;
 use crate::torch::storage::TorchStorage;
 
-/// The most scores of a block: 256 MiB in f32. Forward has at most two temporaries of this size at once (scores, and
-/// their exponentials or the factors of dropout), backward three (probabilities, their gradients, and the factors; a cap has one more).
+/// Maximum number of scores in a block: 256 MiB in f32. The forward pass needs at most two temporaries of this size at
+/// once (scores, and their exponentials or the dropout factors), the backward pass three (probabilities, their
+/// gradients, and the factors; a cap adds one).
 const SCORES_MAX: usize = 1 << 26;
 
-/// What is computed at once: positions of queries, of groups of heads, of samples.
+/// A unit of computation: samples, groups of heads, and positions of queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Block {
     samples: Range<usize>,
-    /// Key heads, each with the query heads that read it.
+    /// Key heads, each together with the query heads that read it.
     groups: Range<usize>,
     /// Positions of queries.
     rows: Range<usize>,
-    /// Positions of keys that one of them sees: up to the last query's own.
+    /// Positions of keys that any of these queries sees: up to the last query's own.
     keys: Range<usize>,
 }
 
-/// The most positions of a block's queries where there is a window, unless that is wider: a block reads as many keys before
-/// its own as the window has.
+/// Maximum number of query positions in a block with a window, unless the window is wider: a block reads as many keys
+/// before its own positions as the window has.
 const WINDOW_ROWS: usize = 256;
 
-/// The ranges that steps of `step`, at least 1, cut `0 .. end` into.
+/// Splits `0..end` into ranges of length `step`, or 1 if `step` is 0.
 fn ranges(end: usize, step: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     let step = step.max(1);
     (0..end).step_by(step).map(move |start| start..end.min(start + step))
 }
 
-/// What is narrowed of a tensor.
+/// A range of a tensor along `dim`.
 fn part(tensor: &Tensor, dim: i64, range: &Range<usize>) -> Result<Tensor, Failure> {
     Ok(tensor.f_narrow(dim, int(range.start), int(range.len()))?)
 }
 
-/// The type of arithmetic.
+/// The arithmetic type.
 fn arithmetic(operand: &Tensor) -> Result<Kind, Failure> {
     Ok(if operand.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
 }
 
-/// Room for the gradients of a span's keys or values, beside one of a block's: (samples, groups, positions, elements).
+/// Zeros for the gradients of a span's keys or values, shaped like those of a block: (samples, groups, positions,
+/// elements).
 fn zeros(span: &Block, like: &Tensor) -> Result<Tensor, Failure> {
     let mut sizes = like.size();
     sizes[2] = int(span.keys.len());
     Ok(Tensor::f_zeros(&sizes, (like.f_kind()?, like.device()))?)
 }
 
-/// The composition of one call. Operands and results are (batch, heads, positions, elements); statistics are (batch,
+/// The composition for one call. Operands and results are (batch, heads, positions, elements); statistics are (batch,
 /// heads, positions).
 pub(super) struct Composed<'a, D: TorchStorage> {
     torch: &'a Torch<D>,
     dims: AttentionDims,
     scores: Scores,
     dropout: Option<Dropout<'a>>,
-    /// The rows of documents, where samples hold several.
+    /// The rows of each document; `None` unless samples hold several.
     documents: Option<&'a [Range<usize>]>,
-    /// The most scores of a block that has more than one position.
+    /// Maximum number of scores in a block with more than one position.
     scores_max: usize,
 }
 
@@ -89,7 +92,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         Self { torch, dims, scores, dropout, documents, scores_max: SCORES_MAX }
     }
 
-    /// Writes the output and the log-sum-exp.
+    /// Computes the output and the log-sum-exp.
     pub(super) fn forward(&self, [q, k, v]: [&Tensor; 3], [y, lse]: [&Tensor; 2]) -> Result<(), Failure> {
         let lse = lse.f_unsqueeze(-1)?;
         for block in self.spans().flat_map(|span| self.blocks(span)) {
@@ -105,7 +108,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         Ok(())
     }
 
-    /// Writes the gradients of queries, keys and values.
+    /// Computes the gradients of queries, keys and values.
     pub(super) fn backward(
         &self,
         qkv: [&Tensor; 3],
@@ -115,7 +118,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         let lse = lse.f_unsqueeze(-1)?;
         for span in self.spans() {
             let mut sums: Option<[Tensor; 2]> = None;
-            // The last positions come first: what they read is all that others read, unless there is a window.
+            // From the last positions on: these read all keys that the others read, unless there is a window.
             for block in self.blocks(span.clone()).rev() {
                 let [for_q, for_k, for_v] = self.gradients(&block, qkv, [y, &lse, dy])?;
                 self.write(&block, &for_q, to_q)?;
@@ -138,7 +141,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         Ok(())
     }
 
-    /// The gradients of a block.
+    /// The gradients of queries, keys and values from one block.
     fn gradients(
         &self,
         block: &Block,
@@ -169,7 +172,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         ])
     }
 
-    /// Scaled scores of a block; minus infinity for keys that a query does not see.
+    /// The scaled scores of a block; minus infinity for keys that a query does not see.
     fn scores(&self, block: &Block, q: &Tensor, k: &Tensor) -> Result<Tensor, Failure> {
         let mut scores = self.queries(block, q)?.f_matmul(&self.keys(block, k)?.f_transpose(-2, -1)?)?;
         scores.f_mul_scalar_(self.scale()).done()?;
@@ -188,7 +191,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         Ok(scores)
     }
 
-    /// What gradients of capped scores are multiplied with; 0 for keys that a query does not see.
+    /// Derivative of the cap at each score, 0 for keys that a query does not see; `None` if scores are not capped.
     fn slope_of_cap(&self, scores: &Tensor) -> Result<Option<Tensor>, Failure> {
         let Some(cap) = self.scores.softcap else { return Ok(None) };
         let bent = scores.f_mul_scalar(1.0 / cap)?;
@@ -199,12 +202,12 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         self.scores.scale(self.dims.head_dim)
     }
 
-    /// Query heads that read one key head.
+    /// Number of query heads per key head.
     fn group(&self) -> usize {
         self.dims.heads / self.dims.kv_heads
     }
 
-    /// Blocks of all positions: of samples, or of documents.
+    /// The largest units: blocks over all positions of samples or documents.
     fn spans(&self) -> impl Iterator<Item = Block> {
         let AttentionDims { batch, seq, heads, kv_heads, .. } = self.dims;
         let places: Vec<(Range<usize>, Range<usize>)> = match self.documents {
@@ -232,7 +235,7 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         })
     }
 
-    /// The blocks of a span.
+    /// Splits a span into blocks.
     fn blocks(&self, span: Block) -> impl DoubleEndedIterator<Item = Block> {
         let len = span.rows.len();
         let room = self.scores_max / (span.heads_len(self.group()) * self.row_len(len)).max(1);
@@ -244,36 +247,36 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
         })
     }
 
-    /// What a row of a block of so many positions may have: as many scores as keys, the elements of a query, or factors of
-    /// dropout for all positions.
+    /// Maximum number of elements per row of a block with this many positions: scores, elements of a query, or dropout
+    /// factors for all positions.
     fn row_len(&self, positions: usize) -> usize {
         let factors = if self.dropout.is_some() { self.dims.seq } else { 0 };
         positions.max(self.dims.head_dim).max(factors)
     }
 
-    /// Rows of a block's queries in the type of arithmetic, those of a group one below the other:
-    /// (samples, groups, rows, elements).
+    /// The rows of a block's queries in the arithmetic type, with those of a group stacked: (samples, groups, rows,
+    /// elements).
     fn queries(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
         let rows = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
         let by_group = [block.groups.len(), self.group()].map(int);
         Ok(rows.f_to_kind(arithmetic(&rows)?)?.f_unflatten(1, by_group)?.f_flatten(2, 3)?)
     }
 
-    /// Keys or values that a block reads, in the type of arithmetic: (samples, groups, positions, elements).
+    /// The keys or values that a block reads, in the arithmetic type: (samples, groups, positions, elements).
     fn keys(&self, block: &Block, of_all: &Tensor) -> Result<Tensor, Failure> {
         let seen = part(&block.of_heads(of_all, 1)?, 2, &block.keys)?;
         Ok(seen.f_to_kind(arithmetic(&seen)?)?)
     }
 
-    /// Puts rows of a block where they belong: the inverse of [`Composed::queries`].
+    /// Writes the rows of a block to their place: the inverse of [`Composed::queries`].
     fn write(&self, block: &Block, rows: &Tensor, of_all: &Tensor) -> Result<(), Failure> {
         let mut to = part(&block.of_heads(of_all, self.group())?, 2, &block.rows)?;
         to.f_copy_(&rows.f_view_as(&to)?)?;
         Ok(())
     }
 
-    /// What dropout multiplies the probabilities of a block with: made by our kernel where the memory has one, else on
-    /// the host. The rows of a head are consecutive elements of its sample.
+    /// The dropout factors for the probabilities of a block: from the memory's kernel if it has one, from the host
+    /// otherwise. The rows of a head are consecutive elements of its sample.
     fn factors(&self, block: &Block, kind: Kind) -> Result<Option<Factors<D::Buffer>>, Failure> {
         let Some(dropout) = self.dropout else { return Ok(None) };
         let (seq, group) = (self.dims.seq, self.group());
@@ -294,33 +297,33 @@ impl<'a, D: TorchStorage> Composed<'a, D> {
 }
 
 impl Block {
-    /// The samples and heads of a block, of a tensor that has `group` heads for each key head.
+    /// The samples and heads of a block, in a tensor that has `group` heads per key head.
     fn of_heads(&self, of_all: &Tensor, group: usize) -> Result<Tensor, Failure> {
         let heads = self.groups.start * group..self.groups.end * group;
         part(&part(of_all, 0, &self.samples)?, 1, &heads)
     }
 
-    /// Its keys among those of a span.
+    /// Its keys, as positions within those of a span.
     fn keys_in(&self, span: &Block) -> Range<usize> {
         self.keys.start - span.keys.start..self.keys.end - span.keys.start
     }
 
-    /// Query heads of all samples.
+    /// Number of query heads, over all its samples.
     fn heads_len(&self, group: usize) -> usize {
         self.samples.len() * self.groups.len() * group
     }
 }
 
-/// Factors for all keys of every row of a block.
+/// Dropout factors for all keys of every row of a block.
 enum Factors<B> {
     /// In a buffer of the memory.
     Ours(B),
-    /// Made on the host, in libtorch's memory.
+    /// Created on the host, in libtorch's memory.
     OfHost(Tensor),
 }
 
 impl<B: fsdp_core::memory::Buffer> Factors<B> {
-    /// Multiplies numbers for the keys that a block reads.
+    /// Multiplies `values`, which cover the keys that a block reads.
     fn multiply<D: TorchStorage<Buffer = B>>(
         &self,
         call: &Composed<'_, D>,

@@ -1,4 +1,4 @@
-//! Which kernels run, and what surrounds them.
+//! Tests of the choice of kernels, and of the code around them.
 
 use tch::Kind;
 
@@ -28,7 +28,7 @@ fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands() {
 #[test]
 fn the_shim_asks_libtorch_which_kernel_it_would_take() {
     let tensor = |heads: i64| Tensor::zeros([1, heads, 8, 8], (Kind::Float, Device::Cpu));
-    // On the host libtorch has one fused kernel, which it calls by the number of FlashAttention.
+    // On the host, libtorch has one fused kernel, which it reports as FlashAttention.
     let operands = [tensor(4), tensor(4), tensor(4)];
     let chosen = ffi::choose_attention(operands.each_ref()).expect("an operation of every libtorch");
     assert_eq!(chosen, Some(CudaAttention::Flash));
@@ -84,14 +84,14 @@ fn attention_over_repeated_keys_is_that_over_groups_of_queries() {
         by(&repeated(dims, &k).expect("heads that divide"), &repeated(dims, &v).expect("heads that divide"));
     let mut dqkv = Tensor::zeros(packed(dims), options);
     ffi::pack_heads([&for_q, &for_k, &for_v], &mut dqkv).expect("heads that divide");
-    // The sums of reference are libtorch's own over a dimension of groups: no head is summed with that of another key.
+    // The reference sums are libtorch's own over a dimension of groups: no head is added to a head of another key.
     let (expected, [for_q, for_k, for_v]) = by(&k, &v);
     let parts = heads(dims, &dqkv).expect("views");
     for (got, expected) in
         [&y, &parts[0], &parts[1], &parts[2]].into_iter().zip([&expected, &for_q, &for_k, &for_v])
     {
         let off = (got - expected).abs().max().double_value(&[]);
-        // Numbers of at most 1, sums of at most 3 x 19 of them: a thousand roundings are more than any order needs.
+        // Numbers of at most 1, sums of at most 3 x 19 of them: any order stays below a thousand roundings.
         assert!(off <= 1e3 * f64::EPSILON * 57.0, "{off}");
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks against the whole.
+//! Compares computation in blocks with computation of the whole.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::torch::{Kernels, set_intra_op};
 
 /// Grouped queries, an odd number of positions, heads of an odd size.
 const ODD: AttentionDims = AttentionDims { batch: 3, seq: 13, heads: 6, kv_heads: 3, head_dim: 5 };
-/// All matrices are aligned as libtorch aligns tensors: products may have other bits elsewhere.
+/// All matrices have libtorch's alignment; with another alignment, products may have other bits.
 const ALIGNED: AttentionDims = AttentionDims { seq: 32, head_dim: 16, ..ODD };
 const KEYS: [u64; 3] = [11, 7, u64::MAX];
 const DROPPED: f64 = 0.3;
@@ -37,7 +37,7 @@ fn numbers(key: u64, dims: AttentionDims, heads: usize) -> Tensor {
     Tensor::from_slice(&numbers).view(sizes.map(int).as_slice())
 }
 
-/// Output, log-sum-exp, and gradients, of numbers up to 1.
+/// Output, log-sum-exp, and gradients, for operands of magnitude up to 1.
 fn computed(dims: AttentionDims, scores_max: usize, drops: bool, kind: Kind) -> Vec<Tensor> {
     let torch = torch();
     let call = composed(&torch, dims, scores_max, drops);
@@ -59,7 +59,7 @@ fn blocks(scores_max: usize) -> Vec<Block> {
     call.spans().flat_map(|span| call.blocks(span)).collect()
 }
 
-/// Bounds that cut nothing, samples (evenly and not), groups (evenly and not), and positions.
+/// Bounds that split nothing, samples (evenly and not), groups (evenly and not), and positions.
 fn bounds(dims: AttentionDims) -> [usize; 9] {
     let AttentionDims { seq, heads, kv_heads, .. } = dims;
     let (of_group, of_sample) = (heads / kv_heads * seq * seq, heads * seq * seq);
@@ -118,11 +118,11 @@ fn samples_and_heads_have_the_same_bits_in_every_block() {
     }
 }
 
-/// Products of matrices that lie elsewhere, or have fewer rows, may be summed in another order. With operands up to 1,
-/// scores and slopes are up to `dim^1/2` and `dim`, and sums of `dim` products; exponents are then off by at most
-/// `2 (dim + seq + 16) dim^1/2` roundings, of which each probability inherits as many relative to itself. Gradients of
-/// scores are products of a probability, at most twice a slope over the probability of keeping, and a scale; sums over
-/// rows have `group x seq` terms up to that.
+/// Products of matrices at other addresses, or with fewer rows, may be summed in another order. With operands up to 1,
+/// scores and slopes are up to `dim^1/2` and `dim`, and are sums of `dim` products; exponents are then off by at most
+/// `2 (dim + seq + 16) dim^1/2` roundings, which each probability inherits as a relative error. Gradients of scores are
+/// products of a probability, at most twice a slope over the probability of keeping, and a scale; sums over rows have
+/// `group x seq` terms of up to that size.
 #[test]
 fn blocks_of_odd_sizes_stay_within_the_bound_of_sums_in_another_order() {
     let (dim, seq) = (ODD.head_dim as f64, ODD.seq as f64);
