@@ -1,13 +1,13 @@
 //! Proves a schedule safe before any byte moves.
 //!
-//! The checker walks a schedule in program order. It follows what every buffer holds, symbolically, and knows for every
-//! operation what has certainly happened before it: all earlier operations of its queue, and what its declared waits
-//! imply (vector clocks). It accepts a schedule when
-//! - every operation finds in its operands what it needs, and overwrites nothing that is not given up,
-//! - lengths, dtypes and places of operands fit each other,
+//! The checker walks a schedule in program order. It tracks the symbolic contents of every buffer, and for every
+//! operation the operations that certainly happened before it: all earlier ones of its queue, and those that its
+//! declared waits imply (vector clocks). It accepts a schedule when
+//! - every operation finds the contents it needs in its operands, and overwrites nothing that was not given up,
+//! - lengths, dtypes and places of operands match,
 //! - every pair of conflicting accesses is ordered, and every collective hands its buffers over before they are used,
-//! - norms and updates are of gradients that have every micro-batch exactly once,
-//! - everything is given up at the end but what outlives a step, and every trained segment is updated once,
+//! - norms and updates read gradients that contain every micro-batch exactly once,
+//! - at the end, everything is given up except what outlives a step, and every trained segment was updated once,
 //! - all ranks issue the same collectives in the same order ([`check_ranks`]).
 
 mod order;
@@ -23,7 +23,7 @@ use crate::layout::Layout;
 use crate::model::ModelSpec;
 use crate::schedule::{Before, BufferId, Schedule, describe};
 
-/// How operations and buffers are called in violations.
+/// Names operations and buffers in violations.
 #[derive(Clone, Copy)]
 struct Names<'a> {
     schedule: &'a Schedule,

@@ -1,11 +1,10 @@
 //! The communication contract.
 //!
-//! [`Communicator`] is what a backend implements; [`Comm`] is what everybody calls. The checks of lengths,
-//! dtypes and shares, the sequence numbers and the fingerprints are made in [`Comm`], once, in front of the
-//! backend, so that no backend can forget them.
+//! Backends implement [`Communicator`]; everything else calls [`Comm`]. [`Comm`] checks lengths, dtypes and exclusive
+//! access, and assigns sequence numbers and fingerprints, before it calls the backend, so no backend can forget to.
 //!
-//! Collectives are asynchronous: buffers move into a [`Pending`] and come back from [`Pending::wait_on`].
-//! Dropping a `Pending` that was not waited for aborts the communicator: the buffers may still be in flight.
+//! Collectives are asynchronous: buffers move into a [`Pending`], and [`Pending::wait_on`] returns them. Dropping a
+//! `Pending` without waiting aborts the communicator, because its buffers may still be in flight.
 
 mod fingerprint;
 

@@ -1,33 +1,33 @@
-//! Digests of what must be the same on all ranks.
+//! Digests of values that must be the same on all ranks.
 //!
-//! A digest is FNV-1a, 128 bits wide, over the `Debug` text of values: it covers every field of a type without listing
-//! them, so that none can be forgotten, and is the same wherever the same program runs. It finds accidents, not
-//! forgeries: two ranks that were started differently differ in it with all but certainty.
+//! A digest is the 128-bit FNV-1a hash of the `Debug` text of values. This covers every field of a type without listing
+//! them, so none can be forgotten, and gives the same result wherever the same program runs. It detects accidents, not
+//! forgeries: ranks that were started differently have different digests, with all but certainty.
 
 use std::fmt::{self, Debug, Write};
 
 const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 
-/// 128 bits that stand for a value.
+/// A 128-bit digest of one or more values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(u128);
 
 impl Digest {
-    /// The digest of a value.
+    /// Returns the digest of a value.
     pub fn of(value: &impl Debug) -> Self {
         Self(OFFSET).and(value)
     }
 
-    /// The digest of this and one more value.
+    /// Extends the digest by another value.
     #[must_use]
     pub fn and(mut self, value: &impl Debug) -> Self {
-        // A digest takes all text, so only a `Debug` that fails by itself could fail here; what it wrote counts.
+        // `write_str` below never fails; if a `Debug` implementation does, the text written so far counts.
         let _ = write!(self, "{value:?}");
         self
     }
 
-    /// The digest as two integers, for a collective.
+    /// The digest as two integers (high word first), to send in a collective.
     pub fn words(self) -> [i64; 2] {
         [(self.0 >> 64) as i64, self.0 as i64]
     }

@@ -1,7 +1,7 @@
 //! Element types of buffers.
 //!
-//! Dtypes are run-time values: a schedule, a layout or a checkpoint names one, and a backend dispatches on
-//! it once per call. Only what training needs is here; file formats know more types of their own.
+//! Dtypes are run-time values: a schedule, a layout or a checkpoint names one, and a backend dispatches on it once per
+//! call. The enum has only the dtypes that training needs; file formats define more.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ pub enum DType {
     Bf16,
     /// IEEE 754 half precision.
     F16,
-    /// Unsigned 8-bit integers: quantized optimizer state.
+    /// Unsigned 8-bit integers, for quantized optimizer state.
     U8,
-    /// Unsigned 32-bit integers: token ids.
+    /// Unsigned 32-bit integers, for token ids.
     U32,
-    /// Signed 64-bit integers: the digits of exact sums.
+    /// Signed 64-bit integers, for the digits of exact sums.
     I64,
 }
 
@@ -40,8 +40,8 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::Bf16 | DType::F16)
     }
 
-    /// The dtype of the master copy (and optimizer state) of parameters computed in this dtype: `F64` for
-    /// `F64`, else `F32`.
+    /// The dtype of the master copy (and optimizer state) of parameters that are computed in this dtype: `F64` for
+    /// `F64`, otherwise `F32`.
     pub const fn master(self) -> DType {
         match self {
             DType::F64 => DType::F64,
@@ -49,13 +49,13 @@ impl DType {
         }
     }
 
-    /// The largest number of the master dtype that is still finite when it is rounded to this one, to nearest even.
+    /// The largest value of the master dtype that remains finite when rounded to this dtype (to nearest even).
     pub const fn largest(self) -> f64 {
         match self {
             DType::F64 => f64::MAX,
-            // The next one is as near to the power of two that bf16 does not have.
+            // The next value is halfway to the power of two that bf16 cannot represent.
             DType::Bf16 => f32::from_bits(0x7f7f_7fff) as f64,
-            // The next one is 65520, as near to the power of two that f16 does not have.
+            // The next value is 65520, halfway to the power of two that f16 cannot represent.
             DType::F16 => f32::from_bits(0x477f_efff) as f64,
             _ => f32::MAX as f64,
         }

@@ -1,11 +1,10 @@
-//! Errors of the core and of the contracts behind it.
+//! Errors of the core and of the traits that backends implement.
 
 use crate::comm::CommError;
 use crate::dtype::DType;
 use crate::out_of_memory::OutOfMemory;
 
-/// What a correct caller can meet. (What only a bug in this workspace can cause is a panic that names the
-/// broken invariant.)
+/// Errors that a correct caller can encounter. (A bug in this workspace panics instead, naming the broken invariant.)
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,7 +13,7 @@ pub enum Error {
         "{replicas} replicas do not divide a world of {world} ranks: their number has to be one of its divisors"
     )]
     Mesh {
-        /// Asked-for size of the replicate axis.
+        /// Requested size of the replicate axis.
         replicas: usize,
         /// Number of ranks.
         world: usize,
@@ -22,7 +21,7 @@ pub enum Error {
     /// The model description contradicts itself.
     #[error("invalid model: {what}")]
     Model {
-        /// What is wrong, naming module, block or parameter.
+        /// The problem, naming module, block or parameter.
         what: String,
     },
     /// A wrap policy names classes that the model does not have.
@@ -33,7 +32,7 @@ pub enum Error {
         /// The classes that exist.
         known: Vec<String>,
     },
-    /// A wrap policy would split the uses of a tied parameter over units.
+    /// A wrap policy would put the uses of a tied parameter into different units.
     #[error(
         "the tied parameter `{param}` (also `{alias}`) would be split over the units `{first}` and `{second}`; \
          leave both uses in one unit, usually the root"
@@ -55,38 +54,38 @@ pub enum Error {
         key: &'static str,
         /// The rejected value.
         value: String,
-        /// What is allowed, and the way out.
+        /// The allowed values, and a way out.
         expected: String,
     },
     /// The checker rejected a schedule.
     #[error("the schedule is unsafe: {0}")]
     Schedule(#[from] crate::checker::Violation),
-    /// A unit is to be given up, and the program still has a view of its parameters.
+    /// A unit is to be resharded while the program still holds a view of its parameters.
     #[error("unit `{unit}` is resharded while the program still views its parameters")]
     Viewed {
         /// The unit.
         unit: String,
     },
-    /// An operation wants a buffer that is in a collective in flight, or an open gradient. No schedule that the checker
-    /// accepts does so.
+    /// An operation needs a buffer that a collective in flight or an open gradient has taken. Schedules that pass the
+    /// checker never do.
     #[error("buffer {buffer} ({name}) is used by another operation now")]
     Absent {
         /// Number of the buffer in the schedule.
         buffer: usize,
-        /// What it is for.
+        /// The buffer's purpose.
         name: String,
     },
-    /// Storage was to be written while something else still reads it.
+    /// A buffer is to be written while other handles still read its storage.
     #[error("a buffer of {len} x {dtype} is written while {readers} other handle(s) read it")]
     Shared {
         /// Elements.
         len: usize,
         /// Their type.
         dtype: DType,
-        /// How many other handles there are.
+        /// Number of other handles.
         readers: usize,
     },
-    /// A buffer was read after its contents were given up.
+    /// A buffer was read after its contents were released.
     #[error("a buffer of {len} x {dtype} is read after it was released")]
     Released {
         /// Elements.
@@ -94,23 +93,23 @@ pub enum Error {
         /// Their type.
         dtype: DType,
     },
-    /// There is no room for a buffer, for scratch of a kernel or for a temporary of a library.
+    /// Out of memory for a buffer, for a kernel's scratch space or for a library's temporary.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// A device failed, or a library that works on it did; the source names the call, the device and what to do.
+    /// A device failed, or a library that uses it; the source names the call, the device and the remedy.
     #[error(transparent)]
     Device(Box<dyn std::error::Error + Send + Sync>),
-    /// A device does not take what it was to run, and would not take it another time; the source says what to change.
+    /// A device rejects what it was given to run, and would reject it again; the source says what to change.
     #[error(transparent)]
     Refused(Box<dyn std::error::Error + Send + Sync>),
-    /// A block used a parameter that is not unsharded, or not listed as one of its own.
+    /// A block used a parameter that is not unsharded or not in the block's list.
     #[error("block `{block}` uses parameter `{param}`, which {why}")]
     Parameter {
         /// The block.
         block: String,
         /// The parameter.
         param: String,
-        /// Why it can not be had.
+        /// Why the parameter is not available.
         why: &'static str,
     },
     /// A collective failed.
@@ -119,9 +118,9 @@ pub enum Error {
     /// The model's code or the update rule failed.
     #[error("block `{block}`: {source}")]
     Program {
-        /// Where.
+        /// The block that failed.
         block: String,
-        /// Why.
+        /// The underlying error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

@@ -1,16 +1,15 @@
 //! Exact sums of `f64` values, independent of the order of addition.
 //!
-//! An [`ExactSum`] is a fixed-point number wide enough for every finite `f64` (Kulisch's accumulator): 32-bit
-//! digits in `i64` words, so that about 2^31 additions fit before carries must be resolved. Sums of disjoint
-//! parts may be added as integers in any order and give the same digits, hence the same rounded result:
-//! that is how the gradient norm and the loss are independent of the number of ranks. Non-finite values are
-//! counted instead of summed.
+//! An [`ExactSum`] is a fixed-point number wide enough for every finite `f64` (Kulisch's accumulator): 32-bit digits in
+//! `i64` words, so that about 2^31 additions fit before carries must be resolved. Sums of disjoint parts may be added
+//! as integers in any order and give the same digits, hence the same rounded result. This makes the gradient norm and
+//! the loss independent of the number of ranks. Non-finite values are counted instead of summed.
 
 /// Bits below the least significant digit: the exponent of the smallest subnormal.
 const LOWEST_EXPONENT: i32 = -1074;
-/// Digits of 32 bits: 2098 bits of `f64` range and some head room for carries.
+/// Number of 32-bit digits: 2098 bits of `f64` range and some head room for carries.
 const DIGITS: usize = 68;
-/// Additions after which carries are resolved; each adds less than 2^32 to a digit.
+/// Number of additions after which carries are resolved; each adds less than 2^32 to a digit.
 const ADDITIONS_MAX: u32 = 1 << 30;
 
 /// The exact sum of many `f64`.
@@ -66,7 +65,7 @@ impl ExactSum {
         self.carry();
     }
 
-    /// The sum as words that may be added element by element (up to 2^30 sums) and given to
+    /// The sum as words that may be added element by element (up to 2^30 sums) and passed to
     /// [`ExactSum::from_words`]; the last word counts non-finite values.
     pub fn to_words(&self) -> [i64; Self::WORDS] {
         let mut carried = self.clone();
@@ -77,10 +76,10 @@ impl ExactSum {
         words
     }
 
-    /// The sum whose words are given.
+    /// Reconstructs a sum from its words, or from the element-wise sum of several.
     ///
     /// # Panics
-    /// When there are not [`ExactSum::WORDS`] words.
+    /// When the number of words is not [`ExactSum::WORDS`].
     pub fn from_words(words: &[i64]) -> Self {
         assert_eq!(words.len(), Self::WORDS, "an exact sum has a fixed number of words");
         let mut sum = Self { non_finite: words[DIGITS], ..Self::default() };
@@ -89,13 +88,13 @@ impl ExactSum {
         sum
     }
 
-    /// How many of the added values were infinite or not a number.
+    /// Number of added values that were infinite or NaN.
     pub fn non_finite(&self) -> i64 {
         self.non_finite
     }
 
-    /// The sum rounded to `f64` (within one unit in the last place, the same bits for the same sum); not a
-    /// number when a non-finite value was added.
+    /// The sum rounded to `f64` (within one unit in the last place; equal sums give equal bits); NaN if a non-finite
+    /// value was added.
     pub fn value(&self) -> f64 {
         if self.non_finite > 0 {
             return f64::NAN;
@@ -112,7 +111,7 @@ impl ExactSum {
         carried.round()
     }
 
-    /// Rounds a carried, non-negative sum: the leading digits that can reach the 53 bits of the result.
+    /// Rounds a carried, non-negative sum, from the leading digits that can affect the 53 bits of the result.
     fn round(&self) -> f64 {
         let Some(top) = self.digits.iter().rposition(|&digit| digit != 0) else { return 0.0 };
         let low = top.saturating_sub(2);
@@ -121,7 +120,7 @@ impl ExactSum {
             mantissa = mantissa << 32 | digit as u128;
         }
         let exponent = LOWEST_EXPONENT + 32 * low as i32;
-        // Two factors, so that neither underflows where the product does not.
+        // Two factors, so that neither underflows unless the product does.
         let half = exponent / 2;
         mantissa as f64 * pow2(half) * pow2(exponent - half)
     }

@@ -1,42 +1,42 @@
-//! Whether a failure is worth another try: what schedulers of jobs ask, and what exit codes say.
+//! Classifies failures by whether a retry can help, for job schedulers and exit codes.
 //!
-//! Every error of this workspace is classified here or beside its type, in a `match` without a wildcard: a new variant
-//! does not compile until somebody has thought about it.
+//! Every error of this workspace is classified here or next to its type, in a `match` without a wildcard, so that a new
+//! variant does not compile until it has been classified.
 
 use std::io;
 
 use crate::comm::CommError;
 use crate::error::Error;
 
-/// What a failure calls for. The order says which one counts when several things failed at once: another try helps only
-/// if it helps all of them.
+/// How to respond to a failure. When several things fail at once, the greatest kind counts: a retry helps only if it
+/// helps all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureKind {
-    /// Something outside failed: a full disk, a rank that is late, a device. The same command can succeed later.
+    /// An outside cause: a full disk, a late rank, a device. The same command may succeed later.
     Temporary,
-    /// The run failed, and would fail the same way again.
+    /// The run failed, and would fail again in the same way.
     Permanent,
-    /// What was given is wrong or missing: a key, a file, a device. Somebody has to change it first.
+    /// Wrong or missing input: a key, a file, a device. It must be changed before a retry.
     Input,
-    /// Somebody asked to stop.
+    /// A stop was requested.
     Interrupted,
 }
 
 /// Error numbers that have no [`io::ErrorKind`] of their own.
 mod errno {
-    /// Input or output failed.
+    /// Input or output error.
     pub(super) const EIO: i32 = 5;
-    /// The whole system has too many open files.
+    /// Too many open files in the whole system.
     pub(super) const ENFILE: i32 = 23;
-    /// This process has too many open files.
+    /// Too many open files in this process.
     pub(super) const EMFILE: i32 = 24;
-    /// No locks are left (Linux).
+    /// No locks available (Linux).
     pub(super) const ENOLCK: i32 = 37;
-    /// Input or output failed on the other machine (Linux).
+    /// Remote input or output error (Linux).
     pub(super) const EREMOTEIO: i32 = 121;
 }
 
-/// Whether what the operating system says can pass without a change of the command.
+/// Whether an operating system error can pass without a change of the command.
 fn is_temporary(error: &io::Error) -> bool {
     use errno::{EIO, EMFILE, ENFILE, ENOLCK, EREMOTEIO};
     let is_known = matches!(
@@ -60,14 +60,14 @@ fn is_temporary(error: &io::Error) -> bool {
 }
 
 impl FailureKind {
-    /// The kind of a failed operation on a file: what can not pass is wrong with the path, its permissions or its content.
+    /// Classifies a failed file operation: if it is not temporary, the path, its permissions or its content is wrong.
     pub fn of_io(error: &io::Error) -> Self {
         if is_temporary(error) { FailureKind::Temporary } else { FailureKind::Input }
     }
 }
 
 impl Error {
-    /// What this failure calls for.
+    /// Classifies this failure.
     pub fn kind(&self) -> FailureKind {
         match self {
             Error::Mesh { .. }
@@ -91,8 +91,8 @@ impl Error {
 }
 
 impl CommError {
-    /// What this failure calls for. Of a rank that failed without saying how, nothing better is known than that it may
-    /// not do so again.
+    /// Classifies this failure. A rank that failed without a reported kind counts as temporary: it may succeed next
+    /// time.
     pub fn kind(&self) -> FailureKind {
         match self {
             CommError::Mismatch { .. }

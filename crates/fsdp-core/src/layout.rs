@@ -1,26 +1,26 @@
-//! The layout: where every element of every parameter lies, on every rank.
+//! The layout: the position of every element of every parameter on every rank.
 //!
-//! A unit is a short list of **segments**, one per (trainable or frozen, row length). A segment is one
-//! contiguous buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that
-//! length. Parameters of fewer than two dimensions ride in the unit's largest segment of their kind, padded
-//! to whole rows. Every rank owns `ceil(rows / S)` rows. Parameters start 16-byte aligned, by whole padding
-//! rows. Padding is zero and stays zero.
+//! A unit is a short list of **segments**, one per (trainable or frozen, row length). A segment is one contiguous
+//! buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that length. Parameters of
+//! fewer than two dimensions are appended to the unit's largest trainable or frozen segment, padded to whole rows.
+//! Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes. Padding is zero
+//! and stays zero.
 //!
-//! The layout is a pure function of (parameters, units, S, dtype), so that any rank and any offline tool
-//! computes everybody's pieces without communication.
+//! The layout is a pure function of (parameters, units, S, dtype), so any rank and any offline tool can compute the
+//! pieces of every rank without communication.
 
 use crate::dtype::DType;
 use crate::model::{ModelSpec, ParamId};
 use crate::update::Piece;
 use crate::wrap::{Unit, UnitId};
 
-/// Alignment of the start of every parameter in the parameter dtype.
+/// Alignment of the start of every parameter, in bytes of the parameter dtype.
 const ALIGNMENT_BYTES: usize = 16;
-/// Row length of a segment that holds only parameters without rows: few enough for little padding, a
-/// multiple of the alignment in every dtype.
+/// Row length of a segment that holds only parameters without rows: small, to keep padding low, and a multiple of the
+/// alignment in every dtype.
 const ROWLESS_ROW_LEN: usize = 16;
 
-/// The place of a parameter in its segment.
+/// The position of a parameter in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
     /// The parameter.
@@ -29,15 +29,15 @@ pub struct Placement {
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-    /// The parameter's own row length, 1 when it has fewer than two dimensions.
+    /// The parameter's own row length; 1 if it has fewer than two dimensions.
     pub row_len: usize,
 }
 
-/// Index of a segment among those of its unit.
+/// Index of a segment in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub usize);
 
-/// The part of a unit that is one buffer.
+/// One buffer of a unit: the parameters of one row length that are all trainable or all frozen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Whether its parameters are trained.
@@ -53,17 +53,17 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Elements of a rank's shard.
+    /// Number of elements of one rank's shard.
     pub fn shard_len(&self) -> usize {
         self.rows_per_rank * self.row_len
     }
 
-    /// Elements of the unsharded segment, padding included.
+    /// Number of elements of the unsharded segment, including padding.
     pub fn unsharded_len(&self) -> usize {
         self.shard_len() * self.shards
     }
 
-    /// What the shard of `shard` holds, in the order of offsets.
+    /// The pieces of parameters that shard number `shard` holds, in the order of offsets.
     pub fn pieces(&self, shard: usize) -> Vec<Piece> {
         let (start, len) = (shard * self.shard_len(), self.shard_len());
         let overlaps = |place: &Placement| {
@@ -104,7 +104,8 @@ pub struct UnitLayout {
     pub name: String,
     /// Whether this is the root unit.
     pub is_root: bool,
-    /// Trainable segments first (so the number of a trainable segment is its index), each group in the order of first use.
+    /// Trainable segments first (so that a trainable segment's number is also its index), each group in the order of
+    /// first use.
     pub segments: Vec<Segment>,
 }
 
@@ -119,7 +120,7 @@ impl UnitLayout {
         self.segments.iter().filter(|segment| segment.trainable)
     }
 
-    /// Unsharded elements divided by the elements of parameters.
+    /// Unsharded elements, including padding, divided by the elements of parameters.
     pub fn padding_factor(&self) -> f64 {
         let unsharded: usize = self.segments.iter().map(Segment::unsharded_len).sum();
         let params: usize = self.segments.iter().flat_map(|s| &s.params).map(|place| place.len).sum();
@@ -127,19 +128,19 @@ impl UnitLayout {
     }
 }
 
-/// Where everything lies.
+/// The positions of all parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Size of the shard axis, S.
     pub shards: usize,
     /// The units.
     pub units: Vec<UnitLayout>,
-    /// Unit, segment and place in it of every parameter.
+    /// Unit, segment and index in the segment of every parameter.
     places: Vec<Option<(UnitId, SegmentId, usize)>>,
 }
 
 impl Layout {
-    /// The layout of `units` over `shards` ranks; `param_dtype` decides the alignment.
+    /// Computes the layout of `units` over `shards` ranks; the alignment depends on `param_dtype`.
     ///
     /// # Panics
     /// When `shards` is zero.
@@ -157,13 +158,13 @@ impl Layout {
         Self { shards, units, places }
     }
 
-    /// The unit, segment and placement of a parameter.
+    /// Returns the unit, segment and placement of a parameter; `None` if it is in no unit.
     pub fn find(&self, id: ParamId) -> Option<(UnitId, SegmentId, Placement)> {
         let (unit, segment, index) = self.places.get(id.0).copied().flatten()?;
         Some((unit, segment, self.unit(unit).segments[segment.0].params[index]))
     }
 
-    /// The unit of an id.
+    /// Returns a unit by id.
     pub fn unit(&self, id: UnitId) -> &UnitLayout {
         &self.units[id.0]
     }
@@ -200,8 +201,7 @@ fn segments(spec: &ModelSpec, params: &[ParamId], shards: usize, dtype: DType) -
         .collect()
 }
 
-/// Groups parameters by row length, in the order of first use, and puts those without rows into the largest
-/// group.
+/// Groups parameters by row length, in the order of first use, and adds those without rows to the largest group.
 fn group_rows(spec: &ModelSpec, rows: &[ParamId], rowless: &[ParamId]) -> Vec<(usize, Vec<ParamId>)> {
     let mut groups: Vec<(usize, Vec<ParamId>)> = Vec::new();
     for &id in rows {

@@ -1,9 +1,9 @@
-//! The ledger: says how much memory a rank needs for a schedule, by category, to the byte.
+//! The ledger: predicts how much memory a rank needs for a schedule, by category, to the byte.
 //!
-//! Buffers that a schedule declares are allocated once and never again, so their categories are sums over its
-//! declarations. Activations and workspace come and go with the calls of a micro-batch (the same for all of them); their
-//! footprints come from walking the lists of operations that run them. The engine's memory counts independently of this, and
-//! must agree.
+//! The buffers that a schedule declares are allocated once, so their categories are sums over its declarations.
+//! Activations and workspace come and go with the block calls of a micro-batch (all micro-batches are alike); their
+//! footprints come from walking the lists of operations that run them. The engine's memory counts independently, and
+//! must agree with the prediction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,18 +12,18 @@ use crate::program::CallFootprint;
 use crate::schedule::{BufferId, OpId, OpKind, Place, Role, Schedule};
 use crate::update::RankTables;
 
-/// What the ledger needs besides the schedule.
+/// Inputs of the ledger besides the schedule.
 #[derive(Clone, Debug)]
 pub struct LedgerInput<'a> {
-    /// What the rank's shards hold.
+    /// The contents of the rank's shards.
     pub tables: &'a RankTables,
     /// Footprints of the calls of one micro-batch, in the order of [`Schedule::calls`].
     pub calls: &'a [CallFootprint],
-    /// Activation bytes that the program holds all the time: the data of the step.
+    /// Activation bytes that the program holds throughout: the data of the step.
     pub data_bytes: usize,
 }
 
-/// The memory that a rank needs to run a schedule: peaks per category and of all together.
+/// Predicts the memory that a rank needs to run a schedule: peaks per category and of all categories together.
 pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     let mut usage = Usage::default();
     for decl in &schedule.buffers {
@@ -50,21 +50,21 @@ pub fn predict(schedule: &Schedule, input: &LedgerInput<'_>) -> Usage {
     usage
 }
 
-/// The peak of storage that comes and goes in a step.
+/// Peak of the storage that is allocated and freed within a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moving {
-    /// What a rank holds that computes.
+    /// Bytes held by a rank that is computing.
     pub rank_bytes: usize,
-    /// What all ranks hold together.
+    /// Bytes held by all ranks together.
     pub world_bytes: usize,
 }
 
-/// A lower bound of the storage that `ranks` ranks of one process hold at one time for gathered parameters, activations,
-/// workspace and gradients. At most `computing` of them compute at a time; gathered parameters are stored once for all of
-/// them; and storage is freed when its contents are given up.
+/// A lower bound of the storage that `ranks` ranks of one process hold at one time for gathered parameters,
+/// activations, workspace and gradients. At most `computing` of them compute at a time, gathered parameters are stored
+/// once for all of them, and storage is freed when its contents are given up.
 ///
-/// When an all-gather ends, all ranks that did not compute just then have waited for it, with what they held. What a call
-/// needs beside is counted for one rank: others may be behind it.
+/// When an all-gather ends, all ranks that were not computing have been waiting for it, holding their buffers. The
+/// extra memory of a call is counted for one rank only, because the others may not have reached it.
 pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, computing: usize) -> Moving {
     let bytes = |ids: &[BufferId]| -> usize {
         let decls = ids.iter().map(|&id| schedule.buffer(id));
@@ -72,14 +72,14 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
     };
     let is_gather = |id: &&OpId| matches!(schedule.op(**id).kind, OpKind::AllGather { .. });
     let waiting = ranks.saturating_sub(computing);
-    // What is gathered, and by which operation.
+    // The gathered buffers, and the operations that gather them.
     let mut gathered: BTreeMap<BufferId, OpId> = BTreeMap::new();
     let mut reduced: BTreeSet<BufferId> = BTreeSet::new();
     let (mut open_bytes, mut reduced_bytes, mut activations) = (0, 0, input.data_bytes);
     let mut most = Moving::default();
     let mut calls = input.calls.iter();
     for (index, op) in schedule.ops.iter().enumerate() {
-        // A reduced gradient is there when something has waited for it.
+        // A reduced gradient counts as held once some operation has waited for it.
         let earlier = op.waits.iter().chain(&op.joins).map(|&earlier| schedule.op(earlier));
         let reductions = earlier.filter(|op| matches!(op.kind, OpKind::ReduceScatter { .. }));
         for id in reductions.flat_map(|op| &op.writes) {
@@ -97,7 +97,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             most.world_bytes = most.world_bytes.max(world);
         };
         if let Some(&last) = op.waits.iter().filter(is_gather).max() {
-            // What was issued later ends later.
+            // Gathers that were issued later end later.
             note(there(last) + held, there(last) + waiting * held + (ranks - waiting) * reduced_bytes);
         }
         match op.kind {
@@ -107,7 +107,7 @@ pub fn moving(schedule: &Schedule, input: &LedgerInput<'_>, ranks: usize, comput
             OpKind::CloseGradient(_) => open_bytes -= bytes(&op.writes),
             OpKind::ReduceScalars => note(held, ranks * reduced_bytes),
             OpKind::Forward { .. } | OpKind::LastBlock { .. } | OpKind::Backward(_) => {
-                // The calls of the first micro-batch say what those of all others do.
+                // The calls of the first micro-batch represent those of all others.
                 let Some(call) = calls.next() else { break };
                 let rank = there(OpId(index)) + held + call.total_peak;
                 note(rank, rank + (ranks - 1) * reduced_bytes);

@@ -1,21 +1,22 @@
-//! The core of fully sharded data parallel training, without effects: no clock, no randomness, no
-//! environment, no threads, no files.
+//! The core of fully sharded data parallel training, free of side effects: no clock, randomness, environment, threads
+//! or files.
 //!
-//! A training step is data. In reading order:
+//! A training step is data: a schedule of operations that is compiled and checked before it runs. Modules in reading
+//! order:
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`model`] | what a model says about itself: parameters, modules, blocks |
-//! | [`wrap`] | which parameters form a unit |
-//! | [`layout`] | where every element of a unit lies on every rank |
-//! | [`tree`] | the order in which gradients are added, everywhere |
+//! | [`model`] | the description of a model: parameters, modules, blocks |
+//! | [`wrap`] | the grouping of parameters into units |
+//! | [`layout`] | the position of every element of a unit on every rank |
+//! | [`tree`] | the one order in which gradients are added |
 //! | [`schedule`] | a step as operations on queues, compiled from policies |
 //! | [`checker`] | proves a schedule safe before it runs |
 //! | [`ledger`] | predicts memory from a schedule |
-//! | [`plan`] | all that is the same on every rank |
-//! | [`scalars`] | loss, norm and stop flag of a step, and what an update needs of them |
+//! | [`plan`] | everything that is the same on every rank |
+//! | [`scalars`] | loss, norm and stop flag of a step, and the factors that updates read |
 //! | [`engine`] | executes a schedule on one rank |
-//! | [`memory`], [`comm`], [`program`], [`update`] | the contracts of devices, communicators, models and optimizers |
+//! | [`memory`], [`comm`], [`program`], [`update`] | the traits of devices, communicators, models and optimizers |
 #![forbid(unsafe_code)]
 
 pub mod checker;

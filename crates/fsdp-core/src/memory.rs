@@ -1,8 +1,7 @@
-//! The memory contract: buffers of one device, work on its queues, and how much of it is in use.
+//! The memory contract: buffers of one device, operations on its queues, and accounting of the bytes in use.
 //!
-//! A [`Memory::Buffer`] is a handle: cloning it shares the same storage for reading, and storage that is
-//! shared can not be written. So a collective in flight holds clones of its inputs, and a write that would
-//! race with it fails instead.
+//! A [`Memory::Buffer`] is a handle: a clone shares the same storage for reading, and shared storage cannot be written.
+//! A collective in flight therefore holds clones of its inputs, and a write that would race with it fails.
 
 mod slices;
 mod usage;
@@ -17,24 +16,24 @@ use crate::update::Piece;
 
 /// The memory of one rank's device.
 ///
-/// Work is given to a [`Queue`] and may happen later, in queue order. Ranges are checked by [`Slice`];
-/// lengths and dtypes must be as each method says: anything else is a bug of ours, and a panic that names what differs.
-/// Any method may find the device full, [`Error::OutOfMemory`], or broken, [`Error::Device`].
+/// Methods submit work to a [`Queue`]; it may run later, in queue order. [`Slice`] checks ranges. Lengths and dtypes
+/// must match what each method states; a mismatch is a bug in this workspace and panics with a message that names it.
+/// Any method may fail with [`Error::OutOfMemory`] when the device is full, or [`Error::Device`] when it is broken.
 pub trait Memory: Send + Sync + 'static {
-    /// A handle of device storage.
+    /// A handle to device storage.
     type Buffer: Buffer;
     /// A point in a queue's work.
     type Event: Clone + Send + 'static;
 
-    /// A new buffer with unspecified contents. It is counted in `category` until the last handle is dropped.
+    /// Allocates a buffer with unspecified contents. It is counted in `category` until its last handle is dropped.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<Self::Buffer, Error>;
 
-    /// A new buffer in host memory that the device's queues can copy from and to, counted in [`Usage::host`]
-    /// wherever the device's buffers are. All operations and update rules take such buffers; what they do to them
-    /// happens on the host, in the order of the queue.
+    /// Allocates a buffer in host memory that the device's queues can copy from and to, counted in [`Usage::host`]
+    /// wherever the device's own buffers are. All operations and update rules accept such buffers; they work on them on
+    /// the host, in queue order.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -42,12 +41,12 @@ pub trait Memory: Send + Sync + 'static {
         self.allocate(category, dtype, len)
     }
 
-    /// Gives up the contents: they are unspecified (and may be poisoned) until written again. The buffer
-    /// stays counted; storage shared through [`Memory::alias`] is let go.
+    /// Gives up the contents: they are unspecified (and may be poisoned) until written again. The buffer remains
+    /// counted; storage shared through [`Memory::alias`] is released.
     fn release(&self, queue: Queue, buffer: &mut Self::Buffer);
 
-    /// Makes `dst` a reader of `src`'s storage (same dtype and length) without copying, if this memory can:
-    /// returns whether it did. `dst` stays counted as itself.
+    /// Makes `dst` a reader of `src`'s storage (same dtype and length) without copying, if this memory supports it;
+    /// returns whether it did. `dst` remains counted as a buffer of its own.
     fn alias(&self, dst: &mut Self::Buffer, src: &Self::Buffer) -> bool;
 
     /// Sets every element to zero.
@@ -56,7 +55,7 @@ pub trait Memory: Send + Sync + 'static {
     /// [`Error::Shared`] when the storage has other handles.
     fn zero(&self, queue: Queue, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
 
-    /// Copies elements; between float dtypes it converts, rounding to nearest even.
+    /// Copies elements, converting between float dtypes with rounding to nearest even.
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
@@ -67,7 +66,8 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// `dst += src`, element by element, in one dtype (bf16 and f16: added in f32 and rounded; integers wrap).
+    /// Computes `dst += src` element by element, in one dtype (bf16 and f16 are added in f32 and rounded; integers
+    /// wrap).
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
@@ -78,19 +78,19 @@ pub trait Memory: Send + Sync + 'static {
         dst: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Multiplies every element by `factor`, which is rounded to the dtype first; each product is rounded once (bf16 and
-    /// f16: multiplied in f32 and rounded).
+    /// Multiplies every element by `factor`, which is first rounded to the dtype; each product is rounded once (bf16
+    /// and f16 are multiplied in f32 and rounded).
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
     fn scale(&self, queue: Queue, factor: f64, dst: SliceMut<'_, Self::Buffer>) -> Result<(), Error>;
 
-    /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): rows of
-    /// `row_len` elements are summed in `f64` in a fixed order each, and the sums of rows exactly. `row_len`
-    /// divides the length. Words need not be carried.
+    /// Adds the squares of all elements to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`): each row of
+    /// `row_len` elements is summed in `f64` in a fixed order, and the sums of rows are added exactly. `row_len` must
+    /// divide the length. Carries between words may be left unresolved.
     ///
     /// # Errors
-    /// [`Error::Shared`] when what is written has other handles.
+    /// [`Error::Shared`] when `sum` has other handles.
     fn square_sum(
         &self,
         queue: Queue,
@@ -99,8 +99,8 @@ pub trait Memory: Send + Sync + 'static {
         sum: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Adds the squares of the pieces of a shard to `sum`, as [`Memory::square_sum`] of each. Which pieces these are differs
-    /// between ranks, and every rank makes this one call; what lies in no piece is zero.
+    /// Adds the squares of all pieces of a shard to `sum`, each as in [`Memory::square_sum`]. The pieces differ between
+    /// ranks, but every rank makes this one call; elements outside all pieces are zero.
     ///
     /// # Errors
     /// As [`Memory::square_sum`].
@@ -117,8 +117,8 @@ pub trait Memory: Send + Sync + 'static {
         })
     }
 
-    /// Copies the part of this number of a buffer that is a whole number of times as long as `dst`. Which part it is
-    /// differs between ranks.
+    /// Copies part number `part` of `src`, whose length is a multiple of `dst`'s, to `dst`. The part differs between
+    /// ranks.
     ///
     /// # Errors
     /// [`Error::Shared`] when `dst` has other handles.
@@ -136,7 +136,7 @@ pub trait Memory: Send + Sync + 'static {
     /// Adds all elements (`F64`) to `sum`, the words of an [`ExactSum`](crate::ExactSum) (`I64`).
     ///
     /// # Errors
-    /// [`Error::Shared`] when what is written has other handles.
+    /// [`Error::Shared`] when `sum` has other handles.
     fn exact_sum(
         &self,
         queue: Queue,
@@ -144,10 +144,10 @@ pub trait Memory: Send + Sync + 'static {
         sum: SliceMut<'_, Self::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Adds whole numbers (`F64`) to as many words (`I64`), element by element.
+    /// Adds whole numbers (`F64`) to the same number of words (`I64`), element by element.
     ///
     /// # Errors
-    /// [`Error::Shared`] when what is written has other handles.
+    /// [`Error::Shared`] when `words` has other handles.
     fn add_counts(
         &self,
         queue: Queue,
@@ -156,12 +156,12 @@ pub trait Memory: Send + Sync + 'static {
     ) -> Result<(), Error>;
 
     /// Computes [`GradientFactors`](crate::scalars::GradientFactors) (`F64`) from the reduced scalars of a step
-    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)), whose gradient was divided by `divisor`, as
-    /// [`StepReport::of`](crate::scalars::StepReport::of) has it. `factors` holds those of the step before: what was
-    /// not finite once stays so.
+    /// (`I64`, [`SCALAR_WORDS`](crate::scalars::SCALAR_WORDS)) whose gradient was divided by `divisor`, as defined in
+    /// [`StepReport::of`](crate::scalars::StepReport::of). On entry `factors` holds those of the previous step: once a
+    /// value was not finite, `finite` remains 0.
     ///
     /// # Errors
-    /// [`Error::Shared`] when what is written has other handles.
+    /// [`Error::Shared`] when `factors` has other handles.
     fn gradient_factors(
         &self,
         queue: Queue,
@@ -183,26 +183,26 @@ pub trait Memory: Send + Sync + 'static {
     /// As [`Memory::copy`].
     fn read(&self, queue: Queue, src: Slice<'_, Self::Buffer>, dst: HostSliceMut<'_>) -> Result<(), Error>;
 
-    /// The elements of a whole buffer as they lie in the host's memory, where they can be looked at by any thread as soon as
-    /// a method of this trait has returned; `None` of a memory that has queues, or keeps elements otherwise.
+    /// The elements of a whole buffer in host memory, readable by any thread as soon as a method of this trait has
+    /// returned; `None` if this memory has queues or stores elements in another form.
     ///
     /// # Errors
-    /// [`Error::Released`] when there are no contents.
+    /// [`Error::Released`] when the buffer has no contents.
     fn host_bytes(buffer: &Self::Buffer) -> Option<Result<&[u8], Error>> {
         let _ = buffer;
         None
     }
 
-    /// As [`Memory::host_bytes`], to be written; what was never written, or was given up, is unspecified.
+    /// As [`Memory::host_bytes`], for writing; elements that were never written or were released are unspecified.
     ///
     /// # Errors
-    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when there is no room.
+    /// [`Error::Shared`] when the storage has other handles; [`Error::OutOfMemory`] when it cannot be allocated.
     fn host_bytes_mut(buffer: &mut Self::Buffer) -> Option<Result<&mut [u8], Error>> {
         let _ = buffer;
         None
     }
 
-    /// Copies numbers from the host to floats, rounded, or to bytes (`U8`), which must be able to hold them.
+    /// Copies numbers from the host to floats, rounded, or to bytes (`U8`), which must be able to represent them.
     ///
     /// # Errors
     /// As [`Memory::copy`].
@@ -219,7 +219,7 @@ pub trait Memory: Send + Sync + 'static {
         self.write(queue, HostSlice::U8(&bytes), dst)
     }
 
-    /// Copies floats or bytes (`U8`) to the host as numbers, as [`Memory::read`].
+    /// Copies floats or bytes (`U8`) to the host as numbers; blocks, as [`Memory::read`].
     ///
     /// # Errors
     /// As [`Memory::copy`].
@@ -233,30 +233,30 @@ pub trait Memory: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Marks the end of the work given to `queue` so far.
+    /// Marks the end of the work submitted to `queue` so far.
     fn record(&self, queue: Queue) -> Self::Event;
 
-    /// Orders later work of `queue` behind `event`.
+    /// Makes later work of `queue` wait for `event`.
     fn wait(&self, queue: Queue, event: &Self::Event);
 
-    /// The operations of a schedule follow, up to [`Memory::end_schedule`]. They are the same on all ranks, in the same order,
-    /// with operands of the same sizes: a memory may collect them and run them as one program.
+    /// Announces the operations of a schedule, up to [`Memory::end_schedule`]. They are the same on all ranks, in the
+    /// same order, with operands of the same sizes, so a memory may collect them and run them as one program.
     fn begin_schedule(&self) {}
 
-    /// All operations of the schedule were given.
+    /// Marks the end of the schedule's operations.
     ///
     /// # Errors
-    /// Those of all the operations, where they begin to run only now.
+    /// The errors of all its operations, if they start to run only now.
     fn end_schedule(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether work that was given to a queue may still be under way when the call returns. Callers who care about
-    /// speed then read results late ([`Memory::read`] waits), so that the device always has work before it.
+    /// Whether work may still be running when the call that submitted it returns. Callers that care about speed then
+    /// read results late ([`Memory::read`] waits), so that the device always has work queued.
     fn is_asynchronous(&self) -> bool {
         false
     }
 
-    /// What is in use, as counted by this memory itself.
+    /// The bytes in use, as counted by this memory.
     fn usage(&self) -> Usage;
 }

@@ -1,14 +1,13 @@
-//! What a model tells the core about itself: parameters, the module tree and the list of blocks.
+//! The description of a model: its parameters, module tree and list of blocks.
 //!
-//! A **block** is a fine, fixed piece of forward computation (an attention half, an MLP half); the list of
-//! blocks in execution order never depends on how parameters are wrapped into units. Modules only exist for
-//! wrap policies.
+//! A **block** is a small, fixed piece of forward computation (an attention half, an MLP half). The list of blocks in
+//! execution order never depends on how parameters are wrapped into units. Modules exist only for wrap policies.
 
 use crate::error::Error;
 use crate::scalars::Tallies;
 
-/// The most elements that the parameters of a model may have together. It is some hundred times what the largest models
-/// have, and leaves 15 of 63 bits for what elements are multiplied by: bytes of an element, and copies of the model.
+/// The most elements that all parameters of a model may have together: several hundred times those of the largest
+/// models, and 15 of 63 bits remain for factors such as bytes per element and copies of the model.
 pub const ELEMENTS_MAX: usize = 1 << 48;
 
 /// Index of a parameter in [`ModelSpec::params`].
@@ -26,7 +25,7 @@ pub struct ParamSpec {
     pub fqn: String,
     /// Further names of the same (tied) parameter.
     pub aliases: Vec<String>,
-    /// Shape; a parameter of no dimensions is one element.
+    /// Shape; an empty shape is a scalar of one element.
     pub shape: Vec<usize>,
     /// Whether the parameter gets gradients and updates.
     pub trainable: bool,
@@ -43,35 +42,35 @@ impl ParamSpec {
         self.len() == 0
     }
 
-    /// The length of a row when the parameter is seen as a matrix of rows (dim 0 counts the rows), or `None`
-    /// for parameters of fewer than two dimensions, which have no rows of their own.
+    /// The row length when the parameter is seen as a matrix (dim 0 counts the rows); `None` for parameters of fewer
+    /// than two dimensions, which have no rows.
     pub fn row_len(&self) -> Option<usize> {
         (self.shape.len() >= 2).then(|| self.shape[1..].iter().product())
     }
 }
 
-/// One node of the module tree. Every module is listed after its parent; the first one is the root.
+/// One node of the module tree. A module is listed after its parent; the first one is the root.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleSpec {
     /// Fully qualified name; empty for the root.
     pub fqn: String,
-    /// Class name, by which wrap policies select (`LlamaDecoderLayer`).
+    /// Class name that wrap policies match (`LlamaDecoderLayer`).
     pub class: String,
     /// Index of the parent in [`ModelSpec::modules`]; `None` for the root only.
     pub parent: Option<usize>,
-    /// The parameters that this module owns itself (not its children's).
+    /// The parameters that this module owns directly (not its children's).
     pub params: Vec<ParamId>,
 }
 
 /// One block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockSpec {
-    /// Name for printed schedules (`layers.0.attention`).
+    /// Name in printed schedules (`layers.0.attention`).
     pub name: String,
     /// The parameters whose values the block reads.
     pub params: Vec<ParamId>,
-    /// The repeated layer that the block belongs to, if any: blocks of one layer are consecutive, and
-    /// activation checkpointing recomputes whole layers.
+    /// The repeated layer that the block belongs to, if any. Blocks of one layer are consecutive, and activation
+    /// checkpointing recomputes whole layers.
     pub layer: Option<usize>,
 }
 
@@ -84,17 +83,17 @@ pub struct ModelSpec {
     pub modules: Vec<ModuleSpec>,
     /// The blocks in execution order; the last one computes the loss.
     pub blocks: Vec<BlockSpec>,
-    /// What they sum up beside the loss.
+    /// The sums and counts that blocks compute in addition to the loss.
     pub tallies: Tallies,
 }
 
 impl ModelSpec {
-    /// The parameter of an id.
+    /// Returns a parameter by id.
     pub fn param(&self, id: ParamId) -> &ParamSpec {
         &self.params[id.0]
     }
 
-    /// The block of an id.
+    /// Returns a block by id.
     pub fn block(&self, id: BlockId) -> &BlockSpec {
         &self.blocks[id.0]
     }
@@ -104,7 +103,7 @@ impl ModelSpec {
         self.params.iter().map(ParamSpec::len).sum()
     }
 
-    /// The first block that reads a trainable parameter; backward stops there.
+    /// The first block that reads a trainable parameter, where backward ends; `None` if no block does.
     pub fn first_trainable_block(&self) -> Option<BlockId> {
         self.blocks
             .iter()
@@ -112,8 +111,9 @@ impl ModelSpec {
             .map(BlockId)
     }
 
-    /// Checks what every other part relies on: at most [`ELEMENTS_MAX`] elements, at least one block, a tree of modules that own every
-    /// parameter exactly once, ids in range, names that are unique, a use for every trainable parameter.
+    /// Checks what the rest of the crate relies on: at most [`ELEMENTS_MAX`] elements, at least one block, a tree of
+    /// modules that own every parameter exactly once, ids in range, unique names, and a use for every trainable
+    /// parameter.
     ///
     /// # Errors
     /// [`Error::Model`] that names the module, block or parameter.
@@ -169,7 +169,8 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Checks that everything that is computed from sizes (elements and bytes of shards, slots and sums of them) fits.
+    /// Checks that no quantity computed from sizes (elements and bytes of shards and slots, and their sums) can
+    /// overflow.
     fn check_elements(&self) -> Result<(), Error> {
         let mut elements = 0usize;
         for param in &self.params {

@@ -1,4 +1,4 @@
-//! No room for a buffer: who asked for how much of which memory, and who has it.
+//! The out-of-memory error: how much was requested, for what, from which memory, and who uses that memory.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use crate::memory::{Bytes, Category};
 /// Which memory is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// That of a device.
+    /// Memory of the device.
     Device,
-    /// That of the host which a device can reach.
+    /// Pinned host memory, which a device can access.
     Pinned,
-    /// That of the host.
+    /// Host memory.
     Host,
 }
 
-/// There is no room.
+/// A request for memory that could not be met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// In which memory.
+    /// The memory that is full.
     pub kind: MemoryKind,
-    /// What it was for.
+    /// The category of the requested buffer.
     pub category: Category,
-    /// How much was asked for; a library may not tell.
+    /// Bytes requested; `None` if a library does not report them.
     pub bytes: Option<usize>,
-    /// Who has it: what is free, and what this rank or process has in use.
+    /// The free memory, and the memory in use by this rank or process.
     pub in_use: String,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// What a rank has in use of one kind of memory, by category, for people.
+/// Describes a rank's use of one kind of memory by category, human-readable.
 pub fn in_use(bytes: &Bytes) -> String {
     let live = Category::ALL.iter().filter(|category| bytes.live(**category) > 0);
     let live: Vec<String> =
@@ -52,7 +52,7 @@ pub fn in_use(bytes: &Bytes) -> String {
     format!("in use or asked for by this rank: {live}")
 }
 
-/// Bytes for people.
+/// A number of bytes that displays in a human-readable unit.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(pub usize);
 

@@ -1,4 +1,4 @@
-//! A plan: everything about training that is the same on all ranks.
+//! A plan: everything about a training run that is the same on all ranks.
 
 use crate::checker;
 use crate::error::Error;
@@ -10,26 +10,26 @@ use crate::schedule::{
 };
 use crate::update::RuleDecl;
 
-/// Everything that is the same on all ranks.
+/// Everything about a training run that is the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The model.
     pub spec: ModelSpec,
-    /// Its layout.
+    /// The layout of its units over the shard axis.
     pub layout: Layout,
     /// The mesh.
     pub mesh: Mesh,
     /// The resolved policy.
     pub policy: Policy,
-    /// The schedule of a training step; where nothing is trained ([`Plan::to_evaluate`]), that of an evaluation.
+    /// The schedule of a training step; for a plan of [`Plan::to_evaluate`], the schedule of an evaluation.
     pub step: Schedule,
-    /// The schedule of an evaluation; it declares the buffers of the step.
+    /// The schedule of an evaluation, with the same buffers as the step; `None` if the run does not evaluate.
     pub evaluation: Option<Schedule>,
 }
 
 impl Plan {
-    /// Compiles and checks the schedules: `rounds` micro-batches per step and rank, and `evaluation_rounds`
-    /// batches per evaluation and rank (0: none).
+    /// Compiles and checks the schedules: `rounds` micro-batches per step and rank, and `evaluation_rounds` batches per
+    /// evaluation and rank (0: no evaluation).
     ///
     /// # Errors
     /// [`Error::Policy`], [`Error::Schedule`].
@@ -57,10 +57,10 @@ impl Plan {
         Ok(Self { spec, layout, mesh, policy, step, evaluation })
     }
 
-    /// As [`Plan::new`] without evaluation, but that nobody has proven the schedule safe: to predict with, not to run.
+    /// As [`Plan::new`] without evaluation and without the safety check: for predictions, not to be run.
     ///
     /// # Errors
-    /// [`Error::Policy`]: also where state is offloaded, and the rule must see whole parameters.
+    /// [`Error::Policy`]: also when state is offloaded and the rule needs whole parameters.
     pub fn unproven(
         spec: ModelSpec,
         layout: Layout,
@@ -84,14 +84,14 @@ impl Plan {
         Ok(Self { spec, layout, mesh, policy, step, evaluation: None })
     }
 
-    /// Compiles and checks the schedule of a model that is evaluated and not trained: `rounds` batches per evaluation and
-    /// rank, with room for parameters, and for neither gradients nor optimizer state.
+    /// Compiles and checks the schedule of a model that is evaluated but not trained: `rounds` batches per evaluation
+    /// and rank, with buffers for parameters but none for gradients or optimizer state.
     ///
     /// # Errors
     /// As [`Plan::new`].
     ///
     /// # Panics
-    /// When a parameter is trained.
+    /// When a parameter is trainable.
     pub fn to_evaluate(
         spec: ModelSpec,
         layout: Layout,

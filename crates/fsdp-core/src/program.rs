@@ -1,9 +1,9 @@
-//! The model contract: blocks that compute, given views of unsharded parameters.
+//! The model contract: blocks that compute on views of unsharded parameters.
 //!
-//! A program never owns parameters. Each call of a block is handed fresh views through [`Params`]; keeping
-//! one longer than the call is an error that the engine reports when it reshards the unit. Gradients are
-//! written through [`Gradients`] straight into the buffer that the reduce-scatter reads, or, where whole gradients are added up
-//! first, that is added.
+//! A program never owns parameters. Each call of a block receives fresh views through [`Params`]; a view that outlives
+//! the call is an error, which the engine reports when it reshards the unit. Gradients are written through
+//! [`Gradients`] directly into the buffer that the reduce-scatter reads or, with unsharded accumulation, into one that
+//! is added to the sum.
 
 use std::collections::BTreeMap;
 
@@ -15,23 +15,22 @@ use crate::rank::Queue;
 use crate::schedule::Round;
 use crate::wrap::UnitId;
 
-/// What forward keeps for backward.
+/// What forward saves for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForwardMode {
-    /// Everything that backward of this block needs; nothing when no gradient passes through the block.
+    /// Everything that backward of this block needs; nothing if no gradient flows through the block.
     Record,
     /// Only the input of the layer, at its first block; the layer is recomputed before its backward.
     Checkpoint,
-    /// As `Checkpoint`, and the outputs of matrix products and of attention, as far as the recomputation reads
-    /// them.
+    /// As `Checkpoint`, plus the outputs of matrix products and of attention that the recomputation reads.
     CheckpointProducts,
-    /// As `Record`, starting from the input of the layer that was kept, with the outputs that were kept.
+    /// As `Record`, starting from the saved input of the layer, with the saved outputs.
     Recompute,
-    /// Nothing: there is no backward, and dropout is off.
+    /// Nothing: no backward follows, and dropout is off.
     Evaluate,
 }
 
-/// Unsharded parameters, of which a block sees its own.
+/// The unsharded parameters; a block has access only to its own.
 #[derive(Debug)]
 pub struct Params<B> {
     views: BTreeMap<ParamId, View<B>>,
@@ -50,7 +49,7 @@ impl<B: Buffer> Params<B> {
         self.views.insert(id, view);
     }
 
-    /// Names the block that runs next: only its own parameters can be had.
+    /// Sets the block that runs next; only its own parameters are accessible.
     pub fn enter(&mut self, block: BlockId) {
         self.block = Some(block);
     }
@@ -58,7 +57,7 @@ impl<B: Buffer> Params<B> {
     /// The values of a parameter, for the duration of the current block.
     ///
     /// # Errors
-    /// [`Error::Parameter`] when it is not unsharded now, or not listed among the block's parameters.
+    /// [`Error::Parameter`] when it is not unsharded now, or not in the block's list of parameters.
     pub fn get(&self, spec: &ModelSpec, id: ParamId) -> Result<&View<B>, Error> {
         let fail = |why| Error::Parameter {
             block: self.block.map_or_else(String::new, |block| spec.block(block).name.clone()),
@@ -72,12 +71,12 @@ impl<B: Buffer> Params<B> {
     }
 }
 
-/// Where a block writes the gradient of one parameter.
+/// The destination of one parameter's gradient.
 #[derive(Debug)]
 pub struct GradientTarget<'a, B> {
     /// The range of the gradient slot.
     pub slice: SliceMut<'a, B>,
-    /// Whether to add to what is there (a later use in the same micro-batch) or to overwrite it (the first).
+    /// Whether to add to the contents (a later use in the same micro-batch) or to overwrite them (the first use).
     pub accumulate: bool,
 }
 
@@ -90,7 +89,7 @@ struct Place {
     written: bool,
 }
 
-/// The open gradient slots.
+/// The gradient slots that are open for writing.
 #[derive(Debug)]
 pub struct Gradients<B> {
     open: BTreeMap<UnitId, Vec<B>>,
@@ -104,8 +103,8 @@ impl<B> Default for Gradients<B> {
 }
 
 impl<B: Buffer> Gradients<B> {
-    /// Opens the slots of a unit: one buffer per trainable segment, and for every trainable parameter its
-    /// segment, offset and length.
+    /// Opens the slots of a unit: one buffer per trainable segment, and the segment, offset and length of every
+    /// trainable parameter.
     pub fn open(
         &mut self,
         unit: UnitId,
@@ -118,10 +117,11 @@ impl<B: Buffer> Gradients<B> {
         self.open.insert(unit, buffers);
     }
 
-    /// Closes a unit and returns its buffers; gradients that no block wrote are set to zero.
+    /// Closes a unit and returns its buffers, with zeros in the gradients that no block wrote; `None` if it is not
+    /// open.
     ///
     /// # Errors
-    /// Those of [`Memory::zero`].
+    /// The errors of [`Memory::zero`].
     pub fn close<M: Memory<Buffer = B>>(
         &mut self,
         memory: &M,
@@ -136,7 +136,7 @@ impl<B: Buffer> Gradients<B> {
         Ok(Some(buffers))
     }
 
-    /// Where to write the gradient of a parameter; `None` when it is frozen. Each call counts as one write.
+    /// Returns where to write the gradient of a parameter; `None` if it is frozen. Each call counts as one write.
     pub fn target(&mut self, id: ParamId) -> Option<GradientTarget<'_, B>> {
         let place = self.places.get_mut(&id)?;
         let accumulate = std::mem::replace(&mut place.written, true);
@@ -144,30 +144,30 @@ impl<B: Buffer> Gradients<B> {
         Some(GradientTarget { slice: SliceMut::new(buffer, place.offset, place.len), accumulate })
     }
 
-    /// Whether the parameter's gradient is wanted now.
+    /// Whether the parameter's gradient is to be computed now.
     pub fn wants(&self, id: ParamId) -> bool {
         self.places.contains_key(&id)
     }
 }
 
-/// Bytes that one call of a block allocates: what is left behind and what it needs on the way.
+/// Bytes that one call of a block allocates: those that remain allocated, and the peaks within the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallFootprint {
     /// Change of live activation bytes over the call (negative in backward).
     pub activation_net: isize,
-    /// Highest live activation bytes within the call, above those before it.
+    /// Peak activation bytes within the call, above those live before it.
     pub activation_peak: usize,
-    /// Highest live workspace bytes within the call (none is left behind).
+    /// Peak workspace bytes within the call (none remains allocated).
     pub workspace_peak: usize,
-    /// Highest live activation and workspace bytes together, above those before the call.
+    /// Peak activation and workspace bytes together, above those live before the call.
     pub total_peak: usize,
 }
 
 impl CallFootprint {
-    /// Bytes left behind on top of `live`.
+    /// Returns the live bytes after the call, given `live` bytes before it.
     ///
     /// # Panics
-    /// When the call would give up more than there is.
+    /// When the call would free more than is live.
     pub fn after(&self, live: usize) -> usize {
         live.checked_add_signed(self.activation_net).expect("a block gives up only what forward kept")
     }
@@ -179,19 +179,19 @@ impl CallFootprint {
 /// last, `last_block` of the last, `backward` of the others in reverse (down to the first trainable
 /// one). Gradients are of the **sum** of losses over counted targets.
 pub trait Program<M: Memory>: Send {
-    /// The model's description.
+    /// The description of the model.
     fn spec(&self) -> &ModelSpec;
 
-    /// Takes the data of a micro-batch of the step.
+    /// Loads the data of a micro-batch of the step.
     ///
     /// # Errors
-    /// [`Error::Program`] when there is none.
+    /// [`Error::Program`] when there is no data.
     fn begin(&mut self, memory: &M, round: Round) -> Result<(), Error>;
 
     /// Runs a block other than the last one forward.
     ///
     /// # Errors
-    /// [`Error::Program`], or those of the memory.
+    /// [`Error::Program`], or the errors of the memory.
     fn forward(
         &mut self,
         memory: &M,
@@ -200,10 +200,11 @@ pub trait Program<M: Memory>: Send {
         params: &Params<M::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Runs the last block: with gradients forward and backward in one, without them (evaluation) forward.
+    /// Runs the last block: forward and backward in one call if gradients are given, otherwise (evaluation) forward
+    /// only.
     ///
     /// # Errors
-    /// [`Error::Program`], or those of the memory.
+    /// [`Error::Program`], or the errors of the memory.
     fn last_block(
         &mut self,
         memory: &M,
@@ -212,10 +213,10 @@ pub trait Program<M: Memory>: Send {
         gradients: Option<&mut Gradients<M::Buffer>>,
     ) -> Result<(), Error>;
 
-    /// Runs a block backward and gives up what forward kept for it.
+    /// Runs a block backward and frees what forward saved for it.
     ///
     /// # Errors
-    /// [`Error::Program`], or those of the memory.
+    /// [`Error::Program`], or the errors of the memory.
     fn backward(
         &mut self,
         memory: &M,
@@ -224,11 +225,11 @@ pub trait Program<M: Memory>: Send {
         gradients: &mut Gradients<M::Buffer>,
     ) -> Result<(), Error>;
 
-    /// Adds the losses of counted targets of all micro-batches since the last call to `words`, those of a step's scalars
-    /// ([`LOSS`](crate::scalars::LOSS)), on `queue`, and what the model declares to sum up
-    /// ([`Tallies`](crate::scalars::Tallies)); returns how many targets there were.
+    /// Adds the losses of counted targets of all micro-batches since the last call to `words`, the scalars of a step
+    /// ([`LOSS`](crate::scalars::LOSS)), on `queue`, as well as the sums and counts that the model declares
+    /// ([`Tallies`](crate::scalars::Tallies)); returns the number of targets.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// The errors of the memory.
     fn take_loss(&mut self, memory: &M, queue: Queue, words: SliceMut<'_, M::Buffer>) -> Result<u64, Error>;
 }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::error::Error;
 
-/// One worker of the world, counted from 0.
+/// A worker's number in the world, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub usize);
 
@@ -17,8 +17,8 @@ impl fmt::Display for Rank {
     }
 }
 
-/// An ordered stream of work on one rank. Work on one queue runs in order; work on different queues is
-/// ordered only by declared waits.
+/// An ordered stream of work on one rank. Work on one queue runs in order; work on different queues is ordered only
+/// by explicit waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
     /// Forward, backward and updates.
@@ -34,7 +34,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// All queues, in the order in which they are listed in reports.
+    /// All queues, in report order.
     pub const ALL: [Queue; 5] =
         [Queue::Compute, Queue::Gather, Queue::Reduce, Queue::Upload, Queue::Download];
 
@@ -65,7 +65,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh of `replicas * shards` ranks.
+    /// Creates a mesh of `replicas * shards` ranks.
     ///
     /// # Errors
     /// [`Error::Mesh`] when either axis is zero.
@@ -76,7 +76,7 @@ impl Mesh {
         Ok(Self { replicas, shards })
     }
 
-    /// The mesh of `world` ranks in `replicas` replicas.
+    /// Arranges `world` ranks in `replicas` replicas.
     ///
     /// # Errors
     /// [`Error::Mesh`] when `replicas` is zero or does not divide `world`, or `world` is zero.

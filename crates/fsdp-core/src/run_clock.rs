@@ -1,18 +1,18 @@
-//! Time as far as this process ran, for limits on how long somebody is waited for.
+//! Time during which this process ran, for limits on how long to wait for others.
 //!
-//! A process that is stopped (SIGSTOP, a debugger, a frozen container, a paused machine) finds on its return that much time
-//! has passed in which nobody could have come. Whoever waits looks at the clock often, so a long gap between two looks
-//! says that nobody ran: of such a gap only a small part is counted.
+//! A process that is stopped (SIGSTOP, a debugger, a frozen container, a suspended machine) sees a jump in time when it
+//! resumes, during which nothing could have arrived. Waiters read the clock often, so a long gap between two readings
+//! means that the process did not run; only a small part of such a gap is counted.
 
 use core::time::Duration;
 
-/// Looks within one limit: a stop counts for at most this part of it.
+/// Number of intervals per limit: a stop counts for at most one of them.
 const LOOKS_PER_LIMIT: u32 = 10;
 
-/// More looks would cost more than they tell.
+/// The shortest interval: reading the clock more often would cost more than it tells.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 
-/// A clock that is told the time, as what has passed since it was made, and leaves out what passed while nobody looked.
+/// A clock that is passed the time since its creation, and leaves out gaps during which it was not read.
 #[derive(Clone, Copy, Debug)]
 pub struct RunClock {
     interval: Duration,
@@ -21,18 +21,18 @@ pub struct RunClock {
 }
 
 impl RunClock {
-    /// A clock for a limit on waiting.
+    /// Creates a clock for a limit on waiting.
     pub fn new(limit: Duration) -> Self {
         let interval = (limit / LOOKS_PER_LIMIT).max(INTERVAL_MIN);
         Self { interval, seen: Duration::ZERO, ran: Duration::ZERO }
     }
 
-    /// How long whoever waits may sleep between two looks; a longer gap counts as one interval.
+    /// Longest time a waiter may sleep between two readings; a longer gap counts as one interval.
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// How long this process has run when `passed` has passed.
+    /// Returns how long this process has run, given that `passed` has passed since the clock's creation.
     pub fn at(&mut self, passed: Duration) -> Duration {
         let gap = passed.saturating_sub(self.seen);
         self.seen = self.seen.max(passed);

@@ -1,9 +1,9 @@
-//! The scalars of a step: loss, count of targets, gradient norm, stop flag and whether parameters and optimizer state
-//! are finite, as words of one integer buffer.
+//! The scalars of a step: loss, target count, gradient norm, stop flag, and whether parameters and optimizer state are
+//! finite, as words of one integer buffer.
 //!
-//! They stay on the device: losses and norms are added to the words, one integer all-reduce sums them over all ranks
-//! (so the result depends on neither their number nor their order), and what an update needs of them,
-//! [`GradientFactors`], is computed where the update runs. The host reads them when it likes.
+//! They stay on the device. Losses and norms are added to the words, and one integer all-reduce sums them over all
+//! ranks, so the result does not depend on the number or order of ranks. [`GradientFactors`], which the update needs,
+//! are computed where the update runs. The host may read the scalars at any time.
 
 use std::ops::Range;
 
@@ -12,59 +12,59 @@ use crate::exact::ExactSum;
 use crate::memory::{HostSliceMut, Memory, Slice};
 use crate::rank::Queue;
 
-/// Words of the buffer: exact sums of loss and squared norm, the count of targets, the number of ranks that ask to stop,
+/// Words of the buffer: exact sums of loss and squared norm, the target count, the number of ranks that ask to stop,
 /// and the number of ranks whose parameters or state are not finite.
 pub const SCALAR_WORDS: usize = 2 * ExactSum::WORDS + 3;
 
-/// Words of the sum of losses.
+/// Words of the summed loss.
 pub const LOSS: Range<usize> = 0..ExactSum::WORDS;
 
 /// Words of the squared norm of the reduced, unscaled gradient.
 pub const SQUARED_NORM: Range<usize> = ExactSum::WORDS..2 * ExactSum::WORDS;
 
-/// The word of the count of targets; that of the ranks which ask to stop follows.
+/// The word of the target count; the word after it counts the ranks that ask to stop.
 pub const COUNT: usize = 2 * ExactSum::WORDS;
 
-/// The word of the number of ranks where an earlier update wrote a value that is not finite.
+/// The word that counts the ranks on which an earlier update wrote a value that is not finite.
 pub const NOT_FINITE: usize = COUNT + 2;
 
-/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
+/// Added to the norm before dividing, as in PyTorch's `clip_grad_norm_`.
 pub const CLIP_EPSILON: f64 = 1e-6;
 
-/// What a model sums up beside its loss, over the micro-batches and ranks of a step. Their words follow the
-/// [`SCALAR_WORDS`]: exact sums, then counts of a word each.
+/// The sums and counts that a model collects besides its loss, over the micro-batches and ranks of a step. Their words
+/// follow the [`SCALAR_WORDS`]: first the exact sums, then one word per count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tallies {
-    /// Exact sums.
+    /// Number of exact sums.
     pub sums: usize,
-    /// Counts.
+    /// Number of counts.
     pub counts: usize,
 }
 
 impl Tallies {
-    /// Words that they take.
+    /// Number of words for the sums and counts.
     pub fn words(self) -> usize {
         self.sums * ExactSum::WORDS + self.counts
     }
 
-    /// Words of all scalars of a step.
+    /// Number of words for all scalars of a step.
     pub fn scalar_words(self) -> usize {
         SCALAR_WORDS + self.words()
     }
 
-    /// The words of a sum, among those of all scalars.
+    /// The range of one sum in the words of all scalars.
     pub fn sum(self, index: usize) -> Range<usize> {
         assert!(index < self.sums, "a model counts what it has declared");
         let start = SCALAR_WORDS + index * ExactSum::WORDS;
         start..start + ExactSum::WORDS
     }
 
-    /// The words of all counts, among those of all scalars.
+    /// The range of all counts in the words of all scalars.
     pub fn counts(self) -> Range<usize> {
         SCALAR_WORDS + self.sums * ExactSum::WORDS..self.scalar_words()
     }
 
-    /// The sums as numbers, and the counts, of all scalars of a step.
+    /// Reads the sums, as numbers, and the counts from the words of all scalars of a step.
     fn read(self, words: &[i64]) -> (Vec<f64>, Vec<u64>) {
         assert_eq!(words.len(), self.scalar_words(), "a step has the scalars that its model declares");
         let sum = |index| ExactSum::from_words(&words[self.sum(index)]).value();
@@ -73,7 +73,7 @@ impl Tallies {
     }
 }
 
-/// What a step found, the same on every rank, bit for bit.
+/// The results of a step, the same on every rank, bit for bit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean loss over all counted targets of the global batch, before the update.
@@ -82,11 +82,12 @@ pub struct StepReport {
     pub targets: u64,
     /// L2 norm of the gradient of the mean loss, before clipping (0 in evaluation).
     pub grad_norm: f64,
-    /// Whether loss, norm, and parameters and optimizer state before the update are finite. When they are not, neither
-    /// this step nor a later one updates parameters and state; with a scale of the loss, not this step.
+    /// Whether the loss, the norm, and the parameters and optimizer state before the update are finite. If not,
+    /// parameters and state are not updated in this step or any later one; with loss scaling, only this step skips the
+    /// update.
     pub finite: bool,
-    /// Whether parameters and state are. If not, the first report that says so names the step after the one that wrote
-    /// such a value.
+    /// Whether parameters and state are finite. The first report in which they are not belongs to the step after the
+    /// one that wrote such a value.
     pub state_finite: bool,
     /// Whether any rank asked to stop.
     pub stop: bool,
@@ -97,12 +98,12 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Reads the words, once they are summed over all ranks. The squared norm is that of the gradient of the summed loss,
-    /// divided by `divisor`: the number of ranks where it is an average over them (1 where it is a sum); and, because a scaled loss
-    /// has a gradient that was *multiplied* with the scale, divided by that scale.
+    /// Reads the words after they were summed over all ranks. Their squared norm is of the gradient of the summed loss
+    /// divided by `divisor`. The divisor is the number of ranks if gradients are averaged over ranks, or 1 if they are
+    /// summed, divided by the loss scale, because the gradient of a scaled loss is *multiplied* by that scale.
     ///
     /// # Panics
-    /// When there are not [`SCALAR_WORDS`] of them.
+    /// When there are not [`SCALAR_WORDS`] words.
     pub fn of(words: &[i64], divisor: f64) -> Self {
         assert_eq!(words.len(), SCALAR_WORDS, "the scalars of a step have a fixed number of words");
         let targets = words[COUNT] as u64;
@@ -115,63 +116,64 @@ impl StepReport {
         Self { loss, targets, grad_norm: norm, finite, state_finite, stop, sums, counts }
     }
 
-    /// As [`StepReport::of`], from the words of all scalars.
+    /// As [`StepReport::of`], with the sums and counts of the model, from the words of all scalars.
     ///
     /// # Panics
-    /// When there are not as many as the model declares.
+    /// When the number of words is not [`Tallies::scalar_words`].
     pub fn with(words: &[i64], tallies: Tallies, divisor: f64) -> Self {
         let (sums, counts) = tallies.read(words);
         Self { sums, counts, ..Self::of(&words[..SCALAR_WORDS], divisor) }
     }
 }
 
-/// From a sum over targets that was divided by `divisor` to the mean over them. For a power of two it is exactly so many
-/// times the factor of the sum.
+/// The factor from a sum over targets that was divided by `divisor` to the mean over targets. If `divisor` is a power
+/// of two, it is exactly `divisor` times the factor for `divisor` 1.
 fn scale(targets: u64, divisor: f64) -> f64 {
     if targets == 0 { 0.0 } else { divisor / targets as f64 }
 }
 
-/// What an update needs of a step's scalars. On the device: [`GradientFactors::LEN`] numbers in the order of the
+/// The step scalars that an update needs. On the device they are [`GradientFactors::LEN`] numbers in the order of the
 /// fields, the last one 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientFactors {
-    /// `divisor` / number of targets, with the divisor of [`StepReport::of`]: makes the reduced gradient that of the mean loss.
+    /// `divisor` / number of targets, with the divisor of [`StepReport::of`]; turns the reduced gradient into the
+    /// gradient of the mean loss.
     pub scale: f64,
     /// Clipping coefficient, at most 1, applied after `scale`.
     pub clip: f64,
-    /// Whether loss, norm, parameters and state were finite in this step and all before it.
+    /// Whether loss, norm, parameters and state were finite in this step and all earlier ones.
     pub finite: bool,
 }
 
 impl GradientFactors {
-    /// How many numbers they are on the device.
+    /// Number of values on the device.
     pub const LEN: usize = 3;
 
-    /// Nothing has gone wrong yet.
+    /// The values before the first step, with `finite` set.
     pub const START: [f64; Self::LEN] = [0.0, 1.0, 1.0];
 
-    /// The factors of a step with these words, which are as [`StepReport::of`] takes them. `was_finite` says so of all
-    /// steps before it.
+    /// Computes the factors of a step from its words; words and `divisor` are as in [`StepReport::of`]. `was_finite` is
+    /// the `finite` flag of the previous step.
     pub fn of(words: &[i64], divisor: f64, grad_clip: Option<f64>, was_finite: bool) -> Self {
         let StepReport { targets, grad_norm, finite, .. } = StepReport::of(words, divisor);
         let clip = grad_clip.map_or(1.0, |max| (max / (grad_norm + CLIP_EPSILON)).min(1.0));
         Self { scale: scale(targets, divisor), clip, finite: was_finite && finite }
     }
 
-    /// As numbers.
+    /// Returns the values in device order.
     pub fn to_array(self) -> [f64; Self::LEN] {
         [self.scale, self.clip, f64::from(u8::from(self.finite))]
     }
 
-    /// From numbers.
+    /// Restores the factors from their values in device order.
     pub fn from_array([scale, clip, finite]: [f64; Self::LEN]) -> Self {
         Self { scale, clip, finite: finite != 0.0 }
     }
 
-    /// Reads them from a device, after all earlier work of `queue`; blocks.
+    /// Reads the factors from a device, after all earlier work of `queue`; blocks.
     ///
     /// # Errors
-    /// Those of [`Memory::read`].
+    /// The errors of [`Memory::read`].
     pub fn read<M: Memory>(memory: &M, queue: Queue, factors: Slice<'_, M::Buffer>) -> Result<Self, Error> {
         let mut array = [0.0; Self::LEN];
         memory.read(queue, factors, HostSliceMut::F64(&mut array))?;

@@ -1,9 +1,9 @@
 //! Random small models and settings for the tests of this crate.
 //!
-//! A [`Setup`] is a short description that proptest can print and shrink; [`Setup::build`] makes the model,
-//! its layout and the rest of it. The model has the shape of a transformer with everything that makes
-//! schedules hard: layers of one or two blocks, a block that reads two units, tied and shared parameters,
-//! frozen parts, a block without parameters.
+//! A [`Setup`] is a short description that proptest can print and shrink; [`Setup::build`] creates the model, its
+//! layout and the rest. The model has the shape of a transformer with everything that complicates schedules: layers of
+//! one or two blocks, a block that reads two units, tied and shared parameters, frozen parts, a block without
+//! parameters.
 
 use proptest::prelude::*;
 
@@ -27,9 +27,9 @@ use crate::wrap::{UnitId, WrapPolicy, units};
 pub(crate) enum Frozen {
     Nothing,
     All,
-    /// Those that only blocks below this one read.
+    /// Parameters that only blocks below this one read.
     Below(usize),
-    /// Every n-th.
+    /// Every n-th parameter.
     Every(usize),
 }
 
@@ -37,15 +37,15 @@ pub(crate) enum Frozen {
 #[derive(Clone, Debug)]
 pub(crate) struct Sketch {
     pub(crate) layers: usize,
-    /// Two blocks per layer instead of one.
+    /// Whether layers have two blocks instead of one.
     pub(crate) halves: bool,
-    /// The head uses the embedding.
+    /// Whether the head uses the embedding.
     pub(crate) tied: bool,
-    /// Every layer also reads the attention of the layer before it, or the embedding.
+    /// Whether every layer also reads the attention of the layer before it, or the embedding.
     pub(crate) cross: bool,
-    /// Every layer reads one parameter of the root.
+    /// Whether every layer reads one parameter of the root.
     pub(crate) shared: bool,
-    /// A block without parameters comes before the last one.
+    /// Whether a block without parameters precedes the last one.
     pub(crate) empty_block: bool,
     pub(crate) frozen: Frozen,
     pub(crate) width: usize,
@@ -139,7 +139,7 @@ impl Sketch {
     }
 }
 
-/// A model that is being put together.
+/// A model under construction.
 struct Draft {
     spec: ModelSpec,
 }
@@ -189,13 +189,13 @@ pub(crate) struct Setup {
     pub(crate) mesh: Mesh,
     pub(crate) policy: Policy,
     pub(crate) phases: usize,
-    /// Whether the update sees matrices of layers whole (never under offload).
+    /// Whether the update needs matrices of layers whole (never with offload).
     pub(crate) whole: bool,
     pub(crate) rounds: usize,
 }
 
 impl Setup {
-    /// One rank, one round, every layer a unit.
+    /// A setup with one rank and one round in which every layer is a unit.
     pub(crate) fn plain(sketch: Sketch) -> Self {
         Self {
             sketch,
@@ -210,7 +210,7 @@ impl Setup {
 
     pub(crate) fn build(&self) -> Built {
         let spec = self.sketch.spec();
-        // A wrap policy that splits a tied parameter is an error of its own; here the whole model is a unit then.
+        // A wrap policy that splits a tied parameter is an error; the whole model becomes one unit instead.
         let units = units(&spec, &self.wrap)
             .or_else(|_| units(&spec, &WrapPolicy::Classes(vec!["Model".into()])))
             .unwrap();
@@ -232,7 +232,7 @@ impl Setup {
     }
 }
 
-/// What schedules are compiled from.
+/// The inputs of schedule compilation.
 pub(crate) struct Built {
     pub(crate) spec: ModelSpec,
     pub(crate) layout: Layout,
@@ -265,7 +265,7 @@ impl Built {
         checker::check(schedule, &self.spec, &self.layout)
     }
 
-    /// The unit of a parameter, found the slow way.
+    /// The unit of a parameter, by linear search.
     pub(crate) fn unit_of(&self, id: ParamId) -> UnitId {
         let holds = |unit: &crate::layout::UnitLayout| {
             unit.segments.iter().flat_map(|segment| &segment.params).any(|place| place.param == id)

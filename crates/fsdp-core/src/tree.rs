@@ -1,13 +1,13 @@
 //! The reduction tree: the one order in which gradients are added, everywhere.
 //!
-//! `T(n)` over leaves `0..n` is a leaf for `n = 1`, else `T(left) + T(right)`, where `left` holds the largest
-//! power of two of leaves below `n`. For a power of two it is the perfect binary tree. Because a sum over
-//! `shards` inside a sum over `rounds` inside a sum over `replicas` cuts a perfect tree into perfect
-//! subtrees, the same bits come out for every mesh whose axes are powers of two (docs/numerics.md).
+//! `T(n)` over leaves `0..n` is a leaf for `n = 1`, otherwise `T(left) + T(right)`, where `left` has as many leaves as
+//! the largest power of two below `n`. For a power of two it is the perfect binary tree. A sum over `shards` inside a
+//! sum over `rounds` inside a sum over `replicas` splits a perfect tree into perfect subtrees, so every mesh whose axes
+//! are powers of two produces the same bits (docs/numerics.md).
 //!
-//! Three realisations live here, all of the same tree: [`fold`] (recursive, for the oracle), [`Counter`]
-//! (leaves in order, logarithmically many partial sums, for accumulation), [`Arrivals`] (leaves in any
-//! order, for communicators).
+//! This module has three implementations of the tree: [`fold`] (recursive, for the oracle), [`Counter`] (leaves in
+//! order with logarithmically many partial sums, for accumulation) and [`Arrivals`] (leaves in any order, for
+//! communicators).
 
 /// Number of leaves in the left subtree of `T(count)`, for `count >= 2`.
 fn left_leaves(count: usize) -> usize {
@@ -34,12 +34,12 @@ pub fn fold<T>(
     add(a, b)
 }
 
-/// Partial sums kept at most when `count` leaves are pushed into a [`Counter`], the incoming one included.
+/// Maximum number of partial sums when `count` leaves are pushed into a [`Counter`], including the incoming leaf.
 pub fn accumulators(count: usize) -> usize {
     if count <= 1 { 1 } else { count.ilog2() as usize + 1 }
 }
 
-/// Adds leaves that arrive in order, as a binary counter does: partial sum `k` holds `2^k` leaves.
+/// Adds leaves that arrive in order, like a binary counter: partial sum `k` holds `2^k` leaves.
 #[derive(Clone, Debug)]
 pub struct Counter<T> {
     levels: Vec<Option<T>>,
@@ -52,10 +52,10 @@ impl<T> Default for Counter<T> {
 }
 
 impl<T> Counter<T> {
-    /// Adds the next leaf; `add(left, right)` is called for every pair that is complete.
+    /// Adds the next leaf; calls `add(left, right)` for every completed pair.
     ///
     /// # Errors
-    /// Those of `add`; the partial sums handed to it are lost.
+    /// The errors of `add`; the partial sums passed to it are lost.
     pub fn push<E>(&mut self, leaf: T, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<(), E> {
         let mut carry = leaf;
         for level in &mut self.levels {
@@ -71,16 +71,16 @@ impl<T> Counter<T> {
         Ok(())
     }
 
-    /// The sum of all leaves pushed so far, or `None` of none; the counter is empty afterwards.
+    /// Returns the sum of all leaves pushed so far, or `None` if there are none, and empties the counter.
     ///
     /// # Errors
-    /// Those of `add`; the partial sums handed to it are lost.
+    /// The errors of `add`; the partial sums passed to it are lost.
     pub fn take_total<E>(&mut self, mut add: impl FnMut(T, T) -> Result<T, E>) -> Result<Option<T>, E> {
         let mut sum = None;
         for partial in self.levels.drain(..).flatten() {
             sum = Some(match sum {
                 None => partial,
-                // Higher levels hold earlier leaves: they are the left operand.
+                // Higher levels hold earlier leaves, so they are the left operand.
                 Some(right) => add(partial, right)?,
             });
         }
@@ -93,27 +93,27 @@ impl<T> Counter<T> {
     }
 }
 
-/// Adds leaves that arrive in any order, each as soon as its sibling is there.
+/// Adds leaves that arrive in any order, each as soon as its sibling has arrived.
 #[derive(Debug)]
 pub struct Arrivals<T> {
-    /// Per node its parent and whether it is the left child; leaves first, then inner nodes, the root last.
+    /// For each node its parent and whether it is the left child; leaves first, then inner nodes, the root last.
     parents: Vec<(usize, bool)>,
     waiting: Vec<Option<T>>,
     arrived: Vec<bool>,
 }
 
-/// What to do after [`Arrivals::arrive`].
+/// The next action after [`Arrivals::arrive`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival<T> {
-    /// The sibling is not there yet: the value is kept.
+    /// The sibling has not arrived: the value is stored.
     Kept,
-    /// Add `left` and `right`, in this order, and let the sum arrive at `node`.
+    /// Add `left` and `right`, in this order, and pass the sum to [`Arrivals::arrive`] for `node`.
     Add {
         /// The earlier operand.
         left: T,
         /// The later operand.
         right: T,
-        /// Where the sum arrives.
+        /// The node of the sum.
         node: usize,
     },
     /// The value is the sum of all leaves.
@@ -121,7 +121,7 @@ pub enum Arrival<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// The tree `T(count)`; leaf `i` is node `i`.
+    /// Creates the tree `T(count)`; leaf `i` is node `i`.
     ///
     /// # Panics
     /// When `count` is zero.
@@ -139,10 +139,10 @@ impl<T> Arrivals<T> {
         Self { parents, waiting, arrived }
     }
 
-    /// A value arrives at a node: a leaf, or the node that an earlier [`Arrival::Add`] named.
+    /// Passes a value to a node: a leaf, or the node named by an earlier [`Arrival::Add`].
     ///
     /// # Panics
-    /// When a value arrived at `node` before.
+    /// When `node` already received a value.
     pub fn arrive(&mut self, node: usize, value: T) -> Arrival<T> {
         assert!(!std::mem::replace(&mut self.arrived[node], true), "a node of the tree arrives once");
         let (parent, is_left) = self.parents[node];

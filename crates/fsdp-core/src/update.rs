@@ -1,13 +1,12 @@
 //! The update-rule contract: an optimizer over shards of segments.
 //!
-//! A rule sees one segment's shard at a time: the master parameters, the reduced gradient and its own state
-//! tensors, and the list of pieces (which elements of which parameter the shard holds). Statistics that
-//! span ranks are declared as phases: the engine lets the rule compute this rank's part of every phase,
-//! sums it over the shard axis, and hands the sums back. They stay in buffers of the memory all the way, so a
-//! rule for a device never makes the host wait for them.
+//! A rule sees one segment's shard at a time: the master parameters, the reduced gradient, its own state tensors, and
+//! the list of pieces (which elements of which parameter the shard holds). Statistics that span ranks are declared as
+//! phases: for each phase, the rule computes this rank's part, and the engine sums it over the shard axis and passes
+//! the sums back. They stay in device buffers throughout, so a rule on a device never makes the host wait for them.
 //!
-//! A rule may have to see something of whole parameters: their **directions**. It makes this rank's rows of them, which are
-//! gathered over the shard axis, and finds them whole when it updates.
+//! A rule that needs whole parameters (such as Muon) works on **directions**: it computes this rank's rows of them,
+//! they are all-gathered over the shard axis, and the update reads them unsharded.
 
 mod tables;
 
@@ -22,7 +21,7 @@ use crate::memory::{Buffer, HostSlice, Memory, Slice, SliceMut};
 use crate::model::ParamId;
 use crate::rank::Queue;
 
-/// A contiguous run of elements of one parameter inside a shard.
+/// A contiguous range of elements of one parameter inside a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// The parameter.
@@ -31,21 +30,21 @@ pub struct Piece {
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-    /// Index, within the parameter, of the first element.
+    /// Index of the first element within the parameter.
     pub param_offset: usize,
-    /// Row length of the parameter, 1 when it has fewer than two dimensions. Pieces are whole rows.
+    /// Row length of the parameter; 1 if it has fewer than two dimensions. A piece consists of whole rows.
     pub row_len: usize,
 }
 
-/// Values of one step, the same on every rank.
+/// Inputs of an update that are the same on every rank.
 #[derive(Debug)]
 pub struct StepScalars<'a, B> {
-    /// Number of the step, from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
-    /// [`GradientFactors`](crate::scalars::GradientFactors), on the device. When they say that something was not
-    /// finite, a rule leaves parameters and state untouched, and notes nothing.
+    /// [`GradientFactors`](crate::scalars::GradientFactors), on the device. If they are not `finite`, a rule leaves
+    /// parameters, state and [`SegmentShard::not_finite`] unchanged.
     pub factors: Slice<'a, B>,
 }
 
@@ -62,45 +61,45 @@ impl<B> Copy for StepScalars<'_, B> {}
 pub struct StateTensor {
     /// Name (`exp_avg`).
     pub name: &'static str,
-    /// Elements on this rank.
+    /// Number of elements on this rank.
     pub len: usize,
     /// Element type.
     pub dtype: DType,
-    /// Which of its elements belong to which parameter, in the order of offsets. Elements of no piece are
+    /// The parameter that each range of elements belongs to, in the order of offsets. Elements outside all pieces are
     /// padding.
     pub pieces: Vec<StatePiece>,
 }
 
-/// A contiguous run of a state tensor: values of one parameter.
+/// A contiguous range of a state tensor that holds values of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StatePiece {
     /// The parameter.
     pub param: ParamId,
-    /// Whether there is a value per element, per row, per column or per block of the parameter.
+    /// Whether the tensor has a value per element, row, column or block of the parameter.
     pub axis: StateAxis,
     /// First element within the state tensor.
     pub offset: usize,
     /// Number of elements.
     pub len: usize,
-    /// Where the run begins among all such values of the parameter.
+    /// Index of the first element among all such values of the parameter.
     pub first: usize,
 }
 
-/// What of a parameter a value of the optimizer's state belongs to.
+/// The part of a parameter that one value of optimizer state belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateAxis {
-    /// Each element of the parameter.
+    /// One element of the parameter.
     Elements,
-    /// Each row of the parameter.
+    /// One row of the parameter.
     Rows,
-    /// Each column of the parameter: whole, and equal, on every rank that holds rows of it.
+    /// One column of the parameter: all columns, with equal values, on every rank that holds rows of it.
     Columns,
-    /// So many neighbouring elements of a row of the parameter; the last block of a row may be shorter.
+    /// This many neighboring elements of a row of the parameter; the last block of a row may be shorter.
     Blocks(usize),
 }
 
 impl StateTensor {
-    /// A state tensor with one element per element of the shard, which holds `pieces`.
+    /// Creates a state tensor with one element per element of a shard of `pieces`.
     pub fn elementwise(name: &'static str, pieces: &[Piece], shard_len: usize, dtype: DType) -> Self {
         let pieces = pieces.iter().map(|piece| StatePiece {
             param: piece.param,
@@ -113,67 +112,68 @@ impl StateTensor {
     }
 }
 
-/// A segment's shard as an update rule sees it.
+/// The view of a segment's shard that an update rule receives.
 #[derive(Debug)]
 pub struct SegmentShard<'a, B> {
     /// Master parameters (exclusive).
     pub params: &'a mut B,
-    /// Their copy in the dtype that computes (exclusive), where the two differ.
+    /// Low-precision copy for compute (exclusive); `None` if parameters compute in the master dtype.
     pub low: Option<&'a mut B>,
-    /// The reduced gradient, in the reduce dtype: the sum of micro-batch gradients or, with averages, that over the averaged
-    /// ranks; the factors of [`StepScalars`] make it the gradient of the mean loss.
+    /// The reduced gradient, in the reduce dtype: the sum of micro-batch gradients, divided by the number of averaged
+    /// ranks if ranks are averaged. The factors of [`StepScalars`] turn it into the gradient of the mean loss.
     pub gradient: &'a B,
-    /// State tensors, as [`RuleState::state`] declared them; zero before step 1.
+    /// State tensors as declared by [`RuleState::state`]; zero before step 1.
     pub state: &'a mut [B],
-    /// What the shard holds.
+    /// The ranges of parameters in the shard.
     pub pieces: &'a [Piece],
-    /// The segment, within a schedule: what its other shards hold. Pieces are whole rows of it, or the begin of some.
+    /// The segment in a schedule, which determines the contents of the other shards. A piece covers whole rows of it,
+    /// except that its last row may be covered only in part.
     pub segment: Option<&'a Segment>,
-    /// The directions of the segment, in an update of one that holds a parameter of [`RuleState::whole`].
+    /// The directions of the segment; `Some` in an update of a segment that holds a parameter of [`RuleState::whole`].
     pub whole: Option<WholeDirections<'a, B>>,
-    /// One word (`I64`, exclusive), 0 at first. A rule sets it to 1 in the pass that writes a value which is not finite:
-    /// of a parameter, of its copy (see [`SegmentShard::largest_param`]) or of state, but not of padding. Nobody
-    /// clears it.
+    /// One word (`I64`, exclusive), initially 0. A rule sets it to 1 in the pass that writes a value that is not
+    /// finite: to a parameter, to its copy (see [`SegmentShard::largest_param`]) or to state, but not to padding. It is
+    /// never cleared.
     pub not_finite: &'a mut B,
 }
 
-/// The directions of a whole segment, and room to work on them.
+/// The directions of an unsharded segment, and scratch space for computing on them.
 #[derive(Debug)]
 pub struct WholeDirections<'a, B> {
-    /// What [`UpdateRule::direct`] wrote on all ranks, in the layout of the unsharded segment and in the reduce dtype; zeros
-    /// elsewhere.
+    /// The rows that [`UpdateRule::direct`] wrote on all ranks, in the layout of the unsharded segment and in the
+    /// reduce dtype; zeros elsewhere.
     pub directions: &'a B,
-    /// Where in them this rank's shard begins.
+    /// Offset of this rank's shard in `directions`.
     pub start: usize,
-    /// [`RuleState::scratch`] elements (exclusive), in the dtype of the master parameters, with any contents.
+    /// [`RuleState::scratch`] elements (exclusive) in the dtype of the master parameters, with unspecified contents.
     pub scratch: &'a mut B,
 }
 
 impl<B> WholeDirections<'_, B> {
-    /// The same for a shorter time.
+    /// Reborrows the directions for a shorter lifetime.
     pub fn reborrow(&mut self) -> WholeDirections<'_, B> {
         WholeDirections { directions: self.directions, start: self.start, scratch: &mut *self.scratch }
     }
 }
 
 impl<B: Buffer> SegmentShard<'_, B> {
-    /// The largest magnitude of a parameter that is finite, and in the copy too, where there is one.
+    /// The largest magnitude for which a parameter, and its low-precision copy if any, remains finite.
     pub fn largest_param(&self) -> f64 {
         self.low.as_ref().map_or(self.params.dtype(), |low| low.dtype()).largest()
     }
 
-    /// Notes that a value which was written is not finite.
+    /// Records that a value that is not finite was written.
     ///
     /// # Errors
-    /// Those of [`Memory::write`].
+    /// The errors of [`Memory::write`].
     pub fn note_not_finite<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
         memory.write(Queue::Compute, HostSlice::I64(&[1]), SliceMut::whole(self.not_finite))
     }
 
-    /// Brings the copy up to date, for rules that do not write it in passing.
+    /// Updates the low-precision copy from the master, for rules that do not write it themselves.
     ///
     /// # Errors
-    /// Those of [`Memory::copy`].
+    /// The errors of [`Memory::copy`].
     pub fn refresh<M: Memory<Buffer = B>>(&mut self, memory: &M) -> Result<(), Error> {
         match &mut self.low {
             Some(low) => memory.copy(Queue::Compute, Slice::whole(self.params), SliceMut::whole(low)),
@@ -182,80 +182,80 @@ impl<B: Buffer> SegmentShard<'_, B> {
     }
 }
 
-/// What an update rule says of its buffers before there are any.
+/// The buffers that an update rule needs, declared before any are allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RuleDecl {
-    /// Types of the state tensors of a segment.
+    /// Dtypes of the state tensors of a segment.
     pub state: Vec<DType>,
-    /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis.
+    /// For each phase of cross-rank statistics, the number of `f64` values that are summed over the shard axis.
     pub phases: Vec<usize>,
     /// The parameters whose directions are gathered.
     pub whole: BTreeSet<ParamId>,
-    /// Elements of the master dtype that an update of one of them needs beside.
+    /// Elements of the master dtype that an update of such a parameter needs as scratch.
     pub scratch: usize,
 }
 
-/// Products of an `m x k` with a `k x n` matrix.
+/// Matrix products of an `m x k` with a `k x n` matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Products {
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Terms of each sum.
+    /// Terms of each inner product.
     pub k: usize,
-    /// How many.
+    /// Number of products.
     pub count: usize,
 }
 
 impl Products {
-    /// Floating-point operations of all of them.
+    /// Floating-point operations of all products together.
     pub fn flops(&self) -> u128 {
         [2, self.m, self.n, self.k, self.count].into_iter().map(|factor| factor as u128).product()
     }
 }
 
-/// What an update rule keeps and sums, whatever memory it works in.
+/// The state and statistics of an update rule, independent of the memory it runs on.
 pub trait RuleState {
-    /// The state tensors of a segment shard of `shard_len` elements of `dtype`, holding `pieces`: as many, of the same
-    /// types, for every shard.
+    /// The state tensors of a segment's shard that has `shard_len` elements of `dtype` and holds `pieces`. Their number
+    /// and dtypes must be the same for every shard.
     fn state(&self, pieces: &[Piece], shard_len: usize, dtype: DType) -> Vec<StateTensor>;
 
-    /// For each phase of cross-rank statistics, how many `f64` are summed over the shard axis. Empty for
-    /// element-wise rules.
+    /// For each phase of cross-rank statistics, the number of `f64` values that are summed over the shard axis. Empty
+    /// for element-wise rules.
     fn phases(&self) -> Vec<usize> {
         Vec::new()
     }
 
-    /// The parameters whose directions an update sees whole. None for element-wise rules.
+    /// The parameters whose directions an update reads unsharded. Empty for element-wise rules.
     fn whole(&self) -> BTreeSet<ParamId> {
         BTreeSet::new()
     }
 
-    /// Elements of the master dtype that an update of a segment with such a parameter works in.
+    /// Elements of the master dtype that an update of a segment with such a parameter needs as scratch.
     fn scratch(&self) -> usize {
         0
     }
 
-    /// The products of matrices that an update of a shard with these pieces makes.
+    /// The matrix products in an update of a shard with these pieces.
     fn products(&self, _pieces: &[Piece]) -> Vec<Products> {
         Vec::new()
     }
 
-    /// The rule's buffers, for master parameters of `dtype`.
+    /// Declares the rule's buffers for master parameters of `dtype`.
     fn declare(&self, dtype: DType) -> RuleDecl {
         let state = self.state(&[], 0, dtype).into_iter().map(|tensor| tensor.dtype).collect();
         RuleDecl { state, phases: self.phases(), whole: self.whole(), scratch: self.scratch() }
     }
 }
 
-/// An optimizer, in one memory.
+/// An optimizer on one kind of memory.
 pub trait UpdateRule<M: Memory>: RuleState + Send {
     /// Adds this shard's part of the statistics of the next phase to `sums` (`F64`, exclusive), given the sums of the
-    /// earlier phases, as work of the compute queue. May advance state.
+    /// earlier phases, as work of the compute queue. May update state.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// The errors of the memory.
     fn statistics(
         &mut self,
         _memory: &M,
@@ -267,11 +267,11 @@ pub trait UpdateRule<M: Memory>: RuleState + Send {
         Ok(())
     }
 
-    /// Writes this shard's part of the directions of the parameters of [`RuleState::whole`] to `direction`, which is as long as
-    /// the shard, of the reduce dtype and zero (exclusive), as work of the compute queue. May advance state.
+    /// Writes this shard's part of the directions of the parameters in [`RuleState::whole`] to `direction` (exclusive),
+    /// which is as long as the shard, has the reduce dtype and is zero, as work of the compute queue. May update state.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// The errors of the memory.
     fn direct(
         &mut self,
         _memory: &M,
@@ -282,11 +282,11 @@ pub trait UpdateRule<M: Memory>: RuleState + Send {
         Ok(())
     }
 
-    /// Updates the shard's parameters, their copy, and the state, given the sums of all phases and, in
-    /// [`SegmentShard::whole`], the directions, as work of the compute queue.
+    /// Updates the shard's parameters, their low-precision copy, and the state, given the sums of all phases and the
+    /// directions in [`SegmentShard::whole`], as work of the compute queue.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// The errors of the memory.
     fn update(
         &mut self,
         memory: &M,

@@ -1,27 +1,27 @@
 //! Wrap policies: which parameters are gathered together.
 //!
-//! A unit is the set of parameters of one wrapped module that no wrapped module inside it owns; the root
-//! unit holds the rest. Selection is by class name, or Hugging Face's size-based recursion
-//! (`size_based_auto_wrap_policy`): from the leaves up, a module is wrapped when its parameters that are not
-//! yet wrapped number at least the minimum, and it is no container of modules; `MultiheadAttention` and what
-//! is inside it is never wrapped.
+//! A unit is the set of parameters of one wrapped module, without those of wrapped modules inside it; the root unit
+//! holds the rest. Modules are selected by class name, or by Hugging Face's size-based recursion
+//! (`size_based_auto_wrap_policy`): from the leaves up, a module is wrapped when its parameters that are not yet
+//! wrapped number at least the minimum and it is not a container of modules; `MultiheadAttention` and its descendants
+//! are never wrapped.
 
 use std::collections::BTreeMap;
 
 use crate::error::Error;
 use crate::model::{ModelSpec, ParamId};
 
-/// Classes that a size-based policy never wraps themselves: they are only iterated over, never called.
+/// Classes that a size-based policy never wraps: their modules are only iterated over, never called.
 const CONTAINERS: [&str; 2] = ["ModuleList", "ModuleDict"];
-/// The class into which a size-based policy never descends.
+/// The class whose modules a size-based policy neither wraps nor descends into.
 const LEAF: &str = "MultiheadAttention";
 
-/// How modules are selected.
+/// The rule that selects the wrapped modules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WrapPolicy {
     /// Every module of one of these classes is a unit.
     Classes(Vec<String>),
-    /// Every module with at least this many parameters that are not in a unit further inside.
+    /// Every module with at least this many parameters, not counting those in units further inside.
     MinParams(usize),
 }
 
@@ -40,11 +40,11 @@ pub struct Unit {
     pub params: Vec<ParamId>,
 }
 
-/// Cuts the model into units, the root first, the others in the order of modules.
+/// Partitions the model into units, the root first, the others in module order.
 ///
 /// # Errors
-/// [`Error::WrapClass`] for a class that no module has; [`Error::TiedAcrossUnits`] when the two uses of a
-/// tied parameter would belong to different units; [`Error::Model`].
+/// [`Error::WrapClass`] for a class that no module has; [`Error::TiedAcrossUnits`] when the uses of a tied parameter
+/// would belong to different units; [`Error::Model`].
 pub fn units(spec: &ModelSpec, policy: &WrapPolicy) -> Result<Vec<Unit>, Error> {
     spec.validate()?;
     let wrapped = match policy {
@@ -71,7 +71,7 @@ fn unit_name(spec: &ModelSpec, module: usize) -> String {
     if module == 0 { "(root)".into() } else { spec.modules[module].fqn.clone() }
 }
 
-/// The innermost wrapped module around a module, itself included; the root is always wrapped.
+/// The innermost wrapped module that contains a module or is the module itself; the root is always wrapped.
 fn owner(spec: &ModelSpec, wrapped: &[bool], module: usize) -> usize {
     let mut at = module;
     while !wrapped[at] {
@@ -95,7 +95,7 @@ fn by_class(spec: &ModelSpec, classes: &[String]) -> Result<Vec<bool>, Error> {
 fn by_size(spec: &ModelSpec, min: usize) -> Vec<bool> {
     let mut wrapped = vec![false; spec.modules.len()];
     let mut unwrapped = vec![0usize; spec.modules.len()];
-    // Children are listed after their parents, so the reverse order meets children first.
+    // Children are listed after their parents, so the reverse order visits children first.
     for (index, module) in spec.modules.iter().enumerate().rev() {
         unwrapped[index] += module.params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
         let fits = !CONTAINERS.contains(&module.class.as_str()) && !within_leaf(spec, index);
@@ -107,13 +107,14 @@ fn by_size(spec: &ModelSpec, min: usize) -> Vec<bool> {
     wrapped
 }
 
-/// Whether a module is, or lies in, one that a size-based policy does not look into.
+/// Whether a module is, or is inside, one that a size-based policy does not descend into.
 fn within_leaf(spec: &ModelSpec, module: usize) -> bool {
     let mut chain = std::iter::successors(Some(module), |&at| spec.modules[at].parent);
     chain.any(|at| spec.modules[at].class == LEAF)
 }
 
-/// A tied parameter belongs to the module of its first name; its aliases name the modules that use it too.
+/// Checks that the uses of every tied parameter are in one unit. The parameter belongs to the module of its first name;
+/// its aliases name the other modules that use it.
 fn check_tied(spec: &ModelSpec, wrapped: &[bool]) -> Result<(), Error> {
     for (index, module) in spec.modules.iter().enumerate() {
         for &id in &module.params {
@@ -135,7 +136,7 @@ fn check_tied(spec: &ModelSpec, wrapped: &[bool]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The innermost module whose FQN is a prefix of a parameter's.
+/// The innermost module whose FQN is a prefix of a parameter's FQN.
 fn module_of(spec: &ModelSpec, fqn: &str) -> usize {
     let mut best = 0;
     for (index, module) in spec.modules.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Fits the constants of prices to published runs, and says how well runs are predicted that were not fitted.
+//! Fits the constants of prices to published runs, and reports how well it predicts runs that were not fitted.
 //!
-//! `cargo run --release -p fsdp-plan --example fit_prices [-- RUNS.csv] [--write]` fits, prints errors, leaves out one group of
-//! runs at a time (`--cv`), and writes `constants.toml` if asked.
+//! `cargo run --release -p fsdp-plan --example fit_prices [-- RUNS.csv] [--write]` fits the constants and prints
+//! errors. With `--cv` it also leaves out one group of runs at a time; with `--write` it writes `constants.toml`.
 //!
-//! Gauss-Newton on logarithms of constants and of times, with weights of `1 / max(|error|, 3 %)`, which is close to the least
-//! sum of absolute errors; what is expected of a constant before (see `NAMES`) is as strong as its width says; a project with
-//! one generation of devices weighs at most as 40 runs.
+//! The method is Gauss-Newton on logarithms of constants and of times. Weights of `1 / max(|error|, 3 %)` approximate
+//! the least sum of absolute errors. The expected value of a constant (see `NAMES`) is a prior whose strength follows
+//! from its width. The runs of a project on one generation of devices together weigh at most as much as 40 runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,15 +16,15 @@ use fsdp_plan::{Constants, NAMES};
 use rayon::prelude::*;
 
 const ROUNDS: usize = 12;
-/// Damping of a step, as a part of the diagonal.
+/// Damping of a step, as a fraction of the diagonal.
 const DAMPING: f64 = 0.03;
-/// The most that a logarithm changes in a step.
+/// The largest change of a logarithm in a step.
 const STEP_MAX: f64 = 0.4;
 const GROUP_WEIGHT_MAX: f64 = 40.0;
-/// By how much a logarithm is changed to see what follows.
+/// The change of a logarithm for numerical derivatives.
 const DELTA: f64 = 1e-3;
 
-/// A run with what was measured.
+/// A run and its measured time.
 struct Measured {
     prepared: Prepared,
     seconds: f64,
@@ -59,7 +59,7 @@ fn weights(runs: &[&Measured]) -> Vec<f64> {
     runs.iter().map(|run| (GROUP_WEIGHT_MAX / counts[&key(run)]).min(1.0)).collect()
 }
 
-/// The constants that fit these runs best.
+/// Fits the constants to these runs.
 fn fit(runs: &[&Measured], rounds: usize) -> Constants {
     let expected: Vec<f64> = NAMES.iter().map(|(_, value, ..)| value.ln()).collect();
     let base = weights(runs);
@@ -201,7 +201,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Err(reason) => *outside.entry(reason).or_default() += 1,
             Ok(prepared) => {
                 let seconds = prepared.run.measured();
-                // The table of the TPU v4 report is shown apart: most of its shapes are assumed.
+                // The table of the TPU v4 report is shown separately, because most of its shapes are assumed.
                 let is_fitted = !prepared.run.row.text("source").contains("PyTorch/XLA FSDP");
                 measured.extend(seconds.filter(|_| is_fitted).map(|seconds| Measured { prepared, seconds }));
             }

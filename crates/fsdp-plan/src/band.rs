@@ -1,30 +1,32 @@
-//! How far a step may be from what is predicted of it.
+//! Error bands of predicted steps.
 
 use crate::cluster::{Cluster, LinkKind};
 use crate::forecast::Forecast;
 use crate::prices::{Instead, stand_in};
 
-/// What of ten predictions of published runs nine are within, each left out of the fit with all runs of its kind.
+/// Relative error that nine of ten predictions of published runs stay within, each left out of the fit with all runs of
+/// its kind.
 pub const OF_FITTED: f64 = 0.10;
 
-/// The same far from all points that were measured. Assumed.
+/// Relative error far from all measured points. Assumed.
 pub const OF_FAR: f64 = 0.25;
 
-/// The same where another generation stands for the devices, at least and at most. Of two published runs that are not in the fit
-/// (Llama 3 8B on 8 devices) the one on MI300X took 1.7 and the one on B200 1.9 times what H100's constants say.
+/// Smallest and largest relative error where another generation stands in for the devices. Of two published runs that
+/// are not in the fit (Llama 3 8B on 8 devices), the one on MI300X took 1.7 times, and the one on B200 1.9 times, what
+/// H100's constants predict.
 pub const OF_STAND_INS: [f64; 2] = [OF_FAR, 1.0];
 
-/// The same on a machine that was calibrated: of 80 runs of bench/plan.py nine of ten were within 11.6 %.
+/// Relative error on a calibrated machine: of 80 runs of bench/plan.py, nine of ten were within 11.6 %.
 pub const OF_MEASURED: f64 = 0.12;
 
-/// Where more of what calls ask for is far from all points, a step is.
+/// A step is far from measured points if more than this fraction of the work of its calls is.
 const FAR_MAX: f64 = 0.2;
 
-/// Where more of it is of operations that were never measured, points are no better than none.
+/// Points are disregarded if more than this fraction of the work is of operations that were never measured.
 const UNKNOWN_MAX: f64 = 0.02;
 
-/// By which parts of itself a step may be shorter and longer than predicted. Where a machine was measured, the less of
-/// a step that its points say the more, and never less than if it was not.
+/// The relative amounts by which a step may be shorter and longer than predicted. On a measured machine, the less of a
+/// step its points cover, the wider the band; where prices rest on constants, at least as wide as without measurements.
 pub fn around(cluster: &Cluster, forecast: &Forecast) -> [f64; 2] {
     let constants = match stand_in(&cluster.generation) {
         Some(_) => OF_STAND_INS,
@@ -45,16 +47,17 @@ pub fn around(cluster: &Cluster, forecast: &Forecast) -> [f64; 2] {
     constants.map(|part| if rests_on_constants { least.max(part) } else { least })
 }
 
-/// Beyond so many ranks collectives of all ranks have been slower than predicted, by up to [`SLOWER`].
+/// Number of ranks beyond which collectives of all ranks have been slower than predicted, by up to [`SLOWER`].
 pub const LARGE_WORLD: usize = 512;
 
-/// By how much they have been.
+/// The largest factor by which they have been slower.
 pub const SLOWER: f64 = 1.66;
 
-/// The same cluster, as slow as it may be in a large world.
+/// Returns the cluster with its links slowed down by [`SLOWER`], the worst case in a large world.
 pub fn slower(cluster: &Cluster) -> Cluster {
     let mut slower = cluster.clone();
-    // What reaches all ranks: a torus does beside the network between its slices.
+    // Slows the links that reach all ranks: the network, or the links of the node without one. A torus is slowed as
+    // well as the network between its slices.
     if let Some(network) = &mut slower.network {
         network.bandwidth.value /= SLOWER;
     }

@@ -1,4 +1,4 @@
-//! What a cluster is: devices, the links between them and what they cost, with where each number is from.
+//! The description of a cluster: devices, the links between them, and costs, each number with its source.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::measured::Measured;
 
-/// The clusters that are known by name: the text of a file for each.
+/// The built-in clusters, by name: the text of the file of each.
 const KNOWN: [(&str, &str); 14] = [
     ("a100-40-sxm", include_str!("../clusters/a100-40-sxm.toml")),
     ("a100-40-pcie", include_str!("../clusters/a100-40-pcie.toml")),
@@ -26,7 +26,7 @@ const KNOWN: [(&str, &str); 14] = [
     ("cpu-96core", include_str!("../clusters/cpu-96core.toml")),
 ];
 
-/// Shorter names, as people say them: the usual machine of that kind.
+/// Aliases in common use: the usual machine of that kind.
 const ALIASES: [(&str, &str); 7] = [
     ("a100", "a100-80-sxm"),
     ("a100-40", "a100-40-sxm"),
@@ -37,84 +37,84 @@ const ALIASES: [(&str, &str); 7] = [
     ("cpu", "cpu-2core"),
 ];
 
-/// A number, and where it is from.
+/// A number and its source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sourced {
     /// The number.
     pub value: f64,
-    /// Where it is from: a document that can be looked up, or "assumed" and why.
+    /// A document that can be looked up, or "assumed" and why.
     pub source: String,
 }
 
-/// What kind of devices a cluster has.
+/// The kind of devices of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Graphics processors.
+    /// GPUs.
     Gpu,
-    /// Tensor processors.
+    /// TPUs.
     Tpu,
-    /// Processors.
+    /// CPUs.
     Cpu,
 }
 
-/// What connects devices of a node.
+/// The kind of link between devices of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
-    /// NVLink, with switches.
+    /// NVLink with switches.
     Nvlink,
     /// PCI Express.
     Pcie,
     /// AMD's Infinity Fabric.
     Xgmi,
-    /// A torus of direct links, which reaches beyond a node.
+    /// A torus of direct links, which extends beyond a node.
     Torus,
-    /// The memory of the machine.
+    /// Main memory of the machine.
     Memory,
 }
 
-/// Machines of one kind.
+/// A cluster of equal machines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cluster {
-    /// What it is called.
+    /// Name of the cluster.
     pub name: String,
-    /// What it is, in a line.
+    /// Description in one line.
     pub about: String,
-    /// What kind of devices it has.
+    /// The kind of its devices.
     pub kind: Kind,
-    /// Devices of one generation share the constants that are fitted: `ampere`, `hopper`, `blackwell` or `cdna3` of GPUs,
-    /// `tpu-v4`, `tpu-v5e` or `tpu-v5p` of TPUs, `x86` of processors.
+    /// Generation of the devices; devices of one generation share fitted constants. `ampere`, `hopper`, `blackwell` or
+    /// `cdna3` for GPUs, `tpu-v4`, `tpu-v5e` or `tpu-v5p` for TPUs, `x86` for CPUs.
     pub generation: String,
-    /// How many machines there are; without it as many as a run asks for.
+    /// Number of machines; `None` for as many as a run asks for.
     pub nodes: Option<usize>,
     /// One device.
     pub device: Device,
     /// The devices of a machine.
     pub node: Node,
-    /// What connects nodes; of a torus, its slices.
+    /// The network between nodes or, for a torus, between its slices; `None` without one.
     pub network: Option<Network>,
-    /// Where checkpoints go.
+    /// Storage for checkpoints.
     pub storage: Storage,
-    /// What it costs, and how often it fails.
+    /// Price and failure rate.
     pub operation: Operation,
-    /// What was measured on it.
+    /// Measurements on this machine; `None` if it was not calibrated.
     pub measured: Option<Measured>,
 }
 
-/// One device; of processors the whole machine, which its ranks share.
+/// One device; for CPUs the whole machine, which its ranks share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Bytes of memory that programs get.
+    /// Bytes of memory available to programs.
     pub memory: Sourced,
-    /// Bytes a second of that memory.
+    /// Bandwidth of that memory in bytes per second.
     pub memory_bandwidth: Sourced,
-    /// Multiprocessors, compute units or cores.
+    /// Number of multiprocessors, compute units or cores.
     pub units: Sourced,
-    /// Floating-point operations a second in products, by element type.
+    /// Peak rate of matrix products in floating-point operations per second, by dtype.
     pub peak: BTreeMap<String, Sourced>,
 }
 
@@ -122,74 +122,74 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// How many; of processors how many ranks a machine has room for.
+    /// Number of devices; for CPUs, the number of ranks that a machine has room for.
     pub devices: Sourced,
-    /// Bytes a second between a device and the memory of its host, one way.
+    /// Bandwidth between a device and host memory in bytes per second, one way.
     pub host_link: Sourced,
-    /// What connects them.
+    /// The link between the devices.
     pub link: Link,
 }
 
-/// What connects devices of a node.
+/// The link between devices of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// What it is.
+    /// Kind of the link.
     pub kind: LinkKind,
-    /// Bytes a second of a device, one way; of a torus over all its links.
+    /// Bandwidth of a device in bytes per second, one way; for a torus, over all its links.
     pub bandwidth: Sourced,
-    /// Seconds of a hop.
+    /// Latency of a hop in seconds.
     pub latency: Sourced,
-    /// Devices of the largest torus.
+    /// Number of devices of the largest torus; `None` for other links.
     pub largest: Option<Sourced>,
 }
 
-/// What connects nodes.
+/// The network between nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Bytes a second of a node, one way.
+    /// Bandwidth of a node in bytes per second, one way.
     pub bandwidth: Sourced,
-    /// Seconds of a hop.
+    /// Latency of a hop in seconds.
     pub latency: Sourced,
 }
 
-/// Where checkpoints go.
+/// Storage for checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Storage {
-    /// Bytes a second that a node writes.
+    /// Write bandwidth of a node in bytes per second.
     pub write: Sourced,
 }
 
-/// What a cluster costs, and how often it fails.
+/// Price and failure rate of a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operation {
-    /// How often a year a device ends a run.
+    /// Failures that end a run, per device and year.
     pub failures_per_device_year: Sourced,
-    /// US dollars.
+    /// Price in US dollars per device and hour.
     pub price_per_device_hour: Sourced,
 }
 
-/// What is wrong with the description of a cluster.
+/// Errors in the description of a cluster.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// No cluster is known by this name.
+    /// No built-in cluster has this name.
     #[error("no cluster is called `{name}`; {}known are {}, or give a file with --cluster", near(.name), names().join(", "))]
     Unknown {
         /// The name.
         name: String,
     },
-    /// It is no TOML, or lacks a key, or has one that has no meaning.
+    /// The file is not valid TOML, lacks a key, or has an unknown key.
     #[error("{origin}: {source}")]
     Toml {
         /// The file.
         origin: String,
-        /// What and where.
+        /// The problem and its position.
         source: Box<toml::de::Error>,
     },
-    /// A number that can not be.
+    /// A number is outside of the allowed range.
     #[error("{origin}: `{key}` is {value}, which must be {allowed}")]
     Impossible {
         /// The file.
@@ -198,37 +198,38 @@ pub enum ClusterError {
         key: String,
         /// Its value.
         value: f64,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
-    /// Nothing is known of devices of a generation.
+    /// No published run is known for devices of this generation, nor another generation that stands in.
     #[error("{origin}: `generation` is {generation:?}, which must be that of devices whose runs are known: {}", .known.join(", "))]
     Generation {
         /// The file.
         origin: String,
-        /// What it says.
+        /// The value in the file.
         generation: String,
-        /// What it may say.
+        /// The allowed values.
         known: Vec<&'static str>,
     },
-    /// There is no peak for an element type.
+    /// The cluster states no peak for a dtype.
     #[error("{name} has no `device.peak.{dtype}`: it says {}", .known.join(", "))]
     NoPeak {
         /// The cluster.
         name: String,
-        /// The element type.
+        /// The dtype.
         dtype: String,
-        /// Those that it has.
+        /// The dtypes with a peak.
         known: Vec<String>,
     },
 }
 
-/// All names of clusters.
+/// Names of all built-in clusters.
 pub fn names() -> Vec<&'static str> {
     KNOWN.iter().map(|(name, _)| *name).collect()
 }
 
-/// The nearest name or shorter name; of several those that begin in the same way.
+/// A hint with the name or alias nearest to `name`, if any is near; among equally near ones, one with the same first
+/// letter.
 fn near(name: &str) -> String {
     let asked = name.to_lowercase();
     let distance = |known: &&str| strsim::damerau_levenshtein(known, &asked);
@@ -240,10 +241,10 @@ fn near(name: &str) -> String {
 }
 
 impl Cluster {
-    /// A cluster by its name, or by a shorter one (`a100-80`), in letters of any case.
+    /// Returns a built-in cluster by name or alias (`a100-80`), ignoring case.
     ///
     /// # Errors
-    /// [`ClusterError::Unknown`], which names the nearest.
+    /// [`ClusterError::Unknown`], which suggests the nearest name.
     pub fn known(name: &str) -> Result<Self, ClusterError> {
         let asked = name.to_lowercase();
         let full = ALIASES.iter().find(|(alias, _)| *alias == asked).map_or(asked.as_str(), |(_, full)| full);
@@ -252,10 +253,11 @@ impl Cluster {
         Self::parse(text, name)
     }
 
-    /// Reads the text of a file, which `origin` names in errors.
+    /// Parses the text of a cluster file; `origin` names the file in errors.
     ///
     /// # Errors
-    /// [`ClusterError`]: no TOML, a missing or unknown key with its line, a number that can not be.
+    /// [`ClusterError`]: invalid TOML, a missing or unknown key with its line, or a number outside of the allowed
+    /// range.
     pub fn parse(text: &str, origin: &str) -> Result<Self, ClusterError> {
         let toml = |source| ClusterError::Toml { origin: origin.to_owned(), source: Box::new(source) };
         let cluster: Self = toml::from_str(text).map_err(toml)?;
@@ -263,7 +265,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// As a file, with a line for each measured point.
+    /// Formats the cluster as a file, with one line per measured point.
     pub fn to_toml(&self) -> String {
         let specified = Self { measured: None, ..self.clone() };
         let text = toml::to_string(&specified).expect("a cluster is tables of numbers and texts");
@@ -271,12 +273,12 @@ impl Cluster {
         text + &measured.unwrap_or_default()
     }
 
-    /// How many of a world's ranks share a device: those of a machine share its processors.
+    /// Number of ranks of a world that share a device: on CPUs, the ranks of a machine share its processors.
     pub fn sharing(&self, world: usize) -> usize {
         if self.kind == Kind::Cpu { world.clamp(1, self.devices_per_node()) } else { 1 }
     }
 
-    /// Floating-point operations a second in products of an element type.
+    /// Peak rate of matrix products of a dtype in floating-point operations per second.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -289,12 +291,12 @@ impl Cluster {
         self.device.peak.get(&dtype.to_string()).map(|peak| peak.value).ok_or_else(missing)
     }
 
-    /// Devices of a node.
+    /// Number of devices of a node.
     pub fn devices_per_node(&self) -> usize {
         self.node.devices.value as usize
     }
 
-    /// Devices that the links of a node reach: those of a node, or of a torus.
+    /// Number of devices that the links of a node reach: those of the node, or of the torus.
     pub fn scale_up(&self) -> usize {
         self.node.link.largest.as_ref().map_or(self.devices_per_node(), |largest| largest.value as usize)
     }

@@ -1,4 +1,4 @@
-//! The constants of prices that no datasheet says. They are fitted to published runs by `examples/fit_prices.rs`, which writes
+//! Constants of prices that no datasheet states. `examples/fit_prices.rs` fits them to published runs and writes
 //! `constants.toml`.
 
 use std::collections::BTreeMap;
@@ -6,11 +6,10 @@ use std::collections::BTreeMap;
 use crate::cluster::{Cluster, Kind};
 use crate::prices::stand_in;
 
-/// What was fitted.
+/// The fitted constants.
 const FITTED: &str = include_str!("../constants.toml");
 
-/// Each constant: its name, what is expected of it before any run was seen, how far it may be from that (a part of it), and
-/// what it is.
+/// All constants: name, expected value before fitting, relative width of the expectation, and description.
 pub const NAMES: [(&str, f64, f64, &str); 26] = [
     ("products.ampere", 0.82, 0.15, "the part of peak that large products reach"),
     ("products.hopper", 0.70, 0.15, "as above"),
@@ -55,17 +54,17 @@ pub const NAMES: [(&str, f64, f64, &str); 26] = [
     ("outside", 0.005, 0.8, "seconds of a step outside of everything: data, logging"),
 ];
 
-/// A value for each of [`NAMES`].
+/// Values of all constants in [`NAMES`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constants {
     values: BTreeMap<&'static str, f64>,
 }
 
 impl Constants {
-    /// Those that were fitted.
+    /// Returns the fitted constants.
     ///
     /// # Panics
-    /// When the file that was built in lacks one.
+    /// When the built-in file lacks a constant.
     pub fn fitted() -> Self {
         let table: BTreeMap<String, f64> =
             toml::from_str(FITTED).expect("constants.toml is written by a program");
@@ -73,27 +72,27 @@ impl Constants {
         Self { values: NAMES.iter().map(|(name, ..)| value(name)).collect() }
     }
 
-    /// Those that are expected before any run was seen.
+    /// Returns the values expected before fitting.
     pub fn expected() -> Self {
         Self { values: NAMES.iter().map(|&(name, value, ..)| (name, value)).collect() }
     }
 
-    /// One of them.
+    /// Returns one constant.
     ///
     /// # Panics
-    /// When none is called so.
+    /// When there is no constant of this name.
     pub fn get(&self, name: &str) -> f64 {
         self.values[name]
     }
 
-    /// The same with another value of one.
+    /// Returns a copy with one value replaced.
     pub fn with(&self, name: &'static str, value: f64) -> Self {
         let mut values = self.values.clone();
         values.insert(name, value);
         Self { values }
     }
 
-    /// Those that decide about steps of this engine on a cluster that was not measured.
+    /// The constants that affect steps of this engine on a cluster without measurements.
     pub fn of(&self, cluster: &Cluster) -> Vec<(&'static str, f64)> {
         let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
         let is_tpu = cluster.kind == Kind::Tpu;
@@ -111,7 +110,7 @@ impl Constants {
         NAMES.iter().filter(|(name, ..)| is_used(name)).map(|(name, ..)| (*name, self.values[name])).collect()
     }
 
-    /// As a file.
+    /// Formats the constants as `constants.toml`.
     pub fn to_toml(&self) -> String {
         let lines = NAMES
             .iter()

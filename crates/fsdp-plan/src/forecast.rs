@@ -1,4 +1,4 @@
-//! A step on a cluster.
+//! Predicts a step on a cluster.
 
 use std::collections::BTreeMap;
 
@@ -12,48 +12,48 @@ use crate::prices::{Far, Instead, Prices, Setting};
 use crate::software::Software;
 use crate::work::StepWork;
 
-/// What a step is run on, and by what.
+/// The inputs of a forecast.
 #[derive(Clone, Copy, Debug)]
 pub struct Planned<'a> {
-    /// The step.
+    /// The plan with the step's schedule.
     pub plan: &'a Plan,
-    /// What it asks for.
+    /// The work of the step.
     pub work: &'a StepWork,
-    /// The cluster.
+    /// The cluster to run on.
     pub cluster: &'a Cluster,
-    /// The software.
+    /// The software that runs it.
     pub software: Software,
-    /// The constants.
+    /// The constants of prices.
     pub constants: &'a Constants,
-    /// What carries collectives.
+    /// The transport of collectives.
     pub transport: &'static str,
 }
 
-/// A step in the future.
+/// The predicted timing of a step.
 #[derive(Clone, Debug)]
 pub struct Forecast {
-    /// Seconds of a step, the slowest rank's.
+    /// Seconds of a step on the slowest rank.
     pub seconds: f64,
-    /// What each operation takes by itself.
+    /// The cost of each operation by itself.
     pub work: Vec<Work>,
-    /// When each runs.
+    /// The time at which each operation runs.
     pub timeline: Timeline,
-    /// Seconds in which computation was at work.
+    /// Seconds during which computation runs.
     pub computing: f64,
-    /// Seconds in which computation waited for communication.
+    /// Seconds during which computation waits for communication.
     pub exposed: f64,
-    /// By what ranks that differ lengthen a step.
+    /// Factor by which differences between ranks lengthen a step.
     pub straggling: f64,
-    /// Where operations were measured: those of which there is no point near, by name.
+    /// On a measured cluster: the operations without a point near, by name.
     pub far: BTreeMap<&'static str, Far>,
-    /// Where operations were measured: what was not, and what its price is instead.
+    /// On a measured cluster: the operations that were not measured, and the basis of their prices.
     pub unmeasured: BTreeMap<String, Instead>,
 }
 
-/// Devices of a slice of TPUs, as far as their jitter goes.
+/// Number of TPUs per slice, for the purpose of jitter.
 const SLICE: f64 = 256.0;
 
-/// How long a step takes.
+/// Predicts how long a step takes.
 ///
 /// # Errors
 /// [`ClusterError::NoPeak`].
@@ -67,7 +67,7 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
     let measured = cluster.measured.as_ref();
     let pace = Pace {
         issue_seconds: measured.map_or(0.0, |measured| measured.issue),
-        // On the host, operations run on the thread that issues them.
+        // On CPUs, operations run on the thread that issues them.
         is_serial: cluster.kind == Kind::Cpu,
     };
     let timeline = simulate(&plan.step, &work, pace);
@@ -81,7 +81,7 @@ pub fn forecast(planned: &Planned<'_>) -> Result<Forecast, ClusterError> {
         }
         _ => straggling(world.div_ceil(cluster.devices_per_node()), constants.get("jitter")),
     };
-    // What was measured is of this engine, and has all in it that is outside of operations.
+    // Measurements are of this engine, and include the time outside of operations.
     let whole = match measured.filter(|_| software == Software::OURS) {
         Some(measured) => measured.whole(transport, world, timeline.end),
         None => timeline.end + constants.get("outside"),

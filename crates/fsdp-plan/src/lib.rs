@@ -1,8 +1,8 @@
-//! Foresight: how long a step takes, and what it is made of, on hardware that is not there.
+//! Predicts how long a step takes, and what that time consists of, on hardware that need not be available.
 //!
-//! What is priced is the schedule that a run compiles ([`fsdp_core::schedule`]) and the operations that its blocks run
-//! ([`fsdp_nn::listing`]): there is no second model of sharded training. [`prices`] says what each operation takes on a
-//! [`cluster`]; [virtual time](fsdp_sim::virtual_time) puts them together as queues and waits do.
+//! The input is the schedule that a run compiles ([`fsdp_core::schedule`]) and the operations that its blocks run
+//! ([`fsdp_nn::listing`]): there is no second model of sharded training. [`prices`] computes the duration of each
+//! operation on a [`cluster`]; [virtual time](fsdp_sim::virtual_time) combines the durations as queues and waits do.
 //!
 //! ```text
 //! schedule, listings ── work ── prices ── virtual time ── Forecast

@@ -1,96 +1,98 @@
-//! What was measured on a machine, in place of constants: points, and what lies between them.
+//! Measurements of a machine, used in place of constants: points, and interpolation between them.
 //!
-//! A point is what one call, operation or collective took, with its sizes. Between points the time of a unit of work (an
-//! operation of a product, a byte) is interpolated over the logarithms of sizes, so that what small sizes cost beside their
-//! work is in the points themselves.
+//! A point is the duration of one call, operation or collective, with its sizes. Between points, the time per unit of
+//! work (per floating-point operation of a product, or per byte) is interpolated over the logarithms of sizes, so the
+//! overhead of small sizes is part of the points themselves.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-/// How fast the weight of a point falls with its distance.
+/// The power with which the weight of a point falls with its distance.
 const FALL: f64 = 3.0;
 
-/// A point that is as near as this (a factor of e^0.05 in one size) is taken as it is.
+/// Smallest distance that counts (a factor of e^0.05 in one size): nearer points all have the same weight.
 const SAME: f64 = 0.05;
 
 const MICROSECONDS: f64 = 1e6;
 
-/// What was measured.
+/// All measurements of a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// The machine: its processor or card.
+    /// The machine's processor or card.
     pub machine: String,
-    /// What computed, in the words of run files (`run.device`).
+    /// The device that computed, as named in run files (`run.device`).
     pub device: String,
-    /// The version of this program.
+    /// The version of this program that measured.
     pub version: String,
-    /// When, as `2026-11-23T12:00:00Z`.
+    /// Time of the measurement, as `2026-11-23T12:00:00Z`.
     pub date: String,
-    /// Threads that computed, over all ranks of the machine.
+    /// Number of threads that computed, over all ranks of the machine.
     pub threads: usize,
-    /// Seconds of the host for each operation of a schedule, beside what the operation takes.
+    /// Seconds of host time to issue an operation of a schedule, in addition to the operation itself.
     pub issue: f64,
-    /// Seconds for each call of a block, beside what the call takes: its places are allocated.
+    /// Seconds per call within a block, in addition to the call itself: its buffers are allocated.
     pub between_calls: f64,
-    /// Calls within blocks, by their name and the element type of values: `linear f32`.
+    /// Calls within blocks, by name and dtype of their values: `linear f32`.
     pub calls: Points,
-    /// Operations of schedules that call no block, by their name: `update`.
+    /// Operations of schedules that call no block, by name: `update`.
     pub operations: Points,
-    /// Collectives, by their name and what carries them: `all-gather tcp`. `ranks` are those of the group.
+    /// Collectives, by name and transport: `all-gather tcp`. `ranks` are those of the group.
     pub collectives: Points,
-    /// Whole steps, by what carries collectives. Size and work are the microseconds that the other points say: the time beside
-    /// them is what nothing else says, such as ranks that wait for each other. `ranks` are those of the world.
+    /// Whole steps, by transport of collectives. Size and work are the microseconds predicted from the other points;
+    /// the difference is time that no other point covers, such as ranks waiting for each other. `ranks` are those of
+    /// the world.
     pub steps: Points,
 }
 
-/// Points by what was measured.
+/// Points by the name of what was measured.
 pub type Points = BTreeMap<String, Vec<Point>>;
 
-/// One measurement: of several that one which little has disturbed.
+/// One measurement: the least disturbed of several repetitions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
-    /// Ranks of the machine that did the same at the same time.
+    /// Number of ranks of the machine that did the same at the same time.
     pub ranks: usize,
-    /// Of calls as [`Listed::size`](crate::Listed); of operations bytes and elements; of collectives bytes.
+    /// Sizes: of calls as in [`Listed::size`](crate::Listed), of operations bytes and elements, of collectives bytes.
     pub size: Vec<f64>,
-    /// Floating-point operations of products; of all else bytes.
+    /// Floating-point operations of products and attention; bytes of everything else.
     pub work: f64,
-    /// What it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// What points say of something that was not measured itself.
+/// The estimate for something that was not measured itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Seconds.
+    /// Estimated duration in seconds.
     pub seconds: f64,
-    /// How far the nearest point is: the distance of the logarithms of sizes.
+    /// Distance to the nearest point: Euclidean, over the logarithms of sizes.
     pub distance: f64,
 }
 
-/// What is asked of points.
+/// A query for an estimate.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// What.
+    /// Name of the call, operation or collective: a key of [`Points`].
     pub what: &'a str,
-    /// With so many ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// As [`Point::size`].
+    /// Sizes, as in [`Point::size`].
     pub size: &'a [f64],
-    /// As [`Point::work`].
+    /// Work, as in [`Point::work`].
     pub work: f64,
 }
 
-/// What points say; none if none is of that kind. Of points with other numbers of ranks those count whose number is nearest.
+/// Estimates a duration from points; `None` if there is none of that name. Only the points with the nearest number of
+/// ranks count.
 pub fn estimate(points: &Points, question: Question<'_>) -> Option<Estimate> {
     estimate_but(points, question, None)
 }
 
-/// The same without one of the points.
+/// As [`estimate`], without one of the points.
 fn estimate_but(points: &Points, question: Question<'_>, without: Option<&Point>) -> Option<Estimate> {
     let others = points.get(question.what)?.iter().filter(|point| without.is_none_or(|left| left != *point));
     let (mut weights, mut sum, mut closest) = (0.0, 0.0, f64::INFINITY);
@@ -105,7 +107,7 @@ fn estimate_but(points: &Points, question: Question<'_>, without: Option<&Point>
         .then(|| Estimate { seconds: question.work.max(1.0) * (sum / weights).exp(), distance: closest })
 }
 
-/// The points whose number of ranks is nearest.
+/// The points with the nearest number of ranks.
 pub(crate) fn nearest<'a>(
     points: impl Iterator<Item = &'a Point> + Clone,
     ranks: usize,
@@ -121,8 +123,8 @@ fn distance(one: &[f64], other: &[f64]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// How far points are from what all others of their kind say: the mean of the parts by which they differ, weighted by seconds.
-/// None where no kind has several.
+/// How far points are from the estimates of all others of their name: the mean relative difference, weighted by
+/// seconds. `None` if no name has several points.
 pub fn left_out(points: &Points) -> Option<f64> {
     let (mut off, mut all) = (0.0, 0.0);
     for (what, points_of) in points {
@@ -139,18 +141,18 @@ pub fn left_out(points: &Points) -> Option<f64> {
 }
 
 impl Measured {
-    /// How many points there are.
+    /// Number of points.
     pub fn len(&self) -> usize {
         self.tables().iter().flat_map(|(_, points)| points.values()).map(Vec::len).sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no points.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Seconds of a whole step whose operations take so many together: longer or shorter by the median of what steps with
-    /// the nearest number of ranks were.
+    /// Seconds of a whole step, given the seconds predicted from its operations: scaled by the median ratio of the
+    /// measured steps with the nearest number of ranks.
     pub fn whole(&self, transport: &str, ranks: usize, seconds: f64) -> f64 {
         let steps = self.steps.get(transport).map_or(&[][..], Vec::as_slice);
         let mut ratios: Vec<f64> = nearest(steps.iter(), ranks)
@@ -160,7 +162,7 @@ impl Measured {
         seconds * ratios.get(ratios.len() / 2).unwrap_or(&1.0)
     }
 
-    /// A point of a whole step: so many seconds, where the other points say `said`.
+    /// Creates the point of a whole step that took `seconds`, where the other points predict `said` seconds.
     pub fn step(ranks: usize, said: f64, seconds: f64) -> Point {
         let work = said * MICROSECONDS;
         Point { ranks, size: vec![work], work, seconds }
@@ -175,9 +177,9 @@ impl Measured {
         ]
     }
 
-    /// As tables of a file, a line for each point.
+    /// Formats the measurements as tables of a cluster file, one line per point.
     pub fn to_toml(&self) -> String {
-        // A TOML string in JSON spelling: its escapes are TOML's too.
+        // Formats a TOML string with JSON escapes, which are also valid in TOML.
         let text = |text: &str| toml::Value::from(text).to_string();
         let mut all = format!(
             "[measured]\nmachine = {}\ndevice = {}\nversion = {}\ndate = {}\nthreads = {}\nissue = {:.3e}\nbetween_calls = {:.3e}\n",
@@ -207,7 +209,7 @@ impl Measured {
         all
     }
 
-    /// The first number that can not be, as its key and value.
+    /// The first number outside of its allowed range, as its key and value.
     pub(crate) fn impossible(&self) -> Option<(String, f64)> {
         let is_time = |seconds: f64| seconds >= 0.0 && seconds.is_finite();
         for (key, seconds) in [("issue", self.issue), ("between_calls", self.between_calls)] {

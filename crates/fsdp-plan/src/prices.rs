@@ -1,4 +1,4 @@
-//! What operations take on a cluster: rooflines with efficiencies, and rings of collectives.
+//! Durations of operations on a cluster: rooflines with efficiencies, and ring collectives.
 
 mod collectives;
 mod compute;
@@ -17,53 +17,53 @@ use crate::work::{CallKind, CallWork, OpWork, StepWork};
 pub use collectives::Collective;
 pub use points::{Far, Instead};
 
-/// The part of the bandwidth of memory that passes over it reach (BabelStream on A100 and H100: 0.85 to 0.92).
+/// Fraction of memory bandwidth that elementwise passes reach (BabelStream on A100 and H100: 0.85 to 0.92).
 const MEMORY_REACHED: f64 = 0.85;
 
-/// Bytes a second of host memory for each device, where the host updates parameters: assumed, of some 300 GB/s of a server
-/// with 8 devices, two thirds.
+/// Bandwidth of host memory per device when the host updates parameters, in bytes per second. Assumed: two thirds of
+/// some 300 GB/s of a server with 8 devices.
 const HOST_BANDWIDTH: f64 = 25e9;
 
-/// The links of a node, by the number that [virtual time](fsdp_sim::virtual_time) knows them by.
+/// Number of the links within a node, in [virtual time](fsdp_sim::virtual_time).
 pub const NODE_LINK: usize = 0;
-/// The links between nodes.
+/// Number of the links between nodes.
 pub const NETWORK: usize = 1;
 
-/// What a run is, as far as prices depend on it.
+/// The properties of a run that prices depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// The element type that computes.
+    /// The compute dtype.
     pub dtype: DType,
-    /// What carries collectives, in the words of [`Measured::collectives`](crate::measured::Measured::collectives).
+    /// Transport of collectives, as named in [`Measured::collectives`](crate::measured::Measured::collectives).
     pub transport: &'static str,
 }
 
-/// What operations take.
+/// Computes the durations of operations.
 #[derive(Clone, Debug)]
 pub struct Prices<'a> {
     cluster: &'a Cluster,
     constants: &'a Constants,
     software: Software,
     setting: Setting,
-    /// Ranks that share a device.
+    /// Number of ranks that share a device.
     sharing: usize,
-    /// Products a second of the type that computes, of a rank.
+    /// Peak rate of products in the compute dtype, in floating-point operations per second and rank.
     peak: f64,
-    /// Of the type of master parameters, where it is known, and bytes of its elements.
+    /// The same in the master dtype (the compute dtype's if unknown), and the bytes of its elements.
     master: (f64, usize),
-    /// Bytes a second that passes over memory reach.
+    /// Bandwidth that memory passes reach, in bytes per second and rank.
     bandwidth: f64,
-    /// The part of the peak that large products reach.
+    /// Fraction of the peak that large products reach.
     products: f64,
-    /// The part of the peak that attention reaches.
+    /// Fraction of the peak that attention reaches.
     attention: f64,
-    /// Bytes that operations which are no products move, beside what they say.
+    /// Factor from the listed bytes of operations other than products to the bytes they move.
     elementwise: f64,
 }
 
-/// Whose constants stand for a generation of devices of which no run was fitted.
+/// The generation whose constants are used for a generation without fitted runs; `None` if it has constants of its own.
 pub fn stand_in(generation: &str) -> Option<&'static str> {
     match generation {
         "blackwell" | "cdna3" => Some("hopper"),
@@ -74,7 +74,7 @@ pub fn stand_in(generation: &str) -> Option<&'static str> {
 }
 
 impl<'a> Prices<'a> {
-    /// Those of a cluster for a run.
+    /// Creates the prices of a run on a cluster.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -107,7 +107,7 @@ impl<'a> Prices<'a> {
         })
     }
 
-    /// What each operation of a plan's step takes, in program order.
+    /// The cost of each operation of a plan's step, in program order.
     pub fn of_step(&self, plan: &Plan, work: &StepWork) -> Vec<Work> {
         let kinds = &work.calls.kinds;
         let calls: Vec<f64> = kinds.iter().map(|call| self.call(call)).collect();
@@ -129,7 +129,7 @@ impl<'a> Prices<'a> {
         priced
     }
 
-    /// What an operation takes that calls no block.
+    /// The cost of an operation that calls no block.
     fn op(&self, plan: &Plan, op: &Op, work: &OpWork) -> Work {
         if let Some(said) = self.operation(op, work) {
             return Work { seconds: said.seconds, ..Work::default() };
@@ -171,7 +171,7 @@ impl<'a> Prices<'a> {
             | OpKind::Statistics { .. }
             | OpKind::SquareNorm(_)
             | OpKind::Add { .. } => {
-                // What is written is read before.
+                // Written operands are also read.
                 let bytes = work.bytes_read + 2.0 * work.bytes_written - work.host_bytes;
                 let host = work.host_bytes / HOST_BANDWIDTH;
                 Work { seconds: bytes.max(0.0) / self.bandwidth + host, ..Work::default() }
@@ -179,7 +179,7 @@ impl<'a> Prices<'a> {
             OpKind::KeepSubShard(_) => pass(2.0 * work.bytes_written),
             OpKind::Upload(_) => host(work.bytes_written),
             OpKind::Download(_) => host(work.bytes_read),
-            // Each unit is resharded twice, and copied out of what was gathered once.
+            // Each unit is resharded twice per micro-batch, and copied out of the gathered buffer once.
             OpKind::Reshard(_) => pass(work.elements_written * self.software.copies_forward / 2.0),
             OpKind::CloseGradient(_) if self.software.copies_backward => {
                 let reduced = work.bytes_written / work.elements_written.max(1.0);
@@ -190,7 +190,7 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// What a call of a block takes.
+    /// Seconds of a block call.
     pub fn call(&self, call: &CallWork) -> f64 {
         match self.measured() {
             Some(measured) => call.listed.iter().map(|listed| self.listed(measured, listed).seconds).sum(),
@@ -198,13 +198,14 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// What a call takes by the roofline.
+    /// Seconds of a block call according to the roofline.
     fn estimated(&self, call: &CallWork) -> f64 {
         let products: f64 = call.products.iter().map(|product| self.product(product)).sum();
         products + self.attention_of(call) + self.passes(call)
     }
 
-    /// What running a part of a forward again takes: others run what they ran before, ours only what backward asks for.
+    /// Seconds of recomputing parts of a forward: other software repeats the forward's operations, ours runs only those
+    /// that backward needs.
     fn again(&self, forward: &CallWork, ours: &CallWork, part: Recomputed) -> f64 {
         let products = if part.spares_last { &ours.products } else { &forward.products };
         let products: f64 = products.iter().map(|product| self.product(product)).sum();
@@ -214,7 +215,7 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// Sums of replicas come after all of backward: with the scalars of the step.
+/// Moves the all-reduces over replicas after all of backward, to the reduction of the step's scalars.
 fn expose_replication(schedule: &Schedule, priced: &mut [Work]) {
     let mut exposed = 0.0;
     for (op, work) in schedule.ops.iter().zip(priced) {
@@ -226,8 +227,9 @@ fn expose_replication(schedule: &Schedule, priced: &mut [Work]) {
     }
 }
 
-/// The part of a link that rings of collectives reach in a full node: 235 of 300 GB/s (A100), 361 of 450 (H100) and 313 of 448
-/// (MI300X) by the vendors' own tests, as collected in Stas Bekman's Machine Learning Engineering; PCIe assumed.
+/// Fraction of link bandwidth that ring collectives reach in a full node: 235 of 300 GB/s (A100), 361 of 450 (H100) and
+/// 313 of 448 (MI300X) in the vendors' own tests, as collected in Stas Bekman's Machine Learning Engineering; PCIe is
+/// assumed.
 fn link_reached(kind: LinkKind) -> f64 {
     match kind {
         LinkKind::Nvlink => 0.79,

@@ -1,7 +1,8 @@
-//! Measured runs, published or one's own, beside what is predicted of them.
+//! Compares measured runs, published or one's own, with their predictions.
 //!
-//! A run is a line of a CSV ([`Row`]). It is compiled into a schedule as ours are, with the policies that its software has, and
-//! priced with what that software does differently. What the model does not cover is told apart by a reason.
+//! A run is a line of a CSV ([`Row`]). It is compiled into a schedule like the project's own runs, with the policies of
+//! its software, and priced with what that software does differently. Runs outside of the model are reported with a
+//! reason.
 
 mod check;
 mod columns;

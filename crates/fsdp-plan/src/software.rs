@@ -1,82 +1,83 @@
-//! What software does beside the arithmetic: ours, and that of others whose runs are published.
+//! Properties of software that affect step times: this engine's, and those of other software whose runs are published.
 
 use fsdp_core::schedule::Checkpointing;
 
-/// How operations that are no products are run.
+/// How operations other than products are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elementwise {
-    /// Operations of a layer in kernels that a compiler makes, or that were written for that.
+    /// The operations of a layer in fused kernels, compiled or written for that purpose.
     Fused,
-    /// Kernels written by hand for one model, with norms, residuals and activations in the products' epilogues (llm.c).
+    /// Kernels written by hand for one model, with norms, residuals and activations fused into the epilogues of
+    /// products (llm.c).
     ByHand,
-    /// A kernel for each operation of a model in Python.
+    /// One kernel for each operation of a model in Python.
     Eager,
-    /// The same, where norms and rotations are computed in f32 on the way.
+    /// As `Eager`, with norms and rotations computed in f32.
     EagerInF32,
 }
 
-/// Which kernel of attention there is.
+/// The attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// FlashAttention-2, and what is as fast.
+    /// FlashAttention-2, and kernels of equal speed.
     Flash2,
-    /// FlashAttention-3 and cuDNN on Hopper: 640 beside 400 TFLOP/s at 8192 positions by their authors.
+    /// FlashAttention-3 and cuDNN on Hopper: 640 instead of 400 TFLOP/s at 8192 positions, according to their authors.
     Flash3,
     /// FlashAttention-1, and Triton's kernel of 2023.
     Triton,
-    /// Kernels of XLA, and early ones of Pallas: they compute what causality leaves out.
+    /// Kernels of XLA and early ones of Pallas, which also compute the positions that causality masks.
     Xla,
-    /// None: scores are written to memory, as PyTorch/XLA did in 2023.
+    /// No fused kernel: scores are written to memory, as in PyTorch/XLA of 2023.
     None,
 }
 
-/// What of a layer is run again for backward, as parts of its forward.
+/// The parts of a layer's forward that are recomputed for backward, as fractions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recomputed {
-    /// Of its products.
+    /// Fraction of its products.
     pub products: f64,
-    /// Of attention.
+    /// Fraction of its attention.
     pub attention: f64,
-    /// Of everything else.
+    /// Fraction of everything else.
     pub elementwise: f64,
-    /// Whether the last product of a layer is spared, because backward does not ask for its output: PyTorch from 2.1 on, and
-    /// XLA.
+    /// Whether the last product of a layer is not recomputed, because backward does not need its output: PyTorch since
+    /// 2.1, and XLA.
     pub spares_last: bool,
 }
 
 impl Recomputed {
-    /// All of a layer.
+    /// All of a layer is recomputed.
     pub const ALL: Self = Self { products: 1.0, attention: 1.0, elementwise: 1.0, spares_last: false };
 }
 
-/// A way to train.
+/// Properties of a training framework that affect step times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Software {
-    /// How operations that are no products are run.
+    /// How operations other than products are run.
     pub elementwise: Elementwise,
-    /// What is run again of a layer that is recomputed; none: what its listing says.
+    /// The recomputed parts of a checkpointed layer; `None` for exactly the operations in its listing.
     pub recomputed: Option<Recomputed>,
-    /// Bytes that are copied round collectives, for each unsharded parameter and time that it is resharded.
+    /// Bytes copied around all-gathers per unsharded parameter and two reshardings; each resharding counts half.
     pub copies_forward: f64,
-    /// Whether gradients of views, casts and copies into the reduction take the fitted number of bytes for each unsharded
+    /// Whether gradients of views, casts and copies into the reduction move the fitted number of bytes per unsharded
     /// parameter.
     pub copies_backward: bool,
-    /// How attention is computed.
+    /// The attention kernel.
     pub attention: AttentionKernel,
-    /// Whether products are in fp8.
+    /// Whether products are computed in fp8.
     pub is_fp8: bool,
-    /// Whether the update is one kernel, rather than many passes.
+    /// Whether the update is one kernel rather than many passes.
     pub is_update_fused: bool,
-    /// Bytes of traffic for each logit; none: what the operations of the head say.
+    /// Bytes of memory traffic per logit.
     pub logit_bytes: f64,
-    /// Whether gradients of replicas are summed after all of backward.
+    /// Whether gradients are all-reduced over replicas only after all of backward.
     pub is_replication_exposed: bool,
-    /// The element size of all-gathers, where it is not that of parameters.
+    /// Bytes per element in all-gathers; `None` if it is the size of parameters.
     pub gathered_bytes: Option<f64>,
 }
 
 impl Software {
-    /// What this engine does: gathers into place, fused operations, no copies.
+    /// This engine: gathers in place, fused operations, no copies.
     pub const OURS: Self = Self {
         elementwise: Elementwise::Fused,
         recomputed: None,
@@ -90,8 +91,9 @@ impl Software {
         gathered_bytes: None,
     };
 
-    /// What PyTorch's FSDP2 does with the same schedule: copies round collectives; layers that are run again in full but for their
-    /// last product, or half of their products where they are checkpointed selectively; kernels of Python unless compiled.
+    /// PyTorch's FSDP2 with the same schedule: copies around collectives; checkpointed layers are recomputed in full
+    /// except their last product, or half of their products with selective checkpointing; eager Python kernels unless
+    /// compiled.
     pub fn fsdp2(is_compiled: bool, checkpointing: Checkpointing) -> Self {
         let recomputed = match checkpointing {
             Checkpointing::None => None,

@@ -1,4 +1,4 @@
-//! What a step asks of a device, in sizes: products, attention, bytes. Prices are made of it.
+//! The work of a step, in sizes: products, attention, bytes. Prices are computed from it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use fsdp_nn::op::{Attention, Head, Op as CallOp};
 
 use crate::measured::Point;
 
-/// Products of one shape: of `m x k` with `k x n` matrices.
+/// Matrix products of one shape: `m x k` by `k x n`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Terms of each sum.
+    /// Terms of each inner product.
     pub k: usize,
-    /// How many; of experts that share rows, not a whole number.
+    /// Number of products; not a whole number for experts that share rows.
     pub count: f64,
 }
 
 impl Product {
-    /// Floating-point operations of all of them.
+    /// Floating-point operations of all products together.
     pub fn flops(&self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.count
     }
@@ -39,46 +39,47 @@ impl Product {
 /// One call of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionWork {
-    /// Floating-point operations of its products, those that causality leaves.
+    /// Floating-point operations of its products, without those that causality masks.
     pub flops: f64,
     /// Samples times heads.
     pub sequences: f64,
-    /// Positions.
+    /// Sequence length.
     pub seq: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Whether it is the backward.
+    /// Whether it is a backward call.
     pub is_backward: bool,
 }
 
-/// What a call of a block asks for.
+/// The work of one call of a block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallWork {
-    /// Its products, in the order in which they run.
+    /// Its products, in execution order.
     pub products: Vec<Product>,
-    /// Its calls of attention.
+    /// Its attention calls.
     pub attention: Vec<AttentionWork>,
-    /// Bytes that everything else reads and writes, but for logits.
+    /// Bytes read and written by everything else, except logits.
     pub elementwise_bytes: f64,
-    /// Logits that are made.
+    /// Number of logits computed.
     pub logits: f64,
-    /// The same again, operation by operation: what [measured points](crate::measured) are of.
+    /// The same work by operation, as the key to [measured points](crate::measured).
     pub listed: Vec<Listed>,
 }
 
-/// An operation that a call of a block lists.
+/// An operation within a call of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Listed {
-    /// What it is called.
+    /// The name of the operation.
     pub op: &'static str,
-    /// Of products rows, columns and terms; of attention sequences, positions and elements of a head; of all else bytes, and ones.
+    /// Rows, columns and terms of products; sequences, positions and elements of a head of attention; `[bytes, 1, 1]`
+    /// of all other operations.
     pub size: [f64; 3],
-    /// Floating-point operations of products; of all else bytes.
+    /// Floating-point operations of products and attention; bytes of all other operations.
     pub work: f64,
 }
 
 impl Listed {
-    /// A step of a list.
+    /// Describes one step of an operation list.
     pub fn of(step: &Step, shape: RunShape) -> Self {
         let described = step.call.op.describe();
         let cost = step.call.cost(shape.dtype, shape.gradient_dtype);
@@ -96,56 +97,56 @@ impl Listed {
     }
 }
 
-/// What an operation of the schedule asks for.
+/// The work of an operation of the schedule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpWork {
     /// Elements of all buffers that are read.
     pub elements_read: f64,
-    /// Their bytes.
+    /// Bytes of all buffers that are read.
     pub bytes_read: f64,
     /// Elements of all buffers that are written.
     pub elements_written: f64,
-    /// Their bytes.
+    /// Bytes of all buffers that are written.
     pub bytes_written: f64,
-    /// Bytes of operands in host memory; those that are written count twice.
+    /// Bytes of operands in host memory; written operands count twice.
     pub host_bytes: f64,
-    /// Products of an update, of the type of the master parameters.
+    /// Products of an update, in the dtype of the master parameters.
     pub products: Vec<Product>,
 }
 
-/// What the calls of a micro-batch ask for.
+/// The work of the block calls of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct Calls {
-    /// Those that are alike once.
+    /// The distinct calls; equal calls are stored once.
     pub kinds: Vec<CallWork>,
-    /// Which of these a call of a block is.
+    /// Index in `kinds` of each call of a block.
     kind_of: BTreeMap<(BlockId, CallKind), usize>,
 }
 
-/// What a step asks for.
+/// The work of a step.
 #[derive(Clone, Debug)]
 pub struct StepWork {
-    /// By call.
+    /// The work of block calls.
     pub calls: Arc<Calls>,
-    /// By operation of the schedule.
+    /// The work of each operation of the schedule, in program order.
     pub ops: Vec<OpWork>,
 }
 
-/// What is called of a block.
+/// The kind of a block call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CallKind {
-    /// Forward, the first time.
+    /// The first forward.
     Forward,
-    /// Forward, again for backward.
+    /// A repeated forward, for backward.
     Recompute,
-    /// The last block, with the loss: forward, with backward or without.
+    /// The last block, including the loss: forward, with or without backward.
     LastBlock,
     /// Backward.
     Backward,
 }
 
 impl CallKind {
-    /// What a call is.
+    /// Returns the kind of a call.
     pub fn of(call: BlockCall) -> Self {
         match call {
             BlockCall::Forward(_, ForwardMode::Recompute) => CallKind::Recompute,
@@ -157,7 +158,7 @@ impl CallKind {
 }
 
 impl Calls {
-    /// What listed calls ask for.
+    /// Computes the work of listed calls.
     pub fn new(shape: RunShape, listed: &[(BlockCall, Listing)]) -> Self {
         let mut kinds: Vec<&Listing> = Vec::new();
         let mut kind_of = BTreeMap::new();
@@ -171,23 +172,23 @@ impl Calls {
         Self { kinds: kinds.iter().map(|listing| CallWork::of(listing, shape)).collect(), kind_of }
     }
 
-    /// Which kind a call of a block is.
+    /// Returns the index in `kinds` of a call of a block.
     ///
     /// # Panics
-    /// When it was not listed.
+    /// When the call was not listed.
     pub fn kind(&self, block: BlockId, kind: CallKind) -> usize {
         self.kind_of[&(block, kind)]
     }
 }
 
 impl StepWork {
-    /// What the step of a plan asks for, on the rank of these tables.
+    /// Computes the work of a plan's step, on the rank of these tables.
     pub fn new(plan: &Plan, calls: Arc<Calls>, tables: &RankTables) -> Self {
         let ops = plan.step.ops.iter().map(|op| OpWork::of(&plan.step, op, tables)).collect();
         Self { calls, ops }
     }
 
-    /// What the call that an operation makes asks for, if it makes one.
+    /// Returns the work of the block call that an operation makes; `None` if it makes none.
     pub fn call(&self, op: &Op) -> Option<&CallWork> {
         let call = BlockCall::of(op.kind)?;
         Some(&self.calls.kinds[self.calls.kind(call.block(), CallKind::of(call))])
@@ -195,7 +196,7 @@ impl StepWork {
 }
 
 impl CallWork {
-    /// What a listing asks for.
+    /// Computes the work of a listing.
     pub fn of(listing: &Listing, shape: RunShape) -> Self {
         let mut work = Self::default();
         listing.list.steps.iter().for_each(|step| work.add(step, shape));
@@ -236,7 +237,7 @@ impl CallWork {
         }
     }
 
-    /// The first so many of: logits, their gradient to the hidden states, and to the weight.
+    /// Adds the first `products` of: logits, their gradient to the hidden states, and their gradient to the weight.
     fn head(&mut self, [rows, hidden, vocab]: [usize; 3], chunk: usize, products: usize) {
         let chunk = chunk.clamp(1, rows.max(1));
         let count = rows as f64 / chunk as f64;
@@ -253,7 +254,7 @@ impl CallWork {
 }
 
 impl OpWork {
-    /// Its sizes, as those of a [point](crate::measured): bytes, those that are written twice because they are read before, and
+    /// Its sizes as a [point](crate::measured): bytes (written ones count twice, because they are also read) and
     /// elements.
     pub fn point(&self) -> Point {
         let bytes = (self.bytes_read + 2.0 * self.bytes_written).max(1.0);

@@ -1,7 +1,7 @@
 //! Fault rules: a rank that fails on purpose, at a chosen collective.
 //!
-//! Rules are plain data; the first one that matches decides. They act where a rank enters a collective, so that a test
-//! exercises the same code as the real failure.
+//! Rules are plain data; the first matching rule applies. They act where a rank enters a collective, so that a test
+//! runs the same code as a real failure.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,42 +10,42 @@ use fsdp_comm::threads::{Entry, Intercept};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CollectiveKind, CommError, Fingerprint, ReduceOp};
 
-/// What a faulty rank does instead of its collective.
+/// The action of a faulty rank instead of its collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Its collective returns a transport error.
+    /// The collective returns a transport error.
     Error,
-    /// It panics.
+    /// The rank panics.
     Panic,
-    /// It calls another kind of collective.
+    /// The rank calls another kind of collective.
     WrongCollective,
-    /// It calls with another number of elements.
+    /// The rank calls with another number of elements.
     WrongLength,
-    /// It never arrives: it blocks until the world has failed.
+    /// The rank never arrives: it blocks until the world has failed.
     Never,
 }
 
 /// One rule: `rank` takes `action` instead of its collective number `nth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// The rank that is to fail.
+    /// The rank that fails.
     pub rank: Rank,
-    /// Which of its collectives, counted from 0 over all its communicators, splits included.
+    /// Number of the collective, counted from 0 over all of the rank's communicators, including splits.
     pub nth: u64,
-    /// What it does.
+    /// The rank's action.
     pub action: Action,
 }
 
-/// What is to go wrong in one world, for [`ThreadOptions::intercept`](fsdp_comm::ThreadOptions::intercept).
+/// The faults of one world, for [`ThreadOptions::intercept`](fsdp_comm::ThreadOptions::intercept).
 #[derive(Debug, Default)]
 pub struct Faults {
     rules: Vec<Fault>,
-    /// Collectives that each rank has come to.
+    /// Number of collectives that each rank has entered.
     counts: Mutex<BTreeMap<Rank, u64>>,
 }
 
 impl Faults {
-    /// These rules, for a world that begins.
+    /// Creates these faults for a new world.
     pub fn new(rules: Vec<Fault>) -> Self {
         Self { rules, counts: Mutex::default() }
     }

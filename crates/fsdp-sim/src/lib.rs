@@ -1,7 +1,8 @@
-//! Simulation: misfortune for worlds of [threads](fsdp_comm::threads), and [virtual time](virtual_time) for schedules.
+//! Simulation: fault injection for worlds of [threads](fsdp_comm::threads), and [virtual time](virtual_time) for
+//! schedules.
 //!
-//! [`Faults`] make ranks fail on purpose, and a [`SeededOrder`] picks adversarial orders of issue: both act on the code that
-//! trains. Virtual time runs nothing: it says when operations would begin and end whose lengths are known.
+//! [`Faults`] make ranks fail on purpose, and a [`SeededOrder`] picks adversarial issue orders; both act on the code
+//! that trains. Virtual time runs nothing: from known durations, it computes when operations would begin and end.
 #![forbid(unsafe_code)]
 
 mod fault;

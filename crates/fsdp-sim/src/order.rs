@@ -1,7 +1,7 @@
 //! Adversarial issue orders: which of the queues that may run goes next, from a seed.
 //!
-//! Host queues run in program order for speed. A seeded order instead takes any queue whose declared waits
-//! are met, so that a wait that the schedule forgot shows as wrong bits; the seed replays the run.
+//! Host queues normally run in program order, for speed. A seeded order instead picks any queue whose declared waits
+//! are met, so that a wait missing from the schedule shows as wrong bits. The seed reproduces the run.
 
 use fsdp_core::engine::IssueOrder;
 use fsdp_core::schedule::OpId;
@@ -13,24 +13,24 @@ pub struct SeededOrder {
 }
 
 impl SeededOrder {
-    /// The order of `seed`.
+    /// Creates the order of `seed`.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The order of `seed` for one rank: ranks differ, and each replays on its own.
+    /// Creates the order of `seed` for one rank: ranks differ, and each is reproducible by itself.
     pub fn for_rank(seed: u64, rank: usize) -> Self {
         Self::new(mix(seed ^ mix(rank as u64)))
     }
 
-    /// Which of `ready` candidates goes next, each equally likely.
+    /// Returns which of `ready` candidates goes next; all are equally likely.
     ///
     /// # Panics
-    /// When there is no candidate.
+    /// When there are no candidates.
     pub fn choose(&mut self, ready: usize) -> usize {
         assert!(ready > 0, "one of no candidates can not be chosen");
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        // The high bits of the product spread evenly over the candidates, without the bias of a remainder.
+        // The high bits of the product are spread evenly over the candidates, without the bias of a remainder.
         ((u128::from(mix(self.state)) * ready as u128) >> 64) as usize
     }
 }

@@ -1,27 +1,27 @@
 //! Virtual time: when each operation of a schedule would begin and end, without running it.
 //!
-//! A discrete-event simulation of one rank that stands for all: operations are issued by the host in program order, each
-//! queue runs its own one after the other, and an operation begins when those that it waits for have ended. Collectives
-//! meet because all ranks run the same schedule. What runs at the same time slows each other down: operations on one
-//! [link](Work::link) share it, and collectives take a part of the computation beside them ([`Work::drag`]). Between two
+//! A discrete-event simulation of one rank that represents all. The host issues operations in program order, each queue
+//! runs its own one after the other, and an operation begins when those that it waits for have ended. Collectives need
+//! no matching, because all ranks run the same schedule. Concurrent operations slow each other down: operations on one
+//! [link](Work::link) share it, and collectives take a part of concurrent computation ([`Work::drag`]). Between two
 //! events all rates are constant, so times are exact up to rounding.
 //!
-//! Ranks that differ (jitter, stragglers) are a factor on the result, [`straggling`]: a step is as long as that of the slowest
-//! rank.
+//! Differences between ranks (jitter, stragglers) are a factor on the result, [`straggling`]: a step takes as long as
+//! on the slowest rank.
 
 use std::collections::BTreeMap;
 
 use fsdp_core::Queue;
 use fsdp_core::schedule::{OpId, Schedule};
 
-/// What an operation takes.
+/// The cost of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Seconds, with nothing beside it.
+    /// Duration in seconds when nothing runs concurrently.
     pub seconds: f64,
-    /// The link that it keeps busy, by a number. Operations that run at the same time on one link share it evenly.
+    /// Number of the link that it occupies; `None` for none. Concurrent operations on one link share it evenly.
     pub link: Option<usize>,
-    /// The part of each second that computation loses while this runs beside it, from 0 to 1.
+    /// The fraction of each second that concurrent computation loses to this operation, from 0 to 1.
     pub drag: f64,
 }
 
@@ -30,51 +30,52 @@ pub struct Work {
 pub struct Pace {
     /// Seconds that the host takes to issue an operation.
     pub issue_seconds: f64,
-    /// Whether operations run on the thread that issues them, one after the other, as on the host.
+    /// Whether operations run on the thread that issues them, one after the other, as they do on the host.
     pub is_serial: bool,
 }
 
-/// The least that is left of computation beside collectives.
+/// The lowest rate of computation, however many collectives run concurrently.
 const LEAST_RATE: f64 = 0.05;
 
-/// When an operation ran.
+/// The time in which an operation ran.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Span {
-    /// Seconds from the start of the step.
+    /// Start, in seconds from the start of the step.
     pub start: f64,
-    /// Seconds from the start of the step.
+    /// End, in seconds from the start of the step.
     pub end: f64,
-    /// The operation at whose end it began; none if it began when it was issued.
+    /// The operation whose end let it begin; `None` if it began when it was issued.
     pub behind: Option<OpId>,
 }
 
-/// A step in virtual time.
+/// The timing of a step in virtual time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// When each operation ran, in program order.
+    /// The time of each operation, in program order.
     pub spans: Vec<Span>,
-    /// When the last one ended, in seconds.
+    /// End of the last operation, in seconds.
     pub end: f64,
 }
 
-/// Queues by number: as many as there are.
+/// Number of queues.
 const QUEUES: usize = Queue::ALL.len();
 
 /// The operations of a queue.
 #[derive(Default)]
 struct Lane {
-    /// In program order.
+    /// Operations, in program order.
     ops: Vec<usize>,
-    /// The next one to begin.
+    /// The next operation to begin.
     next: usize,
-    /// The one under way, with the seconds that are left with nothing beside it.
+    /// The current operation, and its remaining seconds if nothing ran concurrently.
     running: Option<(usize, f64)>,
 }
 
-/// Simulates a schedule whose operations take `work`, in program order.
+/// Simulates a schedule whose operations cost `work`, in program order.
 ///
 /// # Panics
-/// When there is not one value for each operation, or operations wait for each other, which the checker of schedules finds.
+/// When `work` does not have one value per operation, or operations wait for each other, which the schedule checker
+/// would reject.
 pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
     assert_eq!(work.len(), schedule.ops.len(), "one value for each operation");
     let mut lanes: [Lane; QUEUES] = Default::default();
@@ -85,7 +86,7 @@ pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
     let mut spans = vec![Span { start: f64::INFINITY, end: f64::INFINITY, behind: None }; work.len()];
     let (mut now, mut left) = (0.0, work.len());
     while left > 0 {
-        // Seconds until something happens.
+        // Seconds until the next event.
         let mut step = f64::INFINITY;
         for lane in &mut lanes {
             step = step.min(begin(schedule, work, pace, lane, &mut spans, now) - now);
@@ -98,7 +99,7 @@ pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
         now += step;
         for (lane, rate) in lanes.iter_mut().zip(rates) {
             let Some((op, remains)) = &mut lane.running else { continue };
-            // What ends within rounding of this moment ends now.
+            // Operations that would end within rounding error of this moment end now.
             if *remains <= step * rate * (1.0 + 1e-12) + 1e-15 {
                 spans[*op].end = now;
                 (lane.running, left) = (None, left - 1);
@@ -110,8 +111,8 @@ pub fn simulate(schedule: &Schedule, work: &[Work], pace: Pace) -> Timeline {
     Timeline { spans, end: now }
 }
 
-/// Begins the next operation of a queue if it is idle and all that it waits for has ended; returns when it could be issued, if
-/// that is all that it waits for.
+/// Begins the next operation of a queue if the queue is idle and all waits are met. Returns the time at which the
+/// operation is issued if that is all it waits for, otherwise infinity.
 fn begin(
     schedule: &Schedule,
     work: &[Work],
@@ -140,7 +141,7 @@ fn begin(
     f64::INFINITY
 }
 
-/// What part of a second's work the operation of each queue does in a second.
+/// The rate of the running operation of each queue: the fraction of full speed at which it progresses.
 fn rates(lanes: &[Lane; QUEUES], work: &[Work]) -> [f64; QUEUES] {
     let running = |queue: usize| lanes[queue].running.map(|(op, _)| &work[op]);
     let beside = (0..QUEUES).filter(|&queue| queue != Queue::Compute as usize).filter_map(running);
@@ -154,8 +155,9 @@ fn rates(lanes: &[Lane; QUEUES], work: &[Work]) -> [f64; QUEUES] {
     })
 }
 
-/// By which factor a step of `members` is longer than that of one alone, if theirs differ with a standard deviation of
-/// `deviation` (a part of the step): the expected largest of so many normal values, by Blom's approximation of its quantile.
+/// Returns the factor by which a step of `members` ranks is longer than a step of one, if their durations have a
+/// standard deviation of `deviation` (a fraction of the step): the expected largest of that many normal values, by
+/// Blom's approximation of its quantile.
 pub fn straggling(members: usize, deviation: f64) -> f64 {
     if members < 2 {
         return 1.0;
@@ -164,8 +166,8 @@ pub fn straggling(members: usize, deviation: f64) -> f64 {
     1.0 + deviation * normal_quantile((n - 0.375) / (n + 0.25))
 }
 
-/// The value below which a normal variable is with probability `p`, for `p` above one half: Abramowitz and Stegun, 26.2.23,
-/// whose error is below 4.5e-4.
+/// The quantile of the standard normal distribution at `p`, for `p` above one half: Abramowitz and Stegun, 26.2.23,
+/// with an error below 4.5e-4.
 fn normal_quantile(p: f64) -> f64 {
     let t = (-2.0 * (1.0 - p).ln()).sqrt();
     let numerator = 2.515517 + t * (0.802853 + t * 0.010328);
@@ -174,15 +176,15 @@ fn normal_quantile(p: f64) -> f64 {
 }
 
 impl Timeline {
-    /// Seconds in which a queue was at work.
+    /// Seconds during which a queue was running operations.
     pub fn busy(&self, schedule: &Schedule, queue: Queue) -> f64 {
         let spans = self.spans.iter().zip(&schedule.ops).filter(|(_, op)| op.kind.queue() == queue);
-        // From 0, not -0, where there are none.
+        // Starts from 0, so that an empty sum is not -0.
         spans.map(|(span, _)| span.end - span.start).fold(0.0, |sum, seconds| sum + seconds)
     }
 
-    /// How long computation stood still, by the operation that ran meanwhile and that it waited for, directly or through others;
-    /// after the last computation, by what ran until the end.
+    /// Seconds during which computation was idle, by the operation that ran in that time and that computation waited
+    /// for, directly or indirectly. After the last computation, by the operations that ran until the end.
     pub fn exposed(&self, schedule: &Schedule) -> BTreeMap<OpId, f64> {
         let mut exposed = BTreeMap::new();
         let mut free = 0.0;
@@ -196,7 +198,7 @@ impl Timeline {
         exposed
     }
 
-    /// Notes what ran since `free`, from the last operation back to the one that began before.
+    /// Attributes the time since `free`: from the last operation back to the one that began before `free`.
     fn blame(&self, last: Option<OpId>, free: f64, exposed: &mut BTreeMap<OpId, f64>) {
         let mut next = last;
         while let Some(op) = next {
@@ -209,7 +211,7 @@ impl Timeline {
         }
     }
 
-    /// The operations that the length of the step hangs on, from the first to the last: each began when the one before it
+    /// The operations that determine the duration of the step, from first to last: each began when the one before it
     /// ended.
     pub fn critical_path(&self) -> Vec<OpId> {
         let mut path: Vec<OpId> = self.last().into_iter().collect();

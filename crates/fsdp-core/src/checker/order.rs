@@ -1,9 +1,9 @@
-//! Happens-before: conflicting accesses are ordered, and collectives hand their buffers over.
+//! Happens-before checks: conflicting accesses are ordered, and collectives hand their buffers over before use.
 
 use super::{Names, Violation};
 use crate::schedule::{Before, Op, OpId};
 
-/// Checks the next operation, and takes it into what is before later ones.
+/// Checks the next operation, and adds it to the order.
 pub(super) fn check(names: Names<'_>, before: &mut Before, index: usize, op: &Op) -> Result<(), Violation> {
     let ops = &names.schedule.ops;
     let mut clock = before.clock(op.kind.queue());

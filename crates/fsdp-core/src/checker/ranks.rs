@@ -1,14 +1,14 @@
-//! Agreement between ranks: collectives meet only when every rank issues the same ones in the same order.
+//! Agreement between ranks: every rank must issue the same collectives in the same order.
 
 use super::Violation;
 use crate::dtype::DType;
 use crate::rank::{Queue, Rank};
 use crate::schedule::{BufferId, OpKind, Schedule};
 
-/// Checks that all ranks (given in rank order) issue the same collectives in the same order per queue.
+/// Checks that all ranks (in rank order) issue the same collectives in the same order on every queue.
 ///
 /// # Errors
-/// [`Violation::Diverges`] that names the first rank, queue and position that differ from rank 0.
+/// [`Violation::Diverges`] with the first rank, queue and position that differ from rank 0.
 pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
     let Some(first) = schedules.first() else { return Ok(()) };
     for queue in Queue::ALL {
@@ -33,7 +33,7 @@ pub fn check_ranks(schedules: &[&Schedule]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// A collective, with the lengths and types of what it writes.
+/// A collective, with the lengths and dtypes of the buffers it writes.
 type Call = (OpKind, Vec<(Option<usize>, DType)>);
 
 /// The collectives of a queue.

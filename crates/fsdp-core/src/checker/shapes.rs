@@ -1,10 +1,10 @@
-//! Lengths, dtypes and places of operands.
+//! Checks of lengths, dtypes and places of operands.
 
 use super::{Names, Violation};
 use crate::layout::Segment;
 use crate::schedule::{BufferId, Op, OpKind, Place, Role, Source};
 
-/// Whether what ranks own is as long as the layout says.
+/// Checks that shards have the lengths of the layout.
 pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
     for (index, decl) in names.schedule.buffers.iter().enumerate() {
         let (Role::Master | Role::Low | Role::ShardedGradient, Some(unit), Some(segment)) =
@@ -20,11 +20,11 @@ pub(super) fn check_shards(names: Names<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether the operands of an operation fit each other; their numbers are right.
+/// Checks that the operands of an operation match each other; their number is already checked.
 pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
     let (shards, group) = (names.schedule.mesh.shards(), names.schedule.sub_group.unwrap_or(1));
     let (device, host) = (Place::Device, Place::Host);
-    // What is written is so many times as long as a part of what is read; and where both are.
+    // A written buffer is `times` times as long as one of the `parts` parts of the buffer read; `places` are of both.
     let (times, parts, places) = match op.kind {
         OpKind::Upload(_) => (1, 1, [host, device]),
         OpKind::Download(_) => (1, 1, [device, host]),
@@ -50,7 +50,8 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
     Ok(())
 }
 
-/// Gradients are as long as the parameters, and where they are; the scratch is of their type, on the device.
+/// Checks that gradients have the length and place of the parameters, and that scratch has their dtype and is on the
+/// device.
 fn check_update(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
     let of_role = |ids: &[BufferId], role| -> Vec<BufferId> {
         ids.iter().copied().filter(|&id| names.schedule.buffer(id).role == role).collect()

@@ -15,15 +15,15 @@ use edit::{doubled, moved, without};
 use crate::testing::{Built, Frozen, Setup, Sketch, grid, setups};
 use crate::wrap::WrapPolicy;
 
-/// Every wait and every join is needed: without it, the checker has an objection of the right kind.
+/// Asserts that every wait and every join is needed: without it, the checker reports a violation of the right kind.
 fn assert_waits_minimal(built: &Built, schedule: &Schedule) -> Result<(), TestCaseError> {
     let mut changed = schedule.clone();
     for index in 0..schedule.ops.len() {
         for at in 0..schedule.ops[index].waits.len() {
             changed.ops[index].waits.remove(at);
             let verdict = built.check(&changed);
-            // A join relies on a wait to put the collective first; and who waits for an operation that took a
-            // collective's buffers back relies on that.
+            // A join relies on a wait to order the collective first, and an operation that waits for one that took a
+            // collective's buffers back relies on the latter.
             let raced = matches!(
                 verdict,
                 Err(Violation::Race { .. } | Violation::BadJoin { .. } | Violation::NotHandedOver { .. })
@@ -74,7 +74,7 @@ fn every_wait_and_join_of_every_small_schedule_is_needed() {
     }
 }
 
-/// Three layers, two micro-batches, replicas: something of everything.
+/// A schedule with three layers, two micro-batches and replicas, to cover every feature.
 fn sample() -> (Built, Schedule) {
     let setup = Setup {
         rounds: 2,
@@ -115,7 +115,7 @@ fn rejects_a_reshard_before_the_last_use() {
     }
 }
 
-/// The runs whose schedules faults are planted in: something of everything.
+/// The runs in whose schedules faults are planted, to cover every feature.
 fn samples() -> Vec<Built> {
     let sketch = Sketch { halves: true, tied: true, shared: true, ..Sketch::plain(2) };
     let plain = Setup { phases: 2, whole: true, rounds: 3, ..Setup::plain(sketch) };
@@ -142,7 +142,7 @@ fn samples() -> Vec<Built> {
     setups.iter().map(Setup::build).collect()
 }
 
-/// Operations without contents in buffers: what they do is between the program and its data.
+/// Whether an operation has no contents in buffers: it acts only on the program and its data.
 fn is_of_the_program(kind: &OpKind) -> bool {
     matches!(kind, OpKind::Forward { .. } | OpKind::BeginMicroBatch(_))
 }
@@ -175,7 +175,7 @@ fn an_addition_that_is_lost_or_doubled_loses_or_doubles_micro_batches() {
         .collect();
     assert_eq!(adds.len(), 2 * 3, "four micro-batches of two units");
     for index in adds {
-        // What was not added is in the way of what comes next, or missing at the end.
+        // A sum that was not added is in the way of the next one, or missing at the end.
         assert_rejected(&built, &without(&schedule, index), |violation| {
             matches!(violation, Violation::Contents { .. })
         });
@@ -185,7 +185,7 @@ fn an_addition_that_is_lost_or_doubled_loses_or_doubles_micro_batches() {
             &doubled(&schedule, index),
             |violation| matches!(violation, Violation::Contents { got, .. } if got == "Nothing"),
         );
-        // Added to itself it would be in the sum twice.
+        // Added to itself, it would be in the sum twice.
         let mut twice = schedule.clone();
         twice.ops[index].reads.clone_from(&op.writes);
         assert!(built.check(&twice).is_err());
@@ -218,13 +218,13 @@ fn lengths_dtypes_and_places_of_operands_have_to_fit() {
             for (number, edit) in edits.into_iter().enumerate() {
                 let mut changed = schedule.clone();
                 edit(&mut changed.buffers[index]);
-                // Updates convert: gradients and parameters need not be of one type.
+                // Updates convert: gradients and parameters may have different dtypes.
                 let verdict = built.check(&changed);
                 let converted = number == 1
                     && matches!(schedule.buffers[index].role, Role::Master | Role::ShardedGradient)
                     && verdict.is_ok();
-                // How long the scratch is, only the update rule knows. Of a slot that only directions are gathered into,
-                // segments without directions are not used.
+                // Only the update rule knows the length of the scratch. In a slot that only directions are gathered
+                // into, segments without directions are unused.
                 let id = crate::schedule::BufferId(index as u32);
                 let is_used = schedule.ops.iter().any(|op| op.accesses().any(|access| access.buffer == id));
                 let is_scratch = schedule.buffers[index].role == Role::Scratch;
@@ -283,7 +283,7 @@ fn swapping_two_collectives_on_one_rank_diverges() {
 
 #[test]
 fn two_units_first_read_by_one_block_are_both_handed_over() {
-    // Norm and head are gathered one behind the other, and the last block waits for the second only.
+    // Norm and head are gathered one after the other, and the last block waits only for the second.
     let wrap = WrapPolicy::Classes(vec!["Norm".into(), "Head".into()]);
     let built = Setup { wrap, ..Setup::plain(Sketch::plain(1)) }.build();
     let schedule = built.step();

@@ -1,7 +1,7 @@
-//! What buffers hold, symbolically: parameters of which segment, gradients of which micro-batches.
+//! Symbolic contents of buffers: the parameters of which segment, the gradients of which micro-batches.
 //!
-//! Each operation says of every operand what it must hold before and what it holds behind. Whatever is filled must be
-//! empty before, so that nothing is lost.
+//! Each operation states what every operand must hold before it and holds after it. A buffer must be empty before it is
+//! filled, so nothing is lost.
 
 mod update;
 
@@ -19,7 +19,7 @@ use crate::wrap::UnitId;
 /// A segment of a unit.
 type Owner = (UnitId, SegmentId);
 
-/// How much of a segment's parameters.
+/// The part of a segment's parameters that a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Shard,
@@ -27,12 +27,12 @@ enum Part {
     Whole,
 }
 
-/// How far a gradient is.
+/// The progress of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Blocks write it: how many uses of parameters are in it.
+    /// Being written by blocks: the number of parameter uses it contains so far.
     Open(usize),
-    /// Complete on this rank, not reduced.
+    /// Complete on this rank, not yet reduced.
     Whole,
     /// Reduced over the shard axis.
     Sharded,
@@ -40,7 +40,7 @@ enum Stage {
     Replicated,
 }
 
-/// What a buffer holds.
+/// The contents of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
     Nothing,
@@ -53,19 +53,19 @@ enum Value {
         owner: Owner,
         tensor: usize,
     },
-    /// The sum of consecutive micro-batches, from one to before another.
+    /// The sum of consecutive micro-batches, from the first round to before the second.
     Gradient {
         owner: Owner,
         rounds: [usize; 2],
         stage: Stage,
     },
     GradientOfLastStep,
-    /// What an update must see whole.
+    /// A direction, which an update must read unsharded.
     Direction {
         owner: Owner,
         part: Part,
     },
-    /// With the losses of so many micro-batches.
+    /// The scalars, with the losses of this many micro-batches.
     Scalars {
         losses: usize,
         norms: BTreeSet<Owner>,
@@ -88,13 +88,13 @@ pub(crate) struct Values<'a> {
     spec: &'a ModelSpec,
     held: Vec<Value>,
     round: usize,
-    /// How often blocks read trained parameters of a segment.
+    /// Number of reads of trained parameters by blocks, per segment.
     uses: BTreeMap<Owner, usize>,
     trained: BTreeSet<Owner>,
 }
 
 impl<'a> Values<'a> {
-    /// What is there before the first operation.
+    /// Creates the contents before the first operation.
     pub(super) fn new(names: Names<'a>, spec: &'a ModelSpec) -> Self {
         let Names { schedule, layout } = names;
         let mut uses = BTreeMap::new();
@@ -117,7 +117,7 @@ impl<'a> Values<'a> {
         Self::new(Names { schedule, layout }, spec)
     }
 
-    /// What a buffer holds between steps, behind one that updates or before.
+    /// The contents of a buffer between steps, after a step that updates or before it.
     fn kept(&self, index: usize, updated: bool) -> Value {
         let decl = &self.names.schedule.buffers[index];
         match (decl.role, decl.unit.zip(decl.segment)) {
@@ -131,7 +131,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Whether everything is where it must be behind the last operation.
+    /// Checks the contents after the last operation.
     pub(crate) fn end(&mut self) -> Result<(), Violation> {
         let trains = self.names.schedule.trains();
         for (index, decl) in self.names.schedule.buffers.iter().enumerate() {
@@ -146,7 +146,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// Performs the next operation.
+    /// Checks and applies the next operation.
     pub(crate) fn apply(&mut self, at: usize, op: &Op) -> Result<(), Violation> {
         match op.kind {
             OpKind::BeginStep => self.begin_step(at, op),
@@ -216,7 +216,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Parameters of a unit go from one set of buffers to another.
+    /// Moves or copies the parameters of a unit from one set of buffers to another.
     fn pass_on(&mut self, at: usize, op: &Op, unit: UnitId, [from, to]: [Part; 2]) -> Result<(), Violation> {
         self.count(at, op, [self.names.layout.unit(unit).segments.len(); 2])?;
         for ((&read, &write), owner) in op.reads.iter().zip(&op.writes).zip(owners(unit)) {
@@ -228,7 +228,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// A block finds its parameters, and the gradients that it adds to.
+    /// Checks that a block finds its parameters, and the gradients that it adds to.
     fn compute(&mut self, at: usize, op: &Op, block: BlockId, backward: bool) -> Result<(), Violation> {
         let read = &self.spec.block(block).params;
         let trained = read.iter().filter(|&&id| backward && self.spec.param(id).trainable);
@@ -250,7 +250,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// The gradient of the step of a segment, as norm and update need it: every micro-batch once.
+    /// The total gradient of a segment, as norm and update need it: every micro-batch once.
     fn total(&self, owner: Owner) -> Value {
         Value::Gradient { owner, rounds: [0, self.names.schedule.rounds], stage: self.last_stage() }
     }
@@ -259,7 +259,7 @@ impl<'a> Values<'a> {
         if self.names.schedule.mesh.replicas() > 1 { Stage::Replicated } else { Stage::Sharded }
     }
 
-    /// The micro-batches in a gradient.
+    /// The range of micro-batches in a gradient.
     fn rounds_in(&self, buffer: BufferId) -> [usize; 2] {
         match self.held[buffer.index()] {
             Value::Gradient { rounds, .. } => rounds,
@@ -267,8 +267,8 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// A unit's gradient goes on to its next stage (from being open, if no stage is given), from what is read to what is
-    /// written, or in place.
+    /// Advances a unit's gradient to its next stage (from `Open` if no stage is given), from the read to the written
+    /// buffers, or in place.
     fn advance(
         &mut self,
         at: usize,
@@ -290,7 +290,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// The sum of micro-batches and that of those behind them become one.
+    /// Adds the sum of later micro-batches to the sum of the micro-batches just before them.
     fn add(&mut self, at: usize, op: &Op, unit: UnitId, queue: Queue) -> Result<(), Violation> {
         self.count(at, op, [self.trained_segments(unit); 2])?;
         let stage = if queue == Queue::Compute { Stage::Whole } else { Stage::Sharded };
@@ -308,7 +308,7 @@ impl<'a> Values<'a> {
         self.names.schedule.lasting.units[unit.0].gradient.len()
     }
 
-    /// The operation has so many operands.
+    /// Checks the numbers of operands.
     fn count(&self, at: usize, op: &Op, expected: [usize; 2]) -> Result<(), Violation> {
         let (reads, writes) = (op.reads.len(), op.writes.len());
         if [reads, writes] == expected {
@@ -317,12 +317,12 @@ impl<'a> Values<'a> {
         Err(Violation::Operands { op: self.names.op(at), reads, writes, expected })
     }
 
-    /// The buffer holds this, before and behind.
+    /// Checks that the buffer holds a value, and leaves it.
     fn keep(&mut self, at: usize, buffer: BufferId, value: Value) -> Result<(), Violation> {
         self.turn(at, buffer, value.clone(), value)
     }
 
-    /// The buffer holds one thing before, and another one behind.
+    /// Checks that the buffer holds `before`, and replaces it by `behind`.
     fn turn(&mut self, at: usize, buffer: BufferId, before: Value, behind: Value) -> Result<(), Violation> {
         let held = &mut self.held[buffer.index()];
         if *held == before {

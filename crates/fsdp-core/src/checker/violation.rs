@@ -1,21 +1,21 @@
-//! Why a schedule is unsafe.
+//! The reasons for which a schedule is unsafe.
 
 use crate::rank::{Queue, Rank};
 
-/// Why a schedule is unsafe. Operations and buffers are named by their numbers and by what they are.
+/// The reason for which a schedule is unsafe. Operations and buffers are named by number and description.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A buffer holds something else than it must: for an operation, or at the end of the step.
+    /// A buffer does not hold the contents that an operation, or the end of the step, requires.
     #[error("{place} needs {expected} in buffer {buffer}, which holds {got}")]
     Contents {
-        /// The operation, or the end.
+        /// The operation, or the end of the step.
         place: String,
         /// The buffer.
         buffer: String,
-        /// What it must hold.
+        /// The required contents.
         expected: String,
-        /// What it holds.
+        /// The actual contents.
         got: String,
     },
     /// An operation has too many operands, or too few.
@@ -23,21 +23,21 @@ pub enum Violation {
     Operands {
         /// The operation.
         op: String,
-        /// How many it reads.
+        /// Number of buffers it reads.
         reads: usize,
-        /// How many it writes.
+        /// Number of buffers it writes.
         writes: usize,
-        /// How many of both there must be.
+        /// The required numbers of reads and writes.
         expected: [usize; 2],
     },
-    /// The length, dtype or place of an operand does not fit the operation.
+    /// The length, dtype or place of an operand does not match the operation.
     #[error("buffer {buffer} does not fit operation {op}: expected {expected}")]
     Misfit {
         /// The operation.
         op: String,
         /// The buffer.
         buffer: String,
-        /// What it must be.
+        /// The requirement on the buffer.
         expected: String,
     },
     /// Two conflicting operations are not ordered.
@@ -45,30 +45,30 @@ pub enum Violation {
         "operation {later} may overtake operation {earlier}: both touch buffer {buffer}, and no wait orders them"
     )]
     Race {
-        /// The operation that comes first in program order.
+        /// The first operation in program order.
         earlier: String,
-        /// The one that comes later.
+        /// The later operation.
         later: String,
-        /// What both touch.
+        /// The buffer that both access.
         buffer: String,
     },
-    /// A wait names a later operation, or one of the same queue.
+    /// An operation waits for a later one, or for one on its own queue.
     #[error("operation {op} waits for operation {target}, which does not come before it on another queue")]
     BadWait {
         /// The operation.
         op: String,
-        /// What it waits for.
+        /// Index of the operation that it waits for.
         target: usize,
     },
-    /// A join names something other than an earlier collective that certainly comes before.
+    /// A join does not name an earlier collective that certainly completes before.
     #[error("operation {op} joins operation {target}, which is no collective that comes before it")]
     BadJoin {
         /// The operation.
         op: String,
-        /// What it joins.
+        /// Index of the operation that it joins.
         target: usize,
     },
-    /// The result of a collective is used, but nothing before hands its buffers over.
+    /// The result of a collective is used, but no operation before takes its buffers over.
     #[error("operation {later} uses the result of operation {collective}, which nothing waits for or joins")]
     NotHandedOver {
         /// The collective.
@@ -83,11 +83,11 @@ pub enum Violation {
         rank: Rank,
         /// The queue.
         queue: Queue,
-        /// Position among the queue's collectives.
+        /// Index among the queue's collectives.
         index: usize,
         /// Rank 0's collective.
         expected: String,
-        /// The rank's.
+        /// The collective of `rank`.
         got: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Ranks make sure that they were started alike, before the first step.
+//! Checks before the first step that all ranks were started with the same settings.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use crate::rank::{Queue, Rank};
 
 impl<M: Memory> Comm<M> {
-    /// Compares a digest with those of all other ranks, on a communicator of the whole world.
+    /// Compares a digest with the digests of all other ranks; the communicator must span the whole world.
     ///
     /// # Errors
-    /// [`CommError::Differs`], the same on every rank; those of the communicator and the memory.
+    /// [`CommError::Differs`], the same on every rank; errors of the communicator and of the memory.
     pub fn agree(&mut self, memory: &M, digest: Digest) -> Result<(), Error> {
         let size = self.size();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 2)?;
@@ -31,12 +31,12 @@ impl<M: Memory> Comm<M> {
     }
 }
 
-/// The ranks whose words differ from those of most ranks (of the earlier one, when as many agree on two), and the
-/// first of those most.
+/// Returns the ranks whose words differ from the most frequent value (if tied, the one that occurs first), and the
+/// first rank that has that value. `None` if all are equal.
 fn differing(words: &[[i64; 2]]) -> Option<(Vec<Rank>, Rank)> {
     let mut votes: BTreeMap<&[i64; 2], usize> = BTreeMap::new();
     words.iter().for_each(|word| *votes.entry(word).or_default() += 1);
-    // The last of equal maxima is found, so the first rank is looked at last.
+    // `max_by_key` returns the last of equal maxima; reversed, that is the first rank.
     let (reference, most) = words.iter().enumerate().rev().max_by_key(|(_, word)| votes[word])?;
     let ranks: Vec<Rank> =
         words.iter().enumerate().filter(|&(_, word)| word != most).map(|(rank, _)| Rank(rank)).collect();

@@ -1,4 +1,4 @@
-//! What a backend implements.
+//! The traits that a communication backend implements.
 
 use super::{CommError, Fingerprint};
 use crate::error::Error;
@@ -6,52 +6,53 @@ use crate::failure::FailureKind;
 use crate::memory::Memory;
 use crate::rank::{Queue, Rank};
 
-/// What a finished collective gives back.
+/// The buffers that a finished collective returns.
 #[derive(Debug)]
 pub struct Completed<B> {
     /// The results, one per segment.
     pub outputs: Vec<B>,
-    /// The consumed inputs of a reduce-scatter, released; empty otherwise.
+    /// The consumed inputs of a reduce-scatter, released; empty for other collectives.
     pub inputs: Vec<B>,
 }
 
-/// A collective in flight, as a backend sees it.
+/// A backend's handle of a collective in flight.
 ///
-/// On a device, the host may be long past [`InFlight::wait_on`] when the collective fails: then what it wrote is
-/// wrong, and [`Communicator::check`] says so from that moment on.
+/// On a device, the collective may fail long after [`InFlight::wait_on`] has returned on the host. Its results are
+/// then wrong, and [`Communicator::check`] fails from that moment on.
 pub trait InFlight<M: Memory>: Send {
     /// Whether [`InFlight::wait_on`] would return without blocking the host.
     fn is_ready(&mut self) -> bool;
 
-    /// Orders `queue` behind the collective and returns its buffers; host backends block.
+    /// Makes later work of `queue` wait for the collective, and returns its buffers; host backends block.
     ///
     /// # Errors
     /// [`CommError`] when the collective failed on any rank.
     fn wait_on(self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error>;
 
-    /// Aborts the communicator, with this reason, because the caller will not wait.
+    /// Aborts the communicator with this reason, because the caller will not wait for the collective.
     fn abandon(self: Box<Self>, reason: String);
 }
 
-/// What a backend implements for one group of ranks. Calls arrive checked, in the order in which they were
-/// issued; segments of one call move together.
+/// A backend for one group of ranks. Calls arrive checked, in the order in which they were issued; the segments of
+/// one call move together.
 pub trait Communicator<M: Memory>: Send {
-    /// This rank's place in the group.
+    /// This rank's index in the group.
     fn rank(&self) -> usize;
 
     /// Number of ranks in the group.
     fn size(&self) -> usize;
 
-    /// This rank's place in the world, for messages.
+    /// This rank in the world, for error messages.
     fn world_rank(&self) -> Rank;
 
-    /// Starts a collective; `call.kind` says which one, and what becomes of each `inputs[i]` and `outputs[i]`. What works
-    /// in place has outputs only.
+    /// Starts a collective. `call.kind` names it and defines how each `inputs[i]` and `outputs[i]` is used; in-place
+    /// collectives have only outputs.
     ///
-    /// Its buffers are ready (inputs filled, outputs free) behind the earlier work of the queue
-    /// [`CollectiveKind::queue`](super::CollectiveKind::queue) of this rank; the results are ready for the queue given to
-    /// [`InFlight::wait_on`]. Sums are added by the tree over ranks. (A library that adds in an order of its own may
-    /// also round the product of an average and its sum together; it does not have the bits of the others.)
+    /// The buffers are ready (inputs filled, outputs free) once earlier work of this rank's queue
+    /// [`CollectiveKind::queue`](super::CollectiveKind::queue) is done; the results are ready for the queue given to
+    /// [`InFlight::wait_on`]. Sums are added by the tree over ranks. (A library that adds in its own order may also
+    /// round the product of an average and its sum in one step; its results then differ in the last bits from other
+    /// backends.)
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -63,7 +64,7 @@ pub trait Communicator<M: Memory>: Send {
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error>;
 
-    /// A new group of the ranks that give the same `color`, in the order of their present ranks; blocks.
+    /// Creates a group of the ranks that pass the same `color`, ordered by their current ranks; blocks.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -74,8 +75,8 @@ pub trait Communicator<M: Memory>: Send {
         color: usize,
     ) -> Result<Box<dyn Communicator<M>>, Error>;
 
-    /// Whether all collectives whose results the host has seen were good. A backend whose failures all come out of
-    /// [`InFlight::wait_on`] needs no more than this.
+    /// Checks that all collectives whose results the host has read succeeded. The default suffices for a backend that
+    /// reports every failure from [`InFlight::wait_on`].
     ///
     /// # Errors
     /// The failure that ended the world.
@@ -83,6 +84,6 @@ pub trait Communicator<M: Memory>: Send {
         Ok(())
     }
 
-    /// Makes every pending and future collective of the world fail with `reason`, and with what that calls for.
+    /// Makes every pending and future collective of the world fail with `reason` and `kind`.
     fn abort(&mut self, reason: &str, kind: FailureKind);
 }

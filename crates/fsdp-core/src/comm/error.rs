@@ -1,4 +1,4 @@
-//! How collectives fail.
+//! Errors of collectives.
 
 use std::sync::Arc;
 
@@ -7,33 +7,33 @@ use crate::dtype::DType;
 use crate::failure::FailureKind;
 use crate::rank::Rank;
 
-/// One rank's line of the table that a time-out prints.
+/// One rank's line in the table that a time-out prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankStatus {
     /// The rank.
     pub rank: Rank,
-    /// What it was last seen doing.
+    /// The operation that the rank was last seen in.
     pub doing: String,
 }
 
-/// Failures of collectives. They name ranks of the whole world, not of the group. Every rank gets the same one, so what
-/// has an entry per rank is shared.
+/// Errors of collectives. They name ranks of the world, not of the group. Every rank gets the same error, so fields
+/// with an entry per rank are shared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// Two ranks met in one collective with different calls.
+    /// Two ranks entered one collective with different calls.
     #[error("collectives diverge: {rank} called {got}, but {peer} called {expected}")]
     Mismatch {
         /// The rank whose call differs.
         rank: Rank,
         /// Its call.
         got: Fingerprint,
-        /// The rank that was there first.
+        /// The rank that entered first.
         peer: Rank,
         /// The call of `peer`.
         expected: Fingerprint,
     },
-    /// Two ranks called collectives of two groups in different orders, and the groups share a connection.
+    /// Two ranks called collectives of two groups in different orders, and these groups share a connection.
     #[error(
         "collectives diverge: {rank} called {call} of group {group} where {peer} called one of group {peer_group}; \
          these groups are connected once, so their collectives have one order, the same on every rank"
@@ -45,21 +45,21 @@ pub enum CommError {
         call: Fingerprint,
         /// The group of its call.
         group: String,
-        /// The rank that was there first.
+        /// The rank that entered first.
         peer: Rank,
         /// The group that `peer` called.
         peer_group: String,
     },
-    /// Ranks were started differently.
+    /// Some ranks were started with different settings.
     #[error(
         "{} would run another schedule, layout or configuration than {reference}: start every rank with the same \
          program, run file and overrides",
         join_ranks(ranks)
     )]
     Differs {
-        /// The ranks that differ from most.
+        /// The ranks outside the largest group of equal ranks.
         ranks: Vec<Rank>,
-        /// The first rank of most.
+        /// The first rank of that group.
         reference: Rank,
     },
     /// Another rank failed; nothing more can be communicated.
@@ -70,17 +70,17 @@ pub enum CommError {
         /// Why it failed.
         reason: String,
     },
-    /// A rank did not arrive: every other one waits or has ended, or the time limit has passed.
+    /// A rank did not enter the collective: all others wait or have ended, or the time limit has passed.
     #[error("{} did not arrive in {call}{}", join_ranks(missing), table(status))]
     Missing {
         /// The ranks that did not arrive.
         missing: Arc<[Rank]>,
         /// The collective that waits for them.
         call: Fingerprint,
-        /// Who waits where.
+        /// The last known operation of every rank.
         status: Arc<[RankStatus]>,
     },
-    /// A collective has not ended in time.
+    /// A collective did not finish within the time limit.
     #[error(
         "{rank} has waited {seconds} s in {call}: {}{}",
         if missing.is_empty() { "all ranks have entered it, but it does not end".to_owned() }
@@ -88,7 +88,7 @@ pub enum CommError {
         table(status)
     )]
     TimedOut {
-        /// A rank that waits.
+        /// A rank that is waiting.
         rank: Rank,
         /// The collective.
         call: Fingerprint,
@@ -96,7 +96,7 @@ pub enum CommError {
         seconds: u64,
         /// The ranks that have not entered it.
         missing: Arc<[Rank]>,
-        /// What every rank was last seen doing.
+        /// The last known operation of every rank.
         status: Arc<[RankStatus]>,
     },
     /// The communicator was aborted on this rank.
@@ -104,9 +104,9 @@ pub enum CommError {
     Aborted {
         /// The rank that aborted.
         rank: Rank,
-        /// Why.
+        /// The reason given to the abort.
         reason: String,
-        /// What that calls for.
+        /// Whether a retry can help.
         kind: FailureKind,
     },
     /// A buffer has the wrong length.
@@ -137,7 +137,7 @@ pub enum CommError {
         /// Dtype found.
         got: DType,
     },
-    /// An average of integers, which is none.
+    /// An average of integers, which is undefined.
     #[error("{call}: integers on {rank} can not be averaged; sum them, and divide where the mean is used")]
     IntegerAverage {
         /// The caller.
@@ -145,7 +145,7 @@ pub enum CommError {
         /// The call.
         call: Fingerprint,
     },
-    /// A buffer that the collective writes has other readers.
+    /// A buffer that the collective writes has other handles.
     #[error("{call}: segment {segment} on {rank} is still read elsewhere")]
     Shared {
         /// The caller.
@@ -155,7 +155,7 @@ pub enum CommError {
         /// Index of the segment.
         segment: usize,
     },
-    /// The transport below failed.
+    /// The underlying transport failed.
     #[error("{rank}: transport: {reason}")]
     Transport {
         /// The rank on which it failed.

@@ -1,4 +1,4 @@
-//! What a collective call is: its kind, its purpose, and what must be equal on all ranks that meet in it.
+//! The identity of a collective call: its kind, its purpose, and everything that must match on all participating ranks.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use crate::wrap::UnitId;
 /// How a reduction combines the ranks' elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReduceOp {
-    /// They are added.
+    /// Elements are added.
     Sum,
-    /// Each is multiplied by the reciprocal of the number of ranks ([`ReduceOp::factor`]), and the product rounded to its
-    /// dtype; then they are added. Floats only.
+    /// Each element is multiplied by the reciprocal of the number of ranks ([`ReduceOp::factor`]) and the product
+    /// rounded to its dtype; the products are then added. Floats only.
     Average,
 }
 
 impl ReduceOp {
-    /// What elements are multiplied by before they are added, in a group of `ranks`; `None` when they are only added, or
-    /// stay as they are because one rank is alone.
-    /// It is rounded to the dtype of the elements where it is used ([`Memory::scale`](crate::Memory::scale)).
+    /// The factor that elements are multiplied by before they are added, in a group of `ranks`; `None` for sums, and
+    /// for a group of one rank, which leaves elements unchanged. The factor is rounded to the dtype of the elements
+    /// when applied ([`Memory::scale`](crate::Memory::scale)).
     pub fn factor(self, ranks: usize) -> Option<f64> {
         match self {
             ReduceOp::Average if ranks > 1 => Some(1.0 / ranks as f64),
@@ -31,20 +31,21 @@ impl ReduceOp {
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CollectiveKind {
-    /// Every output becomes the concatenation of all ranks' inputs, in rank order. Inputs are only read, and not handed back.
+    /// Every output becomes the concatenation of all ranks' inputs, in rank order. Inputs are only read and not
+    /// returned.
     AllGather,
-    /// Every output becomes this rank's part of the sum or average of all ranks' inputs. Inputs come back released.
+    /// Every output becomes this rank's part of the sum or average of all ranks' inputs. Inputs are returned released.
     ReduceScatter(ReduceOp),
     /// Every output becomes the sum or average of all ranks' outputs.
     AllReduce(ReduceOp),
-    /// Every output becomes that of one rank of the group.
+    /// Every output becomes a copy of the root's output.
     Broadcast {
-        /// The place in the group of the rank that has it.
+        /// The root's index in the group.
         root: u32,
     },
-    /// The group is cut into smaller groups.
+    /// The group is split into smaller groups.
     Split,
-    /// The ranks of a group find each other.
+    /// The ranks of a group connect to each other.
     Connect,
 }
 
@@ -61,7 +62,7 @@ impl CollectiveKind {
         }
     }
 
-    /// The queue behind whose earlier work the buffers of a call are ready.
+    /// The queue that a call waits for: its buffers are ready once earlier work of this queue is done.
     pub const fn queue(self) -> Queue {
         match self {
             CollectiveKind::AllGather | CollectiveKind::Split | CollectiveKind::Connect => Queue::Gather,
@@ -71,7 +72,7 @@ impl CollectiveKind {
         }
     }
 
-    /// How elements are combined, if this kind combines any.
+    /// How elements are combined; `None` if this kind combines none.
     pub const fn reduce_op(self) -> Option<ReduceOp> {
         match self {
             CollectiveKind::ReduceScatter(op) | CollectiveKind::AllReduce(op) => Some(op),
@@ -80,20 +81,20 @@ impl CollectiveKind {
     }
 }
 
-/// What a collective is for; part of its fingerprint.
+/// The purpose of a collective; part of its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
-    /// Parameters of a unit, in forward.
+    /// Gathers the parameters of a unit for forward.
     Forward,
-    /// Parameters of a unit, in backward.
+    /// Gathers the parameters of a unit for backward.
     Backward,
-    /// Gradients of a unit.
+    /// Reduces the gradients of a unit.
     Gradient,
-    /// Loss, norm and other scalars of a step.
+    /// Reduces loss, norm and other scalars of a step.
     Scalars,
-    /// Statistics that an update rule declares.
+    /// Reduces statistics or gathers directions for an update rule.
     UpdateRule,
-    /// Setting up.
+    /// Setup before the first step.
     Setup,
 }
 
@@ -111,20 +112,20 @@ impl Purpose {
     }
 }
 
-/// Identifies a collective call: two ranks that meet in one collective must have equal fingerprints.
+/// Identifies a collective call: all ranks that take part in one collective must have equal fingerprints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
-    /// Number of collectives issued on this group before.
+    /// Number of collectives issued on this group before this one.
     pub sequence: u64,
     /// The kind.
     pub kind: CollectiveKind,
-    /// What it is for.
+    /// The purpose.
     pub purpose: Purpose,
-    /// The unit concerned, if one is.
+    /// The unit whose data is communicated; `None` if the call concerns no unit.
     pub unit: Option<UnitId>,
     /// Type of the elements.
     pub dtype: DType,
-    /// Elements of the unsharded side, over all segments.
+    /// Number of elements on the unsharded side, over all segments.
     pub elements: usize,
 }
 
@@ -133,7 +134,7 @@ impl fmt::Display for Fingerprint {
         write!(f, "#{} {}", self.sequence, self.kind.name())?;
         match self.kind {
             CollectiveKind::Broadcast { root } => write!(f, " from place {root}")?,
-            // Sums are the rule, so only what differs from it is said.
+            // Sums are the common case and not spelled out.
             kind if kind.reduce_op() == Some(ReduceOp::Average) => f.write_str(" by average")?,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! The checks in front of every backend.
+//! The checks that run before every backend call.
 
 use super::{CollectiveKind, CommError, Communicator, Fingerprint, Pending, Purpose, ReduceOp, Traffic};
 use crate::dtype::DType;
@@ -8,7 +8,7 @@ use crate::memory::{Buffer, Memory};
 use crate::rank::Rank;
 use crate::wrap::UnitId;
 
-/// One rank's handle of a group of ranks: the checked front of a [`Communicator`].
+/// One rank's handle of a group of ranks: a [`Communicator`] with checked arguments.
 pub struct Comm<M: Memory> {
     backend: Box<dyn Communicator<M>>,
     sequence: u64,
@@ -16,12 +16,12 @@ pub struct Comm<M: Memory> {
 }
 
 impl<M: Memory> Comm<M> {
-    /// Puts the checks in front of a backend.
+    /// Wraps a backend.
     pub fn new(backend: Box<dyn Communicator<M>>) -> Self {
         Self { backend, sequence: 0, traffic: Traffic::default() }
     }
 
-    /// This rank's place in the group.
+    /// This rank's index in the group.
     pub fn rank(&self) -> usize {
         self.backend.rank()
     }
@@ -31,12 +31,12 @@ impl<M: Memory> Comm<M> {
         self.backend.size()
     }
 
-    /// This rank's place in the world.
+    /// This rank in the world.
     pub fn world_rank(&self) -> Rank {
         self.backend.world_rank()
     }
 
-    /// What was communicated through this handle so far.
+    /// Everything communicated through this handle so far.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
@@ -59,9 +59,9 @@ impl<M: Memory> Comm<M> {
         self.start(memory, call, inputs, outputs)
     }
 
-    /// Starts a reduce-scatter of one or more segments: `outputs[i]` (exclusive) becomes this rank's part of
-    /// the sum or average of all `inputs[i]` (exclusive, `size` times as long), added by the tree over ranks. The
-    /// inputs come back released.
+    /// Starts a reduce-scatter of one or more segments: `outputs[i]` (exclusive) becomes this rank's part of the sum or
+    /// average of all `inputs[i]` (exclusive, `size` times as long), added by the tree over ranks. The inputs are
+    /// returned released.
     ///
     /// # Errors
     /// [`Error::Comm`]: a failed check, or the backend's failure.
@@ -79,8 +79,8 @@ impl<M: Memory> Comm<M> {
         self.start(memory, call, inputs, outputs)
     }
 
-    /// Starts an all-reduce in place of one or more (exclusive) segments: their sum or average, added by the tree over
-    /// ranks.
+    /// Starts an in-place all-reduce of one or more (exclusive) segments: each becomes the sum or average over all
+    /// ranks, added by the tree over ranks.
     ///
     /// # Errors
     /// [`Error::Comm`]: a failed check, or the backend's failure.
@@ -97,14 +97,14 @@ impl<M: Memory> Comm<M> {
         self.start(memory, call, Vec::new(), buffers)
     }
 
-    /// Starts a broadcast in place of one or more (exclusive) segments: they become what the rank at the place `root` of
-    /// the group has in its own.
+    /// Starts an in-place broadcast of one or more (exclusive) segments: each becomes a copy of the segment on the rank
+    /// at index `root` of the group.
     ///
     /// # Errors
     /// [`Error::Comm`]: a failed check, or the backend's failure.
     ///
     /// # Panics
-    /// When the group has no such place.
+    /// When `root` is not in the group.
     pub fn broadcast(
         &mut self,
         memory: &M,
@@ -120,7 +120,7 @@ impl<M: Memory> Comm<M> {
         self.start(memory, call, Vec::new(), buffers)
     }
 
-    /// A new group of the ranks that give the same `color`, in the order of their present ranks; blocks.
+    /// Creates a group of the ranks that pass the same `color`, ordered by their current ranks; blocks.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -130,8 +130,8 @@ impl<M: Memory> Comm<M> {
         Ok(Comm::new(self.backend.split(memory, call, color)?))
     }
 
-    /// To be called when results of collectives have been read on the host, before they are trusted: a collective
-    /// that was cut off on a device leaves wrong numbers behind.
+    /// Checks that no collective has failed. Call it after results of collectives have been read on the host and before
+    /// they are used: a collective that was cut off on a device leaves wrong numbers.
     ///
     /// # Errors
     /// [`Error::Comm`]: the failure that ended the world.
@@ -139,7 +139,7 @@ impl<M: Memory> Comm<M> {
         Ok(self.backend.check()?)
     }
 
-    /// Makes every pending and future collective of the world fail with `reason`, and with what that calls for.
+    /// Makes every pending and future collective of the world fail with `reason` and `kind`.
     pub fn abort(&mut self, reason: &str, kind: FailureKind) {
         self.backend.abort(reason, kind);
     }
@@ -161,7 +161,7 @@ impl<M: Memory> Comm<M> {
         }
     }
 
-    /// Starts a call whose lengths and dtypes are checked.
+    /// Starts a call whose lengths and dtypes have been checked.
     fn start(
         &mut self,
         memory: &M,

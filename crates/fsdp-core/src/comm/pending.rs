@@ -1,4 +1,4 @@
-//! A collective in flight, as its caller sees it.
+//! The caller's handle of a collective in flight.
 
 use std::fmt;
 
@@ -20,12 +20,12 @@ impl<M: Memory> fmt::Debug for Pending<M> {
 }
 
 impl<M: Memory> Pending<M> {
-    /// A collective that a backend has started.
+    /// Wraps a collective that a backend has started.
     pub(super) fn new(in_flight: Box<dyn InFlight<M>>, call: Fingerprint) -> Self {
         Self { in_flight: Some(in_flight), call }
     }
 
-    /// The call that is in flight.
+    /// The fingerprint of the call.
     pub fn call(&self) -> Fingerprint {
         self.call
     }
@@ -35,7 +35,7 @@ impl<M: Memory> Pending<M> {
         self.in_flight.as_mut().is_none_or(|in_flight| in_flight.is_ready())
     }
 
-    /// Orders later work of `queue` behind the collective and returns its buffers.
+    /// Makes later work of `queue` wait for the collective, and returns its buffers.
     ///
     /// # Errors
     /// [`Error::Comm`] when the collective failed on any rank.

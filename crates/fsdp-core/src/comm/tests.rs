@@ -8,7 +8,7 @@ use crate::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, Sl
 use crate::rank::{Queue, Rank};
 use crate::wrap::UnitId;
 
-/// A buffer without elements: length, dtype, and who shares it.
+/// A buffer without elements: only length, dtype, and handles.
 #[derive(Clone)]
 pub(crate) struct Shape {
     len: usize,
@@ -30,7 +30,7 @@ impl Buffer for Shape {
     }
 }
 
-/// A memory that keeps nothing.
+/// A memory that stores nothing.
 pub(crate) struct NoMemory;
 
 impl Memory for NoMemory {
@@ -109,7 +109,7 @@ impl Memory for NoMemory {
     }
 }
 
-/// What reached the backend.
+/// A call that reached the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Event {
     Called(Fingerprint),

@@ -1,10 +1,10 @@
-//! What a communicator moved.
+//! Counters of collectives and of the bytes they moved.
 
 use super::CollectiveKind;
 
 /// Collectives issued through one [`Comm`](super::Comm) and the bytes this rank sent for them, by the usual convention:
-/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce. For a broadcast it
-/// is `(n - 1) / n` of the bytes too: what the ranks send on average, whoever passes it on to whom.
+/// `(n - 1) / n` of the unsharded bytes for all-gather and reduce-scatter, twice that for all-reduce. A broadcast also
+/// counts as `(n - 1) / n` of its bytes: the average over the ranks, whatever route the data takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// All-gathers: calls.
@@ -44,7 +44,7 @@ impl Traffic {
         self.all_gather_bytes + self.reduce_scatter_bytes + self.all_reduce_bytes + self.broadcast_bytes
     }
 
-    /// Counts one collective of `bytes` unsharded bytes in a group of `size` ranks.
+    /// Counts one collective over `bytes` unsharded bytes in a group of `size` ranks.
     pub(super) fn count(&mut self, kind: CollectiveKind, bytes: usize, size: usize) {
         let sent = (bytes / size * (size - 1)) as u64;
         match kind {

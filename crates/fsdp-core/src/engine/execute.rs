@@ -1,15 +1,17 @@
-//! What each operation does.
+//! Executes each kind of operation.
 //!
-//! A gradient goes this way, from buffer to buffer of the table; which ones, and when, the schedule says:
-//! 1. `OpenGradient` takes the buffers of a unit out of the table and gives them to [`Gradients`](crate::program::Gradients),
-//!    through which `Backward` (and `LastBlock`) writes into them. `CloseGradient` puts them back.
-//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It need not be complete when the
-//!    call returns; the sum is in the table when a later operation waits for it or joins it ([`Engine::settle`]).
-//! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, `Download` moves it to the
-//!    host: each only where the schedule has such an operation. Now it is the total of the step, a sum over micro-batches.
-//! 4. `SquareNorm` adds its square to the scalars of the step. `ReduceScalars` sums these over all ranks, and derives the
-//!    factors that make the total the gradient of the mean loss, and clip it.
-//! 5. `Update` gives the update rule the total where it lies, the factors, and this rank's parameters and state (`update.rs`).
+//! A gradient moves from buffer to buffer of the table; the schedule determines which ones, and when:
+//! 1. `OpenGradient` takes the buffers of a unit out of the table and passes them to
+//!    [`Gradients`](crate::program::Gradients), through which `Backward` (and `LastBlock`) writes into them.
+//!    `CloseGradient` puts them back.
+//! 2. `ReduceScatter` sums them over the ranks of the shard axis. It may still be in flight when the call returns; the
+//!    sum is in the table once a later operation waits for it or joins it ([`Engine::settle`]).
+//! 3. `Add` adds it to the sum of earlier micro-batches, `AllReduceReplicas` sums over replicas, and `Download` moves
+//!    it to the host; a schedule contains only those it needs. The result is the total of the step, a sum over
+//!    micro-batches.
+//! 4. `SquareNorm` adds its squared norm to the scalars of the step. `ReduceScalars` sums these over all ranks, and
+//!    computes the factors that turn the total into the gradient of the mean loss, and clip it.
+//! 5. `Update` passes the total, the factors, and this rank's parameters and state to the update rule (`update.rs`).
 
 use std::sync::Arc;
 
@@ -86,7 +88,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         }
     }
 
-    /// Puts `queue` behind a collective, and its buffers into the table; returns whether it was in flight.
+    /// Makes `queue` wait for a collective, and puts its buffers into the table; returns whether it was in flight.
     pub(super) fn settle(&mut self, schedule: &Schedule, id: OpId, queue: Queue) -> Result<bool, Error> {
         let Some(pending) = self.in_flight.remove(&id) else { return Ok(false) };
         let Completed { outputs, inputs } = pending.wait_on(&*self.memory, queue)?;
@@ -103,7 +105,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(true)
     }
 
-    /// Scalars and statistics start anew, with what earlier updates noted; the gradients of the step before are given up.
+    /// Resets scalars and statistics, keeping the not-finite flag of earlier updates, and gives up the previous
+    /// gradients.
     fn begin_step(&mut self, memory: &M, schedule: &Schedule, op: &Op) -> Result<(), Error> {
         for &id in &op.writes {
             match schedule.buffer(id).role {
@@ -115,7 +118,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Copies what is read to what is written.
+    /// Copies each buffer read to the corresponding buffer written.
     fn copy(&mut self, memory: &M, queue: Queue, op: &Op) -> Result<(), Error> {
         for (&from, &to) in op.reads.iter().zip(&op.writes) {
             let (from, to) = self.table.pair(from, to)?;
@@ -153,7 +156,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// The parameters of a block, for one call of it.
+    /// Creates views of a block's parameters, for one call.
     fn params(&self, op: &Op, block: BlockId) -> Result<Params<M::Buffer>, Error> {
         let mut params = Params::default();
         for (&param, &id) in self.plan.spec.block(block).params.iter().zip(&op.reads) {

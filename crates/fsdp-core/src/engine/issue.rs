@@ -1,7 +1,7 @@
-//! In which order the host issues operations.
+//! The order in which the host issues operations.
 //!
-//! Program order is right for asynchronous devices. On the host, where an operation runs when it is issued,
-//! another order tests the declared waits: any queue head whose waits are met may run, and only those.
+//! Program order is right for asynchronous devices. On the host, where an operation runs as it is issued, other orders
+//! test the declared waits: any queue head whose waits are met may run, and only those.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::schedule::{OpId, OpKind, Schedule};
 
 /// Chooses which of the ready operations (at most one per queue, in program order) is issued next.
 pub trait IssueOrder: Send {
-    /// Index into `ready`, which is not empty.
+    /// Returns an index into `ready`, which is not empty.
     fn choose(&mut self, ready: &[OpId]) -> usize;
 }
 
@@ -28,26 +28,26 @@ impl IssueOrder for ProgramOrder {
     }
 }
 
-/// Sees every operation begin and end: traces, progress.
+/// Observes the begin and end of every operation, for traces and progress.
 pub trait Observer: Send {
-    /// What the operation waits for is there, and it is issued.
+    /// The waits of the operation are met, and it is issued next.
     fn begin(&mut self, _op: OpId, _kind: &OpKind) {}
 
-    /// The operation was given to its queue.
+    /// The operation was submitted to its queue.
     fn issued(&mut self, _op: OpId, _kind: &OpKind) {}
 
-    /// The operation is done; a collective is, when its buffers are handed to the operation that needs them.
+    /// The operation is done. A collective is done when its buffers are handed to the operation that needs them.
     fn end(&mut self, _op: OpId, _kind: &OpKind) {}
 }
 
 impl Observer for () {}
 
-/// What is left to issue.
+/// The operations that have not been issued.
 struct Frontier<'a> {
     schedule: &'a Schedule,
     queues: [std::collections::VecDeque<OpId>; Queue::ALL.len()],
     done: Vec<bool>,
-    /// Collectives that are not issued yet.
+    /// Collectives that have not been issued.
     collectives: BTreeSet<OpId>,
 }
 
@@ -64,10 +64,10 @@ impl<'a> Frontier<'a> {
         Self { schedule, queues, done: vec![false; schedule.ops.len()], collectives }
     }
 
-    /// The queue heads that may be issued, in program order. A head that has to wait for a collective in
-    /// flight may do so only when all collectives before that one are issued here: otherwise two ranks could
-    /// wait for each other. (Take, of all ranks that wait, the one whose collective comes first: whoever has
-    /// not issued that one waits for a later one, and so has issued it. A contradiction.)
+    /// The queue heads that may be issued, in program order. A head that waits for a collective in flight is ready only
+    /// when all collectives before that one have been issued on this rank; otherwise two ranks could wait for each
+    /// other. (Proof: of all blocked ranks, take the one whose collective comes first. A rank that has not issued that
+    /// collective is blocked on a later one, so it has issued all earlier ones: a contradiction.)
     fn ready(&self, in_flight: impl Fn(OpId) -> bool) -> Vec<OpId> {
         let mut ready: Vec<OpId> = self
             .queues

@@ -1,4 +1,4 @@
-//! Starting values: from a function that every rank can evaluate, or from files that one replica reads for all.
+//! Initial values: computed by every rank, or read from files by the first replica and broadcast to the others.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use crate::schedule::BufferId;
 use crate::update::{Piece, StatePiece, StateTensor};
 use crate::wrap::UnitId;
 
-/// Where starting values come from.
+/// The source of initial values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// They are computed, by every rank for itself.
+    /// Every rank computes its own values.
     Computed,
-    /// They are read from files, by the ranks of the first replica only; the others receive theirs by broadcast. So
-    /// a file system serves each value once, however many replicas there are.
+    /// The ranks of the first replica read the values from files and broadcast them to the other replicas. A file
+    /// system thus serves each value once, regardless of the number of replicas.
     Read,
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// Whether this rank is one of the first replica, which reads for all.
+    /// Whether this rank belongs to the first replica, which reads for all.
     pub fn reads(&self) -> bool {
         self.plan.mesh.replica_of(self.rank) == 0
     }
 
-    /// Sets master parameters: `fill` gets every piece of this rank's shards and room for its elements. It is called
-    /// on the ranks that `origin` says.
+    /// Sets the master parameters: `fill` receives every piece of this rank's shards and a buffer for its elements. It
+    /// is called on the ranks determined by `origin`.
     ///
-    /// When it fails there, that rank has to end with its error, as after every error of an engine: the ranks that
-    /// wait for its values then fail with it.
+    /// If `fill` fails, its rank must end with the error, as after every error of an engine; the ranks that wait for
+    /// its values then fail as well.
     ///
     /// # Errors
-    /// Those of `fill` and of the memory; [`Error::Comm`].
+    /// The errors of `fill` and of the memory; [`Error::Comm`].
     pub fn load_params<E: From<Error>>(
         &mut self,
         origin: Origin,
@@ -66,8 +66,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// Sets optimizer state: `fill` gets every piece of this rank's state tensors and room for its elements. It is
-    /// called on the ranks that `origin` says.
+    /// Sets the optimizer state: `fill` receives every piece of this rank's state tensors and a buffer for its
+    /// elements. It is called on the ranks determined by `origin`.
     ///
     /// # Errors
     /// As [`Engine::load_params`].
@@ -87,7 +87,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
                     write(memory, self.table.get_mut(id)?, piece.offset, &values)?;
                 }
                 if origin == Origin::Read {
-                    // One call per tensor, because their dtypes may differ.
+                    // One call per tensor, because dtypes may differ between tensors.
                     self.comms.receive(memory, &mut self.table, unit, &[id])?;
                 }
             }
@@ -97,7 +97,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 }
 
 impl<M: Memory> Comms<M> {
-    /// Brings what the first replica has in these buffers to all replicas, for the compute queue.
+    /// Broadcasts the contents of these buffers from the first replica to all others, for use by the compute queue.
     fn receive(
         &mut self,
         memory: &M,
@@ -113,7 +113,7 @@ impl<M: Memory> Comms<M> {
     }
 }
 
-/// So many values, as `fill` sets them.
+/// Returns `len` values set by `fill`.
 fn filled<E>(len: usize, fill: impl FnOnce(&mut Vec<f64>) -> Result<(), E>) -> Result<Vec<f64>, E> {
     let mut values = vec![0.0; len];
     fill(&mut values)?;

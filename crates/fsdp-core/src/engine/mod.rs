@@ -1,9 +1,9 @@
 //! The engine: executes a schedule on one rank.
 //!
-//! It is a table of buffers, and a loop with one `match` over the operations, which find their operands in the table by
-//! their ids. It knows no policy: what differs between policies is which buffers and operations the compiler wrote
-//! down. All of them are made when the engine is (a memory may find the storage at the first write); in a step only the program
-//! makes some (activations, workspace).
+//! It consists of a table of buffers and a loop with one `match` over the operations, which look up their operands in
+//! the table by id. It does not interpret policies: they differ only in the buffers and operations that the compiler
+//! emitted. All buffers of the schedule are created with the engine (a memory may defer their storage to the first
+//! write); during a step, only the program allocates (activations, workspace).
 
 mod execute;
 mod issue;
@@ -43,19 +43,20 @@ pub struct Comms<M: Memory> {
     sub_gather: Option<Comm<M>>,
     /// Reductions over the shard axis.
     reduce: Comm<M>,
-    /// All-reduces, and broadcasts of what only the first replica reads, over the replicate axis.
+    /// All-reduces, and broadcasts of values that only the first replica reads, over the replicate axis.
     replicate: Option<Comm<M>>,
     /// Scalars over all ranks.
     world: Comm<M>,
 }
 
 impl<M: Memory> Comms<M> {
-    /// Splits two communicators of the whole world into those of a mesh: gathers and reductions have one each, so that they
-    /// do not wait for each other. `sub_group` ranks share sub-shards, if any are kept. Before that, all ranks compare
-    /// `digest`, which stands for everything that must be the same on all of them.
+    /// Splits two communicators of the whole world into those of a mesh. Gathers and reductions have one each, so that
+    /// they do not wait for each other. `sub_group` is the number of ranks that share sub-shards, if any are kept.
+    /// First, all ranks compare `digest`, which covers everything that must be the same on all of them.
     ///
     /// # Errors
-    /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started differently.
+    /// [`Error::Comm`]; [`CommError::Differs`](crate::comm::CommError::Differs) when a rank was started with other
+    /// settings.
     pub fn connect(
         memory: &M,
         mut gathers: Comm<M>,
@@ -80,7 +81,7 @@ impl<M: Memory> Comms<M> {
         Ok(Self { gather, sub_gather, reduce, replicate, world: reductions })
     }
 
-    /// What this rank communicated so far.
+    /// Collectives and bytes that this rank has communicated so far.
     pub fn traffic(&self) -> Traffic {
         let mut traffic = Traffic::default();
         for comm in
@@ -109,17 +110,17 @@ pub struct Engine<M: Memory, P: Program<M>> {
     in_flight: BTreeMap<OpId, Pending<M>>,
     events: BTreeMap<OpId, M::Event>,
     scalars: scalars::Scalars<M>,
-    /// State tensors and statistics while the update rule has them.
+    /// Reusable room for state tensors and statistics while they are lent to the update rule.
     lent: [Vec<M::Buffer>; 2],
-    /// Whether the gradients of the last step are there.
+    /// Whether the gradients of the last step are still available.
     has_gradients: bool,
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// Allocates everything that a step needs. Parameters and optimizer state are zero.
+    /// Allocates all buffers of a step. Parameters and optimizer state are zero.
     ///
     /// # Errors
-    /// Those of the memory.
+    /// The errors of the memory.
     pub fn new(
         memory: Arc<M>,
         plan: Arc<Plan>,
@@ -154,7 +155,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.rank
     }
 
-    /// What is the same on all ranks.
+    /// The plan, which is the same on all ranks.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -164,25 +165,25 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         &self.memory
     }
 
-    /// The model, to hand it data.
+    /// The model, through which its data is set.
     pub fn program_mut(&mut self) -> &mut P {
         &mut self.program
     }
 
-    /// What this rank communicated so far.
+    /// Collectives and bytes that this rank has communicated so far.
     pub fn traffic(&self) -> Traffic {
         self.comms.traffic()
     }
 
-    /// Issues one training step: on a device with queues of its own it may still be under way on return.
+    /// Issues one training step; on a device with asynchronous queues it may still be running on return.
     ///
-    /// After an error the engine can not go on: ranks may have stopped at different places.
+    /// After an error the engine cannot continue, because ranks may have stopped at different operations.
     ///
     /// # Errors
-    /// Whatever failed first on this rank; [`Error::Comm`] names another rank that failed.
+    /// The first failure on this rank; [`Error::Comm`] names another rank that failed.
     ///
     /// # Panics
-    /// When the reports of two steps were not read ([`Engine::report`]).
+    /// When the reports of two earlier steps have not been read ([`Engine::report`]).
     pub fn step(
         &mut self,
         input: StepInput,
@@ -196,23 +197,23 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(())
     }
 
-    /// The report of the oldest step whose report was not read, if there is one; waits until it is there.
+    /// Returns the oldest report that has not been read, or `None` if all have been; blocks until it is available.
     ///
     /// # Errors
-    /// Those of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
+    /// The errors of the memory; [`Error::Comm`] when a collective was cut off before the report was read.
     pub fn report(&mut self) -> Result<Option<StepReport>, Error> {
         let report = self.scalars.report(&*self.memory, &self.table)?;
         self.comms.world.check()?;
         Ok(report)
     }
 
-    /// Runs the evaluation schedule; the report has the loss and the count of targets only.
+    /// Runs the evaluation schedule; the report contains only the loss and the target count.
     ///
     /// # Errors
     /// As [`Engine::step`].
     ///
     /// # Panics
-    /// When the plan has no evaluation, or the report of a step was not read.
+    /// When the plan has no evaluation, or the report of a step has not been read.
     pub fn evaluate(
         &mut self,
         stop: bool,
@@ -228,9 +229,9 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(self.report()?.expect("an evaluation was just issued"))
     }
 
-    /// A barrier: returns when every rank has called it. It is needed before a rank waits for others in any other way than
-    /// by a collective (for a file, a message), since of ranks that share cores some run only while others wait in a
-    /// collective.
+    /// A barrier: returns when every rank has called it. It is required before a rank waits for others by any means
+    /// other than a collective (a file, a message): when ranks share cores, some of them run only while others wait in
+    /// a collective.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -238,7 +239,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         self.any(false).map(drop)
     }
 
-    /// Whether any rank says yes: a vote, with the same answer on all. Every rank calls it, as [`Engine::meet`].
+    /// Returns whether any rank passed `true`: a vote with the same result on all ranks. A barrier, as
+    /// [`Engine::meet`].
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -248,8 +250,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(answers.any)
     }
 
-    /// Whether all parameters and all optimizer state that the steps so far wrote, on all ranks, are finite: the same
-    /// answer everywhere. Every rank calls it, as [`Engine::meet`], and waits for its updates.
+    /// Returns whether all parameters and all optimizer state written by the steps so far are finite on all ranks. The
+    /// result is the same everywhere. A barrier, as [`Engine::meet`], that also waits for the updates of all ranks.
     ///
     /// # Errors
     /// [`Error::Comm`].
@@ -259,7 +261,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(answers.state_finite)
     }
 
-    /// Runs a schedule; when it fails, tells the other ranks why before the collectives in flight are dropped.
+    /// Runs a schedule; if it fails, reports the reason to the other ranks before the collectives in flight are
+    /// dropped.
     fn run_or_abort(
         &mut self,
         schedule: &Schedule,

@@ -1,8 +1,8 @@
-//! The scalars of a step on their way: losses of the program, norms, and what updates of the step before noted, reduced in one
-//! integer all-reduce, used by updates, read by the host when it asks; and the statistics that an update rule declares.
+//! The path of a step's scalars: losses of the program, norms and the not-finite flag of earlier updates are reduced in
+//! one integer all-reduce, read by updates, and reported to the host on request. Also the statistics of an update rule.
 //!
-//! There are two buffers, used in turn: the report of one step may be read while the next one is under way, so that
-//! the host never waits inside a step.
+//! Two buffers alternate: the report of one step may be read while the next one runs, so the host never waits inside a
+//! step.
 
 use std::collections::VecDeque;
 
@@ -16,40 +16,40 @@ use crate::rank::Queue;
 use crate::scalars::{COUNT, GradientFactors, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM, StepReport, Tallies};
 use crate::schedule::{BufferId, Lasting};
 
-/// What a caller says about a step.
+/// The caller's inputs to a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInput {
-    /// Number of the step, from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
-    /// Maximum of the gradient's L2 norm, if it is clipped.
+    /// Maximum L2 norm of the gradient; `None` disables clipping.
     pub grad_clip: Option<f64>,
-    /// What the gradients that a program leaves are multiplied with, if it multiplies them: a power of two. A step that is not
-    /// finite then leaves the next ones alone, which begin when its report was read.
+    /// The factor that the program multiplies gradients by, a power of two; `None` if it does not scale them. A step
+    /// that is not finite then does not affect later ones, which may begin only after its report was read.
     pub loss_scale: Option<f64>,
-    /// This rank asks to stop after this step.
+    /// Whether this rank asks to stop after this step.
     pub stop: bool,
 }
 
-/// What all ranks say between two steps.
+/// The combined answer of all ranks between two steps.
 pub(super) struct Answers {
-    /// Whether any rank says yes.
+    /// Whether any rank answered yes.
     pub(super) any: bool,
-    /// Whether all that the updates so far wrote, on any rank, is finite.
+    /// Whether everything that the updates so far wrote, on any rank, is finite.
     pub(super) state_finite: bool,
 }
 
-/// A step that was issued and whose report was not read yet.
+/// A step that was issued and whose report has not been read.
 struct Unread<E> {
-    /// The scalars of a later step have taken the place of its own.
+    /// Whether its scalars are in the spare buffer, because a later step uses the main one.
     in_spare: bool,
-    /// What its gradient was divided by.
+    /// The divisor of its gradient.
     divisor: f64,
     ready: E,
 }
 
-/// What the host keeps of the scalars, beside the buffers in the table.
+/// Host-side state of the scalars; the buffers themselves are in the table.
 pub(super) struct Scalars<M: Memory> {
     scalars: BufferId,
     spare: BufferId,
@@ -57,13 +57,13 @@ pub(super) struct Scalars<M: Memory> {
     not_finite: BufferId,
     tallies: Tallies,
     unread: VecDeque<Unread<M::Event>>,
-    /// Of how many ranks the measured gradient is the average.
+    /// Number of ranks that the gradient is averaged over.
     averaged_ranks: usize,
     stop: bool,
     input: Option<StepInput>,
 }
 
-/// The words of the scalars where squared norms are added.
+/// The words of the scalars to which squared norms are added.
 pub(super) fn squared_norm<B: Buffer>(scalars: &mut B) -> SliceMut<'_, B> {
     SliceMut::new(scalars, SQUARED_NORM.start, SQUARED_NORM.len())
 }
@@ -82,7 +82,7 @@ impl<M: Memory> Scalars<M> {
     /// Begins a step (with its input) or an evaluation.
     ///
     /// # Panics
-    /// When two steps are unread; with a scale of the loss, when one is.
+    /// When two steps are unread, or one with loss scaling.
     pub(super) fn begin(&mut self, table: &mut Table<M::Buffer>, input: Option<StepInput>, stop: bool) {
         let scales = input.is_some_and(|input| input.loss_scale.is_some());
         assert!(
@@ -94,7 +94,7 @@ impl<M: Memory> Scalars<M> {
         self.input = input;
     }
 
-    /// Makes room for new scalars: those of a step that is not read yet go to the spare buffer.
+    /// Frees the main buffer for new scalars: those of an unread step move to the spare buffer.
     fn take_turn(&mut self, table: &mut Table<M::Buffer>) {
         assert!(
             self.unread.len() < 2,
@@ -106,24 +106,24 @@ impl<M: Memory> Scalars<M> {
         }
     }
 
-    /// Sets the words to what is known before a step: what earlier updates wrote.
+    /// Initializes the words for a step: zeros, and the not-finite flag of earlier updates.
     pub(super) fn clear(&self, memory: &M, table: &mut Table<M::Buffer>, queue: Queue) -> Result<(), Error> {
         memory.zero(queue, SliceMut::whole(table.get_mut(self.scalars)?))?;
         let (not_finite, words) = table.pair(self.not_finite, self.scalars)?;
         memory.copy(queue, Slice::whole(not_finite), SliceMut::new(words, NOT_FINITE, 1))
     }
 
-    /// Whether the reports of all issued steps were read.
+    /// Whether the reports of all issued steps have been read.
     pub(super) fn is_read(&self) -> bool {
         self.unread.is_empty()
     }
 
-    /// What the caller said about the training step under way.
+    /// The input of the current training step.
     pub(super) fn input(&self) -> StepInput {
         self.input.expect("only training steps update")
     }
 
-    /// The report of the oldest step that was not read yet; blocks until it is there.
+    /// Returns the oldest report that has not been read; blocks until it is available.
     pub(super) fn report(
         &mut self,
         memory: &M,
@@ -137,7 +137,7 @@ impl<M: Memory> Scalars<M> {
         Ok(Some(StepReport::with(&words, self.tallies, divisor)))
     }
 
-    /// Sums loss, count, norm, flags and what the model counts over all ranks, and derives what updates need.
+    /// Sums loss, target count, norm, flags and the model's tallies over all ranks, and computes the gradient factors.
     pub(super) fn reduce<P: Program<M>>(
         &mut self,
         memory: &M,
@@ -177,7 +177,7 @@ impl<M: Memory> Scalars<M> {
         Ok(())
     }
 
-    /// What all ranks answer together. Returns when every rank has called it, after its updates.
+    /// Combines the answers of all ranks. Returns when every rank has called it and its updates are done.
     pub(super) fn ask(
         &mut self,
         memory: &M,

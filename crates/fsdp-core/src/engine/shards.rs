@@ -1,4 +1,4 @@
-//! What a rank owns of a unit, for those who look at it from outside.
+//! Access to a rank's shards of a unit from outside the engine.
 
 use super::Engine;
 use crate::memory::Memory;
@@ -12,23 +12,23 @@ use crate::wrap::UnitId;
 pub struct UnitShards<'a, B> {
     /// Master parameters, one per segment.
     pub params: Vec<&'a B>,
-    /// What each segment's shard holds.
+    /// The pieces of parameters in each segment's shard.
     pub pieces: &'a [Vec<Piece>],
-    /// The gradient of the last step per trainable segment, as it was reduced: the sum of all micro-batches, over
-    /// [`Schedule::averaged_ranks`](crate::schedule::Schedule::averaged_ranks). Empty before the first step, and behind an
-    /// evaluation.
+    /// The reduced gradient of the last step per trainable segment: the sum over all micro-batches, divided by
+    /// [`Schedule::averaged_ranks`](crate::schedule::Schedule::averaged_ranks). Empty before the first step, and after
+    /// an evaluation.
     pub gradients: Vec<&'a B>,
-    /// Optimizer state per trainable segment; those are the first ones.
+    /// Optimizer state per trainable segment; trainable segments come first.
     pub state: Vec<Vec<&'a B>>,
-    /// What each of its tensors is, and holds.
+    /// Descriptions of the state tensors: names, dtypes and contents.
     pub state_tensors: &'a [Vec<StateTensor>],
 }
 
 impl<M: Memory, P: Program<M>> Engine<M, P> {
-    /// This rank's shards of a unit: master parameters, last gradient, optimizer state, and what they hold.
+    /// Returns this rank's shards of a unit: master parameters, last gradient, optimizer state, and their contents.
     ///
     /// # Panics
-    /// When a step has failed.
+    /// When a step has failed and left a buffer in use.
     pub fn shards(&self, unit: UnitId) -> UnitShards<'_, M::Buffer> {
         let (own, tables) = (&self.plan.step.lasting.units[unit.0], self.tables.unit(unit));
         UnitShards {

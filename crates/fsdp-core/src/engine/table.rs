@@ -6,15 +6,15 @@ use crate::rank::Queue;
 use crate::schedule::{BufferDecl, BufferId, Place};
 use crate::update::RankTables;
 
-/// A buffer for every declaration. Whoever works on one takes it out meanwhile: collectives in flight and open
-/// gradients too.
+/// One buffer per declaration. An operation takes its buffers out of the table while it runs; so do collectives in
+/// flight and open gradients.
 pub(super) struct Table<B> {
     decls: Vec<BufferDecl>,
     buffers: Vec<Option<B>>,
 }
 
 impl<B: Buffer> Table<B> {
-    /// Allocates what is declared. What is filled before the first step is zero.
+    /// Allocates the declared buffers. Those that have contents before the first step are zero.
     pub(super) fn allocate<M: Memory<Buffer = B>>(
         memory: &M,
         decls: &[BufferDecl],
@@ -35,15 +35,15 @@ impl<B: Buffer> Table<B> {
         Ok(Self { decls: decls.to_vec(), buffers })
     }
 
-    /// A buffer to read.
+    /// Returns a buffer for reading.
     ///
     /// # Errors
-    /// [`Error::Absent`] when somebody works on it, which the checker rules out.
+    /// [`Error::Absent`] when the buffer was taken out, which the checker rules out.
     pub(super) fn get(&self, id: BufferId) -> Result<&B, Error> {
         self.buffers[id.index()].as_ref().ok_or_else(|| absent(&self.decls, id))
     }
 
-    /// A buffer to write.
+    /// Returns a buffer for writing.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -51,7 +51,7 @@ impl<B: Buffer> Table<B> {
         self.buffers[id.index()].as_mut().ok_or_else(|| absent(&self.decls, id))
     }
 
-    /// Two different buffers, one to read and one to write.
+    /// Returns two different buffers, one for reading and one for writing.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -71,7 +71,7 @@ impl<B: Buffer> Table<B> {
         self.buffers[id.index()].take().ok_or_else(|| absent(&self.decls, id))
     }
 
-    /// Takes buffers out, in this order.
+    /// Takes buffers out, in the given order.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -79,7 +79,7 @@ impl<B: Buffer> Table<B> {
         ids.iter().map(|&id| self.take(id)).collect()
     }
 
-    /// Takes buffers out, into room that is there.
+    /// Takes buffers out and appends them to `room`, which avoids an allocation.
     ///
     /// # Errors
     /// As [`Table::get`].
@@ -90,7 +90,7 @@ impl<B: Buffer> Table<B> {
         Ok(())
     }
 
-    /// Puts a buffer back that was taken out.
+    /// Puts back a buffer that was taken out.
     pub(super) fn put(&mut self, id: BufferId, buffer: B) {
         let decl = &self.decls[id.index()];
         debug_assert!(
@@ -101,7 +101,7 @@ impl<B: Buffer> Table<B> {
         debug_assert!(before.is_none(), "a buffer comes back to its place: {decl:?}");
     }
 
-    /// Puts buffers back, in this order.
+    /// Puts buffers back, in the given order.
     pub(super) fn put_all(&mut self, ids: &[BufferId], buffers: impl IntoIterator<Item = B>) {
         ids.iter().zip(buffers).for_each(|(&id, buffer)| self.put(id, buffer));
     }
@@ -120,7 +120,7 @@ impl<B: Buffer> Table<B> {
         Ok(())
     }
 
-    /// Lets two buffers change places.
+    /// Swaps two buffers.
     pub(super) fn swap(&mut self, a: BufferId, b: BufferId) {
         self.buffers.swap(a.index(), b.index());
     }

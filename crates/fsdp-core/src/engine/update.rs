@@ -1,4 +1,4 @@
-//! What the update rule does: its statistics, its directions, and updates.
+//! Runs the update rule: its statistics, its directions, and updates.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::schedule::{Op, OpId, UnitBuffers};
 use crate::update::{SegmentShard, StepScalars, UpdateRule, WholeDirections};
 use crate::wrap::UnitId;
 
-/// The gathered directions of a unit, per segment that has some, and the scratch.
+/// The gathered directions of a unit, one buffer per segment that has some, and the scratch.
 struct Gathered<B> {
     directions: Vec<B>,
     scratch: B,
@@ -44,7 +44,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let ids = &op.writes[behind_note(own)..];
         let mut rows = self.table.take_all(ids)?;
         for rows in &mut rows {
-            // A rank may hold nothing that has a direction, and padding travels too.
+            // A rank may hold no rows with a direction, and padding is gathered too.
             memory.zero(Queue::Compute, SliceMut::whole(rows))?;
         }
         self.each_shard(op, unit, None, |rule, segment, shard, scalars, _| {
@@ -88,8 +88,8 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         given_up.iter().try_for_each(|&id| self.table.release(memory, Queue::Compute, id))
     }
 
-    /// Shows the update rule every trainable shard of a unit, with the statistics that the operation reads, and with its
-    /// directions, if they are gathered. Operands are in the order that [`OpKind::Update`](crate::schedule::OpKind::Update) says.
+    /// Calls `visit` for every trainable shard of a unit, with the statistics that the operation reads and, if they are
+    /// gathered, the directions. Operands are in the order of [`OpKind::Update`](crate::schedule::OpKind::Update).
     fn each_shard(
         &mut self,
         op: &Op,
@@ -149,7 +149,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     }
 }
 
-/// How many operands an update writes up to the note of what is not finite.
+/// The number of buffers that an update writes, up to and including the not-finite flag.
 fn behind_note(own: &UnitBuffers) -> usize {
     own.gradient.len() * own.stride() + 1
 }

@@ -1,4 +1,4 @@
-//! Every error has a kind.
+//! Tests that every error has a kind.
 
 use std::sync::Arc;
 

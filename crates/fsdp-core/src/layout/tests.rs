@@ -29,7 +29,7 @@ fn model(params: &[Shape]) -> ModelSpec {
     }
 }
 
-/// Units that hold the parameters whose entry of `of` is 0, 1, ...
+/// Units that hold the parameters whose entry in `of` is 0, 1, ...
 fn cut(of: &[usize]) -> Vec<Unit> {
     let mut params: BTreeMap<usize, Vec<ParamId>> = BTreeMap::new();
     for (param, unit) in of.iter().enumerate() {
@@ -43,7 +43,7 @@ fn cut(of: &[usize]) -> Vec<Unit> {
     params.into_iter().map(unit).collect()
 }
 
-/// Rows by which a start of row `row_len` elements is aligned.
+/// Number of rows between aligned starts, for rows of `row_len` elements.
 fn alignment_rows(row_len: usize, dtype: DType) -> usize {
     (1..).find(|rows| (rows * row_len * dtype.size_bytes()).is_multiple_of(16)).unwrap()
 }
@@ -64,7 +64,7 @@ fn assert_owned_once(spec: &ModelSpec, layout: &Layout) {
     }
 }
 
-/// The unsharded segment, each element named by parameter and index, and the same put together from shards.
+/// Asserts that concatenated shards equal the unsharded segment, with each element named by parameter and index.
 fn assert_shards_make_the_segment(spec: &ModelSpec, segment: &Segment) {
     let mut whole = vec![None; segment.unsharded_len()];
     for place in &segment.params {
@@ -166,7 +166,7 @@ fn assert_sound(params: &[Shape], of: &[usize], shards: usize, dtype: DType) {
         assert!(cut(of)[found.0].params.contains(&ParamId(id)), "parameter {id} belongs to unit {unit}");
         assert!(layout.unit(found).segments[segment.0].params.contains(&place));
         assert_eq!(place.param, ParamId(id));
-        // Cutting decides who owns what, never where it is.
+        // Sharding determines the owner of an element, never its position.
         assert_eq!(alone.find(ParamId(id)), Some((found, segment, place)));
     }
     assert_eq!(layout.find(ParamId(of.len())), None);

@@ -9,13 +9,13 @@ use crate::schedule::{Accumulation, AccumulationOrder, Offload, Op, Reshard, Sou
 use crate::testing::{Built, Setup, setups};
 use crate::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars, UpdateRule};
 
-/// Counts allocations one by one, as a memory does, and knows nothing of schedules.
+/// Counts allocations one by one, as a memory does, without knowledge of schedules.
 #[derive(Default)]
 struct Counter {
     live: [usize; Category::COUNT],
     peak: [usize; Category::COUNT],
     total_peak: usize,
-    /// In host memory; nothing there is ever freed.
+    /// Bytes in host memory; they are never freed.
     host: [usize; Category::COUNT],
 }
 
@@ -37,7 +37,7 @@ impl Counter {
         self.live[category as usize] -= bytes;
     }
 
-    /// A block that allocates up to each of its peaks in turn and leaves `net` behind.
+    /// Simulates a block that allocates up to each of its peaks in turn and leaves `net` allocated.
     fn call(&mut self, footprint: &CallFootprint) {
         let activation = footprint.activation_peak.min(footprint.total_peak);
         let workspace = footprint.total_peak - activation;
@@ -56,7 +56,7 @@ impl Counter {
     }
 }
 
-/// Peaks above the net change, so that no call leaves more than it ever held.
+/// Raises peaks to at least the net change, so that no call leaves more than it ever held.
 fn footprint(net: isize, [a, w, t]: [usize; 3]) -> CallFootprint {
     let activation_peak = usize::try_from(net).unwrap_or(0) + a;
     let least = activation_peak.max(w);
@@ -68,7 +68,7 @@ fn footprint(net: isize, [a, w, t]: [usize; 3]) -> CallFootprint {
     }
 }
 
-/// Random footprints of the calls of a micro-batch, none of which gives up more than there is.
+/// Random footprints of the calls of a micro-batch, none of which frees more than is live.
 fn footprints() -> impl Strategy<Value = Vec<CallFootprint>> {
     prop::collection::vec((any::<i8>(), any::<[u8; 3]>()), 0..16).prop_map(|calls| {
         let mut live = 0isize;
@@ -81,10 +81,10 @@ fn footprints() -> impl Strategy<Value = Vec<CallFootprint>> {
     })
 }
 
-/// How many bytes of state a unit's rule keeps on the rank of the test, by tensor and segment.
+/// Bytes of state that the rule of a unit keeps on the tested rank, by tensor and segment.
 type State = [usize; 2];
 
-/// A rule that keeps two tensors per segment, of lengths that nothing but the test knows.
+/// A rule that keeps two tensors per segment, of lengths that only the test knows.
 struct Rule(State);
 
 impl RuleState for Rule {
@@ -105,7 +105,7 @@ impl UpdateRule<NoMemory> for Rule {
     }
 }
 
-/// Allocates what an engine allocates, unit by unit, from the definition of the policies.
+/// Allocates what an engine allocates, unit by unit, following the definition of the policies.
 fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state: State) {
     let policy = &built.policy;
     let (param, reduce) = (policy.param_dtype.size_bytes(), policy.reduce_dtype.size_bytes());
@@ -160,14 +160,14 @@ fn allocate_static(counter: &mut Counter, built: &Built, step: &Schedule, state:
             };
             let is_sharded = policy.accumulation == Accumulation::Reduce;
             let each = if is_sharded { own } else { whole };
-            // What a round brings needs room on the device besides, if it is added to something there.
+            // The gradient of a round needs an extra buffer on the device if it is added to a sum there.
             let sums = if offloads && is_sharded && step.rounds > 1 { sums + 1 } else { sums };
             (0..sums).for_each(|_| counter.allocate(Category::Accumulator, each * reduce));
         }
     }
 }
 
-/// Makes the calls of every micro-batch; what one leaves behind is given up when the next one begins.
+/// Makes the calls of every micro-batch; activations left by one are freed when the next one begins.
 fn walk(counter: &mut Counter, rounds: usize, calls: &[CallFootprint], data_bytes: usize) {
     counter.allocate(Category::Activation, data_bytes);
     for _ in 0..rounds {

@@ -1,8 +1,8 @@
-//! Handles of buffers, and ranges of them.
+//! Buffer handles and ranges of buffers.
 
 use crate::dtype::DType;
 
-/// Facts about a buffer handle.
+/// Properties of a buffer handle.
 pub trait Buffer: Clone + Send + Sync + 'static {
     /// Number of elements.
     fn len(&self) -> usize;
@@ -15,8 +15,8 @@ pub trait Buffer: Clone + Send + Sync + 'static {
     /// Type of the elements.
     fn dtype(&self) -> DType;
 
-    /// Whether this handle is the only one of its buffer. (Other buffers may read the same storage through
-    /// [`Memory::alias`](super::Memory::alias); it can not be written then.)
+    /// Whether this handle is the only one of its buffer. (Other buffers may still read the same storage through
+    /// [`Memory::alias`](super::Memory::alias), and it cannot be written then.)
     fn is_exclusive(&self) -> bool;
 }
 
@@ -48,7 +48,7 @@ impl<'a, B: Buffer> Slice<'a, B> {
     /// The range `offset .. offset + len` of `buffer`.
     ///
     /// # Panics
-    /// When the range does not lie within the buffer.
+    /// When the range is not within the buffer.
     pub fn new(buffer: &'a B, offset: usize, len: usize) -> Self {
         check_range(buffer, offset, len);
         Self { buffer, offset, len }
@@ -75,7 +75,7 @@ impl<'a, B: Buffer> SliceMut<'a, B> {
     /// The range `offset .. offset + len` of `buffer`.
     ///
     /// # Panics
-    /// When the range does not lie within the buffer.
+    /// When the range is not within the buffer.
     pub fn new(buffer: &'a mut B, offset: usize, len: usize) -> Self {
         check_range(buffer, offset, len);
         Self { buffer, offset, len }
@@ -87,7 +87,7 @@ impl<'a, B: Buffer> SliceMut<'a, B> {
         Self { buffer, offset: 0, len }
     }
 
-    /// The same range for a shorter time.
+    /// Reborrows the range for a shorter lifetime.
     pub fn reborrow(&mut self) -> SliceMut<'_, B> {
         SliceMut { buffer: self.buffer, offset: self.offset, len: self.len }
     }
@@ -98,7 +98,7 @@ impl<'a, B: Buffer> SliceMut<'a, B> {
     }
 }
 
-/// A readable range that keeps its buffer alive: what a block is handed as a parameter.
+/// A readable range that keeps its buffer alive: the form in which a block receives a parameter.
 #[derive(Clone, Debug)]
 pub struct View<B> {
     /// A shared handle.
@@ -125,13 +125,13 @@ pub enum HostSlice<'a> {
     F64(&'a [f64]),
     /// Bytes.
     U8(&'a [u8]),
-    /// Token ids.
+    /// Unsigned 32-bit integers, such as token ids.
     U32(&'a [u32]),
-    /// Integers.
+    /// Signed 64-bit integers.
     I64(&'a [i64]),
 }
 
-/// Room on the host for elements of a buffer.
+/// Host memory that elements of a buffer are copied to.
 #[derive(Debug)]
 pub enum HostSliceMut<'a> {
     /// Single precision.
@@ -140,6 +140,6 @@ pub enum HostSliceMut<'a> {
     F64(&'a mut [f64]),
     /// Bytes.
     U8(&'a mut [u8]),
-    /// Integers.
+    /// Signed 64-bit integers.
     I64(&'a mut [i64]),
 }

@@ -1,15 +1,15 @@
-//! What buffers are for, and how many bytes of them are in use.
+//! The purposes of buffers, and the bytes in use for each.
 
 use std::fmt;
 
-/// What a buffer is for; memory is predicted and counted by category.
+/// The purpose of a buffer; memory is predicted and counted by category.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Category {
-    /// This rank's rows of the parameters: the master copy, and its low-precision copy when the two differ.
+    /// This rank's rows of the parameters: the master copy, and the low-precision copy if it differs.
     ParameterShard,
-    /// Slots that hold whole units while they compute, and sub-shards kept after forward.
+    /// Slots that hold unsharded units during compute, and sub-shards kept after forward.
     Unsharded,
-    /// Slots that hold whole unreduced gradients of units.
+    /// Slots that hold the unsharded, unreduced gradients of units.
     GradientSlot,
     /// This rank's rows of the reduced gradients.
     ShardedGradient,
@@ -17,13 +17,13 @@ pub enum Category {
     Accumulator,
     /// State of the update rule.
     OptimizerState,
-    /// What forward saves for backward, and tensors that travel between blocks.
+    /// Tensors saved in forward for backward, and tensors passed between blocks.
     Activation,
     /// Temporaries within one block.
     Workspace,
     /// Small buffers for the reduction of scalars and statistics.
     CommStaging,
-    /// Slots on the device, through which shards and reduced gradients travel to and from the host.
+    /// Slots on the device through which shards and reduced gradients are copied from and to the host.
     HostStaging,
 }
 
@@ -42,7 +42,7 @@ impl Category {
         Category::HostStaging,
     ];
 
-    /// How many there are.
+    /// Number of categories.
     pub const COUNT: usize = 10;
 
     /// The name used in reports.
@@ -73,25 +73,24 @@ impl fmt::Display for Category {
 pub struct Bytes {
     /// Bytes allocated now.
     pub live_bytes: [usize; Category::COUNT],
-    /// The most bytes that were allocated at once, per category (peaks of different categories need not
-    /// coincide).
+    /// Most bytes allocated at once, per category (different categories may peak at different times).
     pub peak_bytes: [usize; Category::COUNT],
-    /// The most bytes of all categories together that were allocated at once.
+    /// Most bytes of all categories together that were allocated at once.
     pub total_peak_bytes: usize,
 }
 
 impl Bytes {
-    /// Bytes of a category that are allocated now.
+    /// Bytes of a category that are currently allocated.
     pub fn live(&self, category: Category) -> usize {
         self.live_bytes[category as usize]
     }
 
-    /// The highest number of bytes of a category.
+    /// Peak bytes of a category.
     pub fn peak(&self, category: Category) -> usize {
         self.peak_bytes[category as usize]
     }
 
-    /// Counts bytes that are allocated.
+    /// Counts allocated bytes.
     pub fn add(&mut self, category: Category, bytes: usize) {
         let slot = category as usize;
         self.live_bytes[slot] += bytes;
@@ -99,35 +98,35 @@ impl Bytes {
         self.total_peak_bytes = self.total_peak_bytes.max(self.live_bytes.iter().sum());
     }
 
-    /// Counts bytes that are freed.
+    /// Counts freed bytes.
     pub fn remove(&mut self, category: Category, bytes: usize) {
         self.live_bytes[category as usize] -= bytes;
     }
 
-    /// Forgets the peaks: they are what is in use now.
+    /// Resets the peaks to the bytes in use now.
     pub fn reset_peaks(&mut self) {
         (self.peak_bytes, self.total_peak_bytes) = (self.live_bytes, self.live_bytes.iter().sum());
     }
 }
 
-/// Memory in use.
+/// Memory in use by one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// That of the device.
+    /// Bytes of device memory.
     pub device: Bytes,
-    /// That of the host, as far as [`Memory::allocate_host`](super::Memory::allocate_host) took it.
+    /// Bytes of host memory allocated by [`Memory::allocate_host`](super::Memory::allocate_host).
     pub host: Bytes,
-    /// How many times the backing allocator was asked for storage.
+    /// Number of requests to the backing allocator.
     pub allocations: u64,
 }
 
 impl Usage {
-    /// Bytes of the device of a category that are allocated now.
+    /// Device bytes of a category that are currently allocated.
     pub fn live(&self, category: Category) -> usize {
         self.device.live(category)
     }
 
-    /// The highest number of bytes of the device of a category.
+    /// Peak device bytes of a category.
     pub fn peak(&self, category: Category) -> usize {
         self.device.peak(category)
     }

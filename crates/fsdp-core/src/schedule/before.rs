@@ -1,14 +1,14 @@
-//! What is certainly complete before what: vector clocks, and the last accesses of every buffer.
+//! The happens-before relation: vector clocks, and the last accesses of every buffer.
 //!
-//! Whatever earlier steps did to a buffer is before the first operation, `BeginStep`: it counts as the writer of every buffer, also
-//! of those that it does not name.
+//! Everything that earlier steps did to a buffer is ordered before the first operation, `BeginStep`, which therefore
+//! counts as the writer of every buffer, including those that it does not name.
 
 use std::collections::BTreeMap;
 
 use super::{Access, Op};
 use crate::rank::Queue;
 
-/// Per queue, how many of its operations are known to be complete: one past the index of the last one.
+/// For each queue, how many of its operations are known to be complete: one past the index of the last one.
 pub(crate) type Clock = [usize; Queue::ALL.len()];
 
 /// The last write of a buffer and the reads since.
@@ -18,22 +18,22 @@ struct History {
     readers: Vec<usize>,
 }
 
-/// A list of operations that grows at its end.
+/// A growing list of operations and the order between them.
 #[derive(Default)]
 pub(crate) struct Before {
-    /// Of each operation its queue, whether it is a collective, and what is complete behind it.
+    /// For each operation its queue, whether it is a collective, and the clock after it.
     ops: Vec<(Queue, bool, Clock)>,
     queues: Clocks,
     history: Vec<History>,
-    /// For every collective the operations that wait for it or join it.
+    /// For each collective, the operations that wait for it or join it.
     handed_over: BTreeMap<usize, Vec<usize>>,
 }
 
-/// Of each queue what is complete behind its last operation.
+/// For each queue, the clock after its last operation.
 type Clocks = [Clock; Queue::ALL.len()];
 
 impl Before {
-    /// The earlier operations that an access of the next one must come after.
+    /// The earlier operations that must complete before the next one makes this access.
     pub(crate) fn conflicts(&self, access: Access) -> impl Iterator<Item = usize> + '_ {
         let past = self.history.get(access.buffer.index());
         let readers = past.filter(|_| access.write).map_or(&[][..], |past| past.readers.as_slice());
@@ -42,12 +42,12 @@ impl Before {
         all.filter(|&earlier| earlier < self.ops.len())
     }
 
-    /// What is complete before the next operation of a queue, without its waits.
+    /// The clock before the next operation of a queue, without its waits.
     pub(crate) fn clock(&self, queue: Queue) -> Clock {
         self.queues[queue as usize]
     }
 
-    /// Raises a clock to include an operation, and all that is complete before it.
+    /// Advances a clock past an operation and everything that is complete before it.
     pub(crate) fn wait(&self, clock: &mut Clock, op: usize) {
         clock.iter_mut().zip(&self.ops[op].2).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
     }
@@ -57,13 +57,13 @@ impl Before {
         self.ops.get(op).is_some_and(|(queue, ..)| clock[*queue as usize] > op)
     }
 
-    /// Whether an operation is a collective whose buffers nothing behind `clock` hands over.
+    /// Whether an operation is a collective whose buffers no operation complete at `clock` has taken over.
     pub(crate) fn is_kept(&self, op: usize, clock: &Clock) -> bool {
         let by = self.handed_over.get(&op);
         self.ops[op].1 && !by.is_some_and(|by| by.iter().any(|&other| self.is_complete(other, clock)))
     }
 
-    /// Appends an operation, with what is complete before it.
+    /// Appends an operation with the clock before it.
     pub(crate) fn push(&mut self, op: &Op, mut clock: Clock) {
         let (id, queue) = (self.ops.len(), op.kind.queue());
         for target in op.waits.iter().chain(&op.joins).filter(|target| self.ops[target.0].1) {

@@ -1,4 +1,4 @@
-//! Declared buffers: everything that outlives an operation and that operations touch.
+//! Buffer declarations: everything that operations access and that outlives one operation.
 
 use crate::dtype::DType;
 use crate::layout::SegmentId;
@@ -11,73 +11,73 @@ use crate::wrap::UnitId;
 pub struct BufferId(pub u32);
 
 impl BufferId {
-    /// The index.
+    /// Returns the index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The buffer of an index.
+    /// Converts an index.
     ///
     /// # Panics
-    /// When there could be no such buffer.
+    /// When the index is 2^32 or more.
     pub fn of(index: usize) -> Self {
         Self(u32::try_from(index).expect("a step has fewer than 2^32 buffers"))
     }
 }
 
-/// Where a buffer lies.
+/// The memory that a buffer is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// In the device's memory.
+    /// In device memory.
     Device,
     /// In host memory.
     Host,
 }
 
-/// What a buffer is for. Buffers of one role that are taken in turn, or of which a unit has several, are numbered.
+/// The purpose of a buffer. Buffers of one role that are used in turn, or of which a unit has several, are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// This rank's rows of the parameters.
     Master,
-    /// Their copy in the dtype that computes.
+    /// The copy of those rows in the compute dtype.
     Low,
     /// A tensor of the optimizer's state.
     State(usize),
-    /// The part of a unit kept after forward.
+    /// The part of a unit that is kept after forward.
     SubShard,
     /// Holds gathered parameters.
     Slot(usize),
-    /// Holds a shard on its way from the host.
+    /// Holds a shard uploaded from the host.
     StagingSlot(usize),
     /// Holds the gradient of a micro-batch.
     GradientSlot(usize),
-    /// Holds a reduced gradient on its way to the host.
+    /// Holds a reduced gradient until it is downloaded to the host.
     ReducedSlot(usize),
-    /// Holds this rank's rows of directions, to be gathered into a gradient slot.
+    /// Holds this rank's rows of directions, from which they are gathered into a gradient slot.
     DirectionSlot(usize),
-    /// Room that updates work in.
+    /// Scratch space of updates.
     Scratch,
-    /// The whole gradient of a micro-batch, or a sum of some, that waits to be added.
+    /// The unsharded gradient of a micro-batch, or a sum of several, until it is added.
     WholeSum(usize),
-    /// A reduced gradient, or a sum of some, that waits to be added; under offload also the total, until it is downloaded.
+    /// A reduced gradient, or a sum of several, until it is added; with offload also the total, until it is downloaded.
     ShardedSum(usize),
-    /// The sharded gradient: the total of the step, until the next one begins.
+    /// The sharded gradient: the total of the step, until the next step begins.
     ShardedGradient,
     /// Loss, norm and other scalars of the step.
     Scalars,
-    /// Takes turns with the scalars, so that those of one step may be read in the next one.
+    /// Alternates with the scalars, so that those of one step can be read during the next.
     SpareScalars,
-    /// What updates need of the scalars.
+    /// The gradient factors that updates need, computed from the scalars.
     Factors,
-    /// One integer: 1 when an update has written a value that is not finite.
+    /// One integer that becomes 1 when an update writes a value that is not finite.
     NotFinite,
     /// Statistics of a phase of the update rule.
     Statistics(usize),
 }
 
 impl Role {
-    /// Whether the buffer is filled before a step begins, and after it. (Gradients are, too, but a step first gives up
-    /// those of the one before.)
+    /// Whether the buffer has contents before and after a step. (So do gradients, but a step first gives up those of
+    /// the previous step.)
     pub const fn is_kept(self) -> bool {
         matches!(self, Role::Master | Role::Low | Role::State(_) | Role::Factors | Role::NotFinite)
     }
@@ -86,24 +86,24 @@ impl Role {
 /// The declaration of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BufferDecl {
-    /// What it is for.
+    /// The purpose.
     pub role: Role,
-    /// As what it is counted.
+    /// The category in which it is counted.
     pub category: Category,
     /// Type of the elements.
     pub dtype: DType,
-    /// Number of elements; `None` for the state of the optimizer, which differs between ranks: see [`BufferDecl::len_on`].
+    /// Number of elements; `None` for optimizer state, which differs between ranks: see [`BufferDecl::len_on`].
     pub len: Option<usize>,
-    /// Where it lies.
+    /// The memory it is in.
     pub place: Place,
-    /// The unit whose own it is, if it is one's.
+    /// The unit that owns the buffer; `None` if it is shared by units.
     pub unit: Option<UnitId>,
-    /// Which of a unit's segments it is for.
+    /// The segment of a unit that it is for, if any.
     pub segment: Option<SegmentId>,
 }
 
 impl BufferDecl {
-    /// Number of elements on the rank of these tables.
+    /// Number of elements on the rank that the tables describe.
     ///
     /// # Panics
     /// When the tables are of another layout or update rule.
@@ -117,7 +117,7 @@ impl BufferDecl {
         tables.unit(unit).state[segment.0][tensor].len
     }
 
-    /// What printed schedules call it, without its unit.
+    /// The name in printed schedules, without the unit.
     pub fn name(&self) -> String {
         match self.role {
             Role::Master => "shard".into(),
@@ -146,7 +146,7 @@ impl BufferDecl {
 pub struct UnitBuffers {
     /// Master parameters per segment.
     pub master: Vec<BufferId>,
-    /// Their copies per segment, of the first ones; the masters of the others are what computes.
+    /// Low-precision copies of the first segments; the remaining segments compute with their master parameters.
     pub low: Vec<BufferId>,
     /// The sharded gradient per trainable segment.
     pub gradient: Vec<BufferId>,
@@ -157,17 +157,17 @@ pub struct UnitBuffers {
 }
 
 impl UnitBuffers {
-    /// The parameters as they are gathered, per segment.
+    /// The parameters in the dtype in which they are gathered, per segment.
     pub fn shard(&self) -> Vec<BufferId> {
         self.low.iter().chain(&self.master[self.low.len()..]).copied().collect()
     }
 
-    /// How many buffers of a trainable segment an update writes: master parameters, their copy, state.
+    /// Number of buffers of a trainable segment that an update writes: master parameters, their copy, state.
     pub fn stride(&self) -> usize {
         1 + usize::from(!self.low.is_empty()) + self.state.first().map_or(0, Vec::len)
     }
 
-    /// Which of the segments with directions this one is.
+    /// Index of a segment among those with directions; `None` if it has none.
     pub fn whole_index(&self, segment: SegmentId) -> Option<usize> {
         self.whole.iter().position(|&other| other == segment)
     }
@@ -176,18 +176,18 @@ impl UnitBuffers {
 /// The buffers that outlive a step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lasting {
-    /// Those of each unit.
+    /// The buffers of each unit.
     pub units: Vec<UnitBuffers>,
     /// The scalars of the step.
     pub scalars: BufferId,
-    /// What takes turns with them.
+    /// The buffer that alternates with the scalars.
     pub spare_scalars: BufferId,
-    /// What updates need of them.
+    /// The gradient factors that updates read.
     pub factors: BufferId,
-    /// The note of what is not finite.
+    /// The not-finite flag.
     pub not_finite: BufferId,
     /// The statistics of each phase of the update rule.
     pub statistics: Vec<BufferId>,
-    /// Room that updates of units with directions work in; none if no unit has any.
+    /// Scratch space for updates of units with directions; `None` if no unit has any.
     pub scratch: Option<BufferId>,
 }

@@ -1,15 +1,15 @@
-//! The compiler: (blocks, layout, mesh, policy, rounds) to a schedule.
+//! The compiler: from (blocks, layout, mesh, policy, rounds) to a schedule.
 //!
-//! This is the only place that knows policies. Per micro-batch it walks the compute steps and puts around
-//! them: all-gathers at their issue points, resharding after last uses, gradient slots from the first write
-//! to the last, and reductions. The sharded result of a reduction is used one unit later, so that the host
-//! does not wait for a reduce-scatter that it just issued. Which sums are added when, and where they lie, is worked
-//! out here too: the tree of [`crate::tree`] becomes a list of additions.
+//! This is the only module that interprets policies. Per micro-batch it walks the compute steps and inserts all-gathers
+//! at their issue points, resharding after last uses, gradient slots from the first write to the last, and reductions.
+//! The sharded result of a reduction is used one unit later, so that the host does not wait for a reduce-scatter that
+//! it just issued. The compiler also decides which sums are added when, and in which buffers: it turns the tree of
+//! [`crate::tree`] into a list of additions.
 //!
-//! Under CPU offload a shard is uploaded into a staging slot where its all-gather is issued, and the slot is free
-//! again where the unit is first used: there the all-gather is complete anyway. The total of a step is measured
-//! where it is complete, and downloaded behind that. Sums over micro-batches stay on the device until then; if there
-//! is nothing to sum, reduced gradients only pass through slots.
+//! With CPU offload, a shard is uploaded into a staging slot where its all-gather is issued. The slot is free again
+//! after the unit's first use, which waits for the all-gather anyway. The norm of a step's total gradient is computed
+//! as soon as the total is complete, and the total is then downloaded. Until then, sums over micro-batches stay on the
+//! device; without sums, reduced gradients only pass through slots.
 
 mod declare;
 mod epilogue;
@@ -32,25 +32,25 @@ use crate::wrap::UnitId;
 use declare::{Declared, Slots};
 use gradients::{Held, Reduction, Sums};
 
-/// What schedules are compiled from.
+/// The inputs of schedule compilation.
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
-    /// Its layout; made for the mesh's shard axis.
+    /// The layout over the mesh's shard axis.
     pub layout: &'a Layout,
     /// The mesh.
     pub mesh: Mesh,
     /// The (resolved) policy.
     pub policy: &'a Policy,
-    /// The buffers of the update rule.
+    /// The buffers that the update rule declares.
     pub rule: &'a RuleDecl,
 }
 
-/// The schedule of one training step with `rounds` micro-batches per rank.
+/// Compiles the schedule of one training step with `rounds` micro-batches per rank.
 ///
 /// # Panics
-/// When `rounds` is zero, or the layout is not made for the mesh.
+/// When `rounds` is zero, or the layout was made for another mesh.
 pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
     let steps = training_steps(compiler.spec, compiler.layout, compiler.policy.checkpointing);
     let ranges = live_ranges(compiler.layout, &steps, compiler.policy);
@@ -61,7 +61,7 @@ pub fn compile_step(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
     build.into_schedule()
 }
 
-/// The schedule of evaluating `rounds` batches per rank: forward only, with the buffers of `step`.
+/// Compiles the schedule that evaluates `rounds` batches per rank: forward only, with the buffers of `step`.
 ///
 /// # Panics
 /// As [`compile_step`].
@@ -78,11 +78,11 @@ fn evaluate(mut build: Build<'_>) -> Schedule {
     build.into_schedule()
 }
 
-/// The schedule of evaluating `rounds` batches per rank with buffers of its own: no parameter is trained, so there are
-/// neither gradients nor optimizer state.
+/// Compiles the schedule that evaluates `rounds` batches per rank with buffers of its own: no parameter is trainable,
+/// so there are no gradients and no optimizer state.
 ///
 /// # Panics
-/// As [`compile_step`]; when a parameter is trained.
+/// As [`compile_step`]; also when a parameter is trainable.
 pub fn compile_evaluation_alone(compiler: &Compiler<'_>, rounds: usize) -> Schedule {
     let is_trained = compiler.spec.params.iter().any(|param| param.trainable);
     assert!(!is_trained, "an evaluation by itself trains nothing");
@@ -97,7 +97,7 @@ struct Build<'a> {
     steps: &'a [ComputeStep],
     ranges: Vec<LiveRange>,
     issue_at: Vec<usize>,
-    /// First and last step that writes a unit's gradient.
+    /// The first and last step that write a unit's gradient.
     written: BTreeMap<UnitId, (usize, usize)>,
     rounds: usize,
     emit: Emitter,
@@ -109,15 +109,15 @@ struct Build<'a> {
     direction_slots: Slots,
     /// Gathered units: slot and buffers.
     gathered: BTreeMap<UnitId, (usize, Vec<BufferId>)>,
-    /// Staging slots of units that are not used yet.
+    /// Staging slots of units that were uploaded and not yet used.
     staged: BTreeMap<UnitId, usize>,
-    /// Gradients that are being written.
+    /// Gradients that are open for writing.
     open: BTreeMap<UnitId, Held>,
     sums: Vec<Sums>,
     whole_sums: Vec<Sums>,
-    /// A reduction whose result is not used yet.
+    /// The last reduction, whose result is not used yet.
     pending_reduction: Option<Reduction>,
-    /// A unit whose sum over replicas was issued last, and which is measured behind it.
+    /// The unit whose all-reduce over replicas was issued last; its norm is computed after that.
     pending_norm: Option<(UnitId, Held)>,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Everything up to the epilogue.
+    /// Emits everything before the epilogue.
     fn micro_batches(&mut self, trains: bool) {
         self.emit.section(SectionKind::Prologue);
         let lasting = &self.declared.lasting;
@@ -249,7 +249,7 @@ impl<'a> Build<'a> {
         self.emit.push(step.kind, reads, writes);
     }
 
-    /// Where the parameters of a block are, and where the gradients of the trainable ones go.
+    /// The buffers with the parameters of a block, and the buffers for the gradients of its trainable parameters.
     fn operands(&self, block: BlockId, backward: bool) -> (Vec<BufferId>, Vec<BufferId>) {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for &id in &self.compiler.spec.block(block).params {

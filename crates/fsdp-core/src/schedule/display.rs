@@ -1,4 +1,4 @@
-//! A schedule as text, for people: one line per operation, equal micro-batches shown once.
+//! Renders a schedule as text: one line per operation, with equal micro-batches shown once.
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ use crate::program::ForwardMode;
 use crate::wrap::UnitId;
 
 impl Schedule {
-    /// The schedule as lines of `index queue operation (waits)`. Consecutive micro-batches that differ only
-    /// in their number, or in which sums of gradients they add, are printed once.
+    /// Renders the schedule as lines of `index queue operation (waits)`. Consecutive micro-batches that differ only in
+    /// their number, or in which sums of gradients they add, are printed once.
     pub fn render(&self, spec: &ModelSpec, layout: &Layout) -> String {
         let mut text = String::new();
         let mut at = 0;
@@ -44,7 +44,7 @@ impl Schedule {
         text
     }
 
-    /// Which sums a micro-batch adds, in one line: they are the same for all units.
+    /// Writes the sums that a micro-batch adds, in one line: they are the same for all units.
     fn write_sums(&self, text: &mut String, section: &Section) {
         let SectionKind::MicroBatch(Round(round)) = section.kind else { return };
         let is_add = |op: &&Op| matches!(op.kind, OpKind::Add { .. });
@@ -75,7 +75,7 @@ impl Schedule {
     }
 
     /// The operations of a section without what differs between equal micro-batches: the round, and the absolute
-    /// position of waits; and, if wanted, without what is added, where gradients lie until then, and waits for that.
+    /// positions of waits. With `but_sums`, also without additions, the buffers of sums and gradients, and all waits.
     fn normalized(&self, section: &Section, but_sums: bool) -> Vec<Op> {
         let relative = |ids: &[OpId]| {
             let ids = ids.iter().filter(|_| !but_sums);
@@ -105,7 +105,7 @@ impl Schedule {
     }
 }
 
-/// What is special about a run of a block.
+/// A remark on how a block is run.
 fn note(kind: &OpKind) -> &'static str {
     match kind {
         OpKind::Forward { mode: ForwardMode::Checkpoint, .. } => " (checkpointed)",
@@ -114,7 +114,7 @@ fn note(kind: &OpKind) -> &'static str {
     }
 }
 
-/// An operation with the names of its unit and of the buffers that help a reader.
+/// Describes an operation by its name, its unit and its most informative buffers.
 pub(crate) fn describe(op: &Op, schedule: &Schedule, layout: &Layout) -> String {
     let name = op.kind.name();
     let of = |unit: UnitId| format!("{name} {}", layout.unit(unit).name);

@@ -1,10 +1,10 @@
-//! Emission: appends operations and derives the waits that each one needs, and no more.
+//! Appends operations and derives the waits that each one needs, and no more.
 //!
-//! An operation must come after every earlier one that touches one of its buffers, when either of the two
-//! writes. Order within a queue is given; across queues it takes a wait, unless another wait implies it.
+//! An operation must come after every earlier one that accesses one of its buffers, if either of the two writes. Order
+//! within a queue is implicit; across queues it takes a wait, unless another wait implies it.
 //!
-//! A collective's buffers must besides be handed over before they are used: by the wait for it, or, where
-//! queue order or other waits already put the collective first, by a join.
+//! In addition, a collective's buffers must be handed over before they are used: by a wait for it or, where queue order
+//! or other waits already order the collective first, by a join.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ impl Emitter {
         let earlier: BTreeSet<usize> =
             op.accesses().flat_map(|access| self.before.conflicts(access)).collect();
         let mut clock = self.before.clock(kind.queue());
-        // Latest first: what they imply need not be waited for again.
+        // Latest first, so that operations implied by a wait are not waited for again.
         for &earlier in earlier.iter().rev() {
             if !self.before.is_complete(earlier, &clock) {
                 op.waits.push(OpId(earlier));

@@ -1,8 +1,8 @@
-//! Live ranges: from when to when each unit is unsharded within one micro-batch.
+//! Live ranges: the time spans within one micro-batch in which each unit is unsharded.
 //!
-//! The compute steps of a micro-batch are a fixed list (forward of all blocks, the last block, backward with
-//! recomputation before each checkpointed layer). A unit is live from its first use to its last use in
-//! forward, and again in backward; the two merge when the last block uses the unit, or the policy keeps it.
+//! The compute steps of a micro-batch are a fixed list: forward of all blocks, the last block, then backward with
+//! recomputation before each checkpointed layer. A unit is live from its first to its last use in forward, and again in
+//! backward; the two ranges merge when the last block uses the unit or the policy keeps it.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use crate::model::{BlockId, ModelSpec};
 use crate::program::ForwardMode;
 use crate::wrap::UnitId;
 
-/// One compute step of a micro-batch and the units it touches.
+/// One compute step of a micro-batch and the units it uses.
 #[derive(Clone, Debug)]
 pub(super) struct ComputeStep {
     pub(super) kind: OpKind,
-    /// Units whose values are read.
+    /// Units whose parameters are read.
     pub(super) units: Vec<UnitId>,
-    /// Trainable units whose gradient is written.
+    /// Trainable units whose gradients are written.
     pub(super) gradients: Vec<UnitId>,
 }
 
-/// A time during which a unit is unsharded.
+/// A range of steps in which a unit is unsharded.
 #[derive(Clone, Debug)]
 pub(super) struct LiveRange {
     pub(super) unit: UnitId,
@@ -50,7 +50,7 @@ pub(super) fn training_steps(
         let layer = spec.blocks[block].layer;
         (0..=block).rev().take_while(|&b| spec.blocks[b].layer == layer).last().unwrap_or(block)
     };
-    // Nothing is kept of layers below the first trained parameter, so there is nothing to save there.
+    // Layers below the first trained parameter save nothing for backward, so they need no checkpointing.
     let checkpointed = |block: usize| {
         let layer = spec.blocks[block].layer;
         let reaches = || spec.blocks[first..].iter().any(|other| other.layer == layer);
@@ -157,8 +157,8 @@ fn span(mut uses: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
 
 /// For each live range, the step before which its all-gather is issued.
 ///
-/// Forward gathers are issued `forward_prefetch` units ahead. Backward starts with the last block: gathers
-/// are issued `backward_prefetch` units ahead, counting the last block as the first of them.
+/// Gathers for forward are issued `forward_prefetch` units ahead. Backward starts with the last block: its gathers are
+/// issued `backward_prefetch` units ahead, where the last block counts as the first unit.
 pub(super) fn issue_points(steps: &[ComputeStep], ranges: &[LiveRange], policy: &Policy) -> Vec<usize> {
     let last_block = steps.iter().position(|step| matches!(step.kind, OpKind::LastBlock { .. })).unwrap_or(0);
     let forward: Vec<usize> =

@@ -1,12 +1,12 @@
 //! The schedule: one training step (or evaluation) as data.
 //!
 //! A schedule declares **buffers**, and lists operations on them in **program order**. Each operation belongs to a
-//! queue and names its operands; operations of one queue run in program order, operations of different queues are
-//! ordered only by declared waits. The same list is executed by the engine, proven safe by the checker, measured by
-//! the ledger and printed.
+//! queue and names its operands. Operations of one queue run in program order; operations of different queues are
+//! ordered only by declared waits. The engine executes the list, the checker proves it safe, and the ledger predicts
+//! its memory; it can also be printed.
 //!
-//! It is the same on every rank, and a pure function of (model blocks, layout, mesh, policy, update rule, rounds):
-//! policies are visible only in the compiler ([`compile_step`], [`compile_evaluation`]).
+//! A schedule is the same on every rank, and a pure function of (model blocks, layout, mesh, policy, update rule,
+//! rounds). Policies are visible only to the compiler ([`compile_step`], [`compile_evaluation`]).
 
 mod before;
 mod buffers;
@@ -32,21 +32,21 @@ use crate::rank::Mesh;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub usize);
 
-/// What a section of a schedule is.
+/// The kind of a section of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SectionKind {
     /// Before the first micro-batch.
     Prologue,
     /// One micro-batch.
     MicroBatch(Round),
-    /// After the last micro-batch: norm, update.
+    /// After the last micro-batch: norm and update.
     Epilogue,
 }
 
 /// A contiguous run of operations.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Section {
-    /// What it is.
+    /// The kind of the section.
     pub kind: SectionKind,
     /// Index of its first operation.
     pub start: usize,
@@ -54,12 +54,12 @@ pub struct Section {
     pub end: usize,
 }
 
-/// One step as data.
+/// One step, or one evaluation, as data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Schedule {
-    /// Everything that operations work on. A step and an evaluation that belong together declare the same.
+    /// All buffers that operations use. A step and its evaluation declare the same buffers.
     pub buffers: Vec<BufferDecl>,
-    /// Which of them outlive a step.
+    /// The buffers that outlive a step.
     pub lasting: Lasting,
     /// The operations, in program order.
     pub ops: Vec<Op>,
@@ -67,17 +67,17 @@ pub struct Schedule {
     pub sections: Vec<Section>,
     /// Micro-batches per rank.
     pub rounds: usize,
-    /// The ranks that meet in collectives.
+    /// The ranks that take part in collectives.
     pub mesh: Mesh,
-    /// Ranks that share the sub-shards of a unit, if any are kept.
+    /// Size of the groups that share the sub-shards of a unit; `None` if no sub-shards are kept.
     pub sub_group: Option<usize>,
-    /// The number of ranks that a reduced gradient is the average over: what it is multiplied by to be the sum of all
-    /// micro-batch gradients again. 1 where gradients are summed.
+    /// The number of ranks that a reduced gradient is averaged over: multiplied by it, the gradient is the sum of all
+    /// micro-batch gradients. 1 if gradients are summed.
     pub averaged_ranks: usize,
 }
 
 impl Schedule {
-    /// The operation of an id.
+    /// Returns an operation by id.
     pub fn op(&self, id: OpId) -> &Op {
         &self.ops[id.0]
     }
@@ -87,12 +87,12 @@ impl Schedule {
         &self.buffers[id.index()]
     }
 
-    /// Whether it computes gradients.
+    /// Whether the schedule computes gradients.
     pub fn trains(&self) -> bool {
         self.ops.iter().any(|op| matches!(op.kind, OpKind::LastBlock { backward: true, .. }))
     }
 
-    /// The calls of blocks in one micro-batch (they are the same in all), in program order.
+    /// The block calls of one micro-batch (all micro-batches are alike), in program order.
     pub fn calls(&self) -> Vec<OpKind> {
         let micro_batch =
             self.sections.iter().find(|section| section.kind == SectionKind::MicroBatch(Round(0)));

@@ -1,4 +1,4 @@
-//! Operations: what each does, and which buffers it touches.
+//! Operations and the buffers they access.
 
 use super::{BufferId, OpId};
 use crate::comm::{Purpose, ReduceOp};
@@ -7,86 +7,87 @@ use crate::program::ForwardMode;
 use crate::rank::Queue;
 use crate::wrap::UnitId;
 
-/// Number of a micro-batch on a rank.
+/// Number of a micro-batch on its rank, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Round(pub usize);
 
-/// Number of a phase of the update rule's statistics.
+/// Number of a phase of the update rule's statistics, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Phase(pub usize);
 
-/// Where an all-gather takes a unit's parameters from.
+/// The buffers from which an all-gather reads a unit's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// The shard; the group is the whole shard axis.
     Shard,
     /// The larger part kept after forward; the group is the sub-group of `reshard_after_forward = n`.
     SubShard,
-    /// A copy of the shard that was uploaded; the group is the whole shard axis.
+    /// An uploaded copy of the shard; the group is the whole shard axis.
     Staged,
 }
 
-/// What an operation does. Its operands are in [`Op::reads`] and [`Op::writes`]: here is said in which order. "Per
-/// segment" is one buffer for each segment of the unit, of a gradient for each trainable one.
+/// The action of an operation. Its operands are in [`Op::reads`] and [`Op::writes`], in the order documented here. "Per
+/// segment" means one buffer for each segment of the unit; for gradients, one for each trainable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// Orders the step behind all of the step before. Reads the note of what is not finite; writes the scalars and the
-    /// statistics (they start anew), and gives up the gradients of the step before.
+    /// Orders the step after all of the previous step. Reads the not-finite flag; writes the scalars and the statistics
+    /// (both are reset), and gives up the gradients of the previous step.
     BeginStep,
-    /// Takes the data of a micro-batch.
+    /// Loads the data of a micro-batch.
     BeginMicroBatch(Round),
-    /// Copies a unit's shard from host memory, to be gathered from there; per segment.
+    /// Copies a unit's shard from host memory to the device, to be gathered there; per segment.
     Upload(UnitId),
     /// Gathers a unit; per segment.
     AllGather {
         /// The unit.
         unit: UnitId,
-        /// What is gathered.
+        /// The buffers that are gathered.
         source: Source,
         /// Forward or backward.
         purpose: Purpose,
     },
-    /// Runs a block forward. Reads, for each parameter of the block, the gathered segment that holds it.
+    /// Runs a block forward. Reads, for each parameter of the block, the gathered segment that contains it.
     Forward {
         /// The block.
         block: BlockId,
-        /// What it keeps for backward.
+        /// What it saves for backward.
         mode: ForwardMode,
     },
-    /// Runs the last block: forward and backward in one, or forward only in evaluation. Operands as of [`OpKind::Forward`]
-    /// or [`OpKind::Backward`]; it writes the scalars too, last: the program keeps the losses until
-    /// [`OpKind::ReduceScalars`] takes them.
+    /// Runs the last block: forward and backward in one, or forward only in evaluation. Operands as of
+    /// [`OpKind::Forward`] or [`OpKind::Backward`], followed by a write of the scalars: the program keeps the losses
+    /// until [`OpKind::ReduceScalars`] takes them.
     LastBlock {
         /// The block.
         block: BlockId,
-        /// Whether gradients are wanted.
+        /// Whether to compute gradients.
         backward: bool,
     },
-    /// Runs a block backward. Reads as [`OpKind::Forward`]; writes, for each trainable parameter of the block, the segment
-    /// of the gradient that holds its own.
+    /// Runs a block backward. Reads as [`OpKind::Forward`]; writes, for each trainable parameter of the block, the
+    /// gradient segment that contains the parameter's gradient.
     Backward(BlockId),
-    /// Copies this rank's part of the gathered unit aside, for a smaller all-gather in backward; per segment.
+    /// Copies this rank's part of the gathered unit, for a smaller all-gather in backward; per segment.
     KeepSubShard(UnitId),
-    /// Gives up the gathered unit, which it writes; per segment.
+    /// Gives up the gathered unit, which counts as a write; per segment.
     Reshard(UnitId),
-    /// Hands the unit's gradient buffers to the program, with their padding zeroed: of a parameter's gradients in this
-    /// micro-batch the first overwrites, later ones add. Writes per segment.
+    /// Hands the unit's gradient buffers to the program, with their padding zeroed. The first gradient of a parameter
+    /// in this micro-batch overwrites, later ones add. Writes per segment.
     OpenGradient(UnitId),
-    /// The unit's gradient of this micro-batch is complete: takes the buffers back, with zeros where no block wrote. Writes
-    /// per segment.
+    /// Marks the unit's gradient of this micro-batch as complete: takes the buffers back, with zeros where no block
+    /// wrote. Writes per segment.
     CloseGradient(UnitId),
-    /// Reduces a complete gradient over the shard axis: this rank's part is written, what is read is given up; per segment.
+    /// Reduces a complete gradient over the shard axis: writes this rank's part and gives up what it reads; per
+    /// segment.
     ReduceScatter {
         /// The unit.
         unit: UnitId,
         /// How ranks are combined.
         reduce: ReduceOp,
     },
-    /// Adds a sum of gradients, which is given up, to that of earlier micro-batches; per segment.
+    /// Adds a sum of gradients, which is given up, to the sum of earlier micro-batches; per segment.
     Add {
         /// The unit.
         unit: UnitId,
-        /// Where: [`Queue::Compute`] for whole gradients, [`Queue::Reduce`] for sharded ones.
+        /// The queue: [`Queue::Compute`] for unsharded gradients, [`Queue::Reduce`] for sharded ones.
         queue: Queue,
     },
     /// Reduces the sharded gradient over the replicate axis, in place; per segment.
@@ -96,15 +97,15 @@ pub enum OpKind {
         /// How replicas are combined.
         reduce: ReduceOp,
     },
-    /// Moves the total of the step to host memory, and gives up what held it on the device; per segment.
+    /// Moves the total gradient of the step to host memory, and gives up its device buffers; per segment.
     Download(UnitId),
-    /// Adds the squares of the total of the step, read per segment, to the scalars.
+    /// Adds the squares of the total gradient of the step, read per segment, to the scalars.
     SquareNorm(UnitId),
-    /// Sums loss, counts, squared norm, the stop flag and the note of what is not finite over all ranks: writes the scalars
-    /// and, in training, the factors that updates need.
+    /// Sums loss, counts, squared norm, stop flag and not-finite flag over all ranks: writes the scalars and, in
+    /// training, the factors that updates need.
     ReduceScalars,
-    /// Lets the update rule compute this rank's part of its statistics. Operands as of [`OpKind::Update`], but that it reads
-    /// the statistics of earlier phases only, and writes its own last.
+    /// Lets the update rule compute this rank's part of its statistics. Operands as of [`OpKind::Update`], except that
+    /// it reads only the statistics of earlier phases, and writes its own last.
     Statistics {
         /// The unit.
         unit: UnitId,
@@ -113,14 +114,15 @@ pub enum OpKind {
     },
     /// Sums the statistics of a phase over the shard axis, in place.
     ReduceStatistics(Phase),
-    /// Lets the update rule make this rank's rows of the directions that it must see whole. Operands as of [`OpKind::Update`],
-    /// but that it reads no statistics, and writes its rows last, per segment that has some.
+    /// Lets the update rule compute this rank's rows of the directions. Operands as of [`OpKind::Update`], except that
+    /// it reads no statistics, and writes its rows last, one buffer per segment with directions.
     Direct(UnitId),
-    /// Gathers the directions of a unit over the shard axis; what is read is given up; per segment that has some.
+    /// All-gathers the directions of a unit over the shard axis, giving up what it reads; per segment with directions.
     GatherDirections(UnitId),
-    /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases; writes, segment
-    /// by segment, the master parameters, their copy where there is one, and each tensor of the optimizer's state, then the
-    /// note of what is not finite, and, where the unit has directions, gives them up per segment and works in the scratch.
+    /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases. Writes,
+    /// segment by segment, the master parameters, their low-precision copy if any, and each tensor of optimizer state;
+    /// then the not-finite flag. If the unit has directions, it also gives them up per segment and works in the
+    /// scratch.
     Update(UnitId),
 }
 
@@ -141,7 +143,7 @@ impl OpKind {
         }
     }
 
-    /// Whether all ranks of a group meet in the operation, and it completes later than it is issued.
+    /// Whether the operation is a collective that completes after it is issued.
     pub const fn is_collective(&self) -> bool {
         matches!(
             self,
@@ -152,7 +154,7 @@ impl OpKind {
         )
     }
 
-    /// Whether the contents of what the operation reads are given up with it.
+    /// Whether the operation gives up the contents of the buffers it reads.
     pub const fn gives_up_inputs(&self) -> bool {
         matches!(
             self,
@@ -164,7 +166,7 @@ impl OpKind {
         )
     }
 
-    /// The unit that the operation concerns.
+    /// The unit that the operation works on; `None` if it works on none.
     pub const fn unit(&self) -> Option<UnitId> {
         match *self {
             OpKind::Upload(unit)
@@ -186,7 +188,7 @@ impl OpKind {
         }
     }
 
-    /// The block that the operation runs.
+    /// The block that the operation runs; `None` if it runs none.
     pub const fn block(&self) -> Option<BlockId> {
         match *self {
             OpKind::Forward { block, .. } | OpKind::LastBlock { block, .. } | OpKind::Backward(block) => {
@@ -230,30 +232,30 @@ impl OpKind {
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Op {
-    /// What it does.
+    /// The action.
     pub kind: OpKind,
-    /// The buffers whose contents it uses.
+    /// The buffers that it reads.
     pub reads: Vec<BufferId>,
     /// The buffers that it changes, fills or gives up.
     pub writes: Vec<BufferId>,
-    /// Operations of other queues that must be complete before.
+    /// Operations on other queues that must be complete first.
     pub waits: Vec<OpId>,
-    /// Earlier collectives whose result it uses, and which queue order or the waits put before it already: the
-    /// host hands their buffers over here.
+    /// Earlier collectives whose results it uses, and which queue order or the waits already order before it: the host
+    /// takes over their buffers here.
     pub joins: Vec<OpId>,
 }
 
-/// One use of a buffer.
+/// One access to a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Access {
     /// The buffer.
     pub buffer: BufferId,
-    /// Whether it is changed or given up, rather than only read.
+    /// Whether the buffer is changed or given up, rather than only read.
     pub write: bool,
 }
 
 impl Op {
-    /// What it touches.
+    /// All buffer accesses of the operation.
     pub fn accesses(&self) -> impl Iterator<Item = Access> + '_ {
         let gives_up = self.kind.gives_up_inputs();
         let reads = self.reads.iter().map(move |&buffer| Access { buffer, write: gives_up });

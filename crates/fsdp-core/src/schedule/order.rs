@@ -1,16 +1,16 @@
-//! Data order: which micro-batch of the step a rank runs when.
+//! Data order: which micro-batch of the step each rank runs, and when.
 //!
-//! Gradients are added by the tree over micro-batches in data order. A micro-batch index is a number in mixed
-//! radix whose digits are (replica, shard, round); the digit over which is summed first is the least
-//! significant one, so that every partial sum that a rank or a collective makes is a subtree.
+//! Gradients are added by the tree over micro-batches in data order. A micro-batch index is a mixed-radix number whose
+//! digits are (replica, shard, round). The digit that is summed over first is the least significant, so every partial
+//! sum that a rank or a collective computes is a subtree.
 
 use super::Accumulation;
 use crate::rank::{Mesh, Rank};
 
-/// The micro-batch, of the `world * rounds` of a step, that `rank` runs as its `round`.
+/// Returns which of the `world * rounds` micro-batches of a step `rank` runs in its round `round`.
 ///
-/// With [`Accumulation::Reduce`] each round is summed over shards, then over rounds, then over replicas; with
-/// [`Accumulation::Unsharded`] over rounds, then over shards, then over replicas.
+/// With [`Accumulation::Reduce`], gradients are summed over shards, then over rounds, then over replicas; with
+/// [`Accumulation::Unsharded`], over rounds, then over shards, then over replicas.
 ///
 /// # Panics
 /// When `rank` or `round` is out of range.

@@ -1,4 +1,4 @@
-//! The knobs of fully sharded training, as the compiler reads them.
+//! The policies of fully sharded training, as inputs of the compiler.
 
 use crate::comm::ReduceOp;
 use crate::dtype::DType;
@@ -6,38 +6,38 @@ use crate::error::Error;
 use crate::program::ForwardMode;
 use crate::rank::Mesh;
 
-/// What happens to an unsharded unit between its last use in forward and its first in backward.
+/// The treatment of an unsharded unit between its last use in forward and its first use in backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reshard {
-    /// The root unit is kept, others are resharded (FSDP2's default).
+    /// Keeps the root unit and reshards all others (FSDP2's default).
     Auto,
-    /// Every unit is resharded (ZeRO-3).
+    /// Reshards every unit (ZeRO-3).
     Always,
-    /// Every unit is kept (ZeRO-2).
+    /// Keeps every unit (ZeRO-2).
     Never,
-    /// A part of `1 / n` is kept, and backward gathers within groups of `n` ranks.
+    /// Keeps a part of `1 / n`; backward gathers within groups of `n` ranks.
     ToGroup(usize),
 }
 
-/// When gradients of several micro-batches are reduced.
+/// When the gradients of several micro-batches are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// Every micro-batch is reduce-scattered; sums are sharded.
+    /// After every micro-batch: one reduce-scatter each, and sums are sharded.
     Reduce,
-    /// Sums are unsharded; one reduce-scatter per step.
+    /// Once per step: sums are unsharded, and one reduce-scatter follows.
     Unsharded,
 }
 
-/// In which order the gradients of several micro-batches are added.
+/// The order in which the gradients of several micro-batches are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccumulationOrder {
-    /// The tree of [`crate::tree`]: bits do not depend on the number of ranks.
+    /// The order of the tree in [`crate::tree`]: results have the same bits for any number of ranks.
     Tree,
-    /// One accumulator, in order.
+    /// Data order, into one accumulator.
     Running,
 }
 
-/// What forward keeps for backward.
+/// What forward saves for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Checkpointing {
     /// Everything.
@@ -49,7 +49,7 @@ pub enum Checkpointing {
 }
 
 impl Checkpointing {
-    /// In which mode the layers run forward that are recomputed in backward; `None` when none are.
+    /// The mode in which recomputed layers run forward; `None` if no layer is recomputed.
     pub const fn forward_mode(self) -> Option<ForwardMode> {
         match self {
             Checkpointing::None => None,
@@ -59,40 +59,40 @@ impl Checkpointing {
     }
 }
 
-/// Where parameter shards, reduced gradients and optimizer state live.
+/// The memory that holds parameter shards, reduced gradients and optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Offload {
-    /// In the device's memory.
+    /// Device memory.
     None,
-    /// In host memory, where the update happens. Shards are uploaded before they are gathered.
+    /// Host memory, where the update also runs. Shards are uploaded before they are gathered.
     Cpu,
 }
 
 /// All policies of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
-    /// What happens after forward.
+    /// The treatment of unsharded units after forward.
     pub reshard_after_forward: Reshard,
-    /// How many units ahead forward gathers.
+    /// Number of units that forward gathers ahead.
     pub forward_prefetch: usize,
-    /// How many units ahead backward gathers.
+    /// Number of units that backward gathers ahead.
     pub backward_prefetch: usize,
     /// When gradients are reduced.
     pub accumulation: Accumulation,
-    /// In which order they are added.
+    /// The order in which gradients of micro-batches are added.
     pub accumulation_order: AccumulationOrder,
     /// Dtype of gathered parameters and of compute.
     pub param_dtype: DType,
-    /// Whether frozen parameters are kept in the master dtype of [`Policy::param_dtype`], as trained ones are, beside the
-    /// copy that computes. Otherwise that copy is all there is of them.
+    /// Whether frozen parameters are kept in the master dtype of [`Policy::param_dtype`] as well as in the compute
+    /// dtype, like trained ones. Otherwise only the compute copy exists.
     pub frozen_master: bool,
-    /// Dtype of gradients from the moment they are written until they are reduced.
+    /// Dtype of gradients, from when they are written until they are reduced.
     pub reduce_dtype: DType,
-    /// How the gradients of ranks are combined, over shards and over replicas.
+    /// How gradients are combined across ranks, over shards and over replicas.
     pub reduce_op: ReduceOp,
-    /// What forward keeps.
+    /// What forward saves for backward.
     pub checkpointing: Checkpointing,
-    /// Where what is sharded lives.
+    /// The memory that holds the sharded data.
     pub offload: Offload,
 }
 
@@ -115,16 +115,16 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The type in which parameters are kept that are trained, or frozen.
+    /// The dtype in which trainable or frozen parameters are kept.
     pub const fn kept_dtype(&self, trainable: bool) -> DType {
         if trainable || self.frozen_master { self.param_dtype.master() } else { self.param_dtype }
     }
 
-    /// Checks the policy against a mesh, and gives it the form that the compiler expects: a sub-group of
-    /// the whole shard axis is `Always`, one of a single rank is `Never` (as FSDP2).
+    /// Checks the policy against a mesh, and brings it into the form that the compiler expects: a sub-group of the
+    /// whole shard axis becomes `Always`, and one of a single rank becomes `Never` (as in FSDP2).
     ///
     /// # Errors
-    /// [`Error::Policy`] that names the key.
+    /// [`Error::Policy`] with the key of the rejected value.
     pub fn resolve(mut self, mesh: Mesh) -> Result<Self, Error> {
         if let Reshard::ToGroup(n) = self.reshard_after_forward {
             if n == 0 || !mesh.shards().is_multiple_of(n) {

@@ -36,14 +36,14 @@ fn count(schedule: &Schedule, is: impl Fn(&OpKind) -> bool) -> usize {
     schedule.ops.iter().filter(|op| is(&op.kind)).count()
 }
 
-/// The first block that runs backward, written down from the definition.
+/// The first block that runs backward, according to the definition.
 fn first_backward_block(built: &Built) -> usize {
     let blocks = &built.spec.blocks;
     let trains = |block: &usize| blocks[*block].params.iter().any(|&id| built.spec.param(id).trainable);
     (0..blocks.len()).find(trains).unwrap_or(blocks.len() - 1)
 }
 
-/// The first block whose values are read after the last block: recomputation starts at the layer's input.
+/// The first block whose parameters are read after the last block: recomputation starts at the layer's input.
 fn first_reread_block(built: &Built) -> usize {
     let blocks = &built.spec.blocks;
     let mut first = first_backward_block(built);
@@ -55,7 +55,7 @@ fn first_reread_block(built: &Built) -> usize {
     first
 }
 
-/// How often a unit is gathered in one micro-batch.
+/// Number of times that a unit is gathered in one micro-batch.
 fn gathers_of(built: &Built, unit: UnitId) -> usize {
     let last = built.spec.blocks.len() - 1;
     let uses: Vec<usize> = (0..=last).filter(|&block| built.units_of(block).contains(&unit)).collect();
@@ -68,7 +68,7 @@ fn gathers_of(built: &Built, unit: UnitId) -> usize {
     if latest < first_reread_block(built) || latest == last || kept { 1 } else { 2 }
 }
 
-/// The compute operations of one micro-batch, from the definition of checkpointing.
+/// The compute operations of one micro-batch, according to the definition of checkpointing.
 fn compute_of(built: &Built) -> Vec<OpKind> {
     let blocks = &built.spec.blocks;
     let (last, first) = (blocks.len() - 1, first_backward_block(built));
@@ -99,7 +99,7 @@ fn compute_of(built: &Built) -> Vec<OpKind> {
     kinds
 }
 
-/// Walks one micro-batch: how many compute operations come before each operation.
+/// The number of compute operations before each operation of a micro-batch.
 fn steps_before(kinds: &[OpKind]) -> Vec<usize> {
     let mut seen = 0;
     let mut before = Vec::new();
@@ -286,8 +286,8 @@ fn writes(built: &Built, block: usize, unit: UnitId) -> bool {
     built.spec.blocks[block].params.iter().any(|id| of_unit(&id))
 }
 
-/// Gather number i of a pass is issued when the unit of gather i - depth is about to be used (the last block
-/// counts as the first of the backward pass), and so no more than `depth` units wait for their first use.
+/// Asserts that gather `i` of a pass is issued when the unit of gather `i - depth` is about to be used (the last block
+/// counts as the first of the backward pass), so that no more than `depth` units wait for their first use.
 fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError> {
     let before = steps_before(kinds);
     let last_block = kinds.iter().position(|kind| matches!(kind, OpKind::LastBlock { .. })).unwrap();
@@ -361,7 +361,7 @@ fn directions_are_gathered_one_unit_ahead() {
         &[OpKind::Update(second), OpKind::Update(third)],
     ];
     assert_eq!(kinds, expected.concat());
-    // They need no room but for this rank's rows of two units, and the scratch.
+    // They need only this rank's rows of two units, and the scratch.
     let slots = |step: &Schedule| {
         step.buffers.iter().filter(|decl| matches!(decl.role, Role::GradientSlot(_))).count()
     };

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An expression: which leaves were added, and in which order.
+/// An expression that records which leaves were added, and in which order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Tree {
     Leaf(usize),
@@ -15,7 +15,7 @@ fn node(left: Tree, right: Tree) -> Tree {
     Tree::Node(Box::new(left), Box::new(right))
 }
 
-/// `T(count)` over leaves from `start`, from its definition.
+/// `T(count)` over leaves from `start`, by its definition.
 fn defined(start: usize, count: usize) -> Tree {
     if count == 1 {
         return Tree::Leaf(start);
@@ -43,7 +43,7 @@ fn counted(leaves: impl IntoIterator<Item = Tree>) -> Tree {
     counter.take_total(add).unwrap().expect("there are leaves")
 }
 
-/// Lets the leaves arrive in the given order.
+/// Passes the leaves in the given order.
 fn arrived(leaves: &[Tree], order: &[usize]) -> Tree {
     let mut arrivals = Arrivals::new(leaves.len());
     let mut sum = None;
@@ -141,7 +141,7 @@ fn a_counter_never_holds_more_than_it_announces() {
         let mut counter = Counter::default();
         let mut most = 0;
         for pushed in 0..count {
-            // The incoming leaf is one more.
+            // Plus the incoming leaf.
             most = most.max(counter.held() + 1);
             counter.push(pushed, |left, _| Ok::<_, Infallible>(left)).unwrap();
             if pushed + 1 < count {

@@ -1,4 +1,4 @@
-//! What differs between ranks. Programs are the same for all; kernels that work on shards take these tables.
+//! Tables that differ between ranks. Programs are the same on all ranks; kernels that work on shards take these tables.
 
 use super::{Piece, Products, StateTensor, UpdateRule};
 use crate::memory::Memory;
@@ -6,28 +6,28 @@ use crate::plan::Plan;
 use crate::rank::Rank;
 use crate::wrap::UnitId;
 
-/// What a rank's shards hold.
+/// The contents of a rank's shards.
 #[derive(Clone, Debug)]
 pub struct RankTables {
     units: Vec<UnitTables>,
 }
 
-/// What a rank's shards of one unit hold.
+/// The contents of a rank's shards of one unit.
 #[derive(Clone, Debug)]
 pub struct UnitTables {
-    /// The parameters in the shard of each segment.
+    /// The pieces in the shard of each segment.
     pub pieces: Vec<Vec<Piece>>,
-    /// Those of each trainable segment whose gradients count in the norm. Replicas hold equal gradients: those of the first
-    /// one count.
+    /// The pieces of each trainable segment whose gradients count toward the norm. Replicas hold equal gradients, so
+    /// only the pieces on the first replica count.
     pub measured: Vec<Vec<Piece>>,
-    /// The optimizer's tensors for each trainable segment.
+    /// The optimizer's state tensors for each trainable segment.
     pub state: Vec<Vec<StateTensor>>,
-    /// The products of matrices that an update of the unit makes.
+    /// The matrix products in an update of the unit.
     pub products: Vec<Products>,
 }
 
 impl RankTables {
-    /// The tables of a rank.
+    /// Computes the tables of a rank.
     pub fn new<M: Memory>(plan: &Plan, rule: &dyn UpdateRule<M>, rank: Rank) -> Self {
         let (shard, replica) = (plan.mesh.shard_of(rank), plan.mesh.replica_of(rank));
         let own = &plan.step.lasting.units;
@@ -49,7 +49,7 @@ impl RankTables {
         Self { units: units.collect() }
     }
 
-    /// Those of a unit.
+    /// Returns the tables of a unit.
     pub fn unit(&self, unit: UnitId) -> &UnitTables {
         &self.units[unit.0]
     }

@@ -5,7 +5,7 @@ use crate::model::{BlockSpec, ELEMENTS_MAX, ModuleSpec, ParamSpec};
 use crate::scalars::Tallies;
 use crate::testing::{Sketch, setups};
 
-/// A random tree of modules: per module its parent, class, and the sizes of its parameters.
+/// A random module tree: for each module its parent, class, and the sizes of its parameters.
 type Tree = Vec<(usize, &'static str, Vec<usize>)>;
 
 fn model(tree: &Tree) -> ModelSpec {
@@ -31,10 +31,10 @@ fn model(tree: &Tree) -> ModelSpec {
     spec
 }
 
-/// The size-based rule from the top down, as its documentation describes it: nothing inside a module that is
-/// small as a whole (or an attention that must stay whole) is wrapped; else its children are looked at first,
-/// and the module itself, unless it is a container or the root, when enough is left. Returns how many elements
-/// lie in wrapped modules.
+/// The size-based rule from the top down, as its documentation describes it. Nothing is wrapped inside a module that is
+/// small as a whole, or an attention that must stay whole. Otherwise children are visited first, and the module itself
+/// is wrapped if enough is left and it is neither a container nor the root. Returns the number of elements in wrapped
+/// modules.
 fn wrap_by_size(spec: &ModelSpec, module: usize, min: i64, wrapped: &mut Vec<usize>) -> i64 {
     let (whole, class) = (numel(spec, module), spec.modules[module].class.as_str());
     if whole < min || class == "MultiheadAttention" {
@@ -184,7 +184,7 @@ fn a_tied_parameter_split_over_units_names_both() {
 
 #[test]
 fn an_alias_belongs_to_the_innermost_module_around_it() {
-    // `mm.x` does not lie in `m`, whose name is a prefix of the text only.
+    // `mm.x` is not in `m`, whose name is only a textual prefix.
     let mut spec = model(&vec![(0, "M", vec![]), (0, "A", vec![2]), (0, "A", vec![2]), (1, "B", vec![2])]);
     for (module, fqn) in [(1, "m"), (2, "mm"), (3, "m.inner")] {
         spec.modules[module].fqn = fqn.into();

@@ -1,9 +1,9 @@
-//! The numbers of a cluster by their keys, and what they may be.
+//! The numbers of a cluster by key, and their allowed ranges.
 
 use super::{Cluster, ClusterError, Kind, Sourced};
 use crate::measured::Measured;
 
-/// Generations whose devices have been fitted, or have others that stand for them.
+/// Generations that have fitted constants, or another generation that stands in.
 fn generations(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Gpu => &["ampere", "hopper", "blackwell", "cdna3"],
@@ -13,7 +13,7 @@ fn generations(kind: Kind) -> &'static [&'static str] {
 }
 
 impl Cluster {
-    /// All numbers, with their keys, in the order of the file.
+    /// Returns all numbers with their keys, in the order of the file.
     pub fn numbers(&self) -> Vec<(String, &Sourced)> {
         let mut all = vec![
             ("device.memory".to_owned(), &self.device.memory),
@@ -38,10 +38,10 @@ impl Cluster {
         all
     }
 
-    /// That all numbers can be.
+    /// Checks that all numbers are in their allowed ranges.
     ///
     /// # Errors
-    /// [`ClusterError::Impossible`].
+    /// [`ClusterError::Impossible`]; [`ClusterError::Generation`].
     pub(super) fn check(&self, origin: &str) -> Result<(), ClusterError> {
         let counts = ["device.units", "node.devices", "node.link.largest"];
         for (key, &Sourced { value, .. }) in self.numbers() {
@@ -53,7 +53,7 @@ impl Cluster {
                 () if key.starts_with("operation.") => {
                     Some("a number from 0 to 1e6").filter(|_| !(0.0..=1e6).contains(&value))
                 }
-                // What was measured needs no guard against wrong units.
+                // Measured numbers need no guard against wrong units.
                 () if key.starts_with("device.peak") && self.measured.is_none() => {
                     Some("operations a second, from 1e9 to 1e18 (a TFLOP/s is 1e12)")
                         .filter(|_| !(1e9..=1e18).contains(&value))

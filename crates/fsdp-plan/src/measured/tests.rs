@@ -36,7 +36,7 @@ fn measured(calls: Points) -> Measured {
 fn between_two_points_the_time_of_a_unit_of_work_is_between_theirs() {
     let points = points(&[(1, &[100.0], 100.0, 1e-4), (1, &[10_000.0], 10_000.0, 1e-3)]);
     let said = ask(&points, 1, &[1000.0], 1000.0);
-    // As far from one as from the other: the geometric mean of 1e-6 and 1e-7.
+    // Equally far from both points: the geometric mean of 1e-6 and 1e-7.
     assert!((said.seconds / (1000.0 * 1e-13_f64.sqrt()) - 1.0).abs() < 1e-9, "{said:?}");
     assert!((said.distance - 10.0_f64.ln()).abs() < 1e-9);
 }
@@ -51,12 +51,12 @@ fn points_with_the_nearest_number_of_ranks_count() {
 
 #[test]
 fn what_is_left_out_is_said_by_the_others() {
-    // A constant rate says every point; one that takes twice as long is off by a half, and pulls the others.
+    // Points of a constant rate predict each other; one that takes twice as long is off by half, and pulls the others.
     let even =
         points(&[(1, &[10.0], 10.0, 10.0), (1, &[100.0], 100.0, 100.0), (1, &[1000.0], 1000.0, 1000.0)]);
     assert!(left_out(&even).unwrap() < 1e-9);
     let odd = points(&[(1, &[10.0], 10.0, 10.0), (1, &[100.0], 100.0, 200.0)]);
-    // 5 of 10 beside 20, and 100 of 200: (10 + 100) / 210.
+    // The estimates are 20 instead of 10, and 100 instead of 200: (10 + 100) / 210.
     assert!((left_out(&odd).unwrap() - 110.0 / 210.0).abs() < 1e-9, "{:?}", left_out(&odd));
     assert_eq!(left_out(&points(&[(1, &[10.0], 10.0, 10.0)])), None);
 }
@@ -93,7 +93,7 @@ fn a_step_takes_longer_than_its_operations_as_others_did() {
     assert!((of.whole("tcp", 2, 0.25) - 0.3).abs() < 1e-9);
     assert!((of.whole("tcp", 4, 0.25) - 0.5).abs() < 1e-9);
     assert_eq!(of.whole("threads", 4, 0.25), 0.25);
-    // One that was disturbed does not count.
+    // One disturbed point does not change the median.
     let disturbed = [Measured::step(2, 1.0, 1.2), Measured::step(2, 0.3, 9.0)];
     of.steps.get_mut("tcp").unwrap().extend(disturbed);
     assert!((of.whole("tcp", 2, 0.25) - 0.3).abs() < 1e-9);
@@ -123,7 +123,8 @@ proptest! {
             size.iter().zip(&seconds).map(|(size, &seconds)| (1, size.as_slice(), 1.0, seconds)).collect();
         let all = points(&of);
         for &(_, size, _, seconds) in &of {
-            // The nearest other point is 28 times as far: 9 of them weigh less than a part in two thousand.
+            // The nearest other point is 28 times as far: 9 such points together weigh less than one part in two
+            // thousand.
             prop_assert!((ask(&all, 1, size, 1.0).seconds / seconds - 1.0).abs() < 2e-3);
         }
     }

@@ -1,4 +1,4 @@
-//! Collectives: a start, hops, and bytes over the slowest link of a ring.
+//! Durations of collectives: a startup time, hops, and bytes over the slowest link of a ring.
 
 use fsdp_core::Mesh;
 use fsdp_sim::virtual_time::Work;
@@ -6,22 +6,22 @@ use fsdp_sim::virtual_time::Work;
 use super::{NETWORK, NODE_LINK, Prices, link_reached};
 use crate::cluster::{Kind, LinkKind};
 
-/// What ranks do together.
+/// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Everybody gets all shards.
+    /// Every rank receives all shards.
     AllGather,
-    /// Everybody gets its shard of a sum.
+    /// Every rank receives its shard of a sum.
     ReduceScatter,
-    /// Everybody gets a sum.
+    /// Every rank receives a sum.
     AllReduce,
 }
 
 impl Collective {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
 
-    /// What it is called in [points](crate::measured).
+    /// The name in [points](crate::measured).
     pub const fn name(self) -> &'static str {
         match self {
             Collective::AllGather => "all-gather",
@@ -30,7 +30,7 @@ impl Collective {
         }
     }
 
-    /// How often the bytes go round a ring.
+    /// Number of times that the bytes pass around a ring.
     const fn passes(self) -> f64 {
         match self {
             Collective::AllGather | Collective::ReduceScatter => 1.0,
@@ -39,19 +39,19 @@ impl Collective {
     }
 }
 
-/// Seconds until a collective of one node begins to move bytes (NCCL's launch).
+/// Seconds before a collective within one node begins to move bytes (NCCL's launch).
 const START: f64 = 9e-6;
 
-/// The least part of a network that is left with many nodes.
+/// The smallest fraction of network bandwidth that remains with many nodes.
 const LEAST_OF_NETWORK: f64 = 0.3;
 
 impl Prices<'_> {
-    /// A collective of `bytes`, the whole of what is gathered or reduced, over groups of `group` ranks that are next to each
-    /// other.
+    /// The cost of a collective over groups of `group` neighboring ranks; `bytes` is the unsharded size of what is
+    /// gathered or reduced.
     pub(super) fn collective(&self, collective: Collective, bytes: f64, group: usize) -> Work {
         let specified = self.ring(collective.passes(), bytes, group);
         match self.timed(collective, bytes, group) {
-            // What slows computation is the traffic, which is the same.
+            // The drag on computation comes from the traffic, which is the same.
             Some(seconds) => {
                 Work { seconds, drag: specified.drag * specified.seconds / seconds, ..specified }
             }
@@ -59,7 +59,7 @@ impl Prices<'_> {
         }
     }
 
-    /// Seconds by what is specified of links.
+    /// The cost according to the specification of the links.
     fn ring(&self, passes: f64, bytes: f64, group: usize) -> Work {
         if group < 2 {
             return Work::default();
@@ -84,7 +84,7 @@ impl Prices<'_> {
         Work { seconds, link: Some(over), drag }
     }
 
-    /// An all-reduce of the shards of replicas, `bytes` each.
+    /// The cost of an all-reduce of the shards of replicas, `bytes` each.
     pub(super) fn replicated(&self, bytes: f64, mesh: Mesh) -> Work {
         let (replicas, shards) = (mesh.replicas(), mesh.shards());
         if replicas < 2 {
@@ -100,7 +100,7 @@ impl Prices<'_> {
             let group = if shards == 1 || self.measured().is_some() { replicas } else { mesh.world() };
             return self.collective(Collective::AllReduce, bytes, group);
         }
-        // Every device of a node has its own ring, and its share of the network.
+        // Every device of a node is in its own ring, and has its share of the network.
         let network = self.cluster.network.as_ref();
         let (bandwidth, latency) =
             network.map_or((f64::INFINITY, 0.0), |network| (network.bandwidth.value, network.latency.value));
@@ -110,13 +110,13 @@ impl Prices<'_> {
         Work { seconds, link: Some(NETWORK), drag }
     }
 
-    /// Bytes a second of a ring in a node.
+    /// Bandwidth of a ring within a node, in bytes per second.
     fn node_bus(&self) -> f64 {
         let link = &self.cluster.node.link;
         link.bandwidth.value * link_reached(link.kind)
     }
 
-    /// Bytes a second of a ring through so many nodes, if they are connected.
+    /// Bandwidth of a ring through this many nodes, in bytes per second; `None` without a network.
     fn network_bus(&self, nodes: usize) -> Option<f64> {
         let network = self.cluster.network.as_ref()?;
         let lost = self.constants.get("congestion") * (nodes as f64).log2();

@@ -1,4 +1,4 @@
-//! Products, attention, and passes over memory.
+//! Durations of products, attention, and passes over memory.
 
 use super::Prices;
 use crate::cluster::Kind;
@@ -6,17 +6,17 @@ use crate::constants::Constants;
 use crate::software::{AttentionKernel, Elementwise};
 use crate::work::{AttentionWork, CallWork, Listed, Product};
 
-/// The tile of a product that one multiprocessor makes at a time (cuBLAS and CUTLASS, large bf16 products).
+/// The tile of a product that one multiprocessor computes at a time (cuBLAS and CUTLASS, large bf16 products).
 const TILE: [usize; 2] = [128, 256];
 
-/// What sides of smaller tiles are multiples of.
+/// The sides of smaller tiles are multiples of this.
 const TILE_STEP: usize = 16;
 
-/// What attention that writes its scores does for each of them, in bytes: forward (scale and mask, softmax in f32, dropout),
-/// and backward.
+/// Bytes of memory traffic per score of attention that writes its scores: forward (scale and mask, softmax in f32,
+/// dropout) and backward.
 const SCORE_BYTES: [f64; 2] = [14.0, 16.0];
 
-/// Bytes beside what operations say.
+/// Factor from listed bytes to moved bytes.
 pub(super) fn elementwise(constants: &Constants, how: Elementwise) -> f64 {
     match how {
         Elementwise::ByHand => constants.get("elementwise.by_hand"),
@@ -26,7 +26,7 @@ pub(super) fn elementwise(constants: &Constants, how: Elementwise) -> f64 {
     }
 }
 
-/// Speed of a kernel of attention beside FlashAttention-2.
+/// Speed of an attention kernel relative to FlashAttention-2.
 pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel) -> f64 {
     match kernel {
         AttentionKernel::Flash3 => 1.6,
@@ -36,14 +36,14 @@ pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel) -> f64 {
 }
 
 impl Prices<'_> {
-    /// Seconds of products of one shape: the roofline, with the fill and drain of tiles, and what whole tiles and waves of
-    /// them compute in vain, half of which splitting the sums hides.
+    /// Seconds of products of one shape: the roofline, including the fill and drain of tiles, and the wasted
+    /// computation in partial tiles and waves, half of which is hidden by splitting the sums.
     pub fn product(&self, product: &Product) -> f64 {
         let faster = if self.software.is_fp8 { self.constants.get("fp8") } else { 1.0 };
         self.product_at(product, self.peak * faster, 2)
     }
 
-    /// Seconds of products of the type of master parameters.
+    /// Seconds of products in the dtype of master parameters.
     pub(super) fn master_product(&self, product: &Product) -> f64 {
         let (peak, element_bytes) = self.master;
         self.product_at(product, peak, element_bytes)
@@ -55,7 +55,7 @@ impl Prices<'_> {
         let mut reached = self.products / (filled(k) * filled(n));
         if self.cluster.kind == Kind::Gpu {
             let units = self.cluster.device.units.value;
-            // Of few rows or columns smaller tiles are made.
+            // Products with few rows or columns use smaller tiles.
             let [short, long] = TILE.map(|side| side.min(m.min(n).next_multiple_of(TILE_STEP)));
             let tiles = |rows: usize, columns: usize| (m.div_ceil(rows) * n.div_ceil(columns)) as f64;
             let tiles = tiles(short, long).min(tiles(long, short));
@@ -67,7 +67,7 @@ impl Prices<'_> {
         arithmetic.max(bytes / self.bandwidth)
     }
 
-    /// Seconds of all attention of a call.
+    /// Seconds of all attention in a call.
     pub(super) fn attention_of(&self, call: &CallWork) -> f64 {
         call.attention.iter().map(|attention| self.attention(attention)).sum()
     }
@@ -76,7 +76,7 @@ impl Prices<'_> {
         let seq = work.seq as f64;
         if self.software.attention == AttentionKernel::None {
             let scores = work.sequences * seq * seq * SCORE_BYTES[usize::from(work.is_backward)];
-            // A product keeps about 0.7 of its speed with such short sums.
+            // A product reaches about 0.7 of its speed with such short sums.
             return 2.0 * work.flops / (self.peak * self.products * 0.7) + scores / self.bandwidth;
         }
         if self.software.attention == AttentionKernel::Xla {
@@ -84,7 +84,7 @@ impl Prices<'_> {
         }
         let mut reached = self.attention * seq / (seq + self.constants.get("short_sequences"));
         if work.head_dim <= 64 && self.software.attention != AttentionKernel::Triton {
-            // FlashAttention-2's own benchmarks: heads of 64 elements reach 0.85 to 0.9 of those of 128.
+            // FlashAttention-2's own benchmarks: heads of 64 elements reach 0.85 to 0.9 of the speed of heads of 128.
             reached *= 0.85;
         }
         if work.is_backward {
@@ -93,13 +93,13 @@ impl Prices<'_> {
         work.flops / (self.peak * reached)
     }
 
-    /// Seconds of an operation of which there are no points: at the speed of large products, or of passes over memory.
+    /// Seconds of an operation without points: at the speed of large products, or of passes over memory.
     pub(super) fn by_size(&self, listed: &Listed) -> f64 {
         let [_, _, terms] = listed.size;
         if terms > 1.0 { listed.work / (self.peak * self.products) } else { listed.work / self.bandwidth }
     }
 
-    /// Seconds of all that is neither a product nor attention.
+    /// Seconds of everything in a call except products and attention.
     pub(super) fn passes(&self, call: &CallWork) -> f64 {
         let bytes = call.elementwise_bytes * self.elementwise + call.logits * self.software.logit_bytes;
         bytes / self.bandwidth

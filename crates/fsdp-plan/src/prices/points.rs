@@ -1,4 +1,4 @@
-//! Prices by [measured points](crate::measured): of operations, of what calls list, of collectives.
+//! Prices from [measured points](crate::measured): of operations, of operations within calls, and of collectives.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,27 +14,27 @@ use crate::measured::{self, Estimate, Measured, Point, Points, Question};
 use crate::software::Software;
 use crate::work::{Listed, OpWork, StepWork};
 
-/// A point that is further away says little: as far as one size that is four times another.
+/// Distance beyond which a point says little: one size that differs by a factor of four.
 const FAR: f64 = 1.39;
 
-/// What a step asks of an operation of which there is no point near.
+/// The part of a step in an operation that has no point near.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Far {
-    /// The part of all that calls ask for, each priced by its sizes alone: prices that measured points made longer would let
-    /// those look small that have none.
+    /// Its fraction of the work of all calls, each operation priced by its sizes alone: prices from points could be
+    /// long, and would make operations without points look small.
     pub part: f64,
-    /// Whether there is no point of it at all.
+    /// Whether there is no point of the operation at all.
     pub is_unknown: bool,
 }
 
-/// What is priced in the place of points.
+/// The basis of a price without measured points.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Instead {
     /// Points with another number of ranks.
     Ranks(usize),
-    /// A price of a machine that was not measured.
+    /// Prices of a machine that was not measured.
     Price(&'static str),
-    /// What is specified of the network, which no calibration of one machine measures.
+    /// The specification of the network, which a calibration of one machine does not measure.
     Network,
 }
 
@@ -49,13 +49,13 @@ impl fmt::Display for Instead {
 }
 
 impl<'a> Prices<'a> {
-    /// What was measured, where this engine is priced: it is of no other software.
+    /// The measurements, if this engine is priced: they do not apply to other software.
     pub(super) fn measured(&self) -> Option<&'a Measured> {
         self.cluster.measured.as_ref().filter(|_| self.software == Software::OURS)
     }
 
-    /// What points say of work that ranks do at the same time, each with its part of the threads. Where there are more ranks
-    /// than threads, they take turns.
+    /// Estimates work that ranks do at the same time, each with its part of the threads. If there are more ranks than
+    /// threads, they take turns.
     fn in_turns(&self, measured: &Measured, points: &Points, asked: Question<'_>) -> Option<Estimate> {
         let ranks = self.sharing.min(measured.threads);
         let turns = self.sharing as f64 / ranks as f64;
@@ -63,8 +63,8 @@ impl<'a> Prices<'a> {
         Some(Estimate { seconds: said.seconds * turns, ..said })
     }
 
-    /// What an operation takes that is neither a collective nor calls a block, if it was measured: updates with products were
-    /// not.
+    /// Estimates an operation that is not a collective and calls no block; `None` if it was not measured, as updates
+    /// with products never are.
     pub(super) fn operation(&self, op: &Op, work: &OpWork) -> Option<Estimate> {
         let measured = self.measured().filter(|_| !op.kind.is_collective() && work.products.is_empty())?;
         let Point { size, work, .. } = &work.point();
@@ -72,7 +72,7 @@ impl<'a> Prices<'a> {
         self.in_turns(measured, &measured.operations, question)
     }
 
-    /// What an operation takes that a call lists; where none of its kind was measured, by its sizes, from infinitely far away.
+    /// Estimates an operation within a call: by its sizes, at infinite distance, if none of its name was measured.
     pub(super) fn listed(&self, measured: &Measured, listed: &Listed) -> Estimate {
         let Listed { op, size, work } = listed;
         let what = format!("{op} {}", self.setting.dtype);
@@ -83,7 +83,7 @@ impl<'a> Prices<'a> {
         Estimate { seconds: said.seconds + measured.between_calls, ..said }
     }
 
-    /// What points say of a collective in a machine.
+    /// Estimates the seconds of a collective within a machine.
     pub(super) fn timed(&self, collective: Collective, bytes: f64, group: usize) -> Option<f64> {
         let measured = self.measured().filter(|_| group <= self.cluster.devices_per_node())?;
         let what = format!("{} {}", collective.name(), self.setting.transport);
@@ -92,8 +92,8 @@ impl<'a> Prices<'a> {
         measured::estimate(&measured.collectives, question).map(|said| said.seconds)
     }
 
-    /// What a plan does of which nothing was measured, or not with so many ranks, and what its price is instead; none where
-    /// nothing was measured at all.
+    /// The parts of a plan that were not measured, or not with this number of ranks, and the basis of their prices;
+    /// empty on a cluster without measurements.
     pub fn unmeasured(&self, plan: &Plan, work: &StepWork) -> BTreeMap<String, Instead> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
         let (transport, world) = (self.setting.transport, plan.mesh.world());
@@ -124,7 +124,7 @@ impl<'a> Prices<'a> {
         all
     }
 
-    /// What calls ask for of which there is no point near, by operation; none where nothing was measured.
+    /// The parts of the work of calls without a point near, by operation; empty on a cluster without measurements.
     pub fn far_from_points(&self, plan: &Plan, work: &StepWork) -> BTreeMap<&'static str, Far> {
         let Some(measured) = self.measured() else { return BTreeMap::new() };
         let (mut far, mut whole) = (BTreeMap::<_, Far>::new(), 0.0);
@@ -144,7 +144,7 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The collectives of a mesh, with the ranks of a group.
+/// The collectives of a mesh, with the sizes of their groups.
 fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
     let (shards, replicas, world) = (mesh.shards(), mesh.replicas(), mesh.world());
     let all = [
@@ -156,7 +156,8 @@ fn collectives(mesh: Mesh) -> impl Iterator<Item = (Collective, usize)> {
     all.into_iter().filter(|(_, group)| *group > 1)
 }
 
-/// What stands for points of so many ranks where there are none of them: those of another number of ranks, or a price.
+/// The substitute for points with this number of ranks: points with another number, or a price; `None` if there are
+/// such points.
 fn instead(points: Option<&Vec<Point>>, ranks: usize, price: &'static str) -> Option<Instead> {
     let points = points.map_or(&[][..], Vec::as_slice);
     if points.iter().any(|point| point.ranks == ranks) {

@@ -12,7 +12,7 @@ fn on<T>(name: &str, say: impl FnOnce(&Prices<'_>) -> T) -> T {
 
 #[test]
 fn a_large_product_reaches_the_part_of_peak_that_was_fitted() {
-    // 132 multiprocessors make 33 x 32 tiles in 8 whole waves; sums are so long that nothing is lost to their ends.
+    // 33 x 32 tiles on 132 multiprocessors make 8 full waves; the sums are so long that their ends cost nothing.
     let product = Product { m: 128 * 33, n: 256 * 32, k: 1 << 20, count: 1.0 };
     let seconds = on("h100-sxm", |prices| prices.product(&product));
     let expected = product.flops() / (989.4e12 * 0.70) * (1.0 + 60.0 / (256.0 * 32.0));
@@ -68,7 +68,7 @@ proptest! {
         });
         prop_assert!(less < longer);
         let product = |m| on("a100-80-sxm", |prices| prices.product(&Product { m, n: 4096, k: 4096, count: 1.0 }));
-        // Whole waves of tiles make steps, within which more rows cost nothing.
+        // The time has a step at every full wave of tiles, within which more rows cost nothing.
         prop_assert!(product(m) <= product(2 * m) * 1.0001);
     }
 }

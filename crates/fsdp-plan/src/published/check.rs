@@ -1,4 +1,4 @@
-//! Predictions beside measurements.
+//! Compares predictions with measurements.
 
 use std::collections::BTreeMap;
 
@@ -12,57 +12,58 @@ use super::run::Run;
 use crate::cluster::ClusterError;
 use crate::constants::Constants;
 
-/// One row of a check.
+/// The check of one row.
 #[derive(Clone, Debug)]
 pub struct Checked {
     /// The run.
     pub row: Row,
-    /// What is predicted of its step; or why the run is outside of the model.
+    /// The prediction of its step, or the reason for which the run is outside of the model.
     pub found: Result<Found, String>,
-    /// What a device holds, where the row says enough; also of runs that are outside.
+    /// Peak memory of a device, if the row states enough; also for runs that are outside.
     pub memory: Option<PeakMemory>,
 }
 
-/// What is predicted of a step.
+/// The prediction of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
-    /// Seconds.
+    /// Predicted seconds.
     pub seconds: f64,
-    /// Seconds that were measured, if the source says.
+    /// Measured seconds; `None` if the source does not state them.
     pub measured: Option<f64>,
-    /// Seconds at least and at most, on so many ranks that a number alone would say too much.
+    /// Shortest and longest expected seconds, for worlds so large that a single number would be too precise; else
+    /// `None`.
     pub band: Option<[f64; 2]>,
-    /// What the row does not say, or not in words that are known, and how it was read.
+    /// How values that are missing or not understood were interpreted.
     pub assumed: Vec<String>,
 }
 
 impl Checked {
-    /// By which part of what was measured the prediction is off, with its sign.
+    /// Relative error of the prediction, with its sign; `None` without a prediction and a measurement.
     pub fn error(&self) -> Option<f64> {
         let found = self.found.as_ref().ok()?;
         found.measured.map(|measured| found.seconds / measured - 1.0)
     }
 }
 
-/// Sizes of errors, in percent.
+/// Statistics of prediction errors, in percent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Errors {
-    /// Runs.
+    /// Number of runs.
     pub runs: usize,
-    /// Their mean.
+    /// Mean absolute error.
     pub mean: f64,
-    /// Their median.
+    /// Median absolute error.
     pub median: f64,
-    /// What nine of ten are within.
+    /// 90th percentile of absolute errors.
     pub p90: f64,
-    /// The largest.
+    /// Largest absolute error.
     pub worst: f64,
-    /// The mean with signs.
+    /// Mean signed error.
     pub bias: f64,
 }
 
 impl Errors {
-    /// Of so many errors, as parts; none of none.
+    /// Computes the statistics of errors given as fractions; `None` if there are none.
     pub fn of(errors: &[f64]) -> Option<Self> {
         let mut sizes: Vec<f64> = errors.iter().map(|error| 100.0 * error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
@@ -71,7 +72,7 @@ impl Errors {
         (count > 0).then(|| Self {
             runs: count,
             mean: mean(&sizes),
-            // Of an even number between the two in the middle.
+            // For an even number, the mean of the two in the middle.
             median: (sizes[(count - 1) / 2] + sizes[count / 2]) / 2.0,
             p90: sizes[(count * 9 / 10).min(count - 1)],
             worst: sizes[count - 1],
@@ -80,10 +81,10 @@ impl Errors {
     }
 }
 
-/// A file of runs beside what is predicted of them.
+/// The check of all runs of a file.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// Row by row.
+    /// The checks, row by row.
     pub rows: Vec<Checked>,
 }
 
@@ -103,20 +104,20 @@ pub fn check(rows: &[Row], constants: &Constants) -> Check {
 }
 
 impl Check {
-    /// Errors of the runs that `which` takes.
+    /// Errors of the runs that `which` selects.
     pub fn errors(&self, which: impl Fn(&Row) -> bool) -> Option<Errors> {
         let taken = self.rows.iter().filter(|checked| which(&checked.row));
         Errors::of(&taken.filter_map(Checked::error).collect::<Vec<_>>())
     }
 
-    /// Errors by what `key` says of a run.
+    /// Errors of the runs grouped by `key`.
     pub fn by(&self, key: impl Fn(&Row) -> String) -> BTreeMap<String, Errors> {
         let keys: Vec<String> = self.rows.iter().map(|checked| key(&checked.row)).collect();
         let errors = |name: &String| Some((name.clone(), self.errors(|row| key(row) == *name)?));
         keys.iter().filter_map(errors).collect()
     }
 
-    /// The mean over sources of the means of their errors, in percent; a source with many runs counts as one with few.
+    /// The mean over sources of their mean errors, in percent; sources count equally, however many runs they have.
     pub fn mean_over_sources(&self) -> Option<f64> {
         let means: Vec<f64> = self.by(project).values().map(|errors| errors.mean).collect();
         (!means.is_empty()).then(|| means.iter().sum::<f64>() / means.len() as f64)
@@ -128,14 +129,15 @@ impl Check {
         Errors::of(&peaks.filter_map(|peak| peak.error()).collect::<Vec<_>>())
     }
 
-    /// Of how many runs it is known whether they have fitted, and predicted; and of how many of these rightly.
+    /// The number of runs for which it is both predicted and known whether they fit, and how many of these predictions
+    /// are right.
     pub fn fitting(&self) -> (usize, usize) {
         let both = |checked: &Checked| checked.memory.and_then(|peak| peak.fits.zip(peak.fitted));
         let known: Vec<(bool, bool)> = self.rows.iter().filter_map(both).collect();
         (known.len(), known.iter().filter(|(fits, fitted)| fits == fitted).count())
     }
 
-    /// How many runs are outside of the model, by reason; which columns a row lacks is told with the row.
+    /// Number of runs outside of the model, by reason; reasons do not include the columns that a row lacks.
     pub fn outside(&self) -> BTreeMap<&str, usize> {
         let mut reasons = BTreeMap::new();
         for checked in &self.rows {
@@ -148,7 +150,7 @@ impl Check {
     }
 }
 
-/// The project of a source: its first word; of papers also the number.
+/// The project of a source: its first word; for papers, also the number.
 pub fn project(row: &Row) -> String {
     let mut words = row.text("source").split([' ', ',']);
     match words.next().unwrap_or_default() {
@@ -174,11 +176,12 @@ mod tests {
         assert_eq!(Errors::of(&[]), None);
     }
 
-    /// Runs that were fitted, so this shows that constants, prices and reader are those of the fit, not how good they are.
+    /// These runs were fitted: the test shows that constants, prices and reader are those of the fit, not how good they
+    /// are.
     #[test]
     fn published_runs_are_predicted_as_when_constants_were_fitted() {
         let rows = read(RUNS, "published.csv").unwrap().rows;
-        // One of every seven, of all kinds.
+        // Every seventh run, to cover all kinds.
         let some: Vec<Row> = rows.iter().step_by(7).cloned().collect();
         let check = check(&some, &Constants::fitted());
         let errors = check.errors(|_| true).unwrap();

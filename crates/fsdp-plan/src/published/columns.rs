@@ -2,7 +2,7 @@
 
 use super::error::RowError;
 
-/// Those that a file must have.
+/// The required columns.
 pub(super) const NEEDED: [&str; 11] = [
     "layers",
     "hidden",
@@ -17,7 +17,7 @@ pub(super) const NEEDED: [&str; 11] = [
     "act_ckpt",
 ];
 
-/// Those that it may have beside them.
+/// The optional columns.
 const OTHERS: [&str; 14] = [
     "source",
     "model",
@@ -38,17 +38,17 @@ const OTHERS: [&str; 14] = [
 /// The columns of a file.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
-    /// Their names, in the order of the file.
+    /// Their names in lower case, in the order of the file.
     pub(super) names: Vec<String>,
-    /// Those that are not known.
+    /// The columns that are not known.
     pub(super) unknown: Vec<String>,
 }
 
 impl Columns {
-    /// Those of a header.
+    /// Reads the columns of a header.
     ///
     /// # Errors
-    /// [`RowError`]: a column is missing, is there twice, or is called almost as one that is missing.
+    /// [`RowError`]: a column is missing, occurs twice, or has almost the name of a missing column.
     pub(super) fn of(header: &csv::StringRecord, origin: &str) -> Result<Self, RowError> {
         let origin = || origin.to_owned();
         let names: Vec<String> = header.iter().map(|name| name.trim().to_lowercase()).collect();
@@ -116,7 +116,7 @@ mod tests {
     fn a_column_of_ones_own_is_told_and_not_refused() {
         let columns =
             of(&format!("{},notes, Step_Time_MS ,cluster owner,step_time", NEEDED.join(","))).unwrap();
-        // The last is near to one that is there.
+        // The last one resembles a column that exists.
         assert_eq!(columns.unknown, ["notes", "cluster owner", "step_time"]);
     }
 

@@ -1,8 +1,8 @@
-//! What is wrong with files of runs.
+//! Errors in files of runs.
 
 use super::columns::NEEDED;
 
-/// What is wrong with a file of runs.
+/// Errors in a file of runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RowError {
     /// A column is missing.
@@ -13,35 +13,35 @@ pub enum RowError {
         /// The column.
         column: &'static str,
     },
-    /// A column is there twice.
+    /// A column occurs twice.
     #[error("{origin}: column `{column}` is there twice, as number {first} and {second}; leave one of them")]
     Twice {
         /// The file.
         origin: String,
         /// The column.
         column: String,
-        /// Where it is, from 1.
+        /// Its first position, from 1.
         first: usize,
-        /// And where again.
+        /// Its second position, from 1.
         second: usize,
     },
-    /// A column is called almost as one that is not there.
+    /// A column's name is almost that of a missing column.
     #[error("{origin}: there is a column `{column}`; did you mean `{meant}`? If not, call it otherwise")]
     Misspelt {
         /// The file.
         origin: String,
         /// The column.
         column: String,
-        /// The one that is not there.
+        /// The missing column.
         meant: &'static str,
     },
-    /// There is a header and nothing else.
+    /// The file has a header and no runs.
     #[error("{origin}: there is no run below the names of the columns")]
     Empty {
         /// The file.
         origin: String,
     },
-    /// A line has more or fewer values than there are columns.
+    /// A line has more or fewer values than the header has columns.
     #[error(
         "{origin}: line {line} has {found} values for {} columns: {} (a quote that is not closed, or a comma without quotes?)",
         columns.len(),
@@ -52,12 +52,12 @@ pub enum RowError {
         origin: String,
         /// The line, from 1.
         line: u64,
-        /// Its values.
+        /// Number of values in the line.
         found: usize,
         /// The columns.
         columns: Vec<String>,
     },
-    /// A value is not what its column holds.
+    /// A value is not of the kind that its column requires.
     #[error("{origin}: line {line}, column `{column}`: \"{value}\" is no {expected}")]
     Number {
         /// The file.
@@ -66,22 +66,22 @@ pub enum RowError {
         line: u64,
         /// The column.
         column: &'static str,
-        /// What is there.
+        /// The value.
         value: String,
-        /// What belongs there.
+        /// The required kind of value.
         expected: &'static str,
     },
-    /// It is no CSV.
+    /// The file is not valid CSV.
     #[error("{origin}: {source}")]
     Csv {
         /// The file.
         origin: String,
-        /// What and where.
+        /// The problem and its position.
         source: csv::Error,
     },
 }
 
-/// Which column has no value, or comes before those that are too many.
+/// Names the first column without a value, or the last column if there are too many values.
 fn of_lengths(columns: &[String], found: usize) -> String {
     match (columns.get(found), columns.last()) {
         (Some(column), _) => format!("none for `{column}`"),

@@ -5,7 +5,8 @@ use regex::Regex;
 use super::row::Row;
 use crate::cluster::Cluster;
 
-/// Beginnings of names of devices, in lower case, and clusters of them; those of PCIe cards, where there are such.
+/// Patterns of device names in lower case, and their clusters; the last item is the cluster of the PCIe card, if there
+/// is one.
 const DEVICES: [(&str, &str, Option<&str>); 10] = [
     (r"^a100.*\b40 ?g", "a100-40-sxm", Some("a100-40-pcie")),
     (r"^a[18]00", "a100-80-sxm", Some("a100-80-pcie")),
@@ -19,16 +20,16 @@ const DEVICES: [(&str, &str, Option<&str>); 10] = [
     (r"^v5litepod", "tpu-v5e", None),
 ];
 
-/// Bytes a second of A800's NVLink, one way: 400 GB/s both ways, in the place of A100's 600 (Reuters, 8 November 2022, as
-/// reported by <https://tweakers.net/nieuws/203182>).
+/// Bandwidth of A800's NVLink in bytes per second, one way: 400 GB/s both ways instead of A100's 600 (Reuters, 8
+/// November 2022, as reported by <https://tweakers.net/nieuws/203182>).
 const A800_LINK: f64 = 200e9;
 
-/// The hardware of a run, if it is known.
+/// The hardware of a run; `None` if it is not known.
 pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     let device = row.word("device_type").replace(['_', ' '], "-");
     let device = device.trim_start_matches("nvidia-").trim_start_matches("amd-");
     let is = |pattern: &str| Regex::new(pattern).expect("the pattern is constant").is_match(device);
-    // An H1000 is no H100.
+    // The pattern must not end within a number: an H1000 is not an H100.
     let (_, name, card) = DEVICES.iter().find(|(pattern, ..)| is(&format!(r"{pattern}(?:\D|$)")))?;
     let card = card.filter(|_| is("pci"));
     let mut cluster = Cluster::known(card.unwrap_or(name)).expect("it is one of ours");
@@ -36,7 +37,7 @@ pub(super) fn cluster(row: &Row) -> Option<Cluster> {
         cluster.node.link.bandwidth.value = A800_LINK;
     }
     if device.contains("hbm2e-500w") {
-        // A card with less power and older memory: 12 % less in products by the source.
+        // A card with less power and older memory: 12 % less in products, according to the source.
         cluster.device.peak.values_mut().for_each(|peak| peak.value *= 0.88);
         cluster.device.memory_bandwidth.value = 2.4e12;
         cluster.device.memory.value = 96.0 * f64::from(1 << 30);
@@ -50,8 +51,8 @@ pub(super) fn cluster(row: &Row) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Bytes a second of a node's network, where text names it: `400Gbps`, `3.2 Tbps`, `8x200Gb`, `50GB/s`. What is not a rate, as the
-/// bytes of a device, says nothing.
+/// Bandwidth of a node's network in bytes per second, if the text states it: `400Gbps`, `3.2 Tbps`, `8x200Gb`,
+/// `50GB/s`. Numbers that are not rates, such as the bytes of a device, are ignored.
 fn network(text: &str) -> Option<f64> {
     let rate = r"(?:(\d+) ?[xX] ?)?(\d+(?:\.\d+)?) ?([gGtT])(?:(B(?:ps|/s))|(b(?:ps|/s|it/s|it|E|\b)))";
     let pattern = Regex::new(rate).expect("the pattern is constant");

@@ -1,8 +1,8 @@
 //! Peak memory of a run of other software, by its parts.
 //!
-//! Ours is counted by the ledger. Of others neither what their compilers keep nor what their allocators hold can be
-//! compiled; so this is arithmetic over shapes, also for runs whose time is outside of the model: other accelerators,
-//! offload, context parallelism. What tensor and pipeline parallelism hold is not known here.
+//! The ledger counts this engine's memory. For other software, no schedule shows what compilers keep or allocators
+//! hold, so this is arithmetic over shapes. It also covers runs whose time is outside of the model: other accelerators,
+//! offload, context parallelism. It does not cover tensor and pipeline parallelism.
 
 use super::row::Row;
 use super::sizes::Sizes;
@@ -12,34 +12,34 @@ use crate::cluster::Kind;
 
 const GIB: f64 = (1 << 30) as f64;
 
-/// Bytes of communicators, workspaces and fragments. Assumed.
+/// Bytes of communicators, workspaces and fragmentation. Assumed.
 const BESIDE: f64 = GIB;
 
-/// Devices of a node, within which hybrid shardings shard.
+/// Devices per node, the group within which hybrid sharding shards.
 const NODE: usize = 8;
 
-/// A run is taken to fit where it is predicted to need up to so many times what a device has: a mean error of these predictions
-/// more, because people choose the largest micro-batch that fits.
+/// A run counts as fitting if its prediction is at most this factor times the memory of a device. The excess is the
+/// mean error of these predictions, because users choose the largest micro-batch that fits.
 const TOLERANCE: f64 = 1.07;
 
-/// Tensor, pipeline and other parallelism.
+/// Matches tensor, pipeline and other parallelism.
 const OTHERS: &str = r"tp|pp|megatron";
 
-/// What a run holds at most, and whether that is there.
+/// Predicted and measured peak memory of a device, and whether the run fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeakMemory {
-    /// GiB of a device that are predicted.
+    /// Predicted GiB per device.
     pub predicted: f64,
-    /// GiB that were measured, where the source says.
+    /// Measured GiB; `None` if the source does not state it.
     pub measured: Option<f64>,
-    /// Whether the device has so many, where it is known.
+    /// Whether the prediction fits the device; `None` if its memory is not known.
     pub fits: Option<bool>,
-    /// Whether the run has fitted, where that is known.
+    /// Whether the run has fitted; `None` if that is not known.
     pub fitted: Option<bool>,
 }
 
 impl PeakMemory {
-    /// That of a row; none where it lacks a size.
+    /// Predicts the peak memory of a row; `None` if it lacks a size or uses tensor or pipeline parallelism.
     pub(super) fn of(row: &Row) -> Option<Self> {
         let words = &Words::of(row);
         let sizes = Sizes::of(row, words).filter(|sizes| sizes.contradiction().is_none())?;
@@ -62,13 +62,13 @@ impl PeakMemory {
         })
     }
 
-    /// By which part of what was measured the prediction is off, with its sign.
+    /// Relative error of the prediction, with its sign; `None` without a measurement.
     pub fn error(&self) -> Option<f64> {
         self.measured.map(|measured| self.predicted / measured - 1.0)
     }
 }
 
-/// Ranks that share states; those of context parallelism do, too.
+/// Number of ranks that share states, including those of context parallelism.
 fn shards(words: &Words, world: f64) -> f64 {
     match () {
         () if words.sharding == "none" => 1.0,
@@ -82,7 +82,7 @@ struct Peer<'a> {
     sizes: Sizes,
     words: &'a Words,
     shards: f64,
-    /// Tokens of a micro-batch on a device.
+    /// Tokens of a micro-batch per device.
     tokens: f64,
     is_xla: bool,
 }
@@ -92,20 +92,20 @@ impl Peer<'_> {
         self.states() + self.unsharded() + self.activations() + self.logits() + BESIDE
     }
 
-    /// Whether parameters are gathered a unit at a time.
+    /// Whether parameters are gathered unit by unit.
     fn gathers(&self) -> bool {
         ["fsdp", "hsdp", "zero3", "full_shard"].iter().any(|word| self.words.shards_by(word))
             || self.words.sharding.starts_with("cp")
             || !self.words.is_sharding_understood()
     }
 
-    /// torchtitan of 2025, which pytorch/ao's runs are of: embedding and head are units of their own, the loss is compiled, and
-    /// of products that are kept those are not that backward does not ask for.
+    /// Whether the run is of torchtitan of 2025, as pytorch/ao's are: embedding and head are separate units, the loss
+    /// is compiled, and selective checkpointing does not keep products whose outputs backward does not need.
     fn is_recent_titan(&self) -> bool {
         self.words.source.contains("pytorch/ao")
     }
 
-    /// Bytes of an element of a gradient that is reduced.
+    /// Bytes per element of a gradient in the reduction.
     fn reduced(&self) -> f64 {
         let Words { precision, source, .. } = self.words;
         let is_f32 = precision.contains("reduce=fp32")
@@ -114,11 +114,11 @@ impl Peer<'_> {
         if is_f32 { 4.0 } else { 2.0 }
     }
 
-    /// Master parameters, gradients and moments.
+    /// Bytes of master parameters, gradients and moments.
     fn states(&self) -> f64 {
         let (parameters, shards) = (self.sizes.parameters(), self.shards);
         let is_nanotron = self.words.source.contains("nanotron");
-        // bf16 copies of parameters and gradients, and for ZeRO-1 of nanotron gradients that are summed in f32.
+        // bf16 copies of parameters and gradients; with nanotron's ZeRO-1, gradients are summed in f32.
         let [zero1, replicated] = if is_nanotron { [8.0, 20.0] } else { [4.0, 16.0] };
         match () {
             // Only shards in bf16 stay on the device.
@@ -131,13 +131,14 @@ impl Peer<'_> {
             }
             () if self.words.shards_by("zero1") => (zero1 + 12.0 / shards) * parameters,
             () if self.words.shards_by("ddp") => replicated * parameters,
-            // A copy in bf16 (llm.c), or what autocast has cast and keeps.
+            // A copy in bf16 (llm.c), or the casts that autocast keeps.
             () if recipe::is_c(self.words) => 16.0 * parameters,
             () => 18.0 * parameters,
         }
     }
 
-    /// Units that are gathered, and their gradients: three layers and one in reduction, and the root. XLA holds one and the next.
+    /// Bytes of gathered units and their gradients: three layers, one in reduction, and the root. XLA holds one and the
+    /// next.
     fn unsharded(&self) -> f64 {
         if !self.gathers() {
             return 0.0;
@@ -146,7 +147,7 @@ impl Peer<'_> {
         let root = self.sizes.parameters() - self.sizes.layers as f64 * layer;
         match () {
             () if self.is_xla => 4.0 * layer + 4.0 * root,
-            // The head alone.
+            // Only the head.
             () if self.is_recent_titan() => {
                 layer * (8.0 + self.reduced()) + root / 2.0 * (4.0 + self.reduced())
             }
@@ -154,7 +155,7 @@ impl Peer<'_> {
         }
     }
 
-    /// What forward keeps for backward, and one layer that is under way.
+    /// Bytes that forward saves for backward, plus one layer that is being computed.
     fn activations(&self) -> f64 {
         let (hidden, layers) = (self.sizes.hidden as f64, self.sizes.layers as f64);
         let shared = self.sizes.kv_heads as f64 / self.sizes.heads as f64;
@@ -176,7 +177,7 @@ impl Peer<'_> {
         self.tokens * each_token
     }
 
-    /// Bytes that a layer keeps of a token: of products, norms and attention, of the gate, and what eager kernels keep in f32.
+    /// Bytes per token that a layer saves: products, norms and attention, the gate, and what eager kernels keep in f32.
     fn layer_bytes(&self, shared: f64, wide: f64) -> f64 {
         let hidden = self.sizes.hidden as f64;
         let is_fused = self.is_xla || recipe::is_fused(self.words);
@@ -185,13 +186,13 @@ impl Peer<'_> {
             let in_f32 = if is_fused { 0.0 } else { 12.0 };
             return hidden * (2.0 * (6.0 + 2.0 * shared + gates * wide) + in_f32);
         }
-        // llm-foundry's layers drop nothing.
+        // llm-foundry's layers have no dropout.
         let tensors = if is_fused || self.words.model.contains("mpt") { 16.0 } else { 17.0 };
         let spared = if self.words.checkpointing == "gelu_only" { 2.0 * self.sizes.ffn as f64 } else { 0.0 };
         2.0 * hidden * tensors - spared
     }
 
-    /// Logits, their gradients, and copies of both in f32 where the loss is not one kernel.
+    /// Bytes of logits, their gradients, and copies of both in f32 where the loss is not one kernel.
     fn logits(&self) -> f64 {
         let Words { compile, source, .. } = self.words;
         let each = match () {
@@ -210,7 +211,7 @@ mod tests {
     use super::*;
     use crate::published::{Row, read};
 
-    /// The GiB that docs of torchtitan, pytorch/ao, llm.c and nanoGPT say, beside what is predicted.
+    /// Compares the predictions with the GiB in the docs of torchtitan, pytorch/ao, llm.c and nanoGPT.
     #[test]
     fn published_peaks_are_predicted_within_a_tenth_on_average() {
         let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap().rows;

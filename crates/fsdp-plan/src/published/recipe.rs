@@ -1,6 +1,6 @@
-//! What columns that are text mean: hardware, mesh, policies and software of a run.
+//! Interprets the text columns of a run: hardware, mesh, policies and software.
 //!
-//! Sources write these in words of their own; what the words stand for is a fact about each source, and stands here.
+//! Every source uses words of its own; their meanings are facts about the sources, and are collected in this module.
 
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::schedule::{Accumulation, AccumulationOrder, Checkpointing, Offload, Policy, Reshard};
@@ -10,7 +10,8 @@ use super::words::{Words, matches, number_in};
 use crate::cluster::{Cluster, Kind};
 use crate::software::{AttentionKernel, Elementwise, Recomputed, Software};
 
-/// What of a layer is run again, by the column `act_ckpt`; where nothing is, the schedule keeps everything.
+/// Recomputed fractions (products, attention, everything else) by `act_ckpt`; without recomputation, the schedule keeps
+/// all.
 const RECOMPUTED: [(&str, [f64; 3]); 7] = [
     ("selective_layer", [0.5, 0.5, 0.5]),
     // Every second product; attention is kept.
@@ -25,20 +26,20 @@ const RECOMPUTED: [(&str, [f64; 3]); 7] = [
 /// How sources name the runs of PyTorch/XLA's FSDP on TPU v4 of 2023.
 const XLA_FSDP: &str = "pytorch/xla fsdp";
 
-/// Sources whose shapes are not published.
+/// Marks a source whose shapes are not published.
 const SHAPES_ASSUMED: &str = "shapes but that of 2b are assumed";
 
-/// Precisions that are priced as they are, all others as bf16: nothing said is usual.
+/// Precisions that are known; all others are priced as bf16. An empty column is common.
 const UNDERSTOOD_PRECISION: &str = r"^$|bf16|bfloat16|fp16|float16|f16|fp8|float8|amp|mixed|pure";
 
-/// Why runs are outside of the model, in the order in which that is asked.
+/// Reasons for which runs are outside of the model, in the order of the checks.
 pub(super) const INCOMPLETE: &str = "incomplete configuration";
 const NO_ACCELERATOR: &str = "no runs to calibrate this accelerator";
 const OTHER_PARALLELISM: &str = "tensor, pipeline or context parallel";
 const OFFLOAD: &str = "offload";
 const MUON: &str = "Muon optimizer";
 
-/// Why a run is outside of the model, if it is, as far as text says.
+/// Returns why a run is outside of the model, judging by its text; `None` if it is inside.
 pub(super) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'static str> {
     let Words { source, sharding, checkpointing, .. } = words;
     if cluster.is_none_or(|cluster| crate::prices::stand_in(&cluster.generation).is_some()) {
@@ -54,7 +55,7 @@ pub(super) fn outside(words: &Words, cluster: Option<&Cluster>) -> Option<&'stat
     is_muon.then_some(MUON)
 }
 
-/// Words that are not known, and how they are read.
+/// Lists the words that are not known, and how they are interpreted.
 pub(super) fn assumed(words: &Words) -> Vec<String> {
     let mut all = Vec::new();
     if !words.is_sharding_understood() {
@@ -72,7 +73,7 @@ pub(super) fn assumed(words: &Words) -> Vec<String> {
     all
 }
 
-/// How ranks are arranged; none where that can not be.
+/// The mesh of a run; `None` if it is impossible.
 pub(super) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mesh> {
     let sharding = words.sharding.as_str();
     let node = if cluster.kind == Kind::Tpu { world } else { cluster.devices_per_node() };
@@ -89,20 +90,21 @@ pub(super) fn mesh(words: &Words, world: usize, cluster: &Cluster) -> Option<Mes
     Mesh::of_world(world, world.checked_div(shards).unwrap_or(0)).ok().filter(|mesh| mesh.shards() == shards)
 }
 
-/// Whether parameters are gathered a unit at a time: not with sharded optimizer states alone (ZeRO-1), and not with replicas.
+/// Whether parameters are gathered unit by unit: not with sharded optimizer state alone (ZeRO-1), and not with
+/// replicas.
 fn gathers(words: &Words, mesh: Mesh) -> bool {
     let sharding = &words.sharding;
     mesh.shards() > 1 && !sharding.contains("zero1") && !sharding.contains("ddp")
 }
 
-/// What a schedule is compiled with.
+/// The policy that the schedule is compiled with.
 pub(super) fn policy(words: &Words, mesh: Mesh) -> Policy {
     let Words { source, sharding, precision, .. } = words;
     let keeps = sharding.contains("grad_op") || sharding.contains("zero2") || !gathers(words, mesh);
     let reduces_in_f32 = precision.contains("reduce=fp32")
         || precision.contains("float8")
         || sharding.contains("fsdp2") && source.contains("torchtitan");
-    // XLA's FSDP gathers when it needs, as does an optimizer whose states are sharded.
+    // XLA's FSDP gathers on demand, as does an optimizer with sharded state.
     let prefetch = usize::from(!sharding.contains("xla_fsdp") && gathers(words, mesh));
     let accumulation = if gathers(words, mesh) { Accumulation::Reduce } else { Accumulation::Unsharded };
     let is_kept = recomputed(words).is_none();
@@ -121,10 +123,10 @@ pub(super) fn policy(words: &Words, mesh: Mesh) -> Policy {
     }
 }
 
-/// What of a layer is run again, if anything.
+/// The recomputed parts of a layer; `None` if nothing is recomputed.
 fn recomputed(words: &Words) -> Option<Recomputed> {
     let Words { checkpointing: kind, source, .. } = words;
-    // Before PyTorch 2.1, and in Megatron of 2022, all of a layer was run again.
+    // Before PyTorch 2.1, and in Megatron of 2022, all of a layer was recomputed.
     let is_old = words.precision.contains("fsdp pure")
         || source.contains("2205.05198")
         || source.contains("2304.11277");
@@ -142,7 +144,7 @@ fn recomputed(words: &Words) -> Option<Recomputed> {
     })
 }
 
-/// What the software does beside the arithmetic.
+/// The properties of the software.
 pub(super) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: bool) -> Software {
     let Words { source, sharding, precision, .. } = words;
     let is_c = is_c(words);
@@ -159,7 +161,7 @@ pub(super) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: b
     Software {
         elementwise,
         recomputed: recomputed(words),
-        // FSDP2 copies what it has gathered out of one buffer.
+        // FSDP2 copies parameters out of the one buffer that it gathers into.
         copies_forward: if copies && sharding.contains("fsdp2") { 4.0 } else { 0.0 },
         copies_backward: copies,
         attention: attention(words, cluster),
@@ -178,17 +180,17 @@ pub(super) fn software(words: &Words, mesh: Mesh, cluster: &Cluster, is_gated: b
     }
 }
 
-/// Whether everything is written by hand in C and CUDA.
+/// Whether everything is written by hand in C and CUDA (llm.c).
 pub(super) fn is_c(words: &Words) -> bool {
     words.compile.contains("c/cuda")
 }
 
-/// Whether XLA compiles it, as it does everything on TPUs.
+/// Whether XLA compiles the run, as it always does on TPUs.
 fn is_xla(words: &Words, cluster: &Cluster) -> bool {
     words.compile.starts_with("xla") || cluster.kind == Kind::Tpu
 }
 
-/// Whether operations of a layer run as fewer kernels than they are.
+/// Whether the operations of a layer are fused into fewer kernels.
 pub(super) fn is_fused(words: &Words) -> bool {
     let compile = &words.compile;
     let begins = ["yes", "true", "on", "xla", "torch.compile", "compiled", "inductor"];

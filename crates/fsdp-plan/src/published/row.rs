@@ -1,4 +1,4 @@
-//! Lines of a CSV of runs.
+//! Lines of a CSV file of runs.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use serde_json::Value;
 use super::columns::Columns;
 use super::error::RowError;
 
-/// The columns that hold whole numbers, or nothing.
+/// The columns that hold whole numbers, or are empty.
 const COUNTS: [&str; 8] = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "devices"];
 
-/// The columns that hold numbers, or nothing.
+/// The columns that hold numbers, or are empty.
 const NUMBERS: [&str; 3] = ["params", "micro_batch", "global_batch_tokens"];
 
-/// The columns that hold what was measured: a number above 0, nothing, or [`OUT_OF_MEMORY`].
+/// The columns that hold measurements: a number above 0, empty, or [`OUT_OF_MEMORY`].
 const MEASURED: [&str; 4] = ["step_time_ms", "tokens_per_s_per_device", "tflops_per_device", "peak_mem_gib"];
 
-/// What stands for nothing, in lower case.
+/// Values that count as empty, in lower case.
 const NOTHING: [&str; 8] = ["", "-", "\u{2013}", "\u{2014}", "?", "n/a", "na", "null"];
 
-/// What does where nothing was measured, too; of a measurement it is what came of dividing by nothing.
+/// Also counts as empty, except in a measurement, where it is the result of a division by zero.
 const NOT_A_NUMBER: &str = "nan";
 
-/// What stands, in the place of something measured, for a run that did not fit, in lower case.
+/// Values in place of a measurement that mean that the run did not fit, in lower case.
 const OUT_OF_MEMORY: [&str; 4] = ["oom", "out of memory", "out-of-memory", "cuda oom"];
 
-/// One run, as it is written.
+/// One run, as written in the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     line: u64,
@@ -34,22 +34,22 @@ pub struct Row {
     is_out_of_memory: bool,
 }
 
-/// What is in a file of runs.
+/// The contents of a file of runs.
 #[derive(Clone, Debug)]
 pub struct Runs {
-    /// The runs, one at least.
+    /// The runs, at least one.
     pub rows: Vec<Row>,
-    /// Columns that are not known, and so not read.
+    /// Columns that are not known and therefore ignored.
     pub ignored: Vec<String>,
 }
 
-/// Reads the runs of a file, which `origin` names in errors.
+/// Reads the runs of a file; `origin` names the file in errors.
 ///
 /// # Errors
-/// [`RowError`]: it is no CSV, lacks a column, or has something else where a number belongs.
+/// [`RowError`]: the file is not CSV, lacks a column, or has something else where a number is required.
 pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
     let malformed = |source| RowError::Csv { origin: origin.to_owned(), source };
-    // Lines that end with CR and LF would be counted from before the LF of the last one.
+    // With CR LF line ends, the reader would count a record's line from before the LF of the previous line.
     let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
     let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
     let Columns { names, unknown } = Columns::of(reader.headers().map_err(malformed)?, origin)?;
@@ -71,14 +71,14 @@ pub fn read(text: &str, origin: &str) -> Result<Runs, RowError> {
     }
 }
 
-/// The line of a record, which is told to begin with the empty lines in front of it.
+/// The line of a record. The reader reports the first of any empty lines before the record; these are skipped.
 fn line_of(text: &str, begin: &csv::Position) -> u64 {
     let rest = usize::try_from(begin.byte()).ok().and_then(|byte| text.get(byte..)).unwrap_or_default();
     let empty = rest.bytes().take_while(|&byte| byte == b'\n').count();
     begin.line() + empty as u64
 }
 
-/// Whether a value stands for nothing.
+/// Whether a value counts as empty.
 fn is_nothing(column: &str, value: &str) -> bool {
     let value = value.to_lowercase();
     NOTHING.contains(&value.as_str()) || (value == NOT_A_NUMBER && !MEASURED.contains(&column))
@@ -119,29 +119,29 @@ impl Row {
         Ok(())
     }
 
-    /// What a column says; empty where it says nothing, or is not there.
+    /// The text of a column; empty if it has none, or the column does not exist.
     pub fn text(&self, column: &str) -> &str {
         self.text.get(column).map_or("", String::as_str)
     }
 
-    /// The same in lower case.
+    /// The text of a column in lower case.
     pub fn word(&self, column: &str) -> String {
         self.text(column).to_lowercase()
     }
 
-    /// The number of a column, if it has one that is not 0.
+    /// The number of a column; `None` if it has none, or it is 0.
     pub fn number(&self, column: &str) -> Option<f64> {
         self.numbers.get(column).copied().filter(|number| *number > 0.0)
     }
 
-    /// Those of the columns that say nothing, or 0.
+    /// Returns those of the columns that are empty or 0.
     pub fn missing<'a>(&self, columns: &[&'a str]) -> Vec<&'a str> {
         let is_missing =
             |column: &&&str| self.text(column).is_empty() || self.numbers.get(**column) == Some(&0.0);
         columns.iter().filter(is_missing).copied().collect()
     }
 
-    /// What the column `row` says, a number where it is one; the line where it says nothing.
+    /// The identifier in the column `row`, as a number if it is one; the line number if the column is empty.
     pub fn id(&self) -> Value {
         let text = self.text("row");
         match (text.parse::<i64>(), text.parse::<f64>()) {
@@ -153,7 +153,7 @@ impl Row {
         }
     }
 
-    /// Whether the run is known to have fitted: it was measured, or ended for lack of memory.
+    /// Whether the run has fitted: true if it was measured, false if it ran out of memory, `None` if not known.
     pub fn fitted(&self) -> Option<bool> {
         let is_measured = MEASURED.iter().any(|column| self.numbers.contains_key(column));
         (self.is_out_of_memory || is_measured).then_some(!self.is_out_of_memory)

@@ -1,4 +1,4 @@
-//! A run: its model, schedule and work, and what was measured.
+//! A run: its model, schedule and work, and its measurement.
 
 use std::sync::Arc;
 
@@ -29,52 +29,52 @@ use crate::forecast::{Forecast, Planned, forecast};
 use crate::software::Software;
 use crate::work::{Calls, StepWork};
 
-/// The most devices of a run, and tokens of a micro-batch.
+/// The most devices of a run, and the most tokens of a micro-batch.
 const DEVICES_MAX: f64 = (1 << 20) as f64;
 const TOKENS_MAX: f64 = (1 << 22) as f64;
 
-/// What a row has to say: numbers above 0, and words.
+/// Columns that a row must fill: with numbers above 0, or words.
 const NEEDED: [&str; 10] =
     ["layers", "hidden", "heads", "ffn", "vocab", "seq", "micro_batch", "devices", "sharding", "act_ckpt"];
 
 /// The most micro-batches that a schedule is compiled for.
 const ROUNDS_MAX: usize = 256;
 
-/// A run inside of the model.
+/// A run that the model covers.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// As it is written.
+    /// The row, as written in the file.
     pub row: Row,
-    /// Its hardware.
+    /// The hardware.
     pub cluster: Cluster,
-    /// Its software.
+    /// The software.
     pub software: Software,
-    /// What of it is not said, or not in words that are known, and how it was read.
+    /// How values that are missing or not understood were interpreted.
     pub assumed: Vec<String>,
     mesh: Mesh,
     policy: Policy,
     sizes: Sizes,
     micro_batch: usize,
-    /// Micro-batches of a step on a rank, as published: not always a whole number.
+    /// Published number of micro-batches per step and rank: not always a whole number.
     accumulated: f64,
 }
 
-/// A run whose schedule is compiled.
+/// A run with its compiled schedule.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// The run.
     pub run: Run,
-    /// Its schedule.
+    /// The plan with its schedule.
     pub plan: Plan,
-    /// What that asks for.
+    /// The work of the schedule.
     pub work: StepWork,
 }
 
 impl Run {
-    /// What a row says.
+    /// Interprets a row.
     ///
     /// # Errors
-    /// Why it is outside of the model.
+    /// The reason for which the run is outside of the model.
     pub fn of(row: &Row) -> Result<Self, String> {
         let words = &Words::of(row);
         let missing = || format!("{INCOMPLETE}: no {}", row.missing(&NEEDED).join(", "));
@@ -117,10 +117,10 @@ impl Run {
         })
     }
 
-    /// Compiles its schedule.
+    /// Compiles the schedule of the run.
     ///
     /// # Errors
-    /// Why our schedules can not be those of the run.
+    /// The reason for which the run cannot be compiled into a schedule.
     pub fn prepare(self) -> Result<Prepared, String> {
         let (plan, work) = self.compiled().map_err(|error| error.to_string())?;
         Ok(Prepared { run: self, plan, work })
@@ -152,18 +152,18 @@ impl Run {
         Ok((plan, work))
     }
 
-    /// Micro-batches of its schedule; of more the rest are as long as these.
+    /// Number of micro-batches in the schedule; any further ones are assumed to take as long as these.
     fn rounds(&self) -> usize {
         (self.accumulated.round() as usize).clamp(1, ROUNDS_MAX)
     }
 
-    /// Tokens of a step on a device.
+    /// Tokens per step and device.
     fn tokens(&self) -> f64 {
         self.accumulated * (self.micro_batch * self.sizes.seq) as f64
     }
 
-    /// Seconds of a step that were measured, if the source says so in any way: as time, as tokens, or as operations by the
-    /// formula that it says it uses.
+    /// Measured seconds of a step, if the source states them as time, as tokens, or as floating-point operations
+    /// (converted by the formula that the source says it uses).
     pub fn measured(&self) -> Option<f64> {
         let (row, source) = (&self.row, self.row.word("source"));
         if let Some(time) = row.number("step_time_ms") {
@@ -172,7 +172,7 @@ impl Run {
         if let Some(tokens) = row.number("tokens_per_s_per_device") {
             return Some(self.tokens() / tokens);
         }
-        // That counts recomputation, and is a lower bound.
+        // This rate counts recomputation, so it gives only a lower bound.
         if source.contains("hardware utilisation") {
             return None;
         }
@@ -188,7 +188,7 @@ impl Run {
 }
 
 impl Prepared {
-    /// What is predicted of it.
+    /// Predicts the timing of the run.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -202,7 +202,7 @@ impl Prepared {
         forecast(&Planned { plan, work, cluster, software, constants, transport: "nccl" })
     }
 
-    /// Seconds of a step that are predicted.
+    /// Predicted seconds of a step.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -210,7 +210,8 @@ impl Prepared {
         Ok(self.whole(&self.forecast(constants)?))
     }
 
-    /// Seconds of a step at least and at most, on so many ranks that collectives of all of them may be much slower.
+    /// The shortest and longest expected step in seconds, for worlds so large that collectives of all ranks may be much
+    /// slower; `None` for others.
     ///
     /// # Errors
     /// [`ClusterError::NoPeak`].
@@ -224,7 +225,7 @@ impl Prepared {
         Ok(Some([seconds * (1.0 - band::OF_FITTED), most * (1.0 + band::OF_FITTED)]))
     }
 
-    /// Of all micro-batches, where the schedule has fewer.
+    /// Seconds of all micro-batches, if the schedule has fewer.
     fn whole(&self, forecast: &Forecast) -> f64 {
         forecast.seconds * self.run.accumulated / self.run.rounds() as f64
     }

@@ -1,4 +1,4 @@
-//! The shape of a model: what its row says, and what of it follows from its name or from how many parameters it has.
+//! The shape of a model: the sizes in its row, and properties that follow from its name or its number of parameters.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use super::words::{Words, matches, number_in};
 
 /// Models whose MLPs have no gate, by name in lower case.
 const UNGATED: &str = r"^(.*/)?(mpt|gpt|mingpt|modded|nanochat|maxtext-22b|maxtext-52b|opt|pythia|falcon|bloom|starcoder|santacoder|cerebras|phi-?[12]|bert|codegen|stablelm-base|dolly|redpajama)";
-/// Those that have one.
+/// Models whose MLPs have a gate.
 const GATED: &str = r"llama|mistral|mixtral|qwen|gemma|maxtext|internlm|smollm|olmo|granite|deepseek|baichuan|\byi\b|yi-|phi-?[34]|vicuna|nanotron|palm|zephyr";
-/// Models whose head is their embedding.
+/// Models whose head is tied to the embedding.
 const TIED: &str = r"^(.*/)?(mpt|gpt-?[23]|gpt-\d|gptneo\b|gpt-neo-|gpt$|opt|bloom|falcon|gemma|nanotron-(1|3)|starcoder|santacoder|cerebras)";
-/// Those whose head is not.
+/// Models whose head is not tied.
 const UNTIED: &str = r"^(.*/)?(tiny|code)?-?(llama-?2|llama2|llama-?3(\.[013])?-|llama-|mistral|mixtral|vicuna|pythia|gpt-?neox|gpt-?j|internlm|maxtext|yi|phi-3|deepseek|baichuan)";
 
-/// Models whose heads may be larger or smaller than their part of the width.
+/// Models whose heads may be larger or smaller than the width divided by their number.
 const OWN_HEAD_DIM: &str = r"qwen-?3|gemma|nemo|glm";
 
-/// Elements of a head that models have which do not divide their width evenly among heads.
+/// Head sizes of models that do not divide their width evenly among heads.
 const HEAD_DIMS: [usize; 6] = [64, 80, 96, 128, 192, 256];
 
-/// By which part of the parameters that a row says a shape may differ before another is looked for: norms, biases, positions.
+/// Relative difference to the row's number of parameters up to which a shape is accepted: norms, biases, positions.
 const SAME_SIZE: f64 = 0.02;
 
-/// What no model has more of: so many that all products of them are numbers of 64 bits.
+/// Upper bounds that no model exceeds, this and the next ones, small enough that all their products fit 64 bits.
 const LAYERS_MAX: usize = 4096;
 const HEADS_MAX: usize = 4096;
 const WIDTH_MAX: usize = 1 << 17;
@@ -34,7 +34,7 @@ const INNER_MAX: usize = 1 << 19;
 const VOCAB_MAX: usize = 1 << 20;
 const SEQ_MAX: usize = 1 << 20;
 
-/// The shape of a model, and of its samples.
+/// The shape of a model and of its samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sizes {
     pub(super) layers: usize,
@@ -50,7 +50,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// What a row says; none where it lacks a size.
+    /// Reads the sizes of a row; `None` if a size is missing.
     pub(super) fn of(row: &Row, words: &Words) -> Option<Self> {
         let size = |column: &str| row.number(column).map(|number| number as usize);
         let (heads, hidden) = (size("heads")?, size("hidden")?);
@@ -70,7 +70,7 @@ impl Sizes {
         Some(row.number("params").map_or(named, |parameters| named.like(parameters, model)))
     }
 
-    /// The shape, of those that a name leaves open, whose parameters are nearest to so many; itself where it is near.
+    /// The shape with the nearest number of parameters, among those that the name allows; `self` if it is near enough.
     fn like(self, parameters: f64, model: &str) -> Self {
         let off = |sizes: &Self| (sizes.parameters() / parameters).ln().abs();
         if off(&self) < SAME_SIZE {
@@ -89,18 +89,18 @@ impl Sizes {
                 }
             }
         }
-        // Of equally near ones the first changes the least.
+        // Among equally near shapes, `min_by` returns the first, which changes least.
         all.into_iter().min_by(|one, other| off(one).total_cmp(&off(other))).unwrap_or(self)
     }
 
-    /// What of the shape is taken from the number of parameters, or for granted, in words.
+    /// Describes the properties that were derived from the number of parameters, or assumed.
     pub(super) fn assumed(&self, row: &Row, words: &Words) -> Vec<String> {
         let keys =
             row.number("kv_heads").is_none().then(|| "kv_heads is not said: as many as heads".to_owned());
         keys.into_iter().chain(self.assumed_of_name(row, words.model.as_str())).collect()
     }
 
-    /// The same of what a name leaves open.
+    /// The same for properties that the name leaves open.
     fn assumed_of_name(&self, row: &Row, model: &str) -> Option<String> {
         let is_known = |names: [&str; 2]| names.iter().any(|names| matches(names, model));
         if is_known([UNGATED, GATED]) && is_known([TIED, UNTIED]) && self.hidden.is_multiple_of(self.heads) {
@@ -118,7 +118,7 @@ impl Sizes {
         ))
     }
 
-    /// What is wrong with the sizes, if there can be no such model.
+    /// Describes what is wrong with the sizes; `None` if a model can have them.
     pub(super) fn contradiction(&self) -> Option<String> {
         let &Self { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, .. } = self;
         let sizes = [
@@ -139,7 +139,8 @@ impl Sizes {
         is_odd.then(|| format!("heads of {head_dim} elements, which can not rotate"))
     }
 
-    /// A model of these sizes: with RMS norms, rotary positions and a gate, or with layer norms and none of these.
+    /// The configuration of a model of these sizes: if gated, with RMS norms and rotary positions; otherwise with layer
+    /// norms.
     pub(super) fn config(&self) -> DecoderConfig {
         let names =
             if self.is_gated { Names::LLAMA } else { Names { gate_up: &["up_proj"], ..Names::LLAMA } };
@@ -180,7 +181,7 @@ impl Sizes {
         }
     }
 
-    /// Parameters of the products of a layer.
+    /// Number of parameters in the products of a layer.
     pub(super) fn layer_parameters(&self) -> f64 {
         let (hidden, head_dim) = (self.hidden as f64, self.head_dim as f64);
         let attention = hidden * head_dim * (2 * self.heads + 2 * self.kv_heads) as f64;
@@ -188,14 +189,14 @@ impl Sizes {
         attention + mlp
     }
 
-    /// Parameters of products, embeddings and the head.
+    /// Number of parameters in products, embeddings and the head.
     pub(super) fn parameters(&self) -> f64 {
         let tables = if self.is_tied { 1.0 } else { 2.0 };
         self.layers as f64 * self.layer_parameters() + tables * (self.vocab * self.hidden) as f64
     }
 }
 
-/// Elements of a head, where the name says them.
+/// Head size, if the name states it.
 fn named_head_dim(model: &str) -> Option<usize> {
     let said = number_in(r"head_?dim[=_ ]?(\d+)", model).filter(|&size| size > 0 && size <= WIDTH_MAX);
     said.or_else(|| matches(r"maxtext-(22|52)b", model).then_some(256))
@@ -247,7 +248,7 @@ mod tests {
         // Heads that are larger than their part of the width: Qwen3-0.6B has 596 million parameters and heads of 128.
         let qwen = of("Qwen3-0.6B", "596049920", "28,1024,16,8,3072,151936");
         assert_eq!((qwen.head_dim, qwen.is_gated, qwen.is_tied), (128, true, true));
-        // What is known by its name stays, whatever is counted.
+        // Properties that are known from the name stay, whatever the number of parameters.
         let llama = of("Llama-2-7B", "3e9", "32,4096,32,32,11008,32000");
         assert_eq!((llama.head_dim, llama.is_gated, llama.is_tied), (128, true, false));
         assert_eq!(of("MaxText-16B(head_dim128)", "", "32,4096,64,64,11008,32000").head_dim, 128);

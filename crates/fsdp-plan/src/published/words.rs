@@ -1,10 +1,10 @@
-//! What the text of a row says, with the many spellings of a policy made one.
+//! The text of a row, with the many spellings of a policy normalized.
 
 use regex::Regex;
 
 use super::row::Row;
 
-/// Spellings of shardings, in lower case, and what stands for them.
+/// Patterns of sharding names in lower case, and their normal forms.
 const SHARDINGS: [(&str, &str); 11] = [
     (r"zero[-_ ]*(?:stage)?[-_ ]*([123])", "zero$1"),
     (r"hybrid[-_ ]*(?:full)?[-_ ]*shard(?:ed|ing)?", "hsdp"),
@@ -19,7 +19,7 @@ const SHARDINGS: [(&str, &str); 11] = [
     (r"^(?:no|off|false|single[-_ ]*(?:gpu|device)?|1[-_ ]*gpu)$", "none"),
 ];
 
-/// Spellings of checkpointing.
+/// Patterns of checkpointing names, and their normal forms.
 const CHECKPOINTING: [(&str, &str); 4] = [
     (r"^(?:no|off|false|never|0)$", "none"),
     (r"^(?:yes|on|true|all|1|every[-_ ]*layer|block)$", "full"),
@@ -27,7 +27,7 @@ const CHECKPOINTING: [(&str, &str); 4] = [
     (r"^sac$", "selective_op"),
 ];
 
-/// What the column `sharding` has of, where it is understood.
+/// Parts of a normalized `sharding` that are understood.
 const UNDERSTOOD: [&str; 7] = ["fsdp", "hsdp", "zero", "ddp", "shard", "intra", "none"];
 
 /// The text of a row, in lower case.
@@ -51,18 +51,18 @@ fn pattern_of(pattern: &str) -> Regex {
     Regex::new(pattern).expect("the pattern is constant")
 }
 
-/// Whether text has a pattern.
+/// Whether the text contains a match of a pattern.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     pattern_of(pattern).is_match(text)
 }
 
-/// The number behind a pattern.
+/// The number in the first group of a pattern; `None` without a match.
 pub(super) fn number_in(pattern: &str, text: &str) -> Option<usize> {
     pattern_of(pattern).captures(text)?.get(1)?.as_str().parse().ok()
 }
 
 impl Words {
-    /// Those of a row.
+    /// Normalizes the text of a row.
     pub(super) fn of(row: &Row) -> Self {
         Self {
             source: row.word("source"),
@@ -74,12 +74,12 @@ impl Words {
         }
     }
 
-    /// Whether the word for how it is sharded is one of those that are known.
+    /// Whether the sharding is one of those that are understood.
     pub(super) fn is_sharding_understood(&self) -> bool {
         UNDERSTOOD.iter().any(|word| self.sharding.contains(word))
     }
 
-    /// Whether the sharding has a part.
+    /// Whether the sharding contains `part`.
     pub(super) fn shards_by(&self, part: &str) -> bool {
         self.sharding.contains(part)
     }

@@ -1,22 +1,22 @@
-//! How fast this machine copies, measured: the bound that collectives are printed beside.
+//! Measures how fast this machine copies: the bound that collectives are compared with.
 
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-/// Bytes per `memcpy`, few enough that it does not go around the caches.
+/// Bytes per `memcpy`, few enough that it does not bypass the caches.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Rate at which a block is copied over and over, in bytes read and written.
+/// Rate of copying a block repeatedly, in bytes read and written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyRate {
     bytes_per_s: f64,
 }
 
 impl CopyRate {
-    /// The best of several runs in which up to `threads` threads copy a part each of a block of `bytes` bytes.
-    /// It stays in caches that are big enough for it.
+    /// The best of several runs in which up to `threads` threads each copy a part of a block of `bytes` bytes. The
+    /// block stays in caches that are large enough for it.
     pub(crate) fn measure(threads: usize, bytes: usize) -> Self {
         let copies = ((64 << 20) / bytes).max(4);
         let run = |threads| copy_seconds(threads, bytes / threads, copies);
@@ -24,7 +24,7 @@ impl CopyRate {
         Self { bytes_per_s: (2 * copies * bytes) as f64 / seconds }
     }
 
-    /// The shortest time in which `bytes` bytes are moved.
+    /// The shortest time for moving `bytes` bytes.
     pub(crate) fn seconds(&self, bytes: f64) -> f64 {
         bytes / self.bytes_per_s
     }

@@ -1,14 +1,14 @@
-//! Collectives of ranks that are threads, over host memory, each beside its bound.
+//! Benchmarks collectives between ranks that are threads, over host memory, against their bounds.
 //!
-//! `cargo bench -p fsdp-sim --features bench` measures with criterion; before each, the best of a few short runs is printed
-//! next to the time in which this machine copies as many bytes as the collective must read and write, with as
-//! many threads as ranks may run at a time. Threads are started and buffers filled before the clock runs.
+//! `cargo bench -p fsdp-sim --features bench` measures with criterion. Before each benchmark, it prints the best of a
+//! few short runs next to the time in which this machine copies as many bytes as the collective must read and write,
+//! with as many threads as ranks may run at a time. Threads are started and buffers filled before the clock starts.
 //!
-//! The copies of the bound go on in one pair of blocks: where those fit a cache and the buffers of all ranks
-//! do not, no collective can reach it.
+//! The copies of the bound reuse one pair of blocks: where those fit a cache and the buffers of all ranks do not, no
+//! collective can reach the bound.
 //!
-//! This is the cost of moving elements and of meeting within one process: nothing here says what a network
-//! would do, and no rank computes between its collectives.
+//! This measures the cost of moving elements and of synchronizing within one process. It says nothing about networks,
+//! and no rank computes between its collectives.
 
 mod bounds;
 
@@ -24,16 +24,16 @@ use fsdp_core::memory::{Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
 
-/// Runs of a report, and collectives of each.
+/// Number of runs in a report, and of collectives in each.
 const RUNS: usize = 3;
 const RUN_COLLECTIVES: u64 = 4;
 
-/// What is measured.
+/// The measured collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Every rank gets a copy.
+    /// All-gather in which every rank receives a copy.
     AllGatherCopied,
-    /// One rank gets a copy that the others read.
+    /// All-gather in which one rank receives a copy that the others read.
     AllGatherShared,
     ReduceScatter,
     AllReduce,
@@ -63,7 +63,7 @@ struct Case {
 }
 
 impl Case {
-    /// Bytes that must be read and written. A copy does both; an addition reads two and writes one.
+    /// Bytes that must be read and written. A copy reads one and writes one; an addition reads two and writes one.
     fn moved_bytes(self) -> usize {
         let (copy, add) = (2 * self.bytes, 3 * self.bytes);
         let others = self.ranks - 1;
@@ -84,8 +84,8 @@ impl Case {
         })
     }
 
-    /// The time of `iterations` collectives in a new world, after one that is not counted: from the first rank
-    /// to start to the last to end, since a rank that starts late finds work of the others already done.
+    /// The time of `iterations` collectives in a new world, after one that is not counted: from the start of the first
+    /// rank to the end of the last, since a rank that starts late finds that others have already done some of the work.
     fn time(self, pool: &Arc<HostPool>, iterations: u64) -> Duration {
         let spans = self.launcher(pool).launch(self.ranks, &|seat| {
             let mut seat = Seat::new(self, seat)?;
@@ -97,7 +97,7 @@ impl Case {
         span(&spans.expect("no rank fails"))
     }
 
-    /// Prints the best time beside the bound.
+    /// Prints the best time next to the bound.
     fn report(self, pool: &Arc<HostPool>, name: &str, rate: CopyRate) {
         let run = || self.time(pool, RUN_COLLECTIVES).as_secs_f64() / RUN_COLLECTIVES as f64;
         let seconds = (0..RUNS).map(|_| run()).fold(f64::INFINITY, f64::min);
@@ -120,7 +120,7 @@ fn span(spans: &[(Instant, Instant)]) -> Duration {
     end - start
 }
 
-/// One rank with its buffers. A collective takes them and gives them back.
+/// One rank with its buffers. A collective takes them and returns them.
 struct Seat {
     kind: Kind,
     seat: launch::Seat<HostMemory>,
@@ -142,7 +142,7 @@ impl Seat {
         Ok(Self { kind: case.kind, seat, whole, part })
     }
 
-    /// One collective, from its start to its end.
+    /// Runs one collective to its end.
     fn step(&mut self) -> Result<(), Error> {
         match self.kind {
             Kind::AllGatherCopied | Kind::AllGatherShared => self.all_gather(),
@@ -151,7 +151,7 @@ impl Seat {
         }
     }
 
-    /// Gives up what the last one brought, which others may read, first.
+    /// Releases the output of the last collective, which others may still read, before the next one.
     fn all_gather(&mut self) -> Result<(), Error> {
         let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
         whole.iter_mut().for_each(|buffer| memory.release(Queue::Gather, buffer));
@@ -161,8 +161,8 @@ impl Seat {
         Ok(())
     }
 
-    /// The input was given up by the last one. Writing one element brings storage back, which is all zeros:
-    /// filling it would be timed too.
+    /// The last collective released the input. Writing one element restores its storage, all zeros; filling it would be
+    /// timed too.
     fn reduce_scatter(&mut self) -> Result<(), Error> {
         let (memory, mut whole) = (&*self.seat.memory, std::mem::take(&mut self.whole));
         whole.iter_mut().try_for_each(|buffer| memory.zero(Queue::Compute, SliceMut::new(buffer, 0, 1)))?;
@@ -189,7 +189,7 @@ impl Seat {
     }
 }
 
-/// All kinds for one number of ranks and one size.
+/// Measures all collectives for one number of ranks and one size.
 fn measure(c: &mut Criterion, ranks: usize, mebibytes: usize) {
     let (bytes, pool) = (mebibytes << 20, HostPool::new());
     let threads = ThreadOptions::default().cores.min(ranks);

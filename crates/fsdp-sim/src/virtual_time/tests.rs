@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Operations with their queues and waits, and nothing else.
+/// A schedule of operations that have only queues and waits.
 fn schedule(ops: &[(Queue, &[usize])]) -> Schedule {
     let kind = |queue: Queue| match queue {
         Queue::Compute => OpKind::BeginMicroBatch(Round(0)),
@@ -73,7 +73,7 @@ fn operations_on_one_link_share_it_and_slow_computation() {
     let on = |link| Work { seconds: 2.0, link: Some(link), drag: 0.0 };
     assert_eq!(simulate(&both, &[on(0), on(1)], Pace::default()).end, 2.0);
     assert_eq!(simulate(&both, &[on(0), on(0)], Pace::default()).end, 4.0);
-    // While the collective runs, for 2 of the 3 seconds, a quarter of computation is lost.
+    // While the collective runs, for 2 of the 3 seconds, a quarter of the computation is lost.
     let beside = schedule(&[(G, &[]), (C, &[])]);
     let collective = Work { seconds: 2.0, link: Some(0), drag: 0.25 };
     assert_eq!(simulate(&beside, &[collective, takes(3.0)], Pace::default()).end, 3.5);
@@ -105,7 +105,7 @@ fn the_slowest_of_many_is_as_far_out_as_samples_are() {
 }
 
 proptest! {
-    /// Without links and drag an operation begins at the latest end of what it waits for and of the one before it in its
+    /// Without links and drag, an operation begins at the latest end of its waits and of the operation before it on its
     /// queue: a recursion in program order.
     #[test]
     fn without_sharing_times_follow_from_a_recursion(
@@ -126,7 +126,7 @@ proptest! {
             ends.push(start + work[op].seconds);
             prop_assert_eq!((timeline.spans[op].start, timeline.spans[op].end), (start, ends[op]));
         }
-        // The path has no gaps, and ends with the step.
+        // The path has no gaps, and ends at the end of the step.
         let path = timeline.critical_path();
         prop_assert!(path.windows(2).all(|pair| timeline.spans[pair[1].0].start == timeline.spans[pair[0].0].end));
         prop_assert_eq!(timeline.spans[path.last().unwrap().0].end, timeline.end);

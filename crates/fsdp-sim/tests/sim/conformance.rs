@@ -1,4 +1,4 @@
-//! The simulated communicator passes the suite of every communicator.
+//! Runs the conformance suite of all communicators on the simulated one.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use fsdp_core::DType;
 use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
 use proptest::prelude::*;
 
-/// Worlds on so many cores that share the outputs of all-gathers, or do not.
+/// Worlds on `cores` cores that share the outputs of all-gathers, or do not.
 fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<PlainMemory> {
     let options =
         ThreadOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..ThreadOptions::default() };

@@ -1,4 +1,4 @@
-//! Every failure ends every rank with a typed error that names the culprit, and none hangs.
+//! Tests that every failure ends every rank with a typed error that names the culprit, and that no rank hangs.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_sim::{Action, Fault, Faults};
 
-/// A time limit that no test reaches unless it is broken.
+/// A time limit that is reached only by a broken test.
 const LONG: Duration = Duration::from_secs(600);
 
 fn reduce(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
@@ -34,14 +34,14 @@ fn gather(comm: &mut Comm<PlainMemory>) -> Result<(), Error> {
     pending.wait_on(&memory, Queue::Gather).map(drop)
 }
 
-/// How a world ended: the failure, and the errors that the other ranks have returned.
+/// How a world ended: the failure, and the errors that the other ranks returned.
 #[derive(Debug)]
 struct End<E> {
     failure: LaunchFailure<E>,
     others: Vec<(Rank, E)>,
 }
 
-/// Runs a body on every rank of a world that has to fail.
+/// Runs a body on every rank of a world that must fail.
 fn ended<E: Clone + Send + std::fmt::Debug + std::fmt::Display>(
     options: ThreadOptions,
     ranks: usize,
@@ -61,7 +61,7 @@ fn ended<E: Clone + Send + std::fmt::Debug + std::fmt::Display>(
     End { failure, others }
 }
 
-/// With errors of communication only.
+/// As [`ended`], for bodies that fail only with communication errors.
 fn fails(
     options: ThreadOptions,
     ranks: usize,
@@ -75,7 +75,7 @@ fn fails(
     })
 }
 
-/// Some steps of gathers and reductions on two communicators.
+/// Runs some steps of gathers and reductions on two communicators.
 fn train(mut seat: Seat<PlainMemory>) -> Result<(), Error> {
     for _ in 0..3 {
         gather(&mut seat.gathers)?;
@@ -113,7 +113,7 @@ fn every_fault_ends_every_rank_and_names_the_culprit() {
     }
 }
 
-/// What the world and each of its ranks reported for a fault.
+/// Checks what the world and each of its ranks reported for a fault.
 fn check(rank: Rank, action: Action, ranks: usize, end: &End<CommError>) {
     let case = format!("{action:?} on {rank} of {ranks}: {end:?}");
     assert_eq!(end.others.len(), ranks - 1, "{case}");
@@ -217,7 +217,7 @@ fn a_rank_that_works_too_long_is_missed_after_the_time_limit() {
     let options = ThreadOptions { timeout: Duration::from_millis(50), ..options(1) };
     let end = fails(options, 2, |mut seat| {
         if seat.rank == Rank(1) {
-            // Busy until rank 0 has its error: only the time limit can give it.
+            // Busy until rank 0 has its error, which only the time limit can cause.
             wait.lock().unwrap().recv().unwrap();
         }
         let result = reduce(&mut seat.reductions);

@@ -1,6 +1,6 @@
-//! A memory whose queues run as late as they may: a step of a queue runs only when a read on the host asks
-//! for it, directly or through waits. Work that a communicator forgot to order behind the data it needs thus
-//! finds nothing but poison. All ranks share one device.
+//! A memory whose queues run as late as possible: a step of a queue runs only when a read on the host requires it,
+//! directly or through waits. Work that a communicator failed to order after the data it needs thus finds only poison.
+//! All ranks share one device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use fsdp_core::{DType, Error, Queue, Rank};
 type Cells = Arc<Mutex<Vec<f64>>>;
 type QueueId = (Rank, Queue);
 
-/// A point in the work of a queue: how many steps were given to it before.
+/// A point in the work of a queue: the number of steps submitted to it before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Point {
     queue: QueueId,
@@ -45,7 +45,7 @@ impl Device {
     }
 }
 
-/// Runs what has to come before a point, and nothing else.
+/// Runs the steps that must come before a point, and no others.
 fn run_until(streams: &mut BTreeMap<QueueId, Stream>, point: Point) {
     while streams.entry(point.queue).or_default().done < point.steps {
         let stream = streams.get_mut(&point.queue).unwrap();

@@ -1,4 +1,4 @@
-//! Collectives between devices whose queues lag behind the host: only events keep the order.
+//! Collectives between devices whose queues lag behind the host: only events enforce the order.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Cores and buffers that ranks share.
+//! How ranks share cores and buffers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use fsdp_core::comm::{Purpose, ReduceOp};
 use fsdp_core::memory::{Buffer, Category, Memory, SliceMut};
 use fsdp_core::{DType, Error, Queue, Rank};
 
-/// Runs a body on every rank of a world of one memory.
+/// Runs a body on every rank of a world with one memory.
 fn run<T: Send>(
     options: ThreadOptions,
     ranks: usize,
@@ -90,8 +90,8 @@ fn consumed_inputs_come_back_released() {
     });
 }
 
-/// With one core, rank `r` arrives after all lower ranks: it finds the partial sums of the tree, not the
-/// inputs of all of them.
+/// With one core, rank `r` arrives after all lower ranks, so it finds the partial sums of the tree instead of all
+/// inputs.
 #[test]
 fn inputs_are_released_as_ranks_arrive() {
     let (memory, ranks) = (Arc::new(PlainMemory::new(true)), 64);

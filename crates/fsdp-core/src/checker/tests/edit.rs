@@ -1,8 +1,8 @@
-//! Schedules with something wrong in them.
+//! Edits that plant errors in schedules.
 
 use crate::schedule::{Op, OpId, Schedule};
 
-/// The schedule whose operations stand in the given order, waits and joins renumbered; `None` leaves one out.
+/// The schedule with its operations in the given order and waits and joins renumbered; `None` drops an operation.
 fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
     let mut place = vec![None; schedule.ops.len()];
     for (to, &from) in order.iter().enumerate() {
@@ -16,8 +16,8 @@ fn reordered(schedule: &Schedule, order: &[usize]) -> Schedule {
     Schedule { ops: ops.collect(), ..schedule.clone() }
 }
 
-/// The schedule without one operation. What it waited for and joined falls to whoever waited for it and to the
-/// next of its queue, so that nothing but the operation itself is missing.
+/// The schedule without one operation. Its waits and joins pass to the operations that waited for it and to the next
+/// one on its queue, so that nothing but the operation itself is missing.
 pub(super) fn without(schedule: &Schedule, dropped: usize) -> Schedule {
     let mut changed = schedule.clone();
     let Op { kind, waits, joins, .. } = schedule.ops[dropped].clone();
@@ -47,7 +47,8 @@ pub(super) fn moved(schedule: &Schedule, from: usize, to: usize) -> Schedule {
     reordered(schedule, &order)
 }
 
-/// The schedule with an operation twice, the second time right behind the first; what waited for it waits for the second.
+/// The schedule with an operation repeated directly after itself; operations that waited for it wait for the second
+/// one.
 pub(super) fn doubled(schedule: &Schedule, at: usize) -> Schedule {
     let mut changed = schedule.clone();
     let op = &schedule.ops[at];

@@ -1,10 +1,10 @@
-//! Operands in the place of others.
+//! Operands replaced by others.
 
 use super::samples;
 use crate::schedule::{BufferId, Schedule};
 use crate::testing::Built;
 
-/// The buffers that could stand in the place of one: of the same category, type, length and place.
+/// The buffers that could replace one: of the same category, dtype, length and place.
 fn alike(schedule: &Schedule, id: BufferId) -> Vec<BufferId> {
     let decl = schedule.buffer(id);
     let key = |id: BufferId| {
@@ -16,7 +16,8 @@ fn alike(schedule: &Schedule, id: BufferId) -> Vec<BufferId> {
     ids.filter(|&other| other != id && key(other) == key(id)).collect()
 }
 
-/// Puts every buffer of the same kind in the place of every operand, and says how many were tried.
+/// Replaces every operand by every similar buffer, asserts that the checker objects, and returns the number of
+/// attempts.
 fn assert_operands_are_needed(built: &Built, schedule: &Schedule) -> usize {
     let mut changed = schedule.clone();
     let mut tried = 0;
@@ -86,7 +87,7 @@ fn operands_that_are_missing_too_many_or_in_another_order_are_found() {
     }
 }
 
-/// Whether the order of an operation's operands says nothing: a step begins with all of them.
+/// Whether the order of an operation's operands is irrelevant: a step begins with all of them.
 fn is_a_set(index: usize) -> bool {
     index == 0
 }

@@ -1,4 +1,4 @@
-//! Waits and joins that order nothing: for later operations, for none, or for what the queue orders anyway.
+//! Waits and joins that order nothing: on later operations, on missing ones, or on those that the queue orders anyway.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn rejects_joins_that_are_none() {
     let reshard = find(&schedule, |kind| matches!(kind, OpKind::Reshard(_)));
     let last = schedule.ops.iter().rposition(|op| op.kind.is_collective()).unwrap();
     let count = schedule.ops.len();
-    // No collective, a later one, one that does not exist, an earlier one that nothing puts before.
+    // Not a collective, a later one, one that does not exist, an earlier one that nothing orders before.
     for (op, target) in [(reshard, begin), (reshard, last), (reshard, count), (begin, gather)] {
         let mut changed = schedule.clone();
         changed.ops[op].joins.push(OpId(target));

@@ -1,4 +1,4 @@
-//! Scalars, statistics and updates.
+//! Symbolic contents of scalars and statistics, and the operands of updates.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use crate::schedule::{BufferId, Op, Phase, Role};
 use crate::wrap::UnitId;
 
 impl Values<'_> {
-    /// The scalars of a step when all parts are in them.
+    /// The scalars of a step with all parts included.
     pub(super) fn scalars(&self, reduced: bool) -> Value {
         let norms = if self.names.schedule.trains() { self.trained.clone() } else { BTreeSet::new() };
         Value::Scalars { losses: self.names.schedule.rounds, norms, reduced }
     }
 
-    /// The statistics of a phase when all parts are in them.
+    /// The statistics of a phase with all parts included.
     pub(super) fn statistics(&self, phase: usize, reduced: bool) -> Value {
         Value::Statistics { phase, parts: self.trained.clone(), reduced }
     }
@@ -37,7 +37,8 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// Losses, of so many micro-batches before and behind, or norms that are not there yet come to the scalars.
+    /// Adds losses (`losses[0]` micro-batches before, `losses[1]` after) or norms that are not yet included to the
+    /// scalars.
     pub(super) fn note(
         &mut self,
         at: usize,
@@ -98,7 +99,7 @@ impl Values<'_> {
         Ok(())
     }
 
-    /// An update, which gives up the directions of its unit, and leaves nothing in the scratch.
+    /// Checks an update, which gives up the directions of its unit and leaves the scratch empty.
     pub(super) fn check_update(&mut self, at: usize, op: &Op, unit: UnitId) -> Result<(), Violation> {
         let (directed, lasting) = (self.directed(unit), &self.names.schedule.lasting);
         let scratch = lasting.scratch.filter(|_| !directed.is_empty());
@@ -111,8 +112,8 @@ impl Values<'_> {
         rest.iter().try_for_each(|&id| self.keep(at, id, Value::Nothing))
     }
 
-    /// The operands that statistics, directions and updates have in common: so many phases of statistics are read, and behind the
-    /// shards of the unit and its state, which are updated or not, `more` buffers are written.
+    /// Checks the operands that statistics, directions and updates have in common: `phases` phases of statistics are
+    /// read; the shards of the unit and its state, `updated` or not, are written, followed by `more` buffers.
     pub(super) fn update(
         &mut self,
         at: usize,

@@ -6,7 +6,7 @@ use super::*;
 use crate::checker::{Values, Violation};
 use crate::testing::{Built, setups};
 
-/// What an engine does with buffers, without buffers: what they hold, and which collectives are in flight.
+/// A model of an engine without buffers: their contents, and the collectives in flight.
 struct Host<'a> {
     schedule: &'a Schedule,
     values: Values<'a>,
@@ -19,7 +19,7 @@ impl<'a> Host<'a> {
         Self { schedule, values, in_flight: BTreeSet::new() }
     }
 
-    /// Nothing that is in flight is touched: it is read at most, where the collective reads too.
+    /// Asserts that an operation touches no buffer in flight, except reading one that the collective also reads.
     fn assert_free(&self, id: OpId) {
         let mine: Vec<_> = self.schedule.op(id).accesses().collect();
         for &other in &self.in_flight {
@@ -32,7 +32,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Issues everything; `choose` picks among the ready operations.
+    /// Issues all operations; `choose` picks among the ready ones.
     fn run(&mut self, mut choose: impl FnMut(&[OpId]) -> usize) -> Result<Vec<OpId>, Violation> {
         let mut frontier = Frontier::new(self.schedule);
         let mut issued = Vec::new();
@@ -58,7 +58,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// A small generator, so that one seed is one order.
+/// A small generator: one seed gives one order.
 fn draw(seed: &mut u64) -> usize {
     *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
     (*seed >> 33) as usize
@@ -75,7 +75,7 @@ proptest! {
             prop_assert!(in_order.windows(2).all(|pair| pair[0] < pair[1]));
             let mut seed = seed;
             Host::new(&built, &schedule).run(|ready| draw(&mut seed) % ready.len()).unwrap();
-            // The greediest of all: the queue that is furthest ahead goes first.
+            // The greediest order: the queue that is furthest ahead goes first.
             Host::new(&built, &schedule).run(|ready| ready.len() - 1).unwrap();
         }
     }
@@ -88,14 +88,14 @@ proptest! {
     }
 }
 
-/// Ranks issue in orders of their own; whoever waits for a collective blocks until all ranks have issued it.
-/// Ranks take turns at random, and there is always one that is not blocked.
+/// Lets ranks issue in different orders, taking turns at random. A rank that waits for a collective is blocked until
+/// all ranks have issued it. Asserts that at any time at least one rank is not blocked.
 fn assert_no_deadlock(schedule: &Schedule, seeds: &[u64; 3]) {
     let mut seeds = *seeds;
     let mut frontiers: Vec<Frontier<'_>> = seeds.iter().map(|_| Frontier::new(schedule)).collect();
     let mut in_flight: Vec<BTreeSet<OpId>> = vec![BTreeSet::new(); seeds.len()];
     let mut issued_by: BTreeMap<OpId, usize> = BTreeMap::new();
-    // Scalars and statistics block where they are issued, until all ranks are there.
+    // Scalars and statistics block the rank that issues them until all ranks have.
     let blocks = |kind: &OpKind| matches!(kind, OpKind::ReduceScalars | OpKind::ReduceStatistics(_));
     let mut met: BTreeMap<OpId, BTreeSet<usize>> = BTreeMap::new();
     let mut next: Vec<Option<OpId>> = vec![None; seeds.len()];

@@ -1,4 +1,4 @@
-//! Which buffers there are: what ranks own of each unit, what a step needs besides, and slots that are taken in turn.
+//! Declares buffers: those that ranks own of each unit, the others that a step needs, and slots that are used in turn.
 
 use std::collections::BTreeSet;
 
@@ -17,20 +17,20 @@ use crate::wrap::UnitId;
 pub(super) struct Declared {
     pub(super) buffers: Vec<BufferDecl>,
     pub(super) lasting: Lasting,
-    /// Of each unit the sub-shard per segment, if one is kept.
+    /// For each unit, the sub-shard per segment; empty if none is kept.
     pub(super) sub_shards: Vec<Vec<BufferId>>,
-    /// Sets of buffers for sums of a unit's sharded gradients; the first one takes the total.
+    /// For each unit, sets of buffers for sums of sharded gradients; the first set receives the total.
     pub(super) sums: Vec<Vec<Vec<BufferId>>>,
-    /// Sets for sums of whole gradients.
+    /// For each unit, sets of buffers for sums of unsharded gradients.
     pub(super) whole_sums: Vec<Vec<Vec<BufferId>>>,
 }
 
-/// A declaration without an owner.
+/// A declaration on the device that belongs to no unit.
 fn decl(role: Role, category: Category, dtype: DType, len: usize) -> BufferDecl {
     BufferDecl { role, category, dtype, len: Some(len), place: Place::Device, unit: None, segment: None }
 }
 
-/// Sets of buffers for partial sums, beyond one that is there anyway: the sharded gradients, or a gradient slot.
+/// Number of buffer sets for partial sums, beyond the one that exists anyway: the sharded gradient, or a gradient slot.
 fn extra_sums(policy: &Policy, rounds: usize) -> usize {
     match policy.accumulation_order {
         AccumulationOrder::Tree => tree::accumulators(rounds) - 1,
@@ -39,7 +39,7 @@ fn extra_sums(policy: &Policy, rounds: usize) -> usize {
 }
 
 impl Declared {
-    /// What a step declares before it takes slots.
+    /// Declares the buffers of a step, except slots.
     pub(super) fn of_step(compiler: &Compiler<'_>, ranges: &[LiveRange], rounds: usize) -> Self {
         let mut buffers = Vec::new();
         let lasting = scalars(&mut buffers, compiler);
@@ -61,7 +61,7 @@ impl Declared {
         declared
     }
 
-    /// What an evaluation works on: the buffers of the step that it belongs to.
+    /// The buffers of an evaluation: those of the step that it belongs to.
     pub(super) fn of_evaluation(step: &Schedule) -> Self {
         let (buffers, lasting) = (step.buffers.clone(), step.lasting.clone());
         let none = || vec![Vec::new(); lasting.units.len()];
@@ -73,7 +73,7 @@ impl Declared {
         BufferId::of(self.buffers.len() - 1)
     }
 
-    /// A buffer of its own for every (or every trainable) segment of a unit.
+    /// Declares a buffer for every (or every trainable) segment of a unit.
     fn per_segment(
         &mut self,
         compiler: &Compiler<'_>,
@@ -91,7 +91,7 @@ impl Declared {
             .collect()
     }
 
-    /// What a rank owns of a unit: parameters, gradient, optimizer state.
+    /// Declares the buffers that a rank owns of a unit: parameters, gradient, optimizer state.
     fn own(&mut self, compiler: &Compiler<'_>, unit: UnitId) -> UnitBuffers {
         let policy = compiler.policy;
         let place = match policy.offload {
@@ -128,7 +128,7 @@ impl Declared {
         own
     }
 
-    /// Room for updates, where some unit has directions.
+    /// Declares scratch space for updates, if any unit has directions.
     fn declare_scratch(&mut self, compiler: &Compiler<'_>) {
         if self.lasting.units.iter().any(|unit| !unit.whole.is_empty()) {
             let dtype = compiler.policy.kept_dtype(true);
@@ -137,8 +137,8 @@ impl Declared {
         }
     }
 
-    /// Where gradients of several micro-batches are added up. Under offload, sharded sums are on the device all the same,
-    /// until the total is there; what is not added up passes through slots.
+    /// Declares the buffers in which gradients of several micro-batches are added. With offload, sharded sums are still
+    /// on the device until the total is complete; gradients that are not added pass through slots.
     fn declare_sums(&mut self, compiler: &Compiler<'_>, unit: UnitId, own: &UnitBuffers, rounds: usize) {
         let (policy, extra) = (compiler.policy, extra_sums(compiler.policy, rounds));
         let (sharded, whole) = match policy.accumulation {
@@ -161,7 +161,7 @@ impl Declared {
         self.whole_sums.push(whole);
     }
 
-    /// What an update reads and writes of a unit, given the statistics that it reads.
+    /// The buffers of a unit that an update reads and writes, given the statistics that it reads.
     pub(super) fn update(&self, unit: UnitId, statistics: &[BufferId]) -> (Vec<BufferId>, Vec<BufferId>) {
         let own = &self.lasting.units[unit.0];
         let mut reads = own.gradient.clone();
@@ -178,7 +178,7 @@ impl Declared {
     }
 }
 
-/// The scalars of a step, and the statistics.
+/// Declares the scalars of a step and the statistics.
 fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
     let mut small = |role, dtype, len| {
         buffers.push(decl(role, Category::CommStaging, dtype, len));
@@ -196,7 +196,7 @@ fn scalars(buffers: &mut Vec<BufferDecl>, compiler: &Compiler<'_>) -> Lasting {
     }
 }
 
-/// Buffers that units with segments of the same lengths take in turn.
+/// Buffers that units with segments of equal lengths use in turn.
 pub(super) struct Slots {
     role: fn(usize) -> Role,
     category: Category,
@@ -210,7 +210,7 @@ impl Slots {
         Self { role, category, dtype, sets: Vec::new(), free: BTreeSet::new() }
     }
 
-    /// Those that were declared before, all of them free.
+    /// Adds the slots that were already declared, all of them free.
     pub(super) fn declared(mut self, buffers: &[BufferDecl]) -> Self {
         for (index, decl) in buffers.iter().enumerate() {
             let last = self.sets.len();
@@ -227,7 +227,7 @@ impl Slots {
         self
     }
 
-    /// Takes a free slot, or declares one more: its number and its buffers.
+    /// Takes a free slot, or declares a new one; returns its number and its buffers.
     pub(super) fn take(&mut self, declared: &mut Declared, lens: Vec<usize>) -> (usize, Vec<BufferId>) {
         let found = self.free.iter().copied().find(|&slot| self.sets[slot].0 == lens);
         let slot = found.unwrap_or_else(|| {

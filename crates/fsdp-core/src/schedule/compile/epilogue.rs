@@ -1,17 +1,17 @@
-//! What follows the last micro-batch: the scalars of the step, what the update rule must know of other ranks, and updates.
+//! The operations after the last micro-batch: scalars of the step, cross-rank inputs of the update rule, and updates.
 //!
-//! A unit whose update needs whole directions gets them while the unit before it is updated: its rows of them are made, and
-//! their all-gather issued, one unit ahead. They are gathered into gradient slots, which hold nothing by then.
+//! The directions of a unit are prepared while the unit before it is updated: its rows are computed, and their
+//! all-gather is issued, one unit ahead. They are gathered into gradient slots, which are free by then.
 
 use super::super::{BufferId, OpKind, Phase};
 use super::Build;
 use crate::layout::{Segment, SegmentId};
 use crate::wrap::UnitId;
 
-/// A unit that is updated next, with its directions on their way.
+/// The next unit to be updated, with its directions in flight.
 struct Next {
     unit: UnitId,
-    /// Gradient slot, direction slot, and the directions per segment that has some.
+    /// Gradient slot, direction slot, and the gathered directions per segment that has some; `None` without directions.
     directions: Option<(usize, usize, Vec<BufferId>)>,
 }
 
@@ -42,7 +42,7 @@ impl Build<'_> {
         }
     }
 
-    /// Has the directions of a unit made and gathered, if it has some.
+    /// Emits the operations that compute and gather the directions of a unit, if it has some.
     fn directions(&mut self, unit: UnitId) -> Option<(usize, usize, Vec<BufferId>)> {
         let whole = self.declared.lasting.units[unit.0].whole.clone();
         if whole.is_empty() {

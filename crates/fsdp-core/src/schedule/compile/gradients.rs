@@ -1,4 +1,4 @@
-//! What happens to the gradients of a micro-batch: slots, reductions, sums, norms, and the way to the host.
+//! The path of gradients through a micro-batch: slots, reductions, sums, norms, and the download to the host.
 
 use std::convert::Infallible;
 
@@ -14,11 +14,11 @@ use crate::wrap::UnitId;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) buffers: Vec<BufferId>,
-    /// The slot that they are, or `None` for buffers of the unit's own.
+    /// The number of their slot; `None` for buffers that the unit owns.
     slot: Option<usize>,
 }
 
-/// A sum that is added to an earlier one.
+/// One addition of a sum to an earlier one.
 struct Addition {
     into: Held,
     from: Held,
@@ -27,7 +27,7 @@ struct Addition {
 /// The sums of one unit's gradients over micro-batches.
 pub(super) struct Sums {
     order: AccumulationOrder,
-    /// Buffers that hold no sum, the first ones last.
+    /// Free buffers for sums, in reverse order.
     free: Vec<Vec<BufferId>>,
     counter: Counter<Held>,
 }
@@ -38,12 +38,13 @@ impl Sums {
         Self { order, free: sets, counter: Counter::default() }
     }
 
-    /// Buffers for the gradient of the next micro-batch, if some are free.
+    /// Takes buffers for the gradient of the next micro-batch; `None` if none are free.
     fn take(&mut self) -> Option<Held> {
         self.free.pop().map(|buffers| Held { buffers, slot: None })
     }
 
-    /// What is added when the gradient of the next micro-batch is there; behind the last one, one sum is left.
+    /// Returns the additions that the gradient of the next micro-batch completes; after the last one, a single sum is
+    /// left.
     fn push(&mut self, gradient: Held, last: bool) -> Vec<Addition> {
         let mut additions = Vec::new();
         let mut add = |into: Held, from: Held| -> Result<Held, Infallible> {
@@ -59,19 +60,19 @@ impl Sums {
         additions
     }
 
-    /// The one sum that is left.
+    /// Takes the single sum that is left.
     fn total(&mut self) -> Held {
         let Ok(total) = self.counter.take_total(|into, _| -> Result<Held, Infallible> { Ok(into) });
         total.expect("a sum is left behind the last micro-batch")
     }
 }
 
-/// A reduction under way.
+/// A reduction that has been issued.
 pub(super) struct Reduction {
     unit: UnitId,
-    /// The gradient that is reduced.
+    /// The unreduced gradient.
     gradient: Held,
-    /// Its result.
+    /// The reduced gradient.
     result: Held,
 }
 
@@ -80,14 +81,14 @@ impl Build<'_> {
         self.compiler.layout.unit(unit).trainable_segments().map(len).collect()
     }
 
-    /// Whether whole gradients are added up, and whether sharded ones are.
+    /// Whether unsharded gradients are accumulated, and whether sharded ones are.
     fn adds(&self) -> (bool, bool) {
         let unsharded = self.compiler.policy.accumulation == Accumulation::Unsharded;
         (self.rounds > 1 && unsharded, self.rounds > 1 && !unsharded)
     }
 
-    /// Where whole gradients are added up, a gradient is written to a free one of the buffers for sums; else, and when none is
-    /// free, to a gradient slot.
+    /// Opens a unit's gradient: in a free buffer for sums if unsharded gradients are accumulated; otherwise, or if none
+    /// is free, in a gradient slot.
     pub(super) fn open_gradient(&mut self, unit: UnitId) {
         let own = if self.adds().0 { self.whole_sums[unit.0].take() } else { None };
         let held = own.unwrap_or_else(|| {
@@ -99,7 +100,7 @@ impl Build<'_> {
         self.open.insert(unit, held);
     }
 
-    /// What happens to the complete gradient of one micro-batch.
+    /// Closes the complete gradient of one micro-batch, then accumulates or reduces it.
     pub(super) fn close_gradient(&mut self, unit: UnitId, round: usize) {
         let mut gradient = self.open.remove(&unit).expect("a gradient is opened before it is closed");
         self.emit.push(OpKind::CloseGradient(unit), Vec::new(), gradient.buffers.clone());
@@ -129,7 +130,7 @@ impl Build<'_> {
         self.emit.push(OpKind::Add { unit, queue }, from.buffers.clone(), into.buffers.clone());
     }
 
-    /// Where a reduced gradient goes: to sums, to its place until the next step, or on its way to the host.
+    /// The buffers for a reduced gradient: those for sums, its lasting buffer, or a slot for the download to the host.
     fn result(&mut self, unit: UnitId) -> Held {
         self.sums[unit.0].take().unwrap_or_else(|| {
             let lens = self.trained_lens(unit, Segment::shard_len);
@@ -138,7 +139,7 @@ impl Build<'_> {
         })
     }
 
-    /// Adds up the unit whose reduction was issued before the present one.
+    /// Accumulates the result of the reduction that was issued before the latest one.
     pub(super) fn finish_reduction(&mut self, round: usize) {
         let Some(Reduction { unit, gradient, result }) = self.pending_reduction.take() else { return };
         if let Some(slot) = gradient.slot {
@@ -163,13 +164,13 @@ impl Build<'_> {
             self.pending_norm = Some((unit, total));
             return;
         }
-        // There is no sum over replicas to wait for.
+        // Without replicas there is no all-reduce to wait for.
         self.pending_norm = Some((unit, total));
         self.emit_square_norm();
     }
 
-    /// Measures the unit whose sum over replicas was issued before the present one, and sends it on its way to the
-    /// host.
+    /// Computes the norm of the unit whose all-reduce over replicas was issued before the latest one, then downloads
+    /// its gradient to the host if state is offloaded.
     pub(super) fn emit_square_norm(&mut self) {
         let Some((unit, total)) = self.pending_norm.take() else { return };
         let scalars = vec![self.declared.lasting.scalars];

@@ -1,4 +1,4 @@
-//! Which micro-batch of the data a rank runs when.
+//! Tests of the assignment of micro-batches to ranks and rounds.
 
 use crate::schedule::{Accumulation, micro_batch_index};
 use crate::{Mesh, Rank};

@@ -1,4 +1,4 @@
-//! Policies become what they are on a mesh, or are refused.
+//! Tests that policies are resolved for a mesh, or rejected.
 
 use crate::Mesh;
 use crate::schedule::{Policy, Reshard};

@@ -1,4 +1,4 @@
-//! Slots are as few as lifetimes allow, and the same in every round.
+//! Tests that slots are as few as lifetimes allow, and the same in every round.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ proptest! {
     }
 }
 
-/// How many slots there are of each list of lengths.
+/// The number of slots for each list of lengths.
 type Tally = BTreeMap<Vec<usize>, usize>;
 
 const ROLES: [fn(usize) -> Role; 4] = [Role::Slot, Role::GradientSlot, Role::StagingSlot, Role::ReducedSlot];
@@ -66,7 +66,7 @@ fn declared(schedule: &Schedule, role: fn(usize) -> Role) -> Tally {
     tally
 }
 
-/// For every size of slot, how many are in use at the busiest moment: unsharded, gradient, staging and reduced slots.
+/// For every size of slot, the most in use at one time: unsharded, gradient, staging and reduced slots.
 fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
     let side_of = |id: BufferId| {
         ROLES.iter().position(|role| {
@@ -74,22 +74,22 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
         })
     };
     let lens_of = |ids: &[BufferId]| ids.iter().filter_map(|&id| schedule.buffer(id).len).collect::<Vec<_>>();
-    // By unit: the slots of a side that it is in, and their lengths.
+    // The slots of each kind in use by a unit, with their lengths.
     let mut live = [(); 4].map(|()| BTreeMap::<UnitId, Vec<usize>>::new());
     let mut most = [(); 4].map(|()| Tally::new());
-    // The gradient slot of a unit is free again behind the next reduction, or the micro-batch.
+    // The gradient slot of a unit is free again after the next reduction, or at the end of the micro-batch.
     let mut reducing: Option<UnitId> = None;
     let ends: Vec<usize> = schedule.sections.iter().map(|section| section.end).collect();
     for (index, op) in schedule.ops.iter().enumerate() {
         let unit = op.kind.unit();
         match op.kind {
             OpKind::Reshard(unit) => drop(live[0].remove(&unit)),
-            // What is added is given up.
+            // An added gradient is given up.
             OpKind::Add { unit, queue: crate::Queue::Compute } if side_of(op.reads[0]) == Some(1) => {
                 live[1].remove(&unit);
             }
             OpKind::Download(unit) => drop(live[3].remove(&unit)),
-            // Directions are in a gradient slot of their unit, of which only what has some is used.
+            // Directions use a gradient slot of their unit, but only the segments that have some.
             OpKind::Direct(unit) => {
                 let layout = built.layout.unit(unit);
                 let lens: Vec<usize> =
@@ -118,7 +118,7 @@ fn overlaps(built: &Built, schedule: &Schedule) -> [Tally; 4] {
             }
             _ => {}
         }
-        // A staging slot is free again when the unit was used.
+        // A staging slot is free again once the unit was used.
         if let Some(block) = op.kind.block() {
             let used = built.units_of(block.0);
             live[2].retain(|unit, _| !used.contains(unit));

@@ -1,4 +1,4 @@
-//! The proof that gradients are added by the tree: the additions of a schedule, as expressions over micro-batches.
+//! Proves that gradients are added by the tree, from the additions of a schedule as expressions over micro-batches.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use crate::schedule::{
 use crate::testing::{Setup, Sketch};
 use crate::{Mesh, Rank};
 
-/// What a rank has in a buffer. Programs are the same on all ranks, so one expression says it for all of them.
+/// The contents of a buffer on a rank. Programs are the same on all ranks, so one expression describes all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Local {
-    /// The gradient of the micro-batch that the rank runs as this one.
+    /// The gradient of the micro-batch that the rank runs in this round.
     Round(usize),
     Add(Box<Local>, Box<Local>),
-    /// The sum over the ranks of a replica, of which each has a part.
+    /// The sum over the ranks of a replica, of which each rank has a part.
     OverShards(Box<Local>),
     /// The sum over replicas.
     OverReplicas(Box<Local>),
@@ -31,7 +31,7 @@ fn add(left: Tree, right: Tree) -> Tree {
     Tree::Add(Box::new(left), Box::new(right))
 }
 
-/// The tree over some sums, from its definition: left of the root is the largest power of two of them that is not all.
+/// The tree over some sums, by its definition: the left subtree has the largest power of two of them that is not all.
 fn tree(sums: &[Tree]) -> Tree {
     if let [one] = sums {
         return one.clone();
@@ -43,13 +43,13 @@ fn tree(sums: &[Tree]) -> Tree {
     add(tree(&sums[..left]), tree(&sums[left..]))
 }
 
-/// One after the other.
+/// The sum in order, one after the other.
 fn running(sums: &[Tree]) -> Tree {
     let [first, rest @ ..] = sums else { panic!("there is at least one sum") };
     rest.iter().fold(first.clone(), |sum, next| add(sum, next.clone()))
 }
 
-/// Runs the operations on gradients, and says what the update of each unit reads.
+/// Runs the operations on gradients, and returns what the update of each unit reads.
 fn totals(schedule: &Schedule) -> Vec<Local> {
     let mut held: BTreeMap<BufferId, Local> = BTreeMap::new();
     let (mut round, mut totals) = (0, Vec::new());
@@ -88,7 +88,7 @@ fn totals(schedule: &Schedule) -> Vec<Local> {
     totals
 }
 
-/// A local sum as a sum of micro-batches. Communicators add by the tree over ranks.
+/// Expands a local sum to a sum of micro-batches. Communicators add by the tree over ranks.
 fn spread(local: &Local, mesh: Mesh, accumulation: Accumulation, rounds: usize, rank: Rank) -> Tree {
     let on = |local: &Local, rank| spread(local, mesh, accumulation, rounds, rank);
     let (replica, shard) = (mesh.replica_of(rank), mesh.shard_of(rank));
@@ -106,7 +106,7 @@ fn spread(local: &Local, mesh: Mesh, accumulation: Accumulation, rounds: usize, 
     }
 }
 
-/// What a mesh is to add: rounds by the tree or one after the other, ranks by the tree, in the order of the accumulation.
+/// The expected sum: rounds by the tree or in order, ranks by the tree, nested as the accumulation defines.
 fn expected(mesh: Mesh, policy: &Policy, rounds: usize) -> Tree {
     let over_rounds = |sums: &[Tree]| match policy.accumulation_order {
         AccumulationOrder::Tree => tree(sums),
