@@ -21,17 +21,17 @@ use crate::exit_code::Exit;
 use crate::run_setup::Model;
 use crate::{cluster, device, logging, output};
 
-/// What one rank measured.
+/// The measurements of one rank.
 struct Measured {
     steps: Vec<Duration>,
     losses: Vec<f64>,
     usage: Usage,
 }
 
-/// Runs the steps, and prints what they took.
+/// Runs the steps and prints their times.
 ///
 /// # Errors
-/// [`CliError`]: dimensions that do not fit each other, or a run that failed.
+/// [`CliError`]: the dimensions do not fit together, or the run failed.
 pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     expect_timed_steps(args.warmup, args.steps)?;
     logging::install(None)?;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &BenchTrainArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// That some steps are left after the warm-up.
+/// Checks that steps remain after the warm-up.
 fn expect_timed_steps(warmup: usize, steps: usize) -> Result<(), CliError> {
     if warmup < steps {
         return Ok(());
@@ -63,7 +63,7 @@ fn expect_timed_steps(warmup: usize, steps: usize) -> Result<(), CliError> {
     Err(CliError::Option { option: "--warmup", what })
 }
 
-/// The steps, on whichever device.
+/// Runs the steps on any device.
 struct Steps<'a> {
     job: &'a Job<Model>,
     steps: u64,

@@ -1,4 +1,4 @@
-//! How many bytes are done: a bar on a terminal, plain lines elsewhere, and nothing while the work is short.
+//! Progress in bytes: a bar on a terminal, plain lines elsewhere, and nothing for short work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,13 +10,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output;
 use crate::units::{bytes, clock};
 
-/// Work that takes no longer shows no bar.
+/// Shorter work shows no bar.
 const BAR_DELAY: Duration = Duration::from_millis(500);
-/// The time between plain lines.
+/// Interval between plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 const BAR: &str = "{msg}{bar:28} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, ETA {eta}";
 
-/// Tells a user about long work, on stderr. What it has drawn disappears when it is dropped.
+/// Shows the progress of long work on stderr. The bar is removed on drop.
 #[derive(Debug)]
 pub(crate) struct ByteProgress {
     what: &'static str,
@@ -33,7 +33,7 @@ enum Display {
 }
 
 impl ByteProgress {
-    /// The progress of work that begins now; what it is stands in front.
+    /// Starts showing progress; `what` is the label in front.
     pub(crate) fn new(what: &'static str) -> Self {
         let start = Instant::now();
         let display = if output::draws_bars() {
@@ -50,7 +50,7 @@ impl ByteProgress {
 
 impl Progress for ByteProgress {
     fn begin(&self, total_bytes: u64) {
-        // Work may have several stages, which add up.
+        // Work may have several stages, whose bytes add up.
         let total = self.total.fetch_add(total_bytes, Ordering::Relaxed) + total_bytes;
         if let Display::Bar { bar, .. } = &self.display {
             bar.set_length(total);
@@ -88,7 +88,7 @@ impl Drop for ByteProgress {
     }
 }
 
-/// A line on how far work is.
+/// The text of a plain line.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! `fsdp calibrate`: what operations and collectives take here, as a file for `fsdp plan`.
+//! `fsdp calibrate`: times operations and collectives on this machine and writes them to a file for `fsdp plan`.
 
 mod collectives;
 mod computing;
@@ -32,16 +32,16 @@ use file::{add, earlier, expect_own, expect_replaceable, expect_same, write};
 use models::{SHAPES, Shape, WHOLE};
 use ranks::{Ranks, device_name};
 
-/// How often all models are run.
+/// Number of times that all models are run.
 const PASSES: usize = 3;
 
-/// The element types that are timed.
+/// The dtypes that are timed.
 const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// Measures, and writes the file.
+/// Measures and writes the file.
 ///
 /// # Errors
-/// [`CliError`]: the device is not there, the file is of something else, or a run failed.
+/// [`CliError`]: the device is not available, the file has other contents, or a run failed.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let device = args.device.device();
@@ -63,13 +63,13 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
 }
 
 impl CalibrateArgs {
-    /// The models that are run.
+    /// The models to run.
     fn shapes(&self) -> &'static [Shape] {
         &SHAPES[..self.models.unwrap_or(SHAPES.len()).min(SHAPES.len())]
     }
 }
 
-/// Collectives and whole steps between processes, beside what was measured before.
+/// Measures collectives and whole steps between processes, and adds them to earlier measurements.
 fn together(
     team: Team<'_>,
     args: &CalibrateArgs,
@@ -82,7 +82,7 @@ fn together(
     }
     let collectives = Collectives { ranks, transport, most_bytes: most_bytes(run.device) };
     add(&mut measured.collectives, on.run(run, collectives)??);
-    // A launcher may have started processes on several nodes.
+    // The launcher may have started processes on several nodes.
     let place = team.cluster.place();
     let ranks_here = place.local_processes * (ranks / place.processes);
     cluster.node.devices.value = cluster.node.devices.value.max(ranks_here as f64);
@@ -92,7 +92,7 @@ fn together(
     Ok(cluster)
 }
 
-/// Whole steps of some models, which nobody watches.
+/// Times whole steps of some models, unobserved.
 fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) -> Result<Samples, CliError> {
     let mut samples = Samples::default();
     for shape in WHOLE.into_iter().filter(|&index| index < args.shapes().len()).map(|index| SHAPES[index]) {
@@ -106,7 +106,7 @@ fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) ->
     Ok(samples)
 }
 
-/// Adds points of whole steps, beside what a cluster's other points say of them.
+/// Adds whole steps as points, relative to the forecast from the cluster's other points.
 fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> Result<(), CliError> {
     let points = steps.iter().map(|step| step.point(cluster, transport)).collect::<Result<Vec<_>, _>>()?;
     let measured = cluster.measured.as_mut().expect("steps come last");
@@ -114,7 +114,7 @@ fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> 
     Ok(())
 }
 
-/// Everything that one process can measure; others are started for the rest.
+/// Measures everything that one process can; starts others for the rest.
 fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     let like = machine::like(args.like.as_deref(), device)?;
     let (threads, most) = most_ranks(args, device)?;
@@ -137,29 +137,30 @@ fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     tell(&args.out)
 }
 
-/// What one process measures.
+/// The measurements of one process.
 struct Bench<'a, R> {
     args: &'a CalibrateArgs,
     device: Device,
-    /// Threads that compute, or GPUs.
+    /// Number of compute threads, or of GPUs.
     threads: usize,
-    /// The models that are run, and on how many ranks.
+    /// The models to run, and the rank counts.
     shapes: &'a [Shape],
     worlds: &'a [usize],
-    /// Of collectives.
+    /// Maximum bytes of collectives.
     most_bytes: usize,
     on: R,
     progress: &'a ProgressBar,
 }
 
 impl<R: Ranks> Bench<'_, R> {
-    /// Measures all of it; the machine, as a cluster that is otherwise `like` another.
+    /// Measures everything; returns this machine as a cluster, with the properties of `like` where nothing was
+    /// measured.
     fn measure(&self, like: Cluster, machine: String) -> Result<Cluster, CliError> {
         let Self { args, device, threads, shapes, worlds, most_bytes, progress, .. } = *self;
         let computing: Vec<usize> = worlds.iter().copied().filter(|&ranks| ranks <= threads).collect();
         let runs = PASSES * computing.len() * DTYPES.len() * shapes.len();
         progress.inc_length((runs + worlds.len()) as u64);
-        // First, so that a folder that can not be written to is told before minutes have passed.
+        // First, so that an unwritable folder is reported before minutes have passed.
         let written = machine::written(folder_of(&args.out))?;
         let mut measured = Measured {
             machine,
@@ -195,7 +196,7 @@ impl<R: Ranks> Bench<'_, R> {
     fn compute(&self, worlds: &[usize]) -> Result<Samples, CliError> {
         let Self { args, device, shapes, progress, .. } = *self;
         let mut samples = Samples::default();
-        // What disturbs a machine for some seconds then disturbs one of several times that a model is run.
+        // In this order, a disturbance of some seconds affects only one of a model's several runs.
         let models = DTYPES.into_iter().flat_map(|dtype| shapes.iter().map(move |shape| (dtype, shape)));
         let of_worlds = |&ranks: &usize| models.clone().map(move |(dtype, shape)| (ranks, dtype, shape));
         for (ranks, dtype, shape) in (0..PASSES).flat_map(|_| worlds.iter().flat_map(of_worlds)) {
@@ -210,7 +211,7 @@ impl<R: Ranks> Bench<'_, R> {
     }
 }
 
-/// Threads that compute, or GPUs; and the most ranks that are timed.
+/// Number of compute threads, or of GPUs; and the maximum number of ranks to time.
 fn most_ranks(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), CliError> {
     if device != Device::Cuda {
         let threads = total_threads(0);
@@ -223,12 +224,12 @@ fn most_ranks(args: &CalibrateArgs, device: Device) -> Result<(usize, usize), Cl
     }
 }
 
-/// 1, 2, 4, up to the most.
+/// Powers of two up to `most`.
 fn worlds(most: usize) -> Vec<usize> {
     (0..usize::BITS).map(|power| 1 << power).take_while(|&ranks| ranks <= most).collect()
 }
 
-/// Starts this program once for each of so many ranks, to time collectives between them.
+/// Starts this program once per rank, to time collectives between processes.
 fn launch(args: &CalibrateArgs, ranks: usize) -> Result<(), CliError> {
     let what = || format!("{ranks} processes");
     let failed = |source| CliError::Start { what: what(), source };
@@ -249,7 +250,7 @@ fn launch(args: &CalibrateArgs, ranks: usize) -> Result<(), CliError> {
     Err(failed(io::Error::other(format!("they ended with {}: {}", done.status, said.trim()))))
 }
 
-/// Says what is in a file now.
+/// Prints a summary of a file.
 fn tell(file: &Path) -> Result<(), CliError> {
     let cluster = earlier(file)?;
     let measured = cluster.measured.as_ref().expect("it was written with its points");

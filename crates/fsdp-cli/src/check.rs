@@ -1,4 +1,4 @@
-//! `fsdp check`: everything about a run file that can be known without running it.
+//! `fsdp check`: everything that can be checked about a run file without running it.
 
 mod data;
 
@@ -27,7 +27,7 @@ use crate::train::parameters;
 use crate::units::bytes;
 use crate::{cluster, device, logging};
 
-/// How something was found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Ok,
@@ -35,7 +35,7 @@ enum Verdict {
     Error,
 }
 
-/// What was found of one subject.
+/// A finding about one subject.
 #[derive(Debug)]
 struct Finding {
     subject: String,
@@ -43,10 +43,10 @@ struct Finding {
     detail: String,
 }
 
-/// Looks at everything that a run file names, and prints what it found of each.
+/// Checks everything that a run file names, and prints the findings.
 ///
 /// # Errors
-/// [`CliError`]: the report can not be printed.
+/// [`CliError`]: the report cannot be printed.
 pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place().unwrap_or_default();
@@ -56,12 +56,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, CliError> {
     Ok(if findings.is_wrong() { Exit::Input } else { Exit::Done })
 }
 
-/// What was found, subject by subject.
+/// Findings, in order of subjects.
 #[derive(Debug, Default)]
 pub(crate) struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Looks at everything that a run file names; `read` is what came of reading it.
+    /// Checks everything that a run file names; `read` is the result of reading it.
     pub(crate) fn of(file: &Path, read: Result<(RunSetup, Vec<String>), CliError>) -> Findings {
         let mut findings = Findings::default();
         if let Some((setup, warnings)) = findings.told("run file", read, |_| file.display().to_string()) {
@@ -71,12 +71,12 @@ impl Findings {
         findings
     }
 
-    /// Whether a run would not start.
+    /// Whether the run would fail to start.
     pub(crate) fn is_wrong(&self) -> bool {
         self.0.iter().any(|finding| finding.verdict == Verdict::Error)
     }
 
-    /// What a run would start with, although somebody should look at it.
+    /// Findings that do not prevent the run, but deserve attention.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> {
         let warnings = self.0.iter().filter(|finding| finding.verdict == Verdict::Warning);
         warnings.map(|Finding { subject, detail, .. }| format!("{subject}: {detail}"))
@@ -92,7 +92,7 @@ impl Findings {
             format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
         });
         if let Err(error) = expect_settings(config, &model) {
-            // A schedule of what is not meant to be might take long.
+            // A schedule for unsupported settings might take long.
             return self.wrong("settings", &error);
         }
         let spec = &model.description().spec;
@@ -155,7 +155,7 @@ impl Findings {
         }
     }
 
-    /// Whether the first GPU here has room for a rank, or, where they share it, for all.
+    /// Checks whether the first GPU has room for a rank or, if ranks share it, for all of them.
     fn gpu(&mut self, rank_bytes: u64, is_shared: bool, ranks: usize) {
         let needed = if is_shared { rank_bytes.saturating_mul(ranks as u64) } else { rank_bytes };
         let (verdict, detail) = match gpu_memory(0) {
@@ -179,7 +179,7 @@ impl Findings {
         self.note("GPU", verdict, detail);
     }
 
-    /// Whether the disk has room for the checkpoints and the exported model.
+    /// Checks whether the disk has room for the checkpoints and the exported model.
     fn disk(&mut self, setup: &RunSetup, plan: &Plan) {
         let out_dir = Path::new(&setup.config.run.out_dir);
         if is_url(out_dir) {
@@ -208,7 +208,7 @@ impl Findings {
         self.note("disk", verdict, detail);
     }
 
-    /// Notes what was found, or why not.
+    /// Records a finding, or the error.
     fn told<T, E: Error + 'static>(
         &mut self,
         subject: &str,
@@ -230,7 +230,7 @@ impl Findings {
     fn wrong(&mut self, subject: &str, error: &(dyn Error + 'static)) {
         let (mut text, mut cause) = (error.to_string(), error.source());
         while let Some(error) = cause {
-            // Some errors say their cause themselves.
+            // Some errors already include their cause.
             let told = error.to_string();
             if !text.contains(&told) {
                 text = format!("{text}: {told}");
@@ -244,7 +244,7 @@ impl Findings {
         self.0.push(Finding { subject: subject.to_owned(), verdict, detail });
     }
 
-    /// As lines for people.
+    /// The findings as text.
     pub(crate) fn text(&self) -> String {
         let paint = Paint::of(&io::stdout());
         let line = |Finding { subject, verdict, detail }: &Finding| {

@@ -1,6 +1,6 @@
-//! `fsdp ckpt`: what a checkpoint is, converting, verifying and comparing. The work itself is `fsdp-ckpt`.
+//! `fsdp ckpt`: inspects, converts, verifies and compares checkpoints. The work itself is in `fsdp-ckpt`.
 //!
-//! Long work shows how many bytes are done and stops at Ctrl-C, which leaves nothing behind.
+//! Long work shows its progress in bytes and stops at Ctrl-C without leaving anything behind.
 
 mod convert;
 mod diff;
@@ -23,7 +23,7 @@ use crate::error::CliError;
 use crate::output::{self, one_line};
 use crate::stop_signal::StopSignal;
 
-/// Names that a text lists before it says how many more there are; JSON has all.
+/// Maximum names that text output lists before it gives the number of the rest; JSON lists all.
 const LISTED_MAX: usize = 20;
 
 /// Runs a command; returns whether a verification found nothing damaged and a comparison no difference.
@@ -39,14 +39,14 @@ pub(crate) fn run(command: &CkptCommand) -> Result<bool, CliError> {
     }
 }
 
-/// Work over many bytes: it can be interrupted, shows how far it is, and keeps to a window of memory.
+/// Work over many bytes: interruptible, with progress, and limited to a memory window.
 struct Work {
     signal: StopSignal,
     window_bytes: usize,
 }
 
 impl Work {
-    /// Handles signals from now on.
+    /// Starts handling signals.
     fn begin(memory: MemoryArgs) -> Result<Self, CliError> {
         // A window beyond the address space is no limit.
         let window_bytes = usize::try_from(memory.window_bytes).unwrap_or(usize::MAX);
@@ -63,7 +63,7 @@ impl Work {
     }
 }
 
-/// Opens a checkpoint as the options say.
+/// Opens a checkpoint according to the options.
 fn open(path: &Path, reading: &ReadArgs) -> Result<Checkpoint, fsdp_ckpt::Error> {
     let mut checkpoint = formats::open(path)?;
     if let Some(key) = &reading.from_key {
@@ -75,7 +75,7 @@ fn open(path: &Path, reading: &ReadArgs) -> Result<Checkpoint, fsdp_ckpt::Error>
     Ok(checkpoint)
 }
 
-/// What a person should know of a checkpoint.
+/// Notes about a checkpoint for the user.
 fn notes_of(checkpoint: &Checkpoint) -> Vec<String> {
     let mut notes = checkpoint.notes.clone();
     notes.extend(checkpoint.limits.iter().map(|limit| format!("nothing in it would show {limit}")));
@@ -83,7 +83,7 @@ fn notes_of(checkpoint: &Checkpoint) -> Vec<String> {
     notes
 }
 
-/// What was left out because only a program knows its class.
+/// A note on objects that were not read because only a program knows their class.
 fn opaque_note(checkpoint: &Checkpoint) -> Option<String> {
     let opaque = checkpoint.opaque_texts();
     let note =
@@ -91,7 +91,7 @@ fn opaque_note(checkpoint: &Checkpoint) -> Option<String> {
     (!opaque.is_empty()).then(note)
 }
 
-/// The opaque objects of a checkpoint in JSON: their classes by name.
+/// The opaque objects of a checkpoint as JSON, from name to class.
 fn opaque_json(checkpoint: &Checkpoint) -> Json {
     checkpoint
         .opaque
@@ -106,7 +106,7 @@ fn print(is_json: bool, json: impl FnOnce() -> Json, text: impl FnOnce() -> Stri
     if is_json { output::print(&format!("{:#}\n", json())) } else { output::print(&text()) }
 }
 
-/// A path in JSON, which holds no bytes that are not UTF-8.
+/// A path as a JSON string; bytes that are not UTF-8 are replaced.
 fn json_path(path: &Path) -> String {
     path.display().to_string()
 }
@@ -120,7 +120,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Whether a part of a checkpoint holds what has this role.
+/// Whether a part of a checkpoint includes a role.
 fn is_in(role: Role, part: Part) -> bool {
     match part {
         Part::Model => role == Role::Model,
@@ -129,7 +129,7 @@ fn is_in(role: Role, part: Part) -> bool {
     }
 }
 
-/// A line of a summary.
+/// Appends a line of a summary.
 fn line(text: &mut String, name: &str, value: &str) {
     let _ = writeln!(text, "{:<14}{}", one_line(name), one_line(value));
 }
@@ -140,7 +140,7 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
-/// The first of many names.
+/// The first of a list of names, and the number of the rest.
 fn listed(names: &[String]) -> String {
     let mut text = names[..names.len().min(LISTED_MAX)].join(", ");
     if let Some(more @ 1..) = names.len().checked_sub(LISTED_MAX) {

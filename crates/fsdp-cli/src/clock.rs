@@ -1,4 +1,4 @@
-//! What a benchmark asks of a device besides training: the time of points in its queues, and the bytes it has taken.
+//! What a benchmark needs of a device besides training: times of points in its queues, and memory in use.
 
 use std::time::Instant;
 
@@ -7,16 +7,16 @@ use fsdp_nn::HostMemory;
 
 /// A memory whose queues can be timed.
 pub(crate) trait Clock: Memory {
-    /// A point in a queue's work, with the time when it is passed.
+    /// A point in a queue's work, with the time at which it is reached.
     type Mark: Send + 'static;
 
-    /// Marks the end of the work given to a queue so far.
+    /// Marks the end of the work issued to a queue so far.
     ///
     /// # Errors
     /// Those of the device.
     fn mark(&self, queue: Queue) -> Result<Self::Mark, Error>;
 
-    /// Milliseconds between two marks; waits until both are passed.
+    /// Milliseconds between two marks; waits until both are reached.
     ///
     /// # Errors
     /// Those of the device.
@@ -27,25 +27,25 @@ pub(crate) trait Clock: Memory {
         None
     }
 
-    /// What this process and all others have taken of the device, and how much there is.
+    /// Device memory in use by this process and all others; `None` on the host.
     fn device_bytes(&self) -> Option<DeviceBytes> {
         None
     }
 
-    /// Which of libtorch's kernels computed the last attention, if it did.
+    /// The libtorch kernels that computed the last attention; `None` if libtorch did not.
     fn attention_kernels(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// Bytes of a device.
+/// Device memory in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceBytes {
-    /// Taken, by whomever.
+    /// In use, by all processes.
     pub(crate) used: u64,
-    /// The most that the driver ever gave to the engine's memory of this rank.
+    /// Peak bytes that this rank's engine memory obtained from the driver.
     pub(crate) arena_peak: u64,
-    /// The most that the driver ever gave to libtorch's allocator: temporaries, and workspaces of its libraries.
+    /// Peak bytes that libtorch's allocator obtained from the driver: temporaries, and workspaces of its libraries.
     pub(crate) libtorch_peak: u64,
 }
 

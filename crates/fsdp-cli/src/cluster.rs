@@ -1,7 +1,7 @@
-//! This process among those that a launcher has started: how it joins the others, and how it ends with them.
+//! This process as one of several started by a launcher: how it joins the others, and how it ends with them.
 //!
-//! What concerns the run is said once, by the process of rank 0. Another one speaks up only when it is the one that failed;
-//! what else it has to say goes to the log (`RUST_LOG`).
+//! Messages about the run are printed once, by the process of rank 0. Another process prints only if it is the one that
+//! failed; its other messages go to the log (`RUST_LOG`).
 
 mod error_file;
 mod flight;
@@ -37,19 +37,19 @@ use transport::Carrier;
 pub(crate) use transport::decide;
 pub(crate) use watchdog::{LAUNCHER, watch_launcher};
 
-/// How long the first failure of the world is waited for by who has failed, beside two heartbeats.
+/// How long a failed process waits for the first failure of the world, in addition to two heartbeats.
 const VERDICT_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long mpirun may take to read what a process says.
+/// How long mpirun may take to read the output of a process.
 const READ_WITHIN: Duration = Duration::from_millis(300);
 
-/// Longer than any text takes; whoever is lost meanwhile ends the world.
+/// Longer than printing any text takes; if a process is lost meanwhile, the world ends.
 const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Between two looks.
+/// Polling interval.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The place of this process, if it is one of several. From here on only the first one speaks.
+/// The place of this process if it is one of several. From this call on, only the first process prints.
 ///
 /// # Errors
 /// [`CliError::Place`].
@@ -61,20 +61,20 @@ pub(crate) fn place() -> Result<Option<Place>, CliError> {
     Ok(place)
 }
 
-/// How long a process waits for the first one of its node to say what is wrong, and that one for the others to hear it. On a
-/// node with other work they start seconds apart.
+/// How long a process waits for the first one of its node to report an error, and that one for the others to receive
+/// it. On a busy node, processes start seconds apart.
 const SAID_WITHIN: Duration = Duration::from_secs(5);
 
-/// Says what ends this process before it has met the others. The first process of a node says it, and tells the others
-/// there, which then need not say the same, word by word. Nodes may have different files and libraries, so each of them speaks
-/// for itself; and so does a process that was started with other arguments.
+/// Reports an error that ends this process before it has joined the others. The first process of a node prints it and
+/// tells the others there, which then do not repeat the same text. Nodes may have different files and libraries, so
+/// each node prints for itself; so does a process started with other arguments.
 pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
     let Ok(Some(place)) = recognise(&variable) else { return say() };
     let folder = NodeFolder::of(place, &variable, Ancestor::launcher(&place).pid());
     if place.local_process == 0 {
         say();
         if let Err(error) = folder.tell(text, SAID_WITHIN) {
-            // Then they say it too.
+            // Then the others print it too.
             tracing::debug!("{error}");
         }
     } else if folder.hear(SAID_WITHIN).is_some_and(|said| said == text) {
@@ -84,17 +84,18 @@ pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
     }
 }
 
-/// Whether a process is another one than the first of several: what one can say alone, it need not say too.
+/// Whether this is one of several processes, but not the first: messages that one process can print alone are left to
+/// the first.
 pub(crate) fn is_another(place: Option<Place>) -> bool {
     place.is_some_and(|place| place.process > 0)
 }
 
-/// Whether this process has its node to itself: a launcher has started no other one there.
+/// Whether the launcher has started no other process on this node.
 pub(crate) fn has_its_node(place: Option<Place>) -> bool {
     place.map_or_else(|| is_only_one(&variable), |place| place.local_processes == 1)
 }
 
-/// Whether this process ends with the one that has started it: one of several, or the only one of `fsdp launch`.
+/// Whether this process ends together with its launcher: it is one of several, or the only one of `fsdp launch`.
 ///
 /// # Errors
 /// [`CliError::Place`].
@@ -102,7 +103,7 @@ pub(crate) fn is_launched() -> Result<bool, CliError> {
     Ok(variable("FSDP_PROCESS").is_some() || recognise(&variable)?.is_some())
 }
 
-/// The processes that work together, and what connects them.
+/// The processes of a run and their connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Team<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -110,17 +111,17 @@ pub(crate) struct Team<'a> {
 }
 
 impl Team<'_> {
-    /// What carries the data.
+    /// A description of the transport.
     pub(crate) fn transport(&self) -> String {
         self.carrier.to_string()
     }
 
-    /// What carries the data, in the words of `run.transport`.
+    /// The transport, as named by `run.transport`.
     pub(crate) fn carrier(&self) -> &'static str {
         self.carrier.name()
     }
 
-    /// Who they are, for the metrics.
+    /// The participants, for the metrics.
     pub(crate) fn census(&self) -> Census {
         let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
             host: facts.host.clone(),
@@ -135,17 +136,17 @@ impl Team<'_> {
     }
 }
 
-/// A variable of the environment.
+/// Reads an environment variable.
 pub(crate) fn variable(name: &str) -> Option<String> {
     env::var(name).ok()
 }
 
-/// Joins the other processes, does work, and ends with them; alone, it only does the work. How it ends is the same in all
-/// processes, and the first failure of any of them decides it.
+/// Joins the other processes, does the work and ends with them; a single process only does the work. All processes end
+/// in the same way, decided by the first failure among them.
 ///
 /// # Errors
-/// [`CliError`]: of the work when there is one process; or this one could not join the others. What happens to the world
-/// afterwards is told here.
+/// [`CliError`]: the work failed in a single process, or this process could not join the others. Later failures of the
+/// world are reported here.
 pub(crate) fn within(
     place: Option<Place>,
     run: &RunConfig,
@@ -171,16 +172,16 @@ pub(crate) fn within(
         && !is_told(error)
     {
         cluster.fail(error.kind(), error.to_string());
-        // What others say of a process is held back for two heartbeats, so that it can speak for itself.
+        // What others report about a process is held back for two heartbeats, so that it can report itself.
         wait_for_verdict(&cluster, VERDICT_WITHIN + Duration::from_secs_f64(2.0 * run.heartbeat_s));
     }
-    // Some launchers kill all processes as soon as one has ended, and do not read what was said just before: whoever has
-    // something to say says it first.
+    // Some launchers kill all processes as soon as one has ended, without reading its last output: so print before
+    // leaving.
     let exit = conclude(outcome, cluster.verdict(), place).unwrap_or_else(|error| {
         output::error(&error);
         error.exit()
     });
-    // All of them wait: the first that ends would have the others killed, and mpirun would pass on that they were.
+    // All processes wait: the first to end would get the others killed, and mpirun would report that instead.
     if exit != Exit::Done && place.launched_by.has_mpi() {
         thread::sleep(READ_WITHIN);
     }
@@ -191,7 +192,7 @@ pub(crate) fn within(
     Ok(exit)
 }
 
-/// What a process says of its failure may be the consequence of another one that was first.
+/// Waits for the verdict: this process's failure may be the consequence of an earlier one elsewhere.
 fn wait_for_verdict(cluster: &Cluster, limit: Duration) {
     let begin = Instant::now();
     while cluster.verdict().is_none() && begin.elapsed() < limit {
@@ -199,7 +200,7 @@ fn wait_for_verdict(cluster: &Cluster, limit: Duration) {
     }
 }
 
-/// Says who takes part.
+/// Prints the participants.
 fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
     let processes = &cluster.roster().processes;
     let mut hosts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -230,7 +231,7 @@ fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, 
     let joining = Joining {
         place,
         variable: &variable,
-        // In an object store nobody can find each other.
+        // An object store cannot be used to find each other.
         shared: (!is_url(&run.out_dir)).then(|| run.out_dir.as_ref()),
         local_ranks: run.ranks / processes,
         device: run.device.name().to_owned(),
@@ -241,7 +242,7 @@ fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, 
     Ok(Cluster::join(&joining)?)
 }
 
-/// Ranks that follow each other, in words.
+/// Formats a range of ranks.
 fn ranks(ranks: &Range<usize>) -> String {
     match ranks.len() {
         1 => Rank(ranks.start).to_string(),
@@ -249,8 +250,8 @@ fn ranks(ranks: &Range<usize>) -> String {
     }
 }
 
-/// Loads data in turns: in the first process, which lets the others find what it has made; in the first one of each other node;
-/// in all others. So text is tokenized once, or once per node where nodes keep tokens of their own.
+/// Loads data in turns: first in the first process, which shares what it has prepared; then in the first process of
+/// each other node; then in all others. So text is tokenized once, or once per node if nodes keep their own tokens.
 ///
 /// # Errors
 /// Those of `load`; [`CliError`] of the world.
@@ -285,12 +286,12 @@ pub(crate) fn in_turns<T>(
     load()
 }
 
-/// Whether all processes know of a failure, and come to an end of their own.
+/// Whether all processes know of the failure and end by themselves.
 fn is_told(error: &CliError) -> bool {
     matches!(error, CliError::Train(TrainError::Ended { .. } | TrainError::Told { .. } | TrainError::Stopped))
 }
 
-/// How a process ends whose world has ended.
+/// Decides how a process ends after its world has ended.
 fn conclude(
     outcome: Result<Exit, CliError>,
     verdict: Option<Verdict>,
@@ -298,10 +299,11 @@ fn conclude(
 ) -> Result<Exit, CliError> {
     match (outcome, verdict) {
         (Ok(exit), _) => Ok(exit),
-        // Its own failure it tells itself, in its own words; and the first one where the run can go on that has diverged.
+        // A process reports its own failure in its own words; after divergence the first process reports where the run
+        // can resume.
         (Err(error), Some(verdict)) if verdict.process == place.process => Err(error),
         (Err(error @ CliError::Train(TrainError::Diverged { .. })), _) if place.process == 0 => Err(error),
-        // The first one that is left tells it for all.
+        // The first remaining process reports the verdict for all.
         (Err(_), Some(verdict))
             if place.process == usize::from(verdict.process == 0 && verdict.is_loss()) =>
         {

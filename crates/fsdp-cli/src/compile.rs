@@ -1,4 +1,4 @@
-//! `fsdp compile`: a step as XLA compiles it, for devices that need not be here.
+//! `fsdp compile`: compiles a step with XLA for devices that need not be present.
 
 mod report;
 
@@ -21,10 +21,10 @@ use crate::short_of_memory::{ShortOfMemory, predicted};
 use crate::{host, logging, output, xla};
 use report::Compiled;
 
-/// Compiles the step of a run file for a topology, and says what XLA makes of it.
+/// Compiles the step of a run file for a topology, and reports the result.
 ///
 /// # Errors
-/// [`CliError`]: the input is wrong, or XLA does not take the program.
+/// [`CliError`]: the input is wrong, or XLA rejects the program.
 pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     logging::install(None)?;
     let target = target(args)?;
@@ -65,16 +65,16 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     output::print(&if args.json { format!("{:#}\n", compiled.json()) } else { compiled.text() })
 }
 
-/// What the run file is changed to.
+/// The override of the run file.
 const DEVICE: &str = "run.device=\"xla\"";
 
-/// A run file with more changes.
+/// A run file with additional overrides.
 fn with(run: &RunFileArgs, changes: &[String]) -> RunFileArgs {
     let overrides = run.overrides.iter().chain(changes).cloned().collect();
     RunFileArgs { overrides, ..run.clone() }
 }
 
-/// The devices that the arguments name.
+/// Opens the topology that the arguments name.
 fn target(args: &CompileArgs) -> Result<Target, CliError> {
     let refused = |error: XlaError| {
         let option = if matches!(error, XlaError::Topology { .. }) { "--topology" } else { "--plugin" };
@@ -88,7 +88,7 @@ fn target(args: &CompileArgs) -> Result<Target, CliError> {
     Target::open(&plugin, &args.topology, options).map_err(refused)
 }
 
-/// `KEY=VALUE`: a number, a text, or with `@` in front the text of a file.
+/// Parses `KEY=VALUE`: a number, a text, or after `@` the name of a file with the text.
 fn setting(option: &str) -> Result<(String, Setting), CliError> {
     let Some((key, value)) = option.split_once('=') else {
         let what = format!("{option}: expected KEY=VALUE");
@@ -112,7 +112,7 @@ fn too_few(args: &CompileArgs, target: &Target, ranks: usize) -> CliError {
     CliError::Option { option: "--ranks", what }
 }
 
-/// The program of a step.
+/// Traces the program of a step.
 fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>) -> Result<Program, CliError> {
     let tracer = Tracer::new(xla::form(&config.run), host::world_options(&config.run, false));
     let step = |seat: Seat<XlaMemory>| step_ahead(config, model, plan, seat);
@@ -120,7 +120,7 @@ fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>) -> Result<Program, 
     Ok(tracer.into_program().expect("the first rank writes its step down"))
 }
 
-/// What the operations of a rank's step cost, in closed form.
+/// The closed-form cost of a rank's step.
 fn cost(config: &Resolved, model: &Model, plan: &Plan) -> Result<Cost, CliError> {
     let (shape, calls) = listed(config, model, plan)?;
     Ok(calls.iter().map(|(_, listing)| listing.cost(shape)).sum::<Cost>() * plan.step.rounds as u64)

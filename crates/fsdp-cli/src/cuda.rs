@@ -24,13 +24,13 @@ use crate::host::{self as on_host, threads_per_rank, total_threads};
 use crate::torch;
 use crate::verify::Together;
 
-/// Where processes say which GPUs they have.
+/// The topic on which processes announce their GPUs.
 const TOPIC: &str = "gpus";
 
-/// Does work with ranks on GPUs; with `poison`, contents that were given up are overwritten.
+/// Runs work on ranks on GPUs; with `poison`, released contents are overwritten.
 ///
 /// # Errors
-/// [`CliError`]: something of the device is not there, or there are more ranks than GPUs.
+/// [`CliError`]: a part of the device is missing, or there are more ranks than GPUs.
 pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::Outcome, CliError> {
     let devices = count()?;
     if !run.share_gpu && run.ranks > devices {
@@ -41,7 +41,7 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     let options = move |device| CudaOptions { device, threads, poison };
     let kernels = torch::kernels(run);
     let Some(nccl) = nccl else {
-        // Whether it can be used at all is better known before ranks start.
+        // Check that the GPU is usable before ranks start.
         CudaMemory::new(options(0))?;
         let stack_bytes = GpuOptions::STACK_BYTES;
         let world = ThreadOptions { stack_bytes, ..on_host::world_options(run, false) };
@@ -53,11 +53,11 @@ pub(crate) fn on<W: Work>(run: &RunConfig, poison: bool, work: W) -> Result<W::O
     Ok(work.on(&launcher))
 }
 
-/// Does work with the ranks of this process, one of several, on GPUs; the one of an oracle is on the first GPU of each process.
-/// `poison` as for [`on`].
+/// Runs work on the ranks of this process, one of several, on GPUs; an oracle's rank is on the first GPU of each
+/// process. `poison` as for [`on`].
 ///
 /// # Errors
-/// [`CliError`]: something of the device is not there, or ranks have no GPU of their own.
+/// [`CliError`]: a part of the device is missing, or ranks have no GPU of their own.
 pub(crate) fn among<W: Work>(
     run: &RunConfig,
     cluster: &Cluster,
@@ -101,14 +101,15 @@ fn gpu_options(run: &RunConfig, devices: usize) -> GpuOptions {
     GpuOptions { timeout: Duration::from_secs_f64(run.timeout_s), ..GpuOptions::new(devices) }
 }
 
-/// Finds the compiler of kernels, and NCCL if it is needed.
+/// Loads the kernel compiler, and NCCL if needed.
 fn open(needs_nccl: bool) -> Result<Option<Arc<Nccl>>, CliError> {
     let folders = library_folders();
     load_compiler(&folders)?;
     Ok(if needs_nccl { Some(Nccl::open(&folders)?) } else { None })
 }
 
-/// Starts libtorch, and sets what is set once per process; the host's threads of each of so many ranks on this machine.
+/// Starts libtorch and applies per-process settings; returns the host threads per rank, for `ranks` ranks on this
+/// machine.
 fn start(run: &RunConfig, ranks: usize) -> Result<usize, CliError> {
     load_cuda("libtorch_cuda.so")?;
     start_cuda()?;
@@ -118,7 +119,7 @@ fn start(run: &RunConfig, ranks: usize) -> Result<usize, CliError> {
     Ok(threads)
 }
 
-/// The GPUs of the ranks of this process, which no rank of another one has; or the one that all ranks share.
+/// The GPUs of this process's ranks, used by no other process; or the one that all ranks share.
 fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliError> {
     let devices = count()?;
     if run.share_gpu {
@@ -137,7 +138,7 @@ fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Range<usize>, CliError
     }
 }
 
-/// Which ranks would have the same GPU.
+/// Names two ranks that would have the same GPU, if any.
 fn shared_gpu(names: &[String]) -> Option<String> {
     let mut owners = BTreeMap::new();
     names.iter().enumerate().find_map(|(rank, name)| {

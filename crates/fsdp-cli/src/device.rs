@@ -1,7 +1,7 @@
-//! From `run.device` to a launcher: the one place where it is chosen what ranks compute on.
+//! From `run.device` to a launcher: the only place that chooses the device of ranks.
 //!
-//! A command is [`Work`] over any launcher. Each device has a module that makes its launchers, for training and for
-//! verification: [`host`], and `torch` and `cuda` where they are built in.
+//! A command is [`Work`] that runs on any launcher. Each device has a module that creates its launchers, for training
+//! and for verification: [`host`], and `torch` and `cuda` if they are built in.
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
@@ -25,21 +25,21 @@ use crate::torch;
 #[cfg(feature = "xla")]
 use crate::xla;
 
-/// What a command does with ranks, whatever they compute on.
+/// The work of a command on its ranks, on any device.
 pub(crate) trait Work {
-    /// What comes of it.
+    /// The result.
     type Outcome;
 
-    /// Does it.
+    /// Does the work.
     fn on<L: Launcher>(self, launcher: &L) -> Self::Outcome
     where
         L::Memory: TrainBackend + Clock;
 }
 
-/// That this binary can compute on a device, with the libtorch that it has found: better known before the data is read.
+/// Checks, before data is read, that this binary supports a device with the libtorch that it has found.
 ///
 /// # Errors
-/// [`CliError`]: the device is not built in, or libtorch is of another version than the one that this was built with.
+/// [`CliError`]: the device is not built in, or libtorch has another version than at build time.
 pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     match device {
         Device::Cpu => Ok(()),
@@ -58,7 +58,7 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     }
 }
 
-/// As [`expect`], and that a plugin which the device needs is there.
+/// Does the check of [`expect`], and that a plugin needed by the device is available.
 ///
 /// # Errors
 /// [`CliError`].
@@ -71,7 +71,7 @@ pub(crate) fn expect_run(run: &RunConfig) -> Result<(), CliError> {
     Ok(())
 }
 
-/// That a device runs the operations of a step one after the other, as an option of a command needs it.
+/// Checks that a device runs the operations of a step one by one, as required by an option of a command.
 ///
 /// # Errors
 /// [`CliError::Option`].
@@ -84,10 +84,10 @@ pub(crate) fn expect_operations(device: Device, option: &'static str) -> Result<
     Err(CliError::Option { option, what: what.to_owned() })
 }
 
-/// The memory that a rank needs on the device that the run names, as the ledger predicts it.
+/// The memory that a rank needs on the run's device, as predicted by the ledger.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other.
+/// Those of the model: operations that do not fit together.
 pub(crate) fn predicted(
     config: &Resolved,
     model: &(impl Architecture + Clone),
@@ -114,18 +114,18 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
     }
 }
 
-/// How many ranks a run has that does not say: one for each process, or, where they compute on GPUs and a launcher has started
-/// one process per node, one for each GPU that it sees.
+/// The default number of ranks: one per process, or, if they compute on GPUs and a launcher has started one process per
+/// node, one per visible GPU.
 pub(crate) fn ranks(place: Option<Place>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
     if !has_gpus || !cluster::has_its_node(place) {
         return processes;
     }
-    // What is wrong with the driver is told when it is needed.
+    // Errors of the driver are reported when it is needed.
     processes * fsdp_cuda::device::gpu_count().unwrap_or(1).max(1)
 }
 
-/// Whether NCCL connects the ranks of different processes. It wants a GPU for each.
+/// Whether NCCL connects the ranks of different processes, which requires a GPU per rank.
 pub(crate) fn has_nccl(run: &RunConfig) -> bool {
     let is_asked = matches!(run.transport, Transport::Auto | Transport::Nccl);
     is_asked && run.device == Device::Cuda && !run.share_gpu
@@ -142,10 +142,10 @@ fn missing(device: Device, feature: &'static str) -> CliError {
     CliError::Device { device: device.name(), feature, build, instead }
 }
 
-/// Does work with ranks that train or are measured: those of this process, where there are several.
+/// Runs work on ranks that train or are measured: those of this process, if there are several.
 ///
 /// # Errors
-/// [`CliError`]: the device is not there.
+/// [`CliError`]: the device is not available.
 pub(crate) fn training<W: Work>(
     run: &RunConfig,
     cluster: Option<&Cluster>,
@@ -174,11 +174,11 @@ pub(crate) fn training<W: Work>(
     }
 }
 
-/// Does work with ranks that are compared with the oracle; with `poison`, contents that were given up are overwritten. On
-/// GPUs libtorch is held to deterministic algorithms: what differs must not be its doing.
+/// Runs work on ranks that are compared with the oracle; with `poison`, released contents are overwritten. On GPUs,
+/// libtorch must use deterministic algorithms, so that it cannot cause differences.
 ///
 /// # Errors
-/// [`CliError`]: the device is not there.
+/// [`CliError`]: the device is not available.
 pub(crate) fn verification<W: Work>(
     run: &RunConfig,
     poison: bool,

@@ -1,5 +1,5 @@
-//! `fsdp doctor`: what of the machine was found, and which devices a run may name; and, in several processes, how they can
-//! work together.
+//! `fsdp doctor`: reports the parts of the machine that were found and the devices that a run may use; with several
+//! processes, also how well they work together.
 
 mod circle;
 mod folder;
@@ -23,22 +23,22 @@ use crate::exit_code::Exit;
 use crate::output::Paint;
 use crate::{cluster, host, logging, output};
 
-/// How long processes wait for each other where no run file says it.
+/// How long processes wait for each other, unless a run file sets it.
 const TIMEOUT_S: f64 = 600.0;
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Serialize)]
 struct Report {
     findings: Vec<Finding>,
     devices: Vec<Usable>,
 }
 
-/// Whether a run may name a device.
+/// Whether a run may use a device.
 #[derive(Debug, Serialize, Deserialize)]
 struct Usable {
     device: String,
     usable: bool,
-    /// What will compute, or what is missing.
+    /// What computes on it, or what is missing.
     with: String,
 }
 
@@ -50,11 +50,11 @@ impl fmt::Display for Usable {
     }
 }
 
-/// Looks, and prints what was found. That something is missing on this machine is no failure; that processes can not work
-/// together is [`Exit::Found`].
+/// Examines and prints the findings. A missing part of this machine is not a failure; processes that cannot work
+/// together are [`Exit::Found`].
 ///
 /// # Errors
-/// [`CliError`]: the run file is wrong, processes do not come together, or the report can not be written.
+/// [`CliError`]: the run file is wrong, processes cannot join each other, or the report cannot be written.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let place = cluster::place()?;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// Where and how a run would run: each process stands for itself, with one rank.
+/// The settings of the run file, or defaults; each process has one rank.
 fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     let run = match &args.file {
         Some(file) => Resolved::load_for(file, &args.overrides, &|_| processes)?.config.run,
@@ -106,7 +106,7 @@ fn config(args: &DoctorArgs, processes: usize) -> Result<RunConfig, CliError> {
     Ok(RunConfig { ranks: processes, ..run })
 }
 
-/// What this machine has, with the plugin that a run file names.
+/// Examines this machine, including the plugin that a run file names.
 fn findings(of_run: &XlaConfig) -> Vec<Finding> {
     let libtorch = libtorch::examine();
     let mut findings = examine(&libtorch.folders);
@@ -115,7 +115,7 @@ fn findings(of_run: &XlaConfig) -> Vec<Finding> {
     findings
 }
 
-/// What of it a run may name; whether this process is the only one.
+/// Which devices a run may use; `is_alone` is whether this is the only process.
 fn devices(findings: &[Finding], of_run: &XlaConfig, is_alone: bool) -> Vec<Usable> {
     vec![host_device(), torch_cpu(findings), cuda(findings), xla::device(of_run, is_alone)]
 }
@@ -161,8 +161,8 @@ fn cuda(findings: &[Finding]) -> Usable {
     }
 }
 
-/// What of the GPUs ranks can use, or why they can not. Rank r uses GPU r, so those from number 0 to the first that is of no
-/// use; `CUDA_VISIBLE_DEVICES` gives other numbers.
+/// The GPUs that ranks can use, or why they cannot. Rank r uses GPU r, so these are the GPUs from 0 up to the first
+/// unusable one; `CUDA_VISIBLE_DEVICES` renumbers them.
 fn gpus(findings: &[Finding]) -> Result<String, String> {
     let is_card = |finding: &&Finding| finding.part.starts_with("GPU ");
     let bad = findings.iter().filter(|finding| !finding.is_good());
@@ -176,7 +176,7 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     let others: Vec<&str> =
         cards.iter().filter(|card| !card.is_good()).map(|card| card.part.as_str()).collect();
     let more = format!("leave {} out of CUDA_VISIBLE_DEVICES to use {good}", others.join(", "));
-    // One rank, or several on one card, do without NCCL.
+    // A single rank, or several on one GPU, do not need NCCL.
     let with = match first {
         0 if good == 0 => return Err("there is no GPU that can be used".to_owned()),
         0 => return Err(format!("ranks use GPUs from number 0 on; {more}")),
@@ -213,10 +213,10 @@ fn text(report: &Report) -> String {
     text
 }
 
-/// libtorch, as this binary sees it.
+/// libtorch, as found by this binary.
 struct Libtorch {
     findings: Vec<Finding>,
-    /// Where the libraries lie that came with it.
+    /// The folders of the libraries that came with it.
     folders: Vec<PathBuf>,
 }
 
@@ -245,7 +245,7 @@ mod libtorch {
         let found = Finding::found(PART, version, folder());
         let findings = match check_version() {
             Ok(()) => vec![found, cuda_half()],
-            // Its other half is of the same version, and not to be called either.
+            // Its CUDA half has the same version and cannot be used either.
             Err(error) => {
                 vec![Finding { status: Status::Unusable, detail: error.to_string(), ..found }]
             }
@@ -259,7 +259,7 @@ mod libtorch {
             let status = if error.is_absent() { Status::Missing } else { Status::Unusable };
             return Finding::bad(PART, status, error.to_string());
         }
-        // Without a GPU there is nothing that it could fail to use.
+        // Without a GPU there is nothing to fail on.
         let started = if gpu_count().is_ok_and(|gpus| gpus > 0) { start_cuda() } else { Ok(()) };
         match started {
             Ok(()) => Finding::found(PART, None, folder()),

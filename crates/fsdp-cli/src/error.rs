@@ -1,4 +1,4 @@
-//! What can stop a command, and the exit code that says so.
+//! Errors that stop a command, and their exit codes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use fsdp_train::config::ConfigError;
 
 use crate::exit_code::Exit;
 
-/// A command that did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum CliError {
@@ -34,31 +34,27 @@ pub(crate) enum CliError {
         file.display()
     )]
     ReadModel {
-        /// The file.
         file: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// A `config.json` does not describe a model that can be run.
     #[error("{origin}: {source}")]
     Model {
-        /// The file, or the options that it was made of.
+        /// The file, or the options it was derived from.
         origin: String,
-        /// Why.
         source: fsdp_nn::hf::ConfigError,
     },
-    /// A rank that the run does not have.
+    /// The run has no such rank.
     #[error("--rank {rank}: the run has {ranks} ranks, so give 0 to {}", ranks - 1)]
     Rank {
-        /// The rank.
         rank: usize,
         /// Number of ranks.
         ranks: usize,
     },
-    /// A launcher has told this process what can not be.
+    /// A launcher has given this process a contradictory place.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The processes that were started can not hold the ranks of the run.
+    /// The started processes cannot hold the ranks of the run.
     #[error(
         "run.ranks = {ranks}, but {} has started {} processes, which would not hold equal numbers of them: start as many \
          processes as ranks or a divisor of it, or leave run.ranks out",
@@ -70,51 +66,50 @@ pub(crate) enum CliError {
         /// The world size of the run.
         ranks: usize,
     },
-    /// Processes that were started together have not come together.
+    /// Processes that were started together could not join each other.
     #[error("{}", told_of_cluster(.0))]
     Cluster(#[from] ClusterError),
-    /// Ranks can not be connected as `run.transport` says.
+    /// Ranks cannot be connected as `run.transport` requires.
     #[error("run.transport: {why}")]
     Transport {
-        /// What is in the way.
+        /// The obstacle.
         why: String,
     },
-    /// Other processes were not heard of.
+    /// Other processes did not answer.
     #[error("waiting for other processes: {0}")]
     NotHeard(#[from] AssemblyError),
     /// MPI has failed.
     #[error(transparent)]
     Mpi(#[from] MpiError),
-    /// What is to be launched is no command.
+    /// The arguments to launch are not a command.
     #[error("what comes after -- is no command that can be launched: {0}")]
     Launched(Box<clap::Error>),
-    /// No node of a launch coordinates it.
+    /// No node coordinates the launch.
     #[error(
         "the coordinator of the launch was not to be found for {} s: see whether `fsdp launch` runs on the other nodes",
         waited.as_secs()
     )]
     NoCoordinator {
-        /// How long it was looked for.
+        /// How long the search took.
         waited: Duration,
     },
-    /// Something of a launch can not be started.
+    /// A part of a launch cannot be started.
     #[error("can not start {what}: {source}")]
     Start {
-        /// What.
+        /// Names the part.
         what: String,
-        /// Why.
         source: io::Error,
     },
     /// Another process has failed.
     #[error("{verdict}{}", way_out(verdict))]
     World {
-        /// What ended all.
+        /// The failure that ended the world.
         verdict: Box<Verdict>,
     },
-    /// Two options of a command do not fit each other.
+    /// Options of a command do not fit together.
     #[error("{option}: {what}")]
     Option {
-        /// The option, as it is written.
+        /// The option, as written.
         option: &'static str,
         /// What is wrong and what to do.
         what: String,
@@ -124,47 +119,44 @@ pub(crate) enum CliError {
     Create {
         /// The option that named it.
         option: &'static str,
-        /// The file.
         file: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// A device that this binary was not built for.
+    /// This binary was built without a device.
     #[cfg(not(all(feature = "cuda", feature = "xla")))]
     #[error(
         "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with {build}, or use {instead}"
     )]
     Device {
-        /// The device, as it is written in run files.
+        /// The device's name in run files.
         device: &'static str,
-        /// The feature that it needs.
+        /// The required feature.
         feature: &'static str,
         /// How to build it.
         build: String,
-        /// The devices of this binary.
+        /// The devices that this binary has.
         instead: &'static str,
     },
-    /// There is no PJRT plugin that can be used.
+    /// There is no usable PJRT plugin.
     #[cfg(feature = "xla")]
     #[error("device \"xla\" can not be used: {0}")]
     Xla(#[from] fsdp_xla::XlaError),
-    /// XLA does not compile a step.
+    /// XLA cannot compile a step.
     #[cfg(feature = "xla")]
     #[error("the step can not be compiled for {topology}")]
     Ahead {
-        /// The devices.
+        /// The target devices.
         topology: String,
-        /// Why.
         source: fsdp_xla::XlaError,
     },
     /// A step does not fit into the memory of a device.
     #[cfg(feature = "xla")]
     #[error("{0}")]
     ShortOfMemory(Box<crate::short_of_memory::ShortOfMemory>),
-    /// There is no GPU that can be used.
+    /// There is no usable GPU.
     #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
     Gpu(#[from] DeviceError),
-    /// NCCL is not there, or not good enough.
+    /// NCCL is missing or unusable.
     #[error(
         "device \"cuda\" can not be used with one rank per GPU (several ranks on one GPU, run.share_gpu = true, do without \
          NCCL): {0}"
@@ -175,50 +167,43 @@ pub(crate) enum CliError {
         "{0}; ranks are set by run.ranks, --ranks or --world-sizes, and shared GPUs by run.share_gpu = true"
     )]
     Ranks(#[from] fsdp_cuda::device::TooManyRanks),
-    /// libtorch can not be used.
+    /// libtorch cannot be used.
     #[cfg(feature = "torch")]
     #[error(transparent)]
     Libtorch(#[from] fsdp_cuda::torch::TorchError),
     /// There is no run to report on.
     #[error("cannot read {}: give the output folder of a run (run.out_dir)", file.display())]
     Report {
-        /// The file.
         file: PathBuf,
-        /// Why.
         source: io::Error,
     },
-    /// The description of a cluster is wrong.
+    /// A cluster description is wrong.
     #[error(transparent)]
     Machines(#[from] fsdp_plan::cluster::ClusterError),
     /// A file of runs is wrong.
     #[error(transparent)]
     Runs(#[from] fsdp_plan::published::RowError),
-    /// A file that the user names can not be read.
+    /// A file named by the user cannot be read.
     #[error("cannot read {}", file.display())]
     ReadFile {
-        /// The file.
         file: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
     LogFilter {
-        /// Why.
         source: tracing_subscriber::filter::ParseError,
     },
     /// Output cannot be written.
     #[error("cannot write {what}")]
     Write {
-        /// What was written.
+        /// The file or stream being written.
         what: String,
-        /// Why.
         source: io::Error,
     },
     /// Signal handlers cannot be installed.
     #[error("cannot handle SIGINT and SIGTERM")]
     Signal {
-        /// Why.
         source: io::Error,
     },
 }
@@ -232,12 +217,12 @@ fn way_out(verdict: &Verdict) -> &'static str {
 }
 
 impl CliError {
-    /// How a command ends that fails with this error.
+    /// The exit code of a command that fails with this error.
     pub(crate) fn exit(&self) -> Exit {
         self.kind().into()
     }
 
-    /// What this failure calls for. There is no wildcard: a new variant does not compile before it is classified.
+    /// Classifies the failure. There is no wildcard: a new variant does not compile before it is classified.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             CliError::Train(error) => error.kind(),
@@ -256,7 +241,7 @@ impl CliError {
             | CliError::Write { source, .. } => FailureKind::of_io(source),
             CliError::NoCoordinator { .. } => FailureKind::Temporary,
             CliError::Signal { .. } => FailureKind::Permanent,
-            // What is there did not work this time; what is missing stays away.
+            // A failed call may succeed next time; a missing library or GPU stays missing.
             CliError::Gpu(DeviceError::Call { .. }) | CliError::Nccl(NcclError::Call { .. }) => {
                 FailureKind::Temporary
             }
@@ -297,7 +282,7 @@ impl From<RendezvousError> for CliError {
     }
 }
 
-/// The error, with what this command has for it.
+/// The message of the error, with advice specific to this command.
 fn told_of_cluster(error: &ClusterError) -> String {
     match error {
         ClusterError::NoToken => format!("{error} (run.out_dir), or --insecure-network"),

@@ -26,7 +26,7 @@ use crate::train::evaluation_row;
 use crate::units::clock;
 use crate::{cluster, device, logging, output};
 
-/// Evaluates a model on the sets of a run file and prints what it found.
+/// Evaluates a model on the evaluation sets of a run file and prints the results.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the evaluation failed.
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// The run file with the model in the place of its own; a checkpoint is returned opened.
+/// Loads the run file with the given model instead of its own; a checkpoint is also returned, opened.
 fn load(args: &EvalArgs) -> Result<(RunSetup, Option<SavedModel>), CliError> {
     let dir = &args.model;
     if let Some(saved) = SavedModel::open(dir)? {
@@ -76,7 +76,7 @@ fn load(args: &EvalArgs) -> Result<(RunSetup, Option<SavedModel>), CliError> {
     run.overrides.push(format!("model.path={path}"));
     let mut setup = RunSetup::load(&run)?;
     setup.config.model.init = Init::Pretrained;
-    // The model is evaluated as it is.
+    // The model is evaluated without an adapter.
     setup.config.adapter = None;
     Ok((setup, None))
 }
@@ -90,7 +90,7 @@ fn run_within(
     let cluster = team.map(|team| team.cluster);
     device::expect_run(&setup.config.run)?;
     let architecture = setup.build()?;
-    // A checkpoint has all that is not of a base.
+    // A checkpoint has all weights except those of a base model.
     let init = match saved {
         Some(_) if setup.config.adapter.is_none() => run_setup::random(0, &architecture),
         _ => setup.init(&architecture)?,
@@ -110,7 +110,7 @@ fn run_within(
     Ok(Exit::Done)
 }
 
-/// The evaluation, on whichever device.
+/// Evaluates on any device.
 struct Evaluating<'a> {
     job: &'a Job<Model>,
     saved: Option<&'a SavedModel>,
@@ -136,7 +136,7 @@ fn text(model: &Path, found: &Evaluated) -> String {
 fn json(model: &Path, found: &Evaluated) -> String {
     let set = |evaluation: &Evaluation| {
         let Evaluation { set, loss, targets } = evaluation;
-        // Where it is more than a double can hold, JSON has no number for it.
+        // JSON has no number for a perplexity that overflows a double.
         json!({ "set": set, "loss": loss, "perplexity": evaluation.perplexity(), "tokens": targets })
     };
     let sets: Vec<_> = found.evaluations.iter().map(set).collect();

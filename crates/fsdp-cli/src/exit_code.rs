@@ -1,32 +1,32 @@
-//! What exit codes mean: the one table, which `--help`, README.md and ARCHITECTURE.md show.
+//! The table of exit codes, shown by `--help`, README.md and ARCHITECTURE.md.
 
 use std::process::ExitCode;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use fsdp_core::FailureKind;
 
-/// The widest line of the help page.
+/// Width of the help page.
 const HELP_COLUMNS: u16 = 98;
 
 /// How a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what it was asked.
+    /// It did what it was asked to do.
     Done,
-    /// It looked, and what it found is not as it should be.
+    /// It completed and found a problem.
     Found,
-    /// It was asked for something that can not be.
+    /// The request is impossible.
     Input,
     /// It failed, and would fail again.
     Failed,
-    /// It ended before it was done, and can go on: `EX_TEMPFAIL` of sysexits.h.
+    /// It ended early and can be resumed: `EX_TEMPFAIL` of sysexits.h.
     Temporary,
-    /// The user interrupted it: as shells report SIGINT.
+    /// The user interrupted it; the code is the one shells report for SIGINT.
     Interrupted,
 }
 
 impl Exit {
-    /// All of them, in the order of their codes.
+    /// All exits, in the order of their codes.
     const ALL: [Exit; 6] =
         [Exit::Done, Exit::Found, Exit::Input, Exit::Failed, Exit::Temporary, Exit::Interrupted];
 
@@ -42,12 +42,12 @@ impl Exit {
         }
     }
 
-    /// What a code means, if it is one of ours.
+    /// The exit of a code; `None` if it is not one of ours.
     pub(crate) fn of_code(code: i32) -> Option<Exit> {
         Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
     }
 
-    /// Why a command ends so.
+    /// What the code means.
     const fn meaning(self) -> &'static str {
         match self {
             Exit::Done => "done",
@@ -124,7 +124,7 @@ pub(crate) fn help() -> String {
 mod tests {
     use super::*;
 
-    /// The table of the documents.
+    /// The table as in the documents.
     fn markdown() -> String {
         let row = |exit: Exit| {
             let [meaning, retry] = exit.row();

@@ -18,13 +18,13 @@ use crate::run_setup::{expect_model, read_model};
 use crate::units::rate;
 use crate::{logging, output};
 
-/// Ids of a model whose tokens are bytes.
+/// Vocabulary size of a model whose tokens are bytes.
 const BYTES: usize = 256;
 
-/// Lets a model go on with a text, and prints what it says as it comes.
+/// Continues a text with a model, printing tokens as they are generated.
 ///
 /// # Errors
-/// [`CliError`]: the input is wrong, or the weights can not be read.
+/// [`CliError`]: the input is wrong, or the weights cannot be read.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     logging::install(None)?;
     expect_model("MODEL_DIR", &args.model, ", such as the folder `model` of a run")?;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     shown.finish(&prompt, &tokens, [first.unwrap_or_default(), begin.elapsed()])
 }
 
-/// The tokenizer beside the model, if there is one; bytes where there are as many tokens.
+/// The tokenizer in the model's folder, if any; bytes if the vocabulary has 256 tokens.
 fn tokenizer(args: &GenerateArgs, vocab: usize) -> Result<Option<Tokenizer>, CliError> {
     let file = args.model.join("tokenizer.json");
     let name = match file.exists() {
@@ -73,7 +73,7 @@ fn tokenizer(args: &GenerateArgs, vocab: usize) -> Result<Option<Tokenizer>, Cli
         false if vocab == BYTES => "bytes".to_owned(),
         false => return Ok(None),
     };
-    // Tokens in, tokens out: that needs none, so that a build without tokenizers can do it.
+    // Tokens in, tokens out needs no tokenizer, so a build without tokenizers supports it.
     let is_needed = args.prompt.is_some() || cfg!(feature = "tokenizers");
     Ok(is_needed.then(|| Tokenizer::load(&name)).transpose().map_err(TrainError::from)?)
 }
@@ -97,18 +97,18 @@ fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> R
     }
 }
 
-/// What has been said so far.
+/// The output so far.
 struct Shown<'a> {
     args: &'a GenerateArgs,
     tokenizer: Option<&'a Tokenizer>,
     how: &'a Continuing,
     tokens: Vec<u32>,
-    /// Bytes of the text that were printed.
+    /// Bytes of the text that are printed.
     printed: usize,
 }
 
 impl Shown<'_> {
-    /// Prints what a token adds to the text; characters whose last bytes are still to come wait for them.
+    /// Prints the text that a token adds; characters with missing bytes are held back.
     fn tell(&mut self, token: u32) -> Result<(), CliError> {
         if self.args.json || self.how.ends.contains(&token) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Launchers of ranks as threads on the host.
 //!
-//! Training shares storage between ranks, for memory; verification gives every rank its own, so that
-//! nothing that ranks have in common hides a difference between them.
+//! Training shares storage between ranks to save memory; verification gives every rank its own, so that shared state
+//! cannot hide a difference between ranks.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,7 @@ use fsdp_train::config::RunConfig;
 
 use crate::verify::{OnHost, Together};
 
-/// Ranks that train or are measured: one pool, gathered parameters held once.
+/// Ranks that train or are measured: they share one pool, and gathered parameters are stored once.
 pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
     let pool = HostPool::new();
     let total = total_threads(run.threads);
@@ -26,7 +26,7 @@ pub(crate) fn training(run: &RunConfig) -> Threads<HostMemory> {
     })
 }
 
-/// The ranks of this process, one of several: each has its own storage, and its share of the cores of the machine.
+/// The ranks of this process, one of several: each has its own storage, and its share of the machine's cores.
 pub(crate) fn processes(run: &RunConfig, cluster: &Cluster) -> Processes<HostMemory> {
     let threads = threads_per_rank(total_threads(run.threads), cluster.ranks_on_machine());
     cluster.processes(move |_: Rank, _| {
@@ -34,8 +34,7 @@ pub(crate) fn processes(run: &RunConfig, cluster: &Cluster) -> Processes<HostMem
     })
 }
 
-/// Ranks that are compared with the oracle: nothing shared. With `poison`, contents that were given up are
-/// overwritten.
+/// Ranks that are compared with the oracle: they share nothing. With `poison`, released contents are overwritten.
 pub(crate) fn verification(run: &RunConfig, poison: bool) -> Threads<HostMemory> {
     let total = total_threads(run.threads);
     Threads::new(world_options(run, false), move |_: Rank, world| {
@@ -67,7 +66,7 @@ pub(crate) fn world_options(run: &RunConfig, share_unsharded: bool) -> ThreadOpt
     }
 }
 
-/// Threads that compute, over all ranks: as configured, or one per core.
+/// Compute threads of all ranks: as configured, or one per core.
 pub(crate) fn total_threads(configured: usize) -> usize {
     match configured {
         0 => thread::available_parallelism().map_or(1, usize::from),
@@ -75,7 +74,7 @@ pub(crate) fn total_threads(configured: usize) -> usize {
     }
 }
 
-/// Threads of one rank of a world.
+/// Compute threads per rank.
 pub(crate) fn threads_per_rank(total: usize, world: usize) -> usize {
     (total / world).max(1)
 }

@@ -1,7 +1,7 @@
-//! `fsdp init`: a run file to begin with.
+//! `fsdp init`: writes a first run file.
 //!
-//! What options leave open is answered at a terminal or by defaults, and sizes follow from the model and the data. The text is
-//! read and looked at as `fsdp check` does before the file gets its name.
+//! Choices that options leave open are asked at a terminal or get defaults; sizes follow from the model and the data.
+//! The text is parsed and checked as by `fsdp check` before it is written to the file.
 
 mod answers;
 mod choices;
@@ -25,13 +25,13 @@ use crate::{device, logging, output};
 use answers::{Answers, OnTerminal};
 use choices::{Choices, Training};
 
-/// Steps where nothing is known of the data.
+/// Number of steps if nothing is known about the data.
 const STEPS: u64 = 1000;
 
-/// Writes a run file, unless a run of it would not start.
+/// Writes a run file, unless its run would not start.
 ///
 /// # Errors
-/// [`CliError`]: options that do not fit, or the file can not be written.
+/// [`CliError`]: options do not fit together, or the file cannot be written.
 pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     expect_free(args)?;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// That the file can be made; better known before questions are answered.
+/// Checks that the file can be created, before any questions are asked.
 fn expect_free(args: &InitArgs) -> Result<(), CliError> {
     let wrong = |what| Err(CliError::Option { option: "RUN.toml", what });
     let file = args.file.display();
@@ -65,7 +65,7 @@ fn expect_free(args: &InitArgs) -> Result<(), CliError> {
     }
 }
 
-/// Decides everything that the file says.
+/// Makes all choices of the file.
 fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) -> Result<Choices, CliError> {
     answers.expect(&[("--model", args.model.is_some()), ("--data", !args.data.is_empty())])?;
     let question = "Model (a Hugging Face directory)";
@@ -101,7 +101,7 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
     Ok(choices)
 }
 
-/// What is trained: as options say, or, where there are weights to begin with, somebody.
+/// What to train: as set by options or, if there are pretrained weights, by asking.
 fn training<R: BufRead, W: Write>(
     args: &InitArgs,
     model: &str,
@@ -121,7 +121,7 @@ fn training<R: BufRead, W: Write>(
     answers.value("--lora", question, given, Some(Training::Whole), Training::read)
 }
 
-/// Looks at the data, and notes which it is. Where it can not be read, the check of the whole file says why.
+/// Examines the data and records its kind. If it cannot be read, the check of the whole file reports why.
 fn data<R: BufRead, W: Write>(
     args: &InitArgs,
     choices: &mut Choices,
@@ -138,7 +138,7 @@ fn data<R: BufRead, W: Write>(
     Ok(look(choices, &args.file).ok().flatten())
 }
 
-/// Paths, as they are shown.
+/// Paths for display.
 struct Paths(Vec<String>);
 
 impl std::fmt::Display for Paths {
@@ -147,7 +147,7 @@ impl std::fmt::Display for Paths {
     }
 }
 
-/// What can be said of the data; nothing of what is in an object store.
+/// Surveys the data; `None` if it is in an object store.
 fn look(choices: &Choices, file: &Path) -> Result<Option<Survey>, CliError> {
     let config = parse(&text::of(choices), file)?.config;
     if config.data.train.iter().any(is_url) {
@@ -186,11 +186,11 @@ fn default_device() -> Device {
 }
 
 fn gpus() -> usize {
-    // What is wrong with the driver is told when it is needed.
+    // Errors of the driver are reported when it is needed.
     fsdp_cuda::device::gpu_count().unwrap_or(0)
 }
 
-/// The folder of the run: as given, or named after the file.
+/// The output folder: as given, or named after the file.
 fn output_folder(args: &InitArgs) -> Result<String, CliError> {
     if let Some(folder) = &args.out {
         return Ok(folder.clone());

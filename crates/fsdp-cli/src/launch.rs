@@ -1,9 +1,9 @@
-//! `fsdp launch`: starts the processes of a run, watches over them, and starts them again when that can help.
+//! `fsdp launch`: starts the processes of a run, supervises them, and restarts them if that can help.
 //!
-//! On every node an *agent* starts processes and tells how they have ended; one of the agents is the *coordinator* as well,
-//! and decides. A launch is one or several *attempts*. In an attempt all processes are started together, and end together:
-//! when one fails, the others hear of it and end by themselves (see [`cluster`](crate::cluster)). What their exit codes say
-//! decides whether there is another attempt: 75, or death by a signal, may pass; anything else stays.
+//! On every node an *agent* starts processes and reports how they ended; one of the agents is also the *coordinator*,
+//! which decides. A launch consists of *attempts*. In an attempt all processes are started together and end together:
+//! if one fails, the others are told and end by themselves (see [`cluster`](crate::cluster)). Their exit codes decide
+//! whether there is another attempt: 75, or death by a signal, may be temporary; everything else is permanent.
 
 mod agent;
 mod attempt;
@@ -32,10 +32,10 @@ use meeting::Meeting;
 pub(crate) use note::{Note, leave_verdict};
 use plan::Plan;
 
-/// Starts processes until they have done their work, or can not.
+/// Starts processes until they have done their work, or cannot.
 ///
 /// # Errors
-/// [`CliError`]: what is to be launched is wrong, or no process can be started.
+/// [`CliError`]: the command to launch is wrong, or no process can be started.
 pub(crate) fn run(args: &LaunchArgs) -> Result<Exit, CliError> {
     logging::install(None)?;
     let plan = Plan::new(args)?;

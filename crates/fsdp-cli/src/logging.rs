@@ -1,4 +1,4 @@
-//! What becomes of `tracing` spans and events: text or JSON on stderr as `RUST_LOG` says, and the trace file.
+//! Output of `tracing` spans and events: text or JSON on stderr according to `RUST_LOG`, and the trace file.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -20,17 +20,17 @@ use crate::error::CliError;
 use crate::output;
 use crate::trace::{TARGET, TraceFile};
 
-/// What `RUST_LOG` says, if it says anything.
+/// The value of `RUST_LOG`, unless unset or empty.
 fn asked_for() -> Option<OsString> {
     std::env::var_os("RUST_LOG").filter(|filter| !filter.is_empty())
 }
 
-/// Whether `RUST_LOG` asks for anything.
+/// Whether `RUST_LOG` is set.
 pub(crate) fn is_asked_for() -> bool {
     asked_for().is_some()
 }
 
-/// Which events are written: those that `RUST_LOG` asks for; without it those that stand in JSON for what people are told.
+/// The filter for events: `RUST_LOG`; without it, in JSON format, the events that replace messages to the user.
 ///
 /// # Errors
 /// [`CliError::LogFilter`].
@@ -50,7 +50,7 @@ pub(crate) fn install(trace: Option<&TraceFile>) -> Result<(), CliError> {
     let events = filter()?.map(|filter| events().with_filter(filter));
     let trace = trace.map(|file| file.layer().with_filter(filter_fn(|span| span.target() == TARGET)));
     if events.is_some() || trace.is_some() {
-        // Only a subscriber that is there already can make this fail, and then that one is wanted.
+        // Fails only if a subscriber is already installed; then that one is kept.
         let _ = registry().with(events).with(trace).try_init();
     }
     Ok(())
@@ -65,15 +65,15 @@ fn events() -> Box<dyn Layer<Registry> + Send + Sync> {
     layer.with_ansi(io::stderr().is_terminal()).map_event_format(Spoken).boxed()
 }
 
-/// The time now, as events say it: `2026-11-23T12:00:00.000000Z`.
+/// The current time as in events: `2026-11-23T12:00:00.000000Z`.
 pub(crate) fn now() -> String {
     let mut timestamp = String::new();
-    // Writing into a string does not fail.
+    // Writing to a string cannot fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
     timestamp
 }
 
-/// A line of JSON for what is no event of `tracing`, in the form of those that are.
+/// Formats a message that is not a `tracing` event as the JSON line of one.
 pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
     let mut fields = json!({ "message": message });
     if !caused_by.is_empty() {
@@ -83,7 +83,7 @@ pub(crate) fn line(level: &str, message: &str, caused_by: &[String]) -> String {
     with_speaker(&line.to_string())
 }
 
-/// The text of a JSON object that also says who speaks, where that is another process than the first of several.
+/// Adds the speaker to the text of a JSON object, if it is not the first of several processes.
 fn with_speaker(object: &str) -> String {
     match (output::speaker(), object.strip_prefix('{')) {
         (Some(speaker), Some(fields)) => format!("{{\"process\":{},{fields}", Value::from(speaker)),
@@ -91,7 +91,7 @@ fn with_speaker(object: &str) -> String {
     }
 }
 
-/// Lines that begin with who speaks, where that is another process than the first of several.
+/// Formats lines that begin with the speaker, if it is not the first of several processes.
 struct Spoken<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for Spoken<F>
@@ -113,7 +113,7 @@ where
     }
 }
 
-/// The same of JSON objects.
+/// Does the same for JSON objects.
 struct SpokenJson<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for SpokenJson<F>

@@ -1,10 +1,10 @@
-//! The `fsdp` command: init, train, verify, eval, generate, schedule, plan, report, ckpt and bench.
+//! The `fsdp` command.
 //!
-//! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training
-//! itself is `fsdp-train`. One module per command; what several of them need stands below them.
+//! It parses arguments, chooses the launcher, prints reports and maps outcomes to exit codes; training itself is in
+//! `fsdp-train`. There is one module per subcommand, followed by modules that several of them share.
 //!
-//! Exit codes are those of [`exit_code`].
-// Tests call stand-ins for libraries.
+//! Exit codes are defined in [`exit_code`].
+// Tests call stand-in libraries.
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 mod args;
@@ -80,9 +80,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// How a command ends that succeeds, fails or panics; it is told why. (A panic has told so itself.)
+/// The exit of a command that succeeds, fails or panics. Reports the error; a panic has already been reported.
 fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
-    // Nothing that the command has touched is looked at again.
+    // The command's state is not used after a panic.
     match panic::catch_unwind(AssertUnwindSafe(command)) {
         Ok(Ok(exit)) => exit,
         Ok(Err(error)) => {
@@ -98,7 +98,7 @@ fn ended(command: impl FnOnce() -> Result<Exit, CliError>) -> Exit {
 }
 
 fn run(command: Command) -> Result<Exit, CliError> {
-    // What one process can say alone, several say once.
+    // Commands that need a single process run only in the first of several.
     let is_alone = matches!(
         command,
         Command::Init(_)
@@ -118,7 +118,7 @@ fn run(command: Command) -> Result<Exit, CliError> {
     if cluster::is_launched()? {
         cluster::watch_launcher()?;
     }
-    // From here on one of several processes speaks; but agents of a launch each do.
+    // From here on only one of several processes prints, except that every agent of a launch does.
     if !matches!(command, Command::Launch(_)) {
         cluster::place()?;
     }

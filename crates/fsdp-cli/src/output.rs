@@ -1,6 +1,6 @@
-//! Text for people: the report on stdout, everything else on stderr, colour only where it is read by eye.
+//! Text for people: reports on stdout, everything else on stderr, colors only on terminals.
 //!
-//! All of it passes here, where what could act on a terminal is escaped: see [`escape`].
+//! All text passes through here, where characters that could act on a terminal are escaped: see [`escape`].
 
 mod escape;
 mod sample;
@@ -18,7 +18,7 @@ use crate::error::CliError;
 use crate::logging;
 pub(crate) use escape::{one_line, shown};
 
-/// Prints text on stdout. A reader that has seen enough (`| head`) is no failure.
+/// Prints text on stdout. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
 /// [`CliError::Write`].
@@ -33,12 +33,12 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// How stderr is written, as the command line asks for it.
+/// The style of stderr, set by the command line.
 static STYLE: OnceLock<LogArgs> = OnceLock::new();
 
-/// From now on stderr is written like this.
+/// Sets the style of stderr.
 pub(crate) fn write_as(style: LogArgs) {
-    // Only the first call counts.
+    // Only the first call takes effect.
     let _ = STYLE.set(style);
 }
 
@@ -46,7 +46,7 @@ fn style() -> LogArgs {
     STYLE.get().copied().unwrap_or_default()
 }
 
-/// Whether neither progress nor notes are wanted.
+/// Whether progress and notes are suppressed.
 pub(crate) fn is_quiet() -> bool {
     style().quiet
 }
@@ -56,25 +56,26 @@ pub(crate) fn is_json() -> bool {
     style().log_format == LogFormat::Json
 }
 
-/// Whether somebody looks at stderr who wants to see bars.
+/// Whether to draw progress bars on stderr.
 pub(crate) fn draws_bars() -> bool {
     io::stderr().is_terminal() && !is_quiet() && !is_json()
 }
 
-/// Who speaks, if it is another process than the first of several.
+/// The name of this process, if it is not the first of several.
 static SPEAKER: RwLock<Option<String>> = RwLock::new(None);
 
-/// From now on errors and the log say who speaks, and everything else goes to the log: it is said by the first process.
+/// Names this process as not the first: errors and log lines then carry the name, and everything else goes to the log,
+/// since the first process prints it.
 pub(crate) fn speak_as(speaker: String) {
     *SPEAKER.write().unwrap_or_else(PoisonError::into_inner) = Some(speaker);
 }
 
-/// Who speaks, if it is not the first process.
+/// The name of this process; `None` for the first.
 pub(crate) fn speaker() -> Option<String> {
     SPEAKER.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Prints a line on stderr, unless nobody wants notes.
+/// Prints a line on stderr, unless notes are suppressed.
 pub(crate) fn note(line: &str) {
     match speaker() {
         None if is_quiet() => {}
@@ -93,23 +94,23 @@ pub(crate) fn warning(text: &str) {
     }
 }
 
-/// Prints what the user should know of the data of a job, on stderr.
+/// Prints warnings about the data of a job on stderr.
 pub(crate) fn data_warnings(data: &RunData) {
     data.warnings().for_each(|(key, told)| warning(&format!("{key}: {told}")));
 }
 
-/// Prints a sample of the data, on stderr, if this is who speaks.
+/// Prints a sample of the data on stderr, in the first process.
 pub(crate) fn sample(preview: &Preview) {
     let paint = Paint::of(&io::stderr());
     match speaker() {
-        // Colours are not for those who read JSON.
+        // No colors in JSON.
         None if is_quiet() || is_json() => note(&sample::text(preview, Paint { is_on: false })),
         None => say(&paint.shown(&sample::text(preview, paint))),
         Some(_) => {}
     }
 }
 
-/// Prints what a run of `steps` steps takes from each of several sources, on stderr.
+/// Prints, if there are several sources, what a run of `steps` steps takes from each, on stderr.
 pub(crate) fn sources(data: &RunData, steps: u64) {
     let sources = data.sources(steps);
     if sources.len() < 2 {
@@ -125,30 +126,30 @@ pub(crate) fn sources(data: &RunData, steps: u64) {
     }
 }
 
-/// Prints what is wrong with the arguments, on stderr, or the help that was asked for, on stdout.
+/// Prints errors in the arguments on stderr, or the requested help on stdout.
 pub(crate) fn usage(told: &clap::Error) {
     let text = told.to_string();
-    // Arguments may be names of files too, as a shell finds them.
+    // Arguments may be file names expanded by a shell.
     let breaks_lines = std::env::args_os().any(|arg| arg.to_string_lossy().contains('\n'));
     if breaks_lines || shown(&text) != text {
         say(&indented(&text));
     } else {
-        // Nothing can be done when printing fails.
+        // A failure to print cannot be reported.
         let _ = told.print();
     }
 }
 
-/// Writes what is fit to be seen. Nothing can be done when that fails.
+/// Writes an escaped line. A failure to write cannot be reported.
 fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// A message whose later lines can not be taken for messages of their own: a name in it may have put them there.
+/// Indents all lines but the first, so that a line break in a name cannot forge another message.
 fn indented(text: &str) -> String {
     shown(text.trim_end()).replace('\n', "\n  ")
 }
 
-/// Prints an error and what caused it on stderr.
+/// Prints an error and its causes on stderr.
 pub(crate) fn error(error: &dyn Error) {
     let (text, causes) = (error.to_string(), causes(error));
     if is_json() {
@@ -161,7 +162,7 @@ pub(crate) fn error(error: &dyn Error) {
     causes.iter().for_each(|cause| say(&format!("  caused by: {}", indented(cause))));
 }
 
-/// What caused an error, without what the error that it caused already says.
+/// The causes of an error, except those already included in the text of the error they caused.
 fn causes(error: &dyn Error) -> Vec<String> {
     let (mut text, mut cause) = (error.to_string(), error.source());
     let mut causes = Vec::new();
@@ -176,43 +177,43 @@ fn causes(error: &dyn Error) -> Vec<String> {
     causes
 }
 
-/// The sequences that [`Paint`] writes.
+/// The escape sequences that [`Paint`] writes.
 const CODES: [&str; 6] = ["\x1b[2m", "\x1b[32m", "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"];
 
-/// Colours, or none.
+/// Colors, if enabled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paint {
     is_on: bool,
 }
 
 impl Paint {
-    /// Colours if `stream` is a terminal and the user has not set `NO_COLOR`.
+    /// Enables colors if `stream` is a terminal and the user has not set `NO_COLOR`.
     pub(crate) fn of(stream: &impl IsTerminal) -> Self {
         let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self { is_on: stream.is_terminal() && !is_refused }
     }
 
-    /// Something that is as it should be.
+    /// Marks something good.
     pub(crate) fn good(self, text: &str) -> String {
         self.paint("32", text)
     }
 
-    /// Something that is not.
+    /// Marks something bad.
     pub(crate) fn bad(self, text: &str) -> String {
         self.paint("1;31", text)
     }
 
-    /// Something to look at.
+    /// Marks something to look at.
     pub(crate) fn warning(self, text: &str) -> String {
         self.paint("33", text)
     }
 
-    /// Something that only surrounds what counts.
+    /// Marks something secondary.
     pub(crate) fn dim(self, text: &str) -> String {
         self.paint("2", text)
     }
 
-    /// A heading.
+    /// Marks a heading.
     pub(crate) fn heading(self, text: &str) -> String {
         self.paint("1", text)
     }
@@ -221,7 +222,7 @@ impl Paint {
         if self.is_on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// A text as it may be shown: with these colours, if they are on, and nothing else that acts on a terminal.
+    /// Escapes text for display; only the sequences of `Paint` remain, if enabled.
     fn shown(self, mut text: &str) -> String {
         let mut out = String::new();
         while let Some(at) = text.find('\x1b').filter(|_| self.is_on) {
@@ -234,7 +235,7 @@ impl Paint {
     }
 }
 
-/// A table: words on the left of their columns, numbers on the right.
+/// Formats a table: words are left-aligned, numbers right-aligned.
 pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: impl IntoIterator<Item = [String; COLUMNS]>,
@@ -242,7 +243,7 @@ pub(crate) fn table<const COLUMNS: usize>(
     grid(header.map(str::to_owned).into(), rows.into_iter().map(Vec::from))
 }
 
-/// A [`table`] of any number of columns.
+/// Formats a [`table`] with any number of columns.
 pub(crate) fn grid(header: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     let shown = |row: Vec<String>| row.into_iter().map(|cell| one_line(&cell)).collect::<Vec<_>>();

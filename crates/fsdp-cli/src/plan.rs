@@ -1,4 +1,4 @@
-//! `fsdp plan`: what a run would take on machines that are not here.
+//! `fsdp plan`: predicts time, memory and cost of a run on machines that are not available here.
 
 mod ahead;
 mod cost;
@@ -26,22 +26,22 @@ use ahead::{Ahead, Foresight};
 use cost::Cost;
 use effects::Effect;
 
-/// All that is said of a run.
+/// All predictions of a run.
 struct Outlook<'a> {
     ahead: Ahead<'a>,
     cost: Cost,
-    /// Seconds of a step of PyTorch's FSDP2, compiled and not, where that can be said.
+    /// Seconds of a step of PyTorch's FSDP2, compiled and not, if they can be predicted.
     fsdp2: Option<[f64; 2]>,
-    /// Floating-point operations of products that are done, for each that is done without checkpointing.
+    /// Executed product FLOPs, as a multiple of those without checkpointing.
     again: f64,
-    /// What other settings would change.
+    /// The effects of other settings.
     effects: Vec<Effect>,
 }
 
-/// Predicts a step, or checks predictions.
+/// Predicts a step, or checks predictions against measured runs.
 ///
 /// # Errors
-/// [`CliError`]: the input is wrong, or a file can not be written.
+/// [`CliError`]: the input is wrong, or a file cannot be written.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     logging::install(None)?;
     match &args.command {
@@ -50,10 +50,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     }
 }
 
-/// What is printed of a run; files that were asked for are written.
+/// Returns the text to print for a run; writes the requested files.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
     let cluster = cluster(args)?;
     if args.print_cluster {
@@ -97,7 +97,7 @@ fn cluster(args: &PlanArgs) -> Result<Cluster, CliError> {
     }
 }
 
-/// The text of a file that the user names.
+/// Reads a text file named by the user.
 fn read(file: &Path) -> Result<String, CliError> {
     let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
     input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)

@@ -1,4 +1,4 @@
-//! How far a run is: a bar on a terminal, plain lines elsewhere.
+//! Progress of a run: a bar on a terminal, plain lines elsewhere.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,19 +14,19 @@ use signal_hook::consts::SIGUSR1;
 use crate::units::{self, clock, perplexity, rate};
 use crate::{launch, output};
 
-/// Plain lines per run, when steps are short.
+/// Number of plain lines per run, if steps are short.
 const LINES: u64 = 20;
-/// The longest time without a plain line, when steps are long.
+/// Maximum time between plain lines, if steps are long.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 const BAR: &str = "{bar:28} {pos}/{len} {msg} ETA {eta}";
 
-/// Tells a user about a run, on stderr.
+/// Reports the progress of a run on stderr.
 #[derive(Debug)]
 pub(crate) struct Progress {
     steps: u64,
-    /// What tokens per second are of.
+    /// The unit of the speed.
     speed_unit: &'static str,
-    /// Steps that a checkpoint had done.
+    /// Number of steps done before the run resumed.
     first: AtomicU64,
     start: Instant,
     display: Display,
@@ -41,7 +41,7 @@ enum Display {
 }
 
 impl Progress {
-    /// The progress of a run of `steps` steps that ends early when `stop` is raised.
+    /// Starts reporting a run of `steps` steps that ends early when `stop` is set.
     pub(crate) fn new(steps: u64, speed_unit: &'static str, stop: Arc<AtomicBool>) -> Self {
         let start = Instant::now();
         let display = if output::draws_bars() {
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Ends the bar where it stands.
+    /// Leaves the bar at its current position.
     pub(crate) fn finish(&self) {
         if let Display::Bar(bar) = &self.display {
             bar.abandon();
@@ -75,7 +75,7 @@ impl Progress {
         }
     }
 
-    /// Says what the trainer tells the log too, which stands for it where lines are JSON.
+    /// Prints a line that the trainer also logs; with JSON lines the log entry replaces it.
     fn say_what_is_logged(&self, line: &str) {
         if !output::is_json() {
             self.say(line);
@@ -104,7 +104,7 @@ impl Progress {
         output::note(&format!("step {step:>width$}/{} {news} ETA {}", self.steps, clock(left)));
     }
 
-    /// What is said of a step.
+    /// The line about a step.
     fn news(&self, metrics: &StepMetrics) -> String {
         let skipped = match &metrics.scaling {
             Some(Scaling { loss_scale, skipped: true }) => {
@@ -171,7 +171,7 @@ impl Reporter for Progress {
         ));
         if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
             self.say("stopping: other nodes have come, and the run goes on with them");
-            // As if the launcher had asked for it, as it does to stop at once.
+            // Raises the signal by which the launcher asks to stop at once.
             if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
                 tracing::warn!("can not stop for other nodes to take part: {error}");
             }
@@ -179,7 +179,7 @@ impl Reporter for Progress {
     }
 }
 
-/// A line on where a run begins.
+/// Lines about where a run begins.
 fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
     let Some(resumed) = resumed else { return vec!["no checkpoint in run.out_dir yet: starting".to_owned()] };
     let mut lines = vec![format!("going on from {} after step {}", resumed.path.display(), resumed.step)];
@@ -191,7 +191,7 @@ fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
     lines
 }
 
-/// A table of what was taken from another trainer's checkpoint.
+/// A table of the contents imported from another trainer's checkpoint.
 fn rows(taken: &Taken) -> Vec<String> {
     let Taken { format, taken, derived, missing, unused, notes } = taken;
     let unused = match unused.len() {
@@ -216,7 +216,7 @@ fn listed(names: &[String]) -> String {
     names[..names.len().min(SHOWN)].join(", ") + more
 }
 
-/// The time that the remaining steps take if they go on as the first `done` of `all` did.
+/// Estimated time for the remaining steps, at the average speed of the first `done` of `all`.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
     elapsed.mul_f64(all.saturating_sub(done) as f64 / done.max(1) as f64)

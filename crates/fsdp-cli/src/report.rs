@@ -1,4 +1,4 @@
-//! `fsdp report`: what runs have told, as one HTML file that needs no network.
+//! `fsdp report`: summarizes runs in a self-contained HTML file.
 
 pub(crate) mod bars;
 pub(crate) mod chart;
@@ -21,10 +21,10 @@ use page::{Page, escaped};
 use plan::Step;
 use record::{Evaluations, Record};
 
-/// Ranks that are named among those that others waited for.
+/// Maximum ranks listed among those that others waited for.
 const RANKS_SHOWN: usize = 16;
 
-/// Charts of the columns of steps: column, title, unit, and whether the axis may be logarithmic.
+/// Charts of step columns: column, title, unit, and whether the axis may be logarithmic.
 const CHARTS: [(&str, &str, &str, bool); 9] = [
     ("loss", "Training loss", "cross-entropy", false),
     ("cross_entropy", "Cross-entropy, without what training adds", "cross-entropy", false),
@@ -40,7 +40,7 @@ const CHARTS: [(&str, &str, &str, bool); 9] = [
 /// Reads runs and writes the report.
 ///
 /// # Errors
-/// [`CliError`]: a folder holds no run, or the file can not be written.
+/// [`CliError`]: a folder has no run, or the file cannot be written.
 pub(crate) fn run(args: &ReportArgs) -> Result<(), CliError> {
     logging::install(None)?;
     expect_replaceable("--output", &args.output)?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), CliError> {
     output::print(&format!("{}\n", args.output.display()))
 }
 
-/// Nothing but an earlier report is replaced.
+/// Checks that a file does not exist or is an earlier report.
 ///
 /// # Errors
 /// [`CliError::Option`], [`CliError::Create`].
@@ -106,7 +106,7 @@ fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
     page.finish(&format!("fsdp: {title}"))
 }
 
-/// A table of runs, with the colour of each.
+/// A table of runs, with the color of each.
 fn overview(page: &mut Page, runs: &[Record]) {
     page.legend(runs.iter().enumerate().map(|(number, run)| (&*run.name, number % COLOURS, "")));
     let row = |run: &Record| {
@@ -140,7 +140,7 @@ fn of_column(runs: &[Record], (column, title, unit, may_be_log): (&str, &str, &'
     }
 }
 
-/// A series per run and set: a run has a colour, a set its dashes.
+/// One series per run and evaluation set: colors distinguish runs, dashes distinguish sets.
 fn evaluation(page: &mut Page, runs: &[Record]) {
     let sets: BTreeSet<&String> = runs.iter().flat_map(|run| run.evaluations.keys()).collect();
     if sets.is_empty() {
@@ -211,7 +211,7 @@ fn slowest(number: usize, run: &Record) -> Vec<(String, Vec<Bar>)> {
     ranks.into_iter().map(|(rank, steps)| (format!("rank {rank}"), bar(steps))).collect()
 }
 
-/// Draws a chart with its legend; what no run has is said instead.
+/// Draws a chart with its legend. Without finite values it says so; without series it draws nothing.
 pub(crate) fn draw(page: &mut Page, chart: &Chart) {
     if chart.series.is_empty() {
         return;

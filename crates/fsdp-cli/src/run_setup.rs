@@ -1,4 +1,4 @@
-//! From a run file to its model: what every command does first.
+//! Loads a run file and its model, the first step of every command.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,20 +22,20 @@ use crate::device;
 use crate::error::CliError;
 use crate::output;
 
-/// What a run trains: a model, perhaps with adapters.
+/// The model of a run, possibly with adapters.
 pub(crate) type Model = Adapted<HfModel>;
 
 /// A run file and the model that it names.
 #[derive(Clone, Debug)]
 pub(crate) struct RunSetup {
-    /// The run file, every default written out.
+    /// The run file, including all defaults.
     pub(crate) config: Resolved,
     /// The model's `config.json`.
     pub(crate) model: HfConfig,
 }
 
 impl RunSetup {
-    /// Reads a run file and its model's `config.json`, and says on stderr what the user should hear.
+    /// Reads a run file and its model's `config.json`, and prints warnings on stderr.
     ///
     /// # Errors
     /// [`CliError`]: one of the files is missing or wrong.
@@ -46,10 +46,10 @@ impl RunSetup {
         Ok(setup)
     }
 
-    /// Reads them for a run that has so many ranks if it does not say, and returns what the user should hear.
+    /// Reads the files and returns the warnings; `ranks` supplies the default number of ranks.
     ///
     /// # Errors
-    /// As [`RunSetup::load`].
+    /// Those of [`RunSetup::load`].
     pub(crate) fn read(
         args: &RunFileArgs,
         ranks: &dyn Fn(&RunConfig) -> usize,
@@ -57,10 +57,10 @@ impl RunSetup {
         Self::of(Resolved::load_for(&args.file, &args.overrides, ranks)?)
     }
 
-    /// A run file that was read, with the model that it names, and what the user should hear.
+    /// Adds the model to a loaded run file; also returns the warnings.
     ///
     /// # Errors
-    /// As [`RunSetup::load`].
+    /// Those of [`RunSetup::load`].
     pub(crate) fn of(loaded: Loaded) -> Result<(Self, Vec<String>), CliError> {
         let mut warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         let config = loaded.config;
@@ -70,18 +70,18 @@ impl RunSetup {
         Ok((setup, warnings))
     }
 
-    /// The described model, with the adapters of the run file.
+    /// Builds the described model, with the adapters of the run file.
     ///
     /// # Errors
-    /// [`CliError::Train`] when the description contradicts itself, or adapters do not fit it.
+    /// [`CliError::Train`] if the description contradicts itself, or adapters do not fit it.
     pub(crate) fn build(&self) -> Result<Model, CliError> {
         Ok(adapter::adapt(&self.config, self.model.build()?)?)
     }
 
-    /// Where the first weights come from.
+    /// The source of the initial weights.
     ///
     /// # Errors
-    /// [`CliError::Train`] when pretrained weights are asked for, or an adapter to begin with, and not there.
+    /// [`CliError::Train`] if pretrained weights, or an adapter to start from, are requested but missing.
     pub(crate) fn init(&self, architecture: &Model) -> Result<InitSource, CliError> {
         let base = match self.config.model.init {
             Init::Random => random(self.config.model.seed, architecture),
@@ -93,7 +93,7 @@ impl RunSetup {
         Ok(base.adapted(&self.config, architecture.description())?)
     }
 
-    /// What the FLOPs of a token depend on: parameters of experts count with the part of the tokens that they meet.
+    /// The inputs of FLOPs per token: expert parameters count in proportion to the tokens they process.
     pub(crate) fn flops(&self, spec: &ModelSpec, token_shares: &BTreeMap<ParamId, f64>) -> FlopModel {
         let met = |(id, param): (usize, &ParamSpec)| {
             (param.len() as f64 * token_shares.get(&ParamId(id)).unwrap_or(&1.0)) as u64
@@ -109,7 +109,7 @@ impl RunSetup {
         }
     }
 
-    /// Rotary positions go on beyond what a model was made for, but it never saw them.
+    /// Rotary positions extend beyond the model's context length, but the model was not trained on them.
     fn position_warning(&self) -> Option<String> {
         let sizes = self.model.summary();
         let (seq_len, positions) = (self.config.data.seq_len, sizes.positions);
@@ -122,15 +122,15 @@ impl RunSetup {
     }
 }
 
-/// Random weights of a model.
+/// Random initial weights of a model.
 pub(crate) fn random(seed: u64, architecture: &impl Architecture) -> InitSource {
     InitSource::Random { seed, init: Arc::new(architecture.description().init.clone()) }
 }
 
-/// That a directory which an argument names is that of a model.
+/// Checks that a directory named by an argument is a model.
 ///
 /// # Errors
-/// [`CliError::Option`]: it is an adapter, or nothing with a `config.json`.
+/// [`CliError::Option`]: it is an adapter, or has no `config.json`.
 pub(crate) fn expect_model(option: &'static str, dir: &Path, others: &str) -> Result<(), CliError> {
     if is_url(dir) || dir.join("config.json").exists() {
         return Ok(());
@@ -147,7 +147,7 @@ pub(crate) fn expect_model(option: &'static str, dir: &Path, others: &str) -> Re
     Err(CliError::Option { option, what })
 }
 
-/// The `config.json` of a model directory.
+/// Reads the `config.json` of a model directory.
 ///
 /// # Errors
 /// [`CliError`]: it is missing or wrong.
@@ -161,7 +161,7 @@ pub(crate) fn read_model(dir: &Path) -> Result<HfConfig, CliError> {
     HfConfig::parse(&text).map_err(|source| CliError::Model { origin: dir.display().to_string(), source })
 }
 
-/// The text of a configuration in an object store.
+/// Reads a configuration from an object store.
 fn read_object(url: &Path) -> Result<String, CliError> {
     let unreadable = |source| CliError::ReadModel { file: url.to_owned(), source };
     let text = objects::read(url)?.ok_or_else(|| unreadable(io::ErrorKind::NotFound.into()))?;

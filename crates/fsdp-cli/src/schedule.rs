@@ -24,10 +24,10 @@ use crate::train::{memory_rows, parameters};
 use crate::units::bytes;
 use operations::Operations;
 
-/// Unsharded elements over parameters from which on a unit is worth a warning.
+/// Minimum ratio of unsharded elements to parameters for a warning about a unit.
 const PADDING_WARNING: f64 = 1.25;
 
-/// Prints the compiled schedule of a run file, and what is known about it before it runs.
+/// Prints the compiled schedule of a run file, and properties known before it runs.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong.
@@ -89,7 +89,7 @@ fn schedules(plan: &Plan) -> String {
     text
 }
 
-/// Making a plan checks its schedules; checking them again says so in words.
+/// Plans are checked when they are made; this repeats the check to report its result.
 fn verdict(plan: &Plan) -> String {
     let paint = Paint::of(&io::stdout());
     let mut text = String::from("\n");
@@ -111,7 +111,7 @@ fn units(plan: &Plan) -> String {
     for unit in &plan.layout.units {
         let figures = unit_figures(unit, plan.policy.param_dtype.size_bytes());
         match rows.last_mut() {
-            // Layers are alike; one line says so.
+            // Consecutive layers with equal figures share a line.
             Some(row) if row[1..] == figures => row[0] = format!("{first} to {}", unit.name),
             _ => {
                 first = &unit.name;

@@ -1,5 +1,5 @@
-//! `fsdp completions`, `fsdp man` and `fsdp schema`: what shells and `man` want to know of the command line, and editors of
-//! run files.
+//! `fsdp completions`, `fsdp man` and `fsdp schema`: shell completions, man pages, and the schema of run files for
+//! editors.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::error::CliError;
 use crate::output;
 
-/// Prints the script with which a shell completes commands and options.
+/// Prints a shell's completion script.
 ///
 /// # Errors
 /// [`CliError::Write`].
@@ -27,7 +27,7 @@ pub(crate) fn schema() -> Result<(), CliError> {
     output::print(&format!("{:#}\n", fsdp_train::config::schema()))
 }
 
-/// Writes a page for every command.
+/// Writes a man page for every command.
 ///
 /// # Errors
 /// [`CliError::Write`].

@@ -1,4 +1,4 @@
-//! A step that does not fit into the memory of a device of a PJRT plugin, with the ledger's figure and a way out.
+//! The error of a step that does not fit into the memory of a PJRT device, with the ledger's prediction and a remedy.
 
 use fsdp_core::plan::Plan;
 use fsdp_core::{Error, Rank};
@@ -11,16 +11,16 @@ use fsdp_xla::XlaError;
 use crate::run_setup::Model;
 use crate::units::bytes;
 
-/// A step that does not fit.
+/// A step that does not fit into memory.
 #[derive(Debug)]
 pub(crate) struct ShortOfMemory {
     device: String,
     device_bytes: Option<u64>,
     message: String,
     predicted_bytes: u64,
-    /// Samples of a micro-batch that would fit by the ledger, with what they take.
+    /// A smaller micro-batch size that fits according to the ledger, and its bytes.
     fitting: Option<(usize, u64)>,
-    /// Whether it may fit once libtpu is told to overlap less.
+    /// Whether it may fit if libtpu overlaps less.
     overlaps_less: bool,
 }
 
@@ -42,24 +42,24 @@ impl std::fmt::Display for ShortOfMemory {
     }
 }
 
-/// Lines of what XLA says that are shown.
+/// Maximum lines of XLA's message that are shown.
 const LINES: usize = 4;
 
-/// The flag of libtpu with the percentage of memory up to which it begins transfers early.
+/// The libtpu flag for the percentage of memory up to which transfers begin early.
 const LESS_OVERLAP: &str = "xla_tpu_scheduler_percent_shared_memory_limit";
 
-/// By how much XLA's peak may be below the ledger's, in percent of it: of six models (docs/xla.md) it was at most 17.
+/// How far XLA's peak may be below the ledger's, in percent: at most 17 for six models (docs/xla.md).
 const BELOW_LEDGER_PERCENT: u64 = 20;
 
 impl ShortOfMemory {
-    /// What is wrong with a step that a plugin does not take; none if it is not the memory.
+    /// Describes a program that a plugin rejected; `None` if memory is not the reason.
     pub(crate) fn of(config: &Resolved, model: &Model, error: &XlaError) -> Option<Self> {
         let XlaError::Memory { device, bytes: device_bytes, message } = error else { return None };
         let plan = draft(config, &model.description().spec).ok()?;
         let predicted_bytes = predicted(config, model, &plan).ok()?;
         let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
         let message = lines.take(LINES).collect::<Vec<_>>().join(" ");
-        // XLA has just needed more than the device has: what the ledger takes for as much is no way out.
+        // XLA needed more than the device has, so a size for which the ledger predicts as much is no remedy.
         let most = device_bytes.unwrap_or(u64::MAX).min(predicted_bytes.saturating_sub(1));
         let fitting = fitting(config, model, most);
         let overlaps_less = device.starts_with("TPU")
@@ -69,7 +69,7 @@ impl ShortOfMemory {
         Some(Self { device, device_bytes, message, predicted_bytes, fitting, overlaps_less })
     }
 
-    /// As [`ShortOfMemory::of`], of a run that has failed.
+    /// Does the same as [`ShortOfMemory::of`] for a failed run.
     pub(crate) fn of_run(config: &Resolved, model: &Model, error: &TrainError) -> Option<Self> {
         match error {
             TrainError::RankFailed { source, .. } => Self::of_run(config, model, source),
@@ -79,15 +79,16 @@ impl ShortOfMemory {
     }
 }
 
-/// Bytes of a rank's device, as the ledger predicts them.
+/// Bytes of a rank's device, as predicted by the ledger.
 ///
 /// # Errors
-/// Those of the model: operations that do not fit each other.
+/// Those of the model: operations that do not fit together.
 pub(crate) fn predicted(config: &Resolved, model: &Model, plan: &Plan) -> Result<u64, TrainError> {
     Ok(predict::<HostMemory, _>(config, model, plan, Rank(0))?.device.total_peak_bytes as u64)
 }
 
-/// The largest half, quarter, .. of a micro-batch whose step takes at most so many bytes by the ledger, with what it takes.
+/// The largest half, quarter, .. of a micro-batch whose step needs at most `most_bytes` according to the ledger, and
+/// its bytes.
 fn fitting(config: &Resolved, model: &Model, most_bytes: u64) -> Option<(usize, u64)> {
     let needed = |samples: usize| {
         let mut config = config.clone();

@@ -1,8 +1,8 @@
 //! `--shrink`: the same units and policies on a model that a laptop trains in seconds.
 //!
-//! Kept are the family, the kinds of modules that are wrapped, the ratio of heads to key/value heads, tied
-//! weights, biases, dropouts, dtypes and every policy. Cut are layers, widths, sequences, batches and the
-//! numbers of replicas and ranks. What decides over correctness is kept, what decides over time is not.
+//! It keeps the family, the wrapped module classes, the ratio of heads to key/value heads, tied weights, biases,
+//! dropouts, dtypes and every policy. It cuts layers, widths, sequences, batches and the numbers of replicas and ranks.
+//! In short, it keeps what affects correctness and cuts what affects time.
 
 mod wrapping;
 
@@ -17,17 +17,17 @@ use crate::error::CliError;
 use crate::run_setup::RunSetup;
 use crate::units::params;
 
-/// Tokens of a sequence.
+/// Maximum tokens per sequence.
 const SEQ_LEN_MAX: usize = 32;
-/// Micro-batches per rank of the largest world.
+/// Maximum micro-batches per rank of the largest world.
 const ROUNDS_MAX: usize = 2;
-/// Layers, however deep the prefetch.
+/// Maximum layers, regardless of prefetch depth.
 const LAYERS_MAX: usize = 6;
-/// Replicas, and ranks of the groups of `reshard_after_forward`.
+/// Maximum replicas, and ranks per group of `reshard_after_forward`.
 const AXIS_MAX: usize = 2;
-/// Rank of adapters.
+/// Maximum rank of adapters.
 const RANK_MAX: usize = 2;
-/// Tokens that bytes have.
+/// Number of byte tokens.
 const BYTES: usize = 256;
 
 /// A shrunk run.
@@ -35,7 +35,7 @@ const BYTES: usize = 256;
 pub(crate) struct Shrunk {
     /// The run.
     pub(crate) setup: RunSetup,
-    /// What was done to it, for the user.
+    /// Descriptions of the changes, for the user.
     pub(crate) notes: Vec<String>,
 }
 
@@ -77,13 +77,13 @@ pub(crate) fn shrink(setup: &RunSetup, worlds: &[usize]) -> Result<Shrunk, CliEr
     Ok(Shrunk { setup: RunSetup { config, model }, notes })
 }
 
-/// Cuts the axes of the mesh, so that small worlds have replicas, shards and groups.
+/// Shrinks the axes of the mesh, so that small worlds have replicas, shards and groups.
 fn mesh(config: &mut Resolved) -> Vec<String> {
     let (replicas, shards) = (config.fsdp.mesh.replicate, config.run.ranks / config.fsdp.mesh.replicate);
     config.fsdp.mesh.replicate = replicas.min(AXIS_MAX);
     let mut groups = None;
     if let Reshard::ToGroup(ranks) = config.fsdp.reshard_after_forward {
-        // A group of all shards is no group.
+        // A group of all shards is the same as no group.
         let cut = if ranks < shards { Reshard::ToGroup(ranks.min(AXIS_MAX)) } else { Reshard::Always };
         groups = match cut {
             Reshard::ToGroup(cut) if cut < ranks => Some(format!("resharding to groups of {ranks} to {cut}")),
@@ -101,8 +101,9 @@ fn mesh(config: &mut Resolved) -> Vec<String> {
     notes
 }
 
-/// Cuts sequences and batches. V, the micro-batches of a step, stays a multiple of the worlds that divide it and
-/// of the ranks that the mesh needs; and it stays a power of two, or none, because that decides what is promised.
+/// Shrinks sequences and batches. V, the number of micro-batches per step, stays a multiple of the worlds that divide
+/// it and of the ranks that the mesh needs. It stays a power of two, or not one, since that determines which guarantee
+/// applies.
 fn batches(config: &mut Resolved, worlds: &[usize]) {
     let micro_batches = config.train.micro_batches_per_step();
     let rounds = (config.train.micro_batches_per_step() / config.run.ranks).clamp(1, ROUNDS_MAX);
@@ -110,7 +111,7 @@ fn batches(config: &mut Resolved, worlds: &[usize]) {
         Reshard::ToGroup(ranks) => ranks,
         _ => 1,
     };
-    // The smallest world that the policies fit; which ones are verified is the caller's choice.
+    // The smallest world that the policies fit; the caller chooses which worlds are verified.
     let ranks = config.fsdp.mesh.replicate * group;
     let fitting = worlds.iter().filter(|&&world| micro_batches.is_multiple_of(world));
     let cut = fitting.fold(ranks, |multiple, &world| least_common_multiple(multiple, world)) * rounds;
@@ -128,7 +129,7 @@ fn model(model: &HfConfig, config: &Resolved) -> HfConfig {
     model.shrink(Small { layers, vocab: vocabulary(config), seq_len: config.data.seq_len })
 }
 
-/// As many tokens as the data can have, if that is known without reading it.
+/// The largest vocabulary the data may need, if known without reading it.
 fn vocabulary(config: &Resolved) -> Option<usize> {
     let data = &config.data;
     let has_bytes =
@@ -142,7 +143,7 @@ fn vocabulary(config: &Resolved) -> Option<usize> {
     has_bytes.then(|| ids.max().map_or(BYTES, |ids| ids.max(BYTES)))
 }
 
-/// Cuts adapters to the small model: new ones, of a rank that it can have, beside what is left of it.
+/// Shrinks adapters to the small model: newly initialized, with a rank that fits, for the modules that remain.
 fn adapter(config: &mut Resolved, after: &ModelSpec) -> Option<String> {
     let adapter = config.adapter.as_mut()?;
     (adapter.path, adapter.merge) = (None, false);
@@ -159,7 +160,7 @@ fn adapter(config: &mut Resolved, after: &ModelSpec) -> Option<String> {
     (adapter.rank < rank).then(|| format!("adapters of rank {rank} to {}", adapter.rank))
 }
 
-/// Drops the patterns that only name what was cut. One that never named anything stays, to be reported.
+/// Drops patterns that match only removed modules. A pattern that never matched anything stays, to be reported.
 fn drop_patterns(
     key: &str,
     patterns: &mut Vec<String>,

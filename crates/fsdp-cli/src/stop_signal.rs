@@ -1,8 +1,8 @@
-//! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop, a second SIGINT or SIGTERM exits at once. Before there is anything to save or
-//! to put back, the first one exits at once too.
+//! SIGINT, SIGTERM and SIGUSR1: the first one asks to stop; a second SIGINT or SIGTERM exits at once. While there is
+//! nothing to save or restore yet, the first one also exits at once.
 //!
-//! SIGUSR1 counts for neither: `fsdp launch` sends it beside the SIGTERM that a scheduler sends to all processes, and nothing
-//! says in which order two signals arrive.
+//! SIGUSR1 does not count as first or second: `fsdp launch` sends it in addition to the SIGTERM that a scheduler sends
+//! to all processes, and the order in which two signals arrive is undefined.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,17 +13,17 @@ use signal_hook::flag;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 
-/// What signals have asked for so far.
+/// The signals received so far.
 #[derive(Clone, Debug)]
 pub(crate) struct StopSignal {
-    /// Raised by the first signal of any kind.
+    /// Set by the first signal of any kind.
     pub(crate) stop: Arc<AtomicBool>,
     terminate: Arc<AtomicBool>,
     is_idle: Arc<AtomicBool>,
 }
 
 impl StopSignal {
-    /// Handles signals from now on.
+    /// Installs the signal handlers.
     ///
     /// # Errors
     /// [`CliError::Signal`].
@@ -31,8 +31,8 @@ impl StopSignal {
         Self::register(false)
     }
 
-    /// Handles signals from now on. Until [`StopSignal::begin`], the first one exits at once: SIGTERM with
-    /// [`Exit::Temporary`] (and so does SIGUSR1), SIGINT with [`Exit::Interrupted`].
+    /// Installs the signal handlers. Until [`StopSignal::begin`], the first signal exits at once: SIGTERM and SIGUSR1
+    /// with [`Exit::Temporary`], SIGINT with [`Exit::Interrupted`].
     ///
     /// # Errors
     /// [`CliError::Signal`].
@@ -40,7 +40,7 @@ impl StopSignal {
         Self::register(true)
     }
 
-    /// From here on the first signal asks to stop.
+    /// From this call on, the first signal asks to stop.
     pub(crate) fn begin(&self) {
         self.is_idle.store(false, Ordering::Relaxed);
     }
@@ -52,12 +52,12 @@ impl StopSignal {
         for signal in [SIGTERM, SIGUSR1] {
             flag::register(signal, Arc::clone(&terminate)).map_err(failed)?;
         }
-        // Writing beyond a limit on file sizes is then an error, and not the end of the process.
+        // Exceeding the file size limit then is an error instead of ending the process.
         flag::register(SIGXFSZ, Arc::default()).map_err(failed)?;
         for (signal, idle_code) in
             [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Temporary), (SIGUSR1, Exit::Temporary)]
         {
-            // Actions run in the order of registration: the exit looks at the flag before this signal raises it.
+            // Actions run in order of registration: the exit checks the flag before this signal sets it.
             let now = |code: Exit, is_raised: &Arc<AtomicBool>| {
                 flag::register_conditional_shutdown(signal, code.code().into(), Arc::clone(is_raised))
             };
@@ -71,7 +71,8 @@ impl StopSignal {
         Ok(Self { stop, terminate, is_idle })
     }
 
-    /// Whether SIGTERM or SIGUSR1 was among them: a scheduler wants the machine back, and the run is to go on elsewhere.
+    /// Whether SIGTERM or SIGUSR1 was received: a scheduler wants the machine back, and the run should resume
+    /// elsewhere.
     pub(crate) fn is_terminated(&self) -> bool {
         self.terminate.load(Ordering::Relaxed)
     }

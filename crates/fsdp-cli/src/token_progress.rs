@@ -1,4 +1,4 @@
-//! How far the tokenizing of data is.
+//! Progress of tokenizing data.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,28 +7,28 @@ use fsdp_train::data::Tokenizing;
 
 use crate::byte_progress::ByteProgress;
 
-/// Tells a user how far data is read, on stderr. What it has drawn disappears when it is dropped.
+/// Shows on stderr how much data is read. The bar is removed on drop.
 #[derive(Debug)]
 pub(crate) struct TokenProgress {
     bytes: ByteProgress,
-    /// How many bytes of the files that are read now were told; none between two sets of files.
+    /// Bytes reported so far for the current set of files; `None` between two sets.
     told: Mutex<Option<u64>>,
 }
 
 impl TokenProgress {
-    /// The progress of reading that begins now.
+    /// Starts showing progress.
     pub(crate) fn new() -> Self {
         Self { bytes: ByteProgress::new("tokenizing: "), told: Mutex::new(None) }
     }
 
-    /// Takes in how far it is.
+    /// Updates the progress.
     pub(crate) fn tell(&self, now: Tokenizing) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let before = told.unwrap_or_else(|| {
             self.bytes.begin(now.all_bytes);
             0
         });
-        // What is not looked at, such as other columns, is done when all is.
+        // Parts that are not read, such as other columns, count at the end.
         let read = if now.is_done { now.all_bytes } else { now.read_bytes.min(now.all_bytes) };
         self.bytes.advance(read.saturating_sub(before));
         *told = (!now.is_done).then_some(read);

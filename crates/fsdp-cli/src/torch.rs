@@ -1,7 +1,7 @@
-//! Launchers of ranks as threads on the host that compute by libtorch.
+//! Launchers of ranks as threads on the host that compute with libtorch.
 //!
-//! As for [`host`]: training shares storage between ranks, verification does not. libtorch's own threads are set here,
-//! before any rank starts.
+//! As for [`host`], training shares storage between ranks, verification does not. libtorch's own threads are configured
+//! here, before any rank starts.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::error::CliError;
 use crate::host::{self, threads_per_rank, total_threads};
 use crate::verify::{OnHost, Together};
 
-/// Ranks that train or are measured: one pool, gathered parameters held once.
+/// Ranks that train or are measured: they share one pool, and gathered parameters are stored once.
 ///
 /// # Errors
-/// [`CliError`]: libtorch refuses a setting.
+/// [`CliError`]: libtorch rejects a setting.
 pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, CliError> {
     let threads = threads_per_rank(total_threads(run.threads), run.ranks);
     set_deterministic(run.deterministic)?;
@@ -34,7 +34,7 @@ pub(crate) fn training(run: &RunConfig) -> Result<Threads<Torch<HostMemory>>, Cl
 /// The ranks of this process, one of several.
 ///
 /// # Errors
-/// [`CliError`]: libtorch refuses a setting.
+/// [`CliError`]: libtorch rejects a setting.
 pub(crate) fn processes(
     run: &RunConfig,
     cluster: &Cluster,
@@ -48,11 +48,11 @@ pub(crate) fn processes(
     }))
 }
 
-/// Ranks that are compared with the oracle: nothing shared, and one thread for each at every world, because libtorch may
-/// cut sums by the number of threads.
+/// Ranks that are compared with the oracle: they share nothing, and have one thread each at every world size, because
+/// libtorch may split sums by the number of threads.
 ///
 /// # Errors
-/// [`CliError`]: libtorch refuses a setting.
+/// [`CliError`]: libtorch rejects a setting.
 pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torch<HostMemory>>, CliError> {
     set_deterministic(run.deterministic)?;
     set_intra_op(1);
@@ -65,7 +65,7 @@ pub(crate) fn verification(run: &RunConfig, poison: bool) -> Result<Threads<Torc
 /// The ranks of this process, one of several, that are compared with the oracle, and the oracle.
 ///
 /// # Errors
-/// [`CliError`]: libtorch refuses a setting.
+/// [`CliError`]: libtorch rejects a setting.
 pub(crate) fn verification_processes(
     run: &RunConfig,
     poison: bool,
@@ -83,7 +83,7 @@ fn memory(options: HostOptions, kernels: Kernels) -> Result<Arc<Torch<HostMemory
     Ok(Arc::new(Torch::new(host::memory(options)?, kernels)))
 }
 
-/// Whose kernels run the operations that have several.
+/// The implementation of operations that have several.
 pub(crate) fn kernels(run: &RunConfig) -> Kernels {
     match run.kernels {
         KernelChoice::Fused => Kernels::Fused,

@@ -1,7 +1,7 @@
 //! Traces: every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON.
 //!
-//! An [observer](SpanObserver) turns operations into `tracing` spans; a [layer](TraceLayer) writes each span
-//! that closes as one complete event. Ranks appear as processes and queues as their threads.
+//! An [observer](SpanObserver) turns operations into `tracing` spans; a [layer](TraceLayer) writes each span that
+//! closes as one complete event. Ranks appear as processes, and queues as their threads.
 
 mod layer;
 mod observer;
@@ -23,7 +23,7 @@ use sink::{HEAD, Operation, Sink};
 
 use crate::error::CliError;
 
-/// The target of spans of operations.
+/// The target of operation spans.
 pub(crate) const TARGET: &str = "fsdp::op";
 
 /// A trace being written.
@@ -33,8 +33,8 @@ pub(crate) struct TraceFile {
     sink: Arc<Mutex<Sink<BufWriter<File>>>>,
 }
 
-/// Makes sure that a trace may be written to a file: nothing but an earlier trace would be lost, and the run does not
-/// take it for its own.
+/// Checks that a trace may be written to a file: it would replace at most an earlier trace, and is not an output file
+/// of the run.
 ///
 /// # Errors
 /// [`CliError::Option`], [`CliError::Create`].
@@ -57,8 +57,8 @@ pub(crate) fn check(path: &Path, config: &Resolved) -> Result<(), CliError> {
     }
 }
 
-/// Whether a file is not there, holds nothing, or begins as traces do. What is no regular file, such as a pipe, has
-/// nothing that could be lost.
+/// Whether a file does not exist, is empty, or begins like a trace. Anything but a regular file, such as a pipe, has no
+/// contents to lose.
 fn is_replaceable(path: &Path) -> std::io::Result<bool> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() || found.len() == 0 => return Ok(true),
@@ -72,7 +72,7 @@ fn is_replaceable(path: &Path) -> std::io::Result<bool> {
 }
 
 impl TraceFile {
-    /// Creates, or empties, the file.
+    /// Creates the file, or empties it.
     ///
     /// # Errors
     /// [`CliError::Create`].
@@ -90,7 +90,7 @@ impl TraceFile {
         TraceLayer::new(Arc::clone(&self.sink))
     }
 
-    /// Writes an operation of the first rank that is foreseen, with its times in seconds.
+    /// Writes a predicted operation of the first rank, with its times in seconds.
     pub(crate) fn write(&self, queue: Queue, name: String, kind: &str, start: f64, end: f64) {
         let operation = Operation {
             rank: 0,
@@ -107,7 +107,7 @@ impl TraceFile {
     /// Completes the JSON. Spans that close later are not written.
     ///
     /// # Errors
-    /// [`CliError::Write`] of the first write that failed.
+    /// [`CliError::Write`] with the first write that failed.
     pub(crate) fn finish(&self) -> Result<(), CliError> {
         let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
         sink.finish().map_err(CliError::write(&self.path))

@@ -35,9 +35,9 @@ use crate::trace::{SpanObserver, TraceFile};
 use crate::units::speed_unit;
 use crate::{cluster, device, launch, logging, output, trace};
 
-/// Trains as a run file says and prints the summary.
+/// Trains according to a run file and prints the summary.
 ///
-/// The exit code is not 0 for a run that SIGTERM stopped before its end, or any signal before its first step.
+/// The exit code is not 0 if SIGTERM stopped the run early, or if any signal did so before its first step.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or the run failed.
@@ -79,7 +79,7 @@ fn run_within(
     routers::line(&job).iter().for_each(|line| output::note(line));
     output::sources(&job.data, job.config.train.steps);
     job.data.first_sample(&job.config.data)?.iter().for_each(output::sample);
-    // From here on there is something to leave as it was, or to save.
+    // From here on there is something to save or to restore.
     signal.begin();
     let trace = args.trace.as_deref().map(TraceFile::create).transpose()?;
     logging::install(trace.as_ref())?;
@@ -101,7 +101,7 @@ fn run_within(
     };
     let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
     progress.finish();
-    // A trace of a run that failed is worth having; but the reason of the failure comes first.
+    // The trace of a failed run is valuable, but the cause of the failure is reported first.
     let traced = trace.as_ref().map_or(Ok(()), TraceFile::finish);
     let summary = match outcome {
         Err(stopped @ TrainError::Stopped) => {
@@ -120,7 +120,7 @@ fn run_within(
     concluded(&job, &summary, cluster, signal)
 }
 
-/// Why a run failed; of one that XLA finds too large also by how much, and what would fit.
+/// Converts the error of a run; if XLA found the step too large, adds by how much, and what would fit.
 #[cfg_attr(not(feature = "xla"), expect(unused_variables, reason = "only XLA knows before it begins"))]
 fn explained(job: &Job<Model>, error: TrainError) -> CliError {
     #[cfg(feature = "xla")]
@@ -130,7 +130,7 @@ fn explained(job: &Job<Model>, error: TrainError) -> CliError {
     error.into()
 }
 
-/// Prints the summary, and says whether the run is to go on: torchrun hears why, too.
+/// Prints the summary; returns whether the run should resume, and tells torchrun why.
 fn concluded(
     job: &Job<Model>,
     summary: &Summary,
@@ -140,7 +140,7 @@ fn concluded(
     if cluster.is_none_or(Cluster::is_leader) {
         output::print(&summary::render(job, summary))?;
     }
-    // Where there are several processes, the signal may have reached only one of them.
+    // With several processes, the signal may have reached only one of them.
     if !(summary.stopped && (signal.is_terminated() || cluster.is_some())) {
         return Ok(Exit::Done);
     }
@@ -151,11 +151,11 @@ fn concluded(
     Ok(Exit::Temporary)
 }
 
-/// That a run which begins anew has a folder of its own: it will be looked at again when the run takes it, but text is
-/// tokenized before, which may take minutes.
+/// Checks that a new run has its own output folder. The run checks again when it takes over the folder, but text is
+/// tokenized before that, which may take minutes.
 fn expect_room_for_a_new_run(args: &TrainArgs, config: &Resolved) -> Result<(), TrainError> {
     let out_dir = Path::new(&config.run.out_dir);
-    // What else is wrong with the folder is said where the run takes it.
+    // Other problems of the folder are reported when the run takes it over.
     let is_filled = matches!(is_filled(out_dir, &config.data), Ok(true));
     if resume(args) == Resume::Fresh && !args.overwrite && is_filled {
         return Err(TrainError::OutDirNotEmpty { path: out_dir.into() });
@@ -163,7 +163,7 @@ fn expect_room_for_a_new_run(args: &TrainArgs, config: &Resolved) -> Result<(), 
     Ok(())
 }
 
-/// The run, on whichever device.
+/// Trains on any device.
 struct Training<'a> {
     job: &'a Job<Model>,
     options: &'a RunOptions<'a>,

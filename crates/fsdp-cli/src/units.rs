@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) fn rate(per_second: f64) -> String {
     grouped(per_second.max(0.0).round() as u64)
 }
 
-/// What tokens per second are of, by how samples are made: a stream has no padding.
+/// The unit of the speed, which depends on how samples are made: a stream has no padding.
 pub(crate) fn speed_unit(packing: Packing) -> &'static str {
     match packing {
         Packing::Stream => "tokens/s",
@@ -46,7 +46,7 @@ pub(crate) fn speed_unit(packing: Packing) -> &'static str {
     }
 }
 
-/// A perplexity: two decimals, or three digits of a large one.
+/// A perplexity: two decimals, or three digits if large.
 pub(crate) fn perplexity(value: f64) -> String {
     if value < 1e6 { format!("{value:.2}") } else { format!("{value:.2e}") }
 }

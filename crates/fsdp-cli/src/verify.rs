@@ -28,11 +28,11 @@ use crate::run_setup::{self, Model, RunSetup};
 use crate::{cluster, device, logging, output, shrink};
 pub(crate) use together::{OnHost, Together};
 
-/// World sizes that are verified in one process, unless others are asked for.
+/// World sizes that are verified in one process by default.
 const WORLDS: [usize; 3] = [1, 2, 4];
 
-/// Verifies a run file and prints the report. Where there are several processes, they hold the ranks, and the first one
-/// reports; all end alike.
+/// Verifies a run file and prints the report. Several processes hold the ranks together, and the first one reports; all
+/// end with the same exit code.
 ///
 /// # Errors
 /// [`CliError`]: the input is wrong, or a run failed.
@@ -44,13 +44,13 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     args.order_seed.map_or(Ok(()), |_| device::expect_operations(setup.config.run.device, "--order-seed"))?;
     // Nothing is evaluated here, so evaluation data need not be read.
     setup.config.data.eval.clear();
-    // A path that cannot be written is better known before the work than after it.
+    // Fail before the work, not after it, if the file cannot be written.
     let json = args.json.as_deref().filter(|_| !cluster::is_another(place));
     let json = json.map(|path| Ok::<_, CliError>((path, create(path)?))).transpose()?;
     let worlds =
         Worlds::of(&setup.config, asked(&args.world_sizes, place, setup.config.run.ranks)?, args.shrink);
-    // What is started is the worlds that were asked for, whatever the run file has.
-    // Those that do not fit the run file are skipped, not started.
+    // Processes join for the largest requested world, whatever the run file has. Worlds that do not fit the run file
+    // are skipped, not started.
     let run = setup.config.run.clone();
     let joined = RunConfig { ranks: worlds.all.iter().copied().max().unwrap_or(1), ..run };
     cluster::within(place, &joined, args.network, |team| {
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
     })
 }
 
-/// The world sizes that are asked for. Processes that were started together hold one.
+/// The requested world sizes. Processes that were started together hold a single one.
 fn asked(given: &[usize], place: Option<Place>, ranks: usize) -> Result<Vec<usize>, CliError> {
     let Some(place) = place else {
         return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
@@ -124,7 +124,7 @@ fn found(
     Ok(found)
 }
 
-/// The verification, on whichever device.
+/// Verifies on any device.
 struct Verification<'a> {
     job: &'a Job<Model>,
     options: &'a VerifyOptions<'a>,
@@ -141,11 +141,11 @@ impl Work for Verification<'_> {
     }
 }
 
-/// The world sizes that were asked for.
+/// The requested world sizes.
 struct Worlds {
     all: Vec<usize>,
     fitting: Vec<usize>,
-    /// Those that a shrunk run could have, but not the run that it stands for.
+    /// World sizes that the shrunk run supports, but not the original run.
     skipped: Vec<Skipped>,
 }
 
@@ -164,7 +164,7 @@ impl Worlds {
     }
 }
 
-/// Reasons speak of the shrunk run; people look for what they wrote.
+/// Adds the original setting to reasons that concern the shrunk run: users look for what they wrote.
 fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
     let Reshard::ToGroup(ranks) = written.fsdp.reshard_after_forward else { return };
     for skipped in &mut found.skipped {
@@ -174,7 +174,8 @@ fn quote_the_run_file(found: &mut VerifyReport, written: &Resolved) {
     }
 }
 
-/// Where the shrunk run was held to another promise than the run file has on its own ranks, or at that world.
+/// Notes worlds at which the shrunk run was checked for another guarantee than the run file gives with its own ranks,
+/// or at that world.
 fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
     let own = Promise::of(written).name();
     let differs = |world: &&WorldReport| world.promise != own;

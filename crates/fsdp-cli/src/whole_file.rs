@@ -1,4 +1,4 @@
-//! Small files that are there whole, or not at all: written beside their name, and renamed.
+//! Writes small files atomically: under a temporary name, then renamed.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -7,15 +7,15 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
-/// Writes a file that must not be there: one that has come meanwhile is not replaced.
+/// Writes a file that must not exist: one that appears meanwhile is not replaced.
 ///
 /// # Errors
-/// [`io::Error`]; of [`io::ErrorKind::AlreadyExists`] if it is there.
+/// [`io::Error`]; of kind [`io::ErrorKind::AlreadyExists`] if it exists.
 pub(crate) fn create(file: &Path, text: &str) -> io::Result<()> {
     beside(file, text)?.persist_noclobber(file).map(drop).map_err(|failed| failed.error)
 }
 
-/// Writes a file, in the place of what has its name.
+/// Writes a file, replacing an existing one.
 ///
 /// # Errors
 /// [`io::Error`].
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&file).unwrap(), "first");
         replace(&file, "third").unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "third");
-        // As others make files, and not as temporary ones are made.
+        // The permissions are those of ordinary files, not of temporary ones.
         let made =
             fs::write(dir.path().join("other"), "").and_then(|()| fs::metadata(dir.path().join("other")));
         assert_eq!(fs::metadata(&file).unwrap().permissions(), made.unwrap().permissions());

@@ -17,10 +17,10 @@ use crate::error::CliError;
 use crate::verify::Together;
 use crate::{host, output};
 
-/// The variable that names a plugin where the run file does not, as for PyTorch/XLA's and JAX's test programs.
+/// The variable that names a plugin if the run file does not, as for test programs of PyTorch/XLA and JAX.
 const PLUGIN_VARIABLE: &str = "PJRT_PLUGIN_LIBRARY_PATH";
 
-/// The plugin that a run file names, or the environment.
+/// The plugin named by the run file or the environment.
 ///
 /// # Errors
 /// [`XlaError::NoPlugin`], [`XlaError::NoWheel`].
@@ -32,12 +32,12 @@ pub(crate) fn plugin(of_run: &XlaConfig) -> Result<PathBuf, XlaError> {
     of_run.plugin.as_deref().map_or_else(of_environment, plugin_named)
 }
 
-/// Whether the plugin of a run is one for GPUs. What is wrong with it is told when it is needed.
+/// Whether the run's plugin is for GPUs. Errors of the plugin are reported when it is needed.
 pub(crate) fn is_for_gpus(run: &RunConfig) -> bool {
     plugin(&run.xla).and_then(|path| fsdp_xla::is_for_gpus(&path)).unwrap_or(false)
 }
 
-/// How the programs of a run are written.
+/// The form of the run's programs.
 pub(crate) fn form(run: &RunConfig) -> ProgramForm {
     let reduction = match run.xla.reduction {
         XlaReduction::Tree => Reduction::Tree,
@@ -56,11 +56,11 @@ pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
     Ok(devices.heard_by(Arc::new(hear)))
 }
 
-/// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin gives to
-/// this process.
+/// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin
+/// gives to this process.
 ///
 /// # Errors
-/// [`CliError`]: there is no plugin, it does not join processes, or there are other devices than ranks.
+/// [`CliError`]: there is no plugin, it does not connect processes, or its device count differs from that of ranks.
 pub(crate) fn processes(
     run: &RunConfig,
     cluster: &Cluster,
@@ -78,7 +78,7 @@ pub(crate) fn processes(
 /// The ranks of this process, one of several, that are compared with the oracle, and the oracle, which is on the host.
 ///
 /// # Errors
-/// As [`processes`].
+/// Those of [`processes`].
 pub(crate) fn verification_processes(
     run: &RunConfig,
     cluster: &Cluster,
@@ -87,7 +87,7 @@ pub(crate) fn verification_processes(
     Ok(Together::new(oracle, processes(run, cluster)?))
 }
 
-/// The GPUs of this process, where the plugin is for GPUs and NVIDIA's driver shows some.
+/// The GPUs of this process, if the plugin is for GPUs and NVIDIA's driver lists some.
 fn own_gpus(run: &RunConfig, cluster: &Cluster) -> Result<Option<Range<usize>>, CliError> {
     let (place, ranks) = (cluster.place(), cluster.assembly().local().len());
     let gpus = if is_for_gpus(run) { gpu_count().unwrap_or(0) } else { 0 };
@@ -104,7 +104,7 @@ fn programs(run: &RunConfig) -> ProgramOptions {
     ProgramOptions { form: form(run), dump, compile_cache }
 }
 
-/// Passes on what is told of programs: to the log, and, where something is not as it should be, to the user.
+/// Forwards events about programs to the log, and problems to the user.
 fn hear(told: &Told) {
     match told {
         Told::Compiled { operations, took } => {

@@ -1,4 +1,4 @@
-//! Ahead of time: programs that are written down and compiled for devices that need not be here.
+//! Ahead-of-time compilation: programs traced and compiled for devices that need not be present.
 
 use std::fmt;
 use std::path::Path;
@@ -23,22 +23,22 @@ use crate::world::Place;
 /// The program of a step.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its text, in StableHLO.
+    /// The StableHLO text.
     pub text: String,
-    /// How many operations it has, those of a loop counted once.
+    /// Number of operations; those in a loop count once.
     pub operations: usize,
-    /// Products among them.
+    /// Number of matrix products among the operations.
     pub products: usize,
-    /// Its collectives, in the order of the schedule; a loop has those of one round.
+    /// The collectives, in the order of the schedule; a loop contributes those of one iteration.
     pub collectives: Vec<Collective>,
-    /// Its loops.
+    /// Number of loops.
     pub loops: usize,
-    /// Whether layers are among them.
+    /// Whether layers became loops.
     pub is_scanned: bool,
     replicas: usize,
 }
 
-/// Where programs go that nobody runs.
+/// Collects programs that are compiled but never run.
 pub(crate) struct Paper {
     replicas: usize,
     scan_layers: bool,
@@ -50,7 +50,7 @@ impl Paper {
         self.program.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a program down. What it would have made is nowhere.
+    /// Records a program. Its results are dropped.
     pub(crate) fn write(&self, trace: Trace) {
         let traced = trace.finish(self.replicas).module;
         let scanned = if self.scan_layers { traced.scanned() } else { None };
@@ -65,8 +65,8 @@ impl Paper {
     }
 }
 
-/// Launches ranks whose steps are written down and not run: nothing is uploaded, and parameters take no memory. What the last
-/// one wrote down is there afterwards.
+/// A launcher that traces the step on every rank without running it: nothing is uploaded, and parameters take no
+/// memory. [`Tracer::into_program`] returns the last traced program.
 pub struct Tracer {
     threads: Threads<HostMemory>,
     form: ProgramForm,
@@ -74,7 +74,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Ranks whose programs have this form.
+    /// Creates a tracer of programs of this form.
     pub fn new(form: ProgramForm, threads: ThreadOptions) -> Self {
         Self { threads: host_threads(threads), form, paper: Mutex::default() }
     }
@@ -83,7 +83,7 @@ impl Tracer {
         self.paper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was written down last, if anything was.
+    /// The program traced last; `None` if none was.
     pub fn into_program(self) -> Option<Program> {
         self.paper().as_ref()?.program().take()
     }
@@ -105,30 +105,30 @@ impl Launcher for Tracer {
     }
 }
 
-/// Devices that programs are compiled for.
+/// The devices to compile programs for.
 pub struct Target {
     topology: Topology,
 }
 
-/// What a compiler has made of a program, and what it says of it. What a plugin does not say is none.
+/// A compiled program and the statistics that the plugin reports for it; a statistic it does not report is `None`.
 #[derive(Clone, Debug)]
 pub struct CompileReport {
-    /// How long it took.
+    /// Compile time.
     pub took: Duration,
-    /// The program as it would run.
+    /// The program after the compiler's optimizations.
     pub optimized: Option<Optimized>,
-    /// The memory of a device that it needs.
+    /// The memory that it needs on each device.
     pub memory: Option<MemoryNeed>,
-    /// Floating-point operations of a device.
+    /// Floating-point operations per device.
     pub flops: Option<f64>,
 }
 
 impl Target {
-    /// Devices of a plugin, by a name of its own (`v4:2x2x1`), `cpu:4`: four devices of this processor, or `h100:1x1x8`: eight GPUs
-    /// of one host.
+    /// Opens a topology of a plugin by one of the plugin's own names (`v4:2x2x1`), `cpu:4` (four devices of this CPU),
+    /// or `h100:1x1x8` (eight GPUs of one host).
     ///
     /// # Errors
-    /// [`XlaError`]: the plugin can not be used, or knows no such topology.
+    /// [`XlaError`]: the plugin cannot be used, or knows no such topology.
     pub fn open(plugin: &Path, name: &str, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
         let opened = Arc::new(Plugin::open(plugin)?);
         if let Some(devices) = name.strip_prefix("cpu:").and_then(|devices| devices.parse::<u16>().ok()) {
@@ -148,17 +148,17 @@ impl Target {
         Ok(Self { topology })
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub fn devices(&self) -> usize {
         self.topology.devices
     }
 
-    /// What each of them is.
+    /// The device kind.
     pub fn kind(&self) -> &str {
         &self.topology.kind.name
     }
 
-    /// Bytes of memory that programs may use on each, if the plugin says so.
+    /// Bytes available to programs on each device, if the plugin reports it.
     pub fn memory(&self) -> Option<u64> {
         self.topology.kind.memory
     }
@@ -171,8 +171,8 @@ impl Target {
     /// Compiles a program.
     ///
     /// # Errors
-    /// [`XlaError::Devices`]: it is for more ranks than there are devices; [`XlaError::Memory`]: it does not fit on them;
-    /// [`XlaError::Compile`]: whatever else the compiler says.
+    /// [`XlaError::Devices`]: the program has more ranks than there are devices; [`XlaError::Memory`]: it does not fit
+    /// into their memory; [`XlaError::Compile`]: any other error of the compiler.
     pub fn compile(&self, program: &Program) -> Result<CompileReport, XlaError> {
         if program.replicas > self.topology.devices {
             let (path, platform) = (self.topology.path().into(), self.kind().to_owned());
@@ -194,7 +194,7 @@ impl Target {
     }
 }
 
-/// The options of a topology to whom none are given.
+/// The default options of a topology.
 fn usual(name: &str) -> Vec<(String, Setting)> {
     if name.starts_with("v4:") {
         // The two cores of a chip as one device.

@@ -1,4 +1,4 @@
-//! What each process of a run announces to all others before they compile: what of it has to be the same, and its devices.
+//! What each process of a run announces to all others before compiling: the settings that must match, and its devices.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use crate::error::XlaError;
 use crate::ffi::Client;
 use crate::flags::{VARIABLES, given};
 
-/// What a process says of itself.
+/// The announcement of one process.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Announcement {
-    /// The plugin: its platform, with the version of that, and the version of its API.
+    /// The plugin: its platform and the platform's version, and the version of its API.
     #[prost(string, tag = "1")]
     plugin: String,
-    /// What the environment asks compilers for, in the order of [`VARIABLES`].
+    /// The compiler settings from the environment, in the order of [`VARIABLES`].
     #[prost(string, repeated, tag = "2")]
     flags: Vec<String>,
-    /// The numbers of its devices, in the order of its ranks.
+    /// The IDs of the process's devices, in rank order.
     #[prost(uint64, repeated, tag = "3")]
     pub(crate) ids: Vec<u64>,
 }
 
 impl Announcement {
-    /// That of this process.
+    /// Creates the announcement of this process.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn of(client: &Client) -> Result<Self, XlaError> {
         let ([platform, version], (major, minor)) = (client.platform()?, client.api_version());
         let plugin = format!("{platform} ({}), PJRT {major}.{minor}", version.replace('\n', " "));
@@ -38,8 +38,8 @@ impl Announcement {
     }
 }
 
-/// What all processes announce, in their order; this one, with the number `process`, announces its `own`. All of them hold
-/// equally many ranks.
+/// Exchanges announcements and returns those of all processes, in process order. This process is number `process` and
+/// announces `own`. All processes hold the same number of ranks.
 ///
 /// # Errors
 /// A process has announced nothing within the limit, or the world has failed.
@@ -64,7 +64,7 @@ pub(crate) fn exchange(
     (0..assembly.world() / each).map(hear).collect()
 }
 
-/// That all processes, with so many ranks `each`, compile the same program of the same text.
+/// Checks that all processes, each with `each` ranks, compile the same text to the same program.
 ///
 /// # Errors
 /// [`XlaError::OtherCompiler`].

@@ -1,7 +1,7 @@
-//! Which device each rank has: those of one process, or those of several that a plugin joins.
+//! Assigns a device to each rank: devices of one process, or of several that a plugin connects.
 //!
-//! Ranks follow each other in the order of processes, and within one in the order in which the plugin names its devices.
-//! Numbers of devices may come in any other order: what a program runs on is said by these numbers, for all ranks.
+//! Ranks are in process order, and within a process in the order in which the plugin lists its devices. Device IDs may
+//! come in any other order: programs are placed by the IDs of all ranks.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -21,18 +21,18 @@ use crate::store::Store;
 /// The devices of ranks.
 #[derive(Clone)]
 pub(crate) struct Assignment {
-    /// What reaches those of this process.
+    /// The client for the devices of this process.
     pub(crate) client: Arc<Client>,
-    /// The number of each rank's device.
+    /// The device ID of each rank.
     pub(crate) ids: Vec<u64>,
     /// The ranks of this process.
     pub(crate) local: Range<usize>,
 }
 
-/// The devices of a plugin.
+/// Opens a plugin and creates a client for its devices.
 ///
 /// # Errors
-/// What the plugin says.
+/// Any error of the plugin.
 pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError> {
     let plugin = Arc::new(Plugin::open(path)?);
     let client = Client::new(Arc::clone(&plugin), Vec::new())?;
@@ -40,8 +40,9 @@ pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError>
     if platform != "cpu" {
         return Ok(Arc::new(client));
     }
-    // XLA's pool has a thread for each device, or for each core if there are more: with more devices than cores its threads are
-    // in each other's way. And the pool, with it the blocking of products, is the same for all ranks up to the cores.
+    // XLA's pool has one thread per device, or per core if there are more cores; with more devices than cores, threads
+    // compete. The pool, and with it the blocking of products, is the same for all rank counts up to the number of
+    // cores.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let devices = ranks.max(cores) as i64;
     let options = vec![("cpu_device_count".to_owned(), Setting::Number(devices))];
@@ -49,10 +50,10 @@ pub(crate) fn client(path: &Path, ranks: usize) -> Result<Arc<Client>, XlaError>
 }
 
 impl Assignment {
-    /// So many ranks, all in this process, on the devices of a plugin.
+    /// Assigns devices of a plugin to `ranks` ranks, all in this process.
     ///
     /// # Errors
-    /// What the plugin says; [`XlaError::Devices`] when there are fewer.
+    /// Any error of the plugin; [`XlaError::Devices`] if there are fewer devices.
     pub(crate) fn alone(path: &Path, ranks: usize) -> Result<Self, XlaError> {
         let client = client(path, ranks)?;
         let ids = client.ids()?;
@@ -60,13 +61,13 @@ impl Assignment {
         Self { client, ids, local: all }.first(ranks)
     }
 
-    /// The ranks of an assembly that nobody else uses, whose processes hold equally many, on all devices of a plugin. Of the GPUs
-    /// that a process sees it takes the `visible` ones, if that is said.
+    /// Assigns all devices of a plugin to the ranks of an assembly that has no other user and whose processes hold
+    /// equally many ranks. Of the GPUs that a process sees, it uses only the `visible` ones, if given.
     ///
     /// # Errors
-    /// What the plugin says; [`XlaError::NotHeard`]: others have not said within the limit what they have; and what all
-    /// processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`], [`XlaError::OwnDevices`],
-    /// [`XlaError::SameDevice`].
+    /// Any error of the plugin; [`XlaError::NotHeard`]: other processes have not announced themselves within the limit;
+    /// and errors that all processes find alike: [`XlaError::OtherCompiler`], [`XlaError::Unconnected`],
+    /// [`XlaError::OwnDevices`], [`XlaError::SameDevice`].
     pub(crate) fn among(
         path: &Path,
         assembly: &Arc<dyn Assembly>,
@@ -80,7 +81,7 @@ impl Assignment {
         let all = exchange(&**assembly, process, &Announcement::of(&client)?, limit)?;
         expect_one_compiler(&all, local.len())?;
         let ([platform, _], path, ranks) = (client.platform()?, path.to_owned(), local.len());
-        // Of processors each process has its own, whatever it is told of others.
+        // Each process has CPU devices of its own, even if it is told of the others.
         if platform == "cpu" {
             return Err(XlaError::Unconnected { path, platform });
         }
@@ -96,10 +97,10 @@ impl Assignment {
         Ok(Self { client: Arc::new(client), ids, local })
     }
 
-    /// That of the first ranks.
+    /// The assignment of the first `ranks` ranks.
     ///
     /// # Errors
-    /// [`XlaError::Devices`] when there are fewer devices.
+    /// [`XlaError::Devices`] if there are fewer devices.
     pub(crate) fn first(&self, ranks: usize) -> Result<Self, XlaError> {
         let (client, devices) = (Arc::clone(&self.client), self.ids.len());
         let Some(ids) = self.ids.get(..ranks) else {
@@ -109,13 +110,13 @@ impl Assignment {
         Ok(Self { client, ids: ids.to_vec(), local: self.local.start..self.local.end.min(ranks) })
     }
 
-    /// The numbers of the devices of this process, in the order of its ranks.
+    /// The device IDs of this process, in rank order.
     pub(crate) fn own_ids(&self) -> &[u64] {
         &self.ids[self.local.clone()]
     }
 }
 
-/// What XLA's plugins for GPUs are told of processes: a node is one of these to them.
+/// The options that describe processes to XLA's GPU plugins, which call a process a node.
 fn of_node(process: usize, processes: usize, visible: Option<Range<usize>>) -> Vec<(String, Setting)> {
     let number = |name: &str, number: usize| (name.to_owned(), Setting::Number(number as i64));
     let visible = visible.map(|gpus| {
@@ -125,7 +126,7 @@ fn of_node(process: usize, processes: usize, visible: Option<Range<usize>>) -> V
     [number("node_id", process), number("num_nodes", processes)].into_iter().chain(visible).collect()
 }
 
-/// Two ranks that have the same device.
+/// Finds two ranks with the same device.
 fn same(ids: &[u64]) -> Option<[Rank; 2]> {
     let mut owners = BTreeMap::new();
     ids.iter().enumerate().find_map(|(rank, id)| Some([owners.insert(id, Rank(rank))?, Rank(rank)]))

@@ -1,4 +1,4 @@
-//! Handles of storage, and what it holds.
+//! Buffers: handles to storage, and its contents.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,39 +11,38 @@ use fsdp_nn::accounting::{Account, Lease};
 use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
 
-/// What storage holds.
+/// The contents of a storage.
 pub(crate) enum Content {
-    /// Nothing that anybody may read.
+    /// Undefined; must not be read.
     Undefined,
-    /// Zeros, which nobody has room for before they are read.
+    /// Zeros; no memory is allocated before they are read.
     Zero,
-    /// Elements on the host, which go to the device when a program reads them.
+    /// Elements on the host; uploaded when a program reads them.
     Host(HostBuffer),
-    /// Elements on the device, and a copy of them if somebody has read them.
+    /// Elements on the device, and a host copy if they have been read.
     Device(Arc<DeviceBuffer>, Option<HostBuffer>),
-    /// Values of the program that is being traced, by their first element. Between them there may be gaps, which are
-    /// undefined.
+    /// Values of the program being traced, keyed by the offset of their first element. Gaps between them are undefined.
     Traced(BTreeMap<usize, Value>),
 }
 
-/// Storage of so many elements.
+/// Storage of `len` elements.
 pub(crate) struct Storage {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
-    /// Elements that it has in programs, if these are more.
+    /// Length in programs, if longer than `len`.
     room: OnceLock<usize>,
     content: Mutex<Content>,
-    /// Counts it for as long as it lives.
+    /// Accounts for the storage while it lives.
     lease: Arc<Lease>,
 }
 
 impl Storage {
-    /// What it holds. A rank is one thread, so nobody waits.
+    /// Locks the contents. A rank is one thread, so there is no contention.
     pub(crate) fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what it holds, and leaves nothing.
+    /// Takes the contents and leaves the storage undefined.
     pub(crate) fn take(&self) -> Content {
         std::mem::replace(&mut *self.content(), Content::Undefined)
     }
@@ -56,7 +55,7 @@ impl Storage {
         self.lease.category()
     }
 
-    /// Elements that it has in programs, which are as many on all ranks; behind its own are some that nobody reads.
+    /// Length in programs, the same on all ranks; elements past `len` are padding that is never read.
     pub(crate) fn room(&self) -> usize {
         self.room.get().copied().unwrap_or(self.len)
     }
@@ -66,13 +65,13 @@ impl Storage {
         self.room.get().is_some()
     }
 
-    /// Says, before a program has it, how many elements it has in programs.
+    /// Sets the length in programs; called before a program uses the storage.
     pub(crate) fn widen(&self, room: usize) {
         assert!(room >= self.len, "{} elements have no room in {room}", self.len);
         assert_eq!(*self.room.get_or_init(|| room), room, "storage is as long in all programs");
     }
 
-    /// As one tensor: a vector.
+    /// The shape in programs: a vector.
     pub(crate) fn shape(&self) -> Shape {
         Shape::new(&[self.room()], self.dtype.into())
     }

@@ -1,9 +1,9 @@
-//! Compiled programs on disk, so that the next start need not compile them.
+//! Caches compiled programs on disk, so that the next start need not compile them.
 //!
-//! An entry is a file whose name is the SHA-256 of everything that it depends on: the program's text, the options it was
-//! compiled with, and the compiler ([`Cache::new`]). Inside it says so again, with a checksum of what follows; whatever is not
-//! as it should be is compiled anew, and written over. Entries are code that runs: the folder has to be as trustworthy as the
-//! plugin. Its size has a bound ([`MOST_BYTES`]).
+//! An entry is a file whose name is the SHA-256 of everything it depends on: the program text, the options it was
+//! compiled with, and the compiler ([`Cache::new`]). The file repeats this key, followed by a checksum of the contents;
+//! an entry that does not check out is compiled anew and overwritten. Entries are executable code: the folder must be
+//! as trustworthy as the plugin. Its size is bounded ([`MOST_BYTES`]).
 
 mod bound;
 
@@ -20,10 +20,11 @@ use crate::error::XlaError;
 use crate::ffi::{Client, CompileOptions, Executable};
 use crate::flags::given;
 
-/// What every entry begins with. Behind it are its key, the checksum of the rest, and what the plugin has serialized.
+/// The magic bytes of every entry. Its key, the checksum of the rest, and the serialized program follow.
 const MAGIC: &[u8] = b"fsdp xla program 1\n";
 
-/// Bytes of all entries of a folder; those that were used longest ago are deleted. It is what sccache keeps of compiled code.
+/// Maximum bytes of all entries of a folder; the least recently used are deleted. sccache has the same default for
+/// compiled code.
 const MOST_BYTES: u64 = 10 << 30;
 
 type Sum = [u8; 32];
@@ -32,20 +33,20 @@ type Sum = [u8; 32];
 pub(crate) struct Cache {
     folder: PathBuf,
     compiler: Sum,
-    /// Whether the plugin has said that it can not serialize programs.
+    /// Whether the plugin has reported that it cannot serialize programs.
     is_useless: AtomicBool,
 }
 
-/// What an entry depends on, as 64 digits.
+/// The hash of everything an entry depends on, 64 hex digits as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(Sum);
 
 impl Cache {
-    /// The programs of a client's compiler: the file of the plugin, its versions, the kind of devices, flags of the environment,
-    /// and, where processors run them, what instructions this one has.
+    /// Opens the cache for the programs of a client's compiler, identified by the plugin's file and versions, the
+    /// device kind, flags in the environment and, for CPUs, the instruction set of this one.
     ///
     /// # Errors
-    /// [`XlaError::Cache`]: the folder can not be made; [`XlaError::Open`]: the plugin can not be read.
+    /// [`XlaError::Cache`]: the folder cannot be created; [`XlaError::Open`]: the plugin cannot be read.
     pub(crate) fn new(folder: &Path, client: &Client) -> Result<Self, XlaError> {
         fs::create_dir_all(folder).map_err(|source| XlaError::Cache { path: folder.into(), source })?;
         let mut compiler = Sha256::new();
@@ -63,7 +64,7 @@ impl Cache {
         Ok(Self { folder: folder.into(), compiler, is_useless: AtomicBool::new(false) })
     }
 
-    /// What the program of a text depends on.
+    /// Returns the key of a program.
     pub(crate) fn key(&self, text: &str, options: &CompileOptions) -> Key {
         let mut key = Sha256::new();
         key.update(self.compiler);
@@ -77,10 +78,10 @@ impl Cache {
         self.folder.join(format!("{digits}{}", bound::ENDING))
     }
 
-    /// The program of a key, if it is there.
+    /// Loads the program with this key; `None` if there is no entry.
     ///
     /// # Errors
-    /// Why an entry that is there is of no use.
+    /// Why an existing entry is unusable.
     pub(crate) fn find(&self, client: &Arc<Client>, key: Key) -> Result<Option<Executable>, String> {
         let path = self.path(key);
         let bytes = match fs::read(&path) {
@@ -94,10 +95,10 @@ impl Cache {
         Ok(Some(loaded))
     }
 
-    /// Keeps a program, in the place of those that nobody has used for longest.
+    /// Stores a program, evicting the least recently used ones if needed.
     ///
     /// # Errors
-    /// Why it is not kept. That the plugin does not serialize is said once.
+    /// Why it is not stored. That the plugin cannot serialize programs is reported once.
     pub(crate) fn keep(&self, key: Key, program: &Executable) -> Result<(), String> {
         let serialized = match program.compiled().and_then(|program| program.serialize()) {
             Ok(serialized) => serialized,
@@ -117,13 +118,13 @@ impl Cache {
     }
 }
 
-/// Adds bytes to a checksum, with their number in front: parts can not run into each other.
+/// Hashes bytes, preceded by their length, so that adjacent parts cannot be confused.
 fn add(sum: &mut Sha256, bytes: &[u8]) {
     sum.update((bytes.len() as u64).to_le_bytes());
     sum.update(bytes);
 }
 
-/// Adds what is in a file.
+/// Hashes the contents of a file.
 fn add_file(sum: &mut Sha256, path: &Path) -> io::Result<()> {
     let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
     loop {
@@ -137,14 +138,14 @@ fn add_file(sum: &mut Sha256, path: &Path) -> io::Result<()> {
     }
 }
 
-/// The instructions of this processor, as the kernel lists them; empty where it does not.
+/// The instruction set of this CPU, as listed by the kernel; empty if it lists none.
 fn instructions() -> String {
     let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let listed = about.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
     listed.unwrap_or_default().to_owned()
 }
 
-/// Writes an entry beside its place, and moves it there.
+/// Writes an entry to a temporary file and moves it into place.
 fn write(path: &Path, Key(key): Key, serialized: &[u8]) -> io::Result<()> {
     let folder = path.parent().expect("an entry is in a folder");
     let mut file = Builder::new().prefix(bound::UNFINISHED).tempfile_in(folder)?;
@@ -156,7 +157,7 @@ fn write(path: &Path, Key(key): Key, serialized: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// What the plugin has serialized, out of the bytes of an entry.
+/// Returns the serialized program in the bytes of an entry.
 fn content(Key(key): Key, bytes: &[u8]) -> Result<&[u8], &'static str> {
     let rest = bytes.strip_prefix(MAGIC).ok_or("not written by this version of fsdp")?;
     let (own, rest) = rest.split_first_chunk::<32>().ok_or("cut off")?;

@@ -1,4 +1,4 @@
-//! Collectives: within a schedule operations of the program, outside of it those of the ranks on the host.
+//! Collectives: operations of the program within a schedule, host collectives outside of it.
 
 use std::collections::BTreeMap;
 
@@ -17,24 +17,24 @@ use crate::hlo::{Groups, Value};
 use crate::memory::XlaMemory;
 use crate::trace::Trace;
 
-/// A group of ranks of a world whose steps are compiled.
+/// A group of ranks whose steps are compiled.
 pub(crate) struct XlaComm {
     /// The same group, on the host.
     host: Comm<HostMemory>,
-    /// This group and those beside it, each rank of the world in one.
+    /// This group and its siblings; each rank of the world is in exactly one.
     groups: Groups,
     is_world: bool,
     reduction: Reduction,
 }
 
 impl XlaComm {
-    /// The whole world.
+    /// Creates the group of the whole world.
     pub(crate) fn world(host: Comm<HostMemory>, reduction: Reduction) -> Self {
         let groups = Groups::new(vec![(0..host.size()).collect()]);
         Self { host, groups, is_world: true, reduction }
     }
 
-    /// The colours of all ranks, in their order.
+    /// Gathers the colors of all ranks, in rank order.
     fn colors(&mut self, memory: &HostMemory, color: usize) -> Result<Vec<i64>, Error> {
         let size = self.host.size();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
@@ -48,7 +48,7 @@ impl XlaComm {
         Ok(colors)
     }
 
-    /// Writes a collective into the program; what it makes.
+    /// Adds a collective to the program; returns its results.
     fn trace(
         &self,
         trace: &mut Trace,
@@ -86,7 +86,7 @@ impl XlaComm {
             None => x.clone(),
         };
         match kind {
-            // StableHLO has no gathers of nothing.
+            // StableHLO has no collectives of empty tensors.
             _ if size == 1 || x.len() == 0 => x.clone(),
             CollectiveKind::AllGather => hlo.all_gather(x, groups, of),
             CollectiveKind::ReduceScatter(op) => {
@@ -102,7 +102,7 @@ impl XlaComm {
             }
             CollectiveKind::AllReduce(op) => {
                 let x = scaled(op);
-                // Integers have the same sum in any order.
+                // An integer sum is the same in any order.
                 if self.reduction == Reduction::Native || !x.element().is_float() {
                     return hlo.all_reduce(&x, groups, of);
                 }
@@ -116,7 +116,7 @@ impl XlaComm {
         }
     }
 
-    /// Starts a call on the host.
+    /// Starts a collective on the host.
     fn on_host(
         &mut self,
         memory: &XlaMemory,
@@ -141,7 +141,7 @@ impl XlaComm {
     }
 }
 
-/// What a collective is for: `forward/unit 3`, or `scalars`.
+/// The purpose of a collective: `forward/unit 3`, or `scalars`.
 fn purpose(call: &Fingerprint) -> String {
     match call.unit {
         Some(UnitId(unit)) => format!("{}/unit {unit}", call.purpose.name()),
@@ -196,7 +196,7 @@ impl Communicator<XlaMemory> for XlaComm {
     fn check(&self) -> Result<(), CommError> {
         match self.host.check() {
             Err(Error::Comm(error)) => Err(error),
-            // Nothing else is said of a communicator.
+            // Other errors do not concern the communicator.
             _ => Ok(()),
         }
     }
@@ -206,10 +206,10 @@ impl Communicator<XlaMemory> for XlaComm {
     }
 }
 
-/// A collective that was written down.
+/// A collective that was traced.
 struct Traced {
     completed: Completed<XlaBuffer>,
-    /// What the queue that waits for it comes after.
+    /// The results, which a queue that waits for the collective has to follow.
     made: Vec<Value>,
 }
 
@@ -228,10 +228,10 @@ impl InFlight<XlaMemory> for Traced {
     fn abandon(self: Box<Self>, _reason: String) {}
 }
 
-/// A collective under way on the host.
+/// A collective in flight on the host.
 struct OnHost {
     pending: Pending<HostMemory>,
-    /// What gets its results.
+    /// The buffers that receive its results.
     outputs: Vec<XlaBuffer>,
 }
 
@@ -247,6 +247,6 @@ impl InFlight<XlaMemory> for OnHost {
         Ok(Completed { outputs, inputs: Vec::new() })
     }
 
-    /// The host's own collective, which is dropped here, tells the other ranks.
+    /// Dropping the host's collective notifies the other ranks.
     fn abandon(self: Box<Self>, _reason: String) {}
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a plugin.
+//! Errors of PJRT plugins.
 
 use std::path::PathBuf;
 
@@ -7,75 +7,75 @@ use fsdp_core::{Error, FailureKind, Rank};
 
 use crate::store::{DEADLINE_EXCEEDED, UNAVAILABLE};
 
-/// Why a PJRT plugin can not be used, or what it has said.
+/// Why a PJRT plugin cannot be used, or an error that it reported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XlaError {
-    /// No plugin was named.
+    /// No plugin is configured.
     #[error(
         "no PJRT plugin is named: set `run.xla.plugin` to a plugin's shared library, or to \"cpu\", \"tpu\" or \"cuda\" for \
          that of a Python package, or set PJRT_PLUGIN_LIBRARY_PATH"
     )]
     NoPlugin,
-    /// No Python package has a plugin of the kind that was named.
+    /// No installed Python package has a plugin of the requested kind.
     #[error(
         "no Python package has a PJRT plugin for \"{word}\", below {}: `pip install {package}`, or name the plugin's shared \
          library",
         list(prefixes)
     )]
     NoWheel {
-        /// The kind.
+        /// The requested kind.
         word: &'static str,
-        /// A package that would have one.
+        /// A package that contains one.
         package: &'static str,
-        /// Where packages were looked for.
+        /// The prefixes that were searched.
         prefixes: Vec<PathBuf>,
     },
-    /// The library can not be opened.
+    /// The library cannot be opened.
     #[error("the PJRT plugin {} can not be opened: {reason}", path.display())]
     Open {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
-        /// What the system says.
+        /// The loader's message.
         reason: String,
     },
-    /// The library is for other processors.
+    /// The library is built for another CPU architecture.
     #[error(
         "the PJRT plugin {} is for {architecture}, and this machine is {}: take the package for this one",
         path.display(),
         std::env::consts::ARCH
     )]
     Architecture {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
-        /// What it is for.
+        /// The library's architecture.
         architecture: String,
     },
-    /// There is no topology of a name.
+    /// The plugin has no topology of this name.
     #[error(
         "the plugin {} has no topology \"{name}\". Names that were tried: v4:2x2x1, v5e:2x2, v5p:2x2x1 and v6e:2x2 of libtpu, \
          cpu:4 of plugins for processors, h100:1x1x8 of that for CUDA (docs/xla.md). The plugin says: {message}",
         path.display()
     )]
     Topology {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
-        /// The name.
+        /// The requested name.
         name: String,
-        /// What the plugin says, with what it takes if it says that.
+        /// The plugin's message; it may list the supported names.
         message: String,
     },
-    /// The compiler has found that a program does not fit.
+    /// The compiler found that a program does not fit into memory.
     #[error("the step does not fit into the memory of a {device}: {message}")]
     Memory {
-        /// What kind of device it is.
+        /// The device kind.
         device: String,
-        /// Bytes of its memory that programs may use, if the plugin says so.
+        /// Bytes available to programs on a device; `None` if the plugin does not report it.
         bytes: Option<u64>,
-        /// What the compiler says.
+        /// The compiler's message.
         message: String,
     },
-    /// The compiler does not take a program.
+    /// The compiler rejected a program.
     #[error(
         "the plugin {}{} does not take the program: {message}{}",
         path.display(),
@@ -83,22 +83,22 @@ pub enum XlaError {
         asked_for(flags)
     )]
     Compile {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
-        /// The newest version of StableHLO that it reads, if it says so.
+        /// The newest StableHLO version it supports; `None` if it does not report one.
         stablehlo: Option<[u64; 3]>,
-        /// The flags that it was asked for.
+        /// The compiler flags that were requested.
         flags: Vec<&'static str>,
-        /// What the compiler says.
+        /// The compiler's message.
         message: String,
     },
-    /// The library is no plugin.
+    /// The library is not a plugin.
     #[error("{} is no PJRT plugin: it has no function GetPjrtApi, or that gives nothing", path.display())]
     NoApi {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
     },
-    /// The plugin's API is another one than that which is called here.
+    /// The version of the plugin's API is not supported here.
     #[error(
         "the plugin {} has version {}.{} of the PJRT API, and {}.{} to {}.x are known: take {} plugin",
         path.display(),
@@ -110,12 +110,12 @@ pub enum XlaError {
         if *version < OLDEST { "a newer" } else { "an older" }
     )]
     Version {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Major and minor version of its API.
         version: (i32, i32),
     },
-    /// The plugin's API lacks what is needed.
+    /// The plugin's API lacks a required function.
     #[error(
         "the plugin {} has version {}.{} of the PJRT API, without {function}: take another plugin, or a newer one",
         path.display(),
@@ -123,11 +123,11 @@ pub enum XlaError {
         version.1
     )]
     Lacks {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Major and minor version of its API.
         version: (i32, i32),
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
     },
     /// There are fewer devices than ranks.
@@ -136,16 +136,16 @@ pub enum XlaError {
         path.display()
     )]
     Devices {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Its platform.
         platform: String,
-        /// How many devices this process can use.
+        /// Number of devices that this process can use.
         devices: usize,
-        /// How many ranks the run has.
+        /// Number of ranks of the run.
         ranks: usize,
     },
-    /// A process has other devices than ranks.
+    /// The device count of a process differs from its rank count.
     #[error(
         "process {process} of {processes} holds {ranks} ranks, which need a device each, and the plugin {} ({platform}) gives it \
          {devices}: if it is as many in every process, set `run.ranks` to {}",
@@ -153,47 +153,47 @@ pub enum XlaError {
         devices * processes
     )]
     OwnDevices {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Its platform.
         platform: String,
-        /// The number of the process.
+        /// Index of the process.
         process: usize,
-        /// How many there are.
+        /// Number of processes.
         processes: usize,
-        /// How many devices this process can use.
+        /// Number of devices that the process can use.
         devices: usize,
-        /// How many ranks it holds.
+        /// Number of ranks in the process.
         ranks: usize,
     },
-    /// The plugin can not run a program on the devices of several processes.
+    /// The plugin cannot run a program on the devices of several processes.
     #[error(
         "the plugin {} ({platform}) has no collectives between processes: start one process, with all ranks in it",
         path.display()
     )]
     Unconnected {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Its platform.
         platform: String,
     },
-    /// Processes have other compilers, or ask them for something else.
+    /// Processes have different compilers, or different compiler settings.
     #[error(
         "{rank} has {what} {got}, and {} has {expected}: each process compiles the program, and these would not be the same; give \
          all processes one version of the plugin and the same flags",
         Rank(0)
     )]
     OtherCompiler {
-        /// The first rank with another one.
+        /// The first rank that differs from rank 0.
         rank: Rank,
-        /// What is another one: the plugin, or a variable with flags.
+        /// What differs: the plugin, or an environment variable with flags.
         what: &'static str,
-        /// That of rank 0.
+        /// The value of rank 0.
         expected: String,
-        /// That of the rank.
+        /// The value of `rank`.
         got: String,
     },
-    /// The plugin has left each process by itself.
+    /// The plugin has not connected the processes.
     #[error(
         "{} and {} would both have device {id} of the plugin {} ({platform}), which has not joined their processes: TPUs of \
          several hosts have to be one slice, which libtpu finds by itself on Google Cloud, and elsewhere by TPU_WORKER_ID and \
@@ -203,56 +203,56 @@ pub enum XlaError {
         path.display()
     )]
     SameDevice {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
         /// Its platform.
         platform: String,
-        /// The ranks.
+        /// Two ranks with the same device.
         ranks: [Rank; 2],
-        /// The number of the device.
+        /// The ID of the device.
         id: u64,
     },
-    /// The plugin runs a program elsewhere than it was asked to.
+    /// The plugin places a program on other devices than requested.
     #[error(
         "the plugin {} runs the program on its devices {got:?}, and the ranks of this process have {expected:?}: it can not be \
          used for this run",
         path.display()
     )]
     Placement {
-        /// The library.
+        /// Path of the plugin's library.
         path: PathBuf,
-        /// The devices of the ranks of this process, by number.
+        /// The device IDs of this process's ranks.
         expected: Vec<u64>,
-        /// Those of the program.
+        /// The device IDs of the program.
         got: Vec<u64>,
     },
-    /// Other processes have not said which plugin and devices they have.
+    /// Other processes have not announced their plugin and devices.
     #[error("other processes have not said which plugin and devices they have: {0}")]
     NotHeard(#[from] AssemblyError),
-    /// A program can not be written to a file.
+    /// A program's text cannot be written to a file.
     #[error("a program can not be written to {}: {source}", path.display())]
     Dump {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// The folder of compiled programs can not be made.
+    /// The folder of the compile cache cannot be created.
     #[error("the folder for compiled programs, {}, can not be made (run.xla.compile_cache): {source}", path.display())]
     Cache {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// A call failed.
+    /// A call of the API failed.
     #[error("{function} failed: {message} (code {code})")]
     Call {
         /// The function of the API.
         function: &'static str,
-        /// The code of `PJRT_Error_Code`: that of gRPC and abseil.
+        /// The `PJRT_Error_Code`, which uses the codes of gRPC and Abseil.
         code: i32,
-        /// What the plugin says.
+        /// The plugin's message.
         message: String,
     },
 }
@@ -260,22 +260,22 @@ pub enum XlaError {
 /// `RESOURCE_EXHAUSTED` of `PJRT_Error_Code`.
 pub(crate) const EXHAUSTED: i32 = 8;
 
-/// Major and minor number of the oldest PJRT API whose structs are laid out as they are filled here, and which all later ones of
-/// the same major number keep.
+/// Major and minor version of the oldest PJRT API whose struct layouts are those used here; all later versions of the
+/// same major version keep them.
 pub(crate) const OLDEST: (i32, i32) = (0, 50);
 
-/// Versions of StableHLO whose plugins have taken programs as they are written here. Text of StableHLO has no promise of
-/// compatibility, and no version in it.
+/// The StableHLO versions of plugins that have accepted our programs. The StableHLO text format carries no version and
+/// promises no compatibility.
 const TRIED: &str = "1.7 to 1.24";
 
-/// Which StableHLO a plugin reads, beside what was tried.
+/// Describes the StableHLO version that a plugin supports, and those that were tried.
 fn of_version(stablehlo: Option<[u64; 3]>) -> String {
     stablehlo.map_or_else(String::new, |[major, minor, patch]| {
         format!(", which reads StableHLO {major}.{minor}.{patch} (tried: {TRIED}),")
     })
 }
 
-/// Flags that an older compiler may not know.
+/// Names the requested flags, which an older compiler may not know.
 fn asked_for(flags: &[&str]) -> String {
     match flags {
         [] => String::new(),
@@ -289,10 +289,10 @@ fn list(folders: &[PathBuf]) -> String {
 }
 
 impl XlaError {
-    /// What this failure calls for, where ranks have not begun: what a plugin lacks it lacks the next time too; others may
-    /// only have been late, and a device may still be held by a process that is ending.
+    /// Classifies the failure before ranks have started: a function that a plugin lacks is still missing on the next
+    /// try, but other processes may only have been late, and a device may still be held by a process that is exiting.
     pub fn kind(&self) -> FailureKind {
-        /// `ABORTED` of `PJRT_Error_Code`.
+        /// `PJRT_Error_Code`: `ABORTED`.
         const ABORTED: i32 = 10;
         match self {
             XlaError::Call { code: EXHAUSTED | ABORTED | DEADLINE_EXCEEDED | UNAVAILABLE, .. }
@@ -302,9 +302,9 @@ impl XlaError {
         }
     }
 
-    /// Whether the plugin has no such function, or one that does nothing.
+    /// Whether the plugin lacks the function, or does not implement it.
     pub(crate) fn is_unimplemented(&self) -> bool {
-        /// `UNIMPLEMENTED` of `PJRT_Error_Code`.
+        /// `PJRT_Error_Code`: `UNIMPLEMENTED`.
         const UNIMPLEMENTED: i32 = 12;
         matches!(self, XlaError::Lacks { .. } | XlaError::Call { code: UNIMPLEMENTED, .. })
     }

@@ -1,26 +1,26 @@
-//! What a compiler is asked for beside the program.
+//! Compiler settings that are not part of the program.
 
 use std::ffi::OsString;
 
-/// The variable with flags for XLA's compiler for TPUs, which come before ours.
+/// The variable with flags for XLA's TPU compiler; they precede ours.
 const TPU_VARIABLE: &str = "LIBTPU_INIT_ARGS";
 
-/// Variables that change what a compiler makes of a program.
+/// The environment variables that affect compiled programs.
 pub(crate) const VARIABLES: [&str; 2] = ["XLA_FLAGS", TPU_VARIABLE];
 
-/// What the environment says in these; nothing where they are not set.
+/// The values of [`VARIABLES`]; empty if unset.
 pub(crate) fn given() -> [OsString; 2] {
     VARIABLES.map(|variable| std::env::var_os(variable).unwrap_or_default())
 }
 
-/// Flags of XLA's compiler for TPUs that are off without being asked for.
+/// Flags of XLA's TPU compiler that are off by default.
 const TPU: [&str; 3] = [
     "xla_enable_async_all_gather",
     "xla_tpu_prefer_async_allgather_to_allreduce",
     "xla_tpu_enable_async_all_to_all",
 ];
 
-/// Flags to turn on for a kind of devices; what the environment says stays as it says.
+/// The flags to turn on for a device kind; flags set in the environment are left alone.
 pub(crate) fn flags(kind: &str) -> Vec<&'static str> {
     if !kind.starts_with("TPU") {
         return Vec::new();
@@ -29,7 +29,7 @@ pub(crate) fn flags(kind: &str) -> Vec<&'static str> {
     without(&TPU, &given)
 }
 
-/// The flags that are not given.
+/// The `flags` that `given` does not set.
 fn without(flags: &[&'static str], given: &str) -> Vec<&'static str> {
     let names = |one: &str, flag: &str| one.trim_start_matches('-').split('=').next() == Some(flag);
     flags.iter().copied().filter(|flag| !given.split_whitespace().any(|one| names(one, flag))).collect()

@@ -1,4 +1,4 @@
-//! GPUs by name. XLA's plugin for CUDA has no names for them: it is told what they can do.
+//! GPUs by name. XLA's CUDA plugin has no names for GPU models; it needs their properties.
 
 use crate::ffi::Setting;
 
@@ -20,7 +20,8 @@ gpu_device_info {
 }
 "#;
 
-/// The topology's options for a name such as `h100:1x1x8`: partitions, hosts of each and devices of each; none for other names.
+/// The topology options for a name such as `h100:1x1x8` (partitions x hosts per partition x devices per host); `None`
+/// for other names.
 pub(crate) fn options(name: &str) -> Option<Vec<(String, Setting)>> {
     let shape = name.strip_prefix("h100:")?;
     let text = |key: &str, text: &str| (key.to_owned(), Setting::Text(text.to_owned()));

@@ -1,4 +1,4 @@
-//! The launcher: ranks that each have a device of the plugin, as threads of one process or of several.
+//! The launcher: each rank is a thread, in one process or several, with a device of the plugin.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,39 +23,39 @@ use crate::memory::XlaMemory;
 use crate::told::{Listener, Told};
 use crate::world::{Place, Programs, Seated, World};
 
-/// How gradients are added over ranks.
+/// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// By the tree that all other devices have: every rank gets all parts of what it adds.
+    /// By the reduction tree that all other devices use: every rank receives all addends of what it sums.
     #[default]
     Tree,
-    /// As the plugin likes.
+    /// In any order the plugin chooses.
     Native,
 }
 
-/// How programs are written.
+/// How programs are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramForm {
-    /// How gradients are added.
+    /// How gradients are summed.
     pub reduction: Reduction,
-    /// Whether operations that are repeated layer by layer become loops, so that programs of deep models are small. What layers
-    /// have of their own is then copied into one value for all of them.
+    /// Whether operations repeated in each layer become loops, so that programs of deep models are small. Per-layer
+    /// values are then copied into one value for all layers.
     pub scan_layers: bool,
 }
 
-/// How programs are made.
+/// Options for compiling programs.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramOptions {
-    /// How they are written.
+    /// How programs are traced.
     pub form: ProgramForm,
-    /// A folder where the text of each program that is compiled is left, if anywhere: `program-0.mlir`, ..
+    /// The folder for the text of each compiled program (`program-0.mlir`, ..); `None` to write none.
     pub dump: Option<PathBuf>,
-    /// A folder where compiled programs are kept from run to run, if anywhere.
+    /// The folder that keeps compiled programs across runs; `None` to keep none.
     pub compile_cache: Option<PathBuf>,
 }
 
-/// Launches ranks on the devices of a PJRT plugin. What they do on the host is done by ranks of the launcher `L`, which come
-/// together over what this has.
+/// Launches ranks on the devices of a PJRT plugin. The ranks of the launcher `L` do the work on the host and connect
+/// the processes.
 pub struct Devices<L = Threads<HostMemory>> {
     devices: Assignment,
     host: L,
@@ -63,47 +63,47 @@ pub struct Devices<L = Threads<HostMemory>> {
     programs: Programs,
 }
 
-/// What a plugin that was opened says of itself.
+/// The versions that an opened plugin reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PluginVersions {
     /// Major and minor version of its API.
     pub api: (i32, i32),
-    /// The version of StableHLO that it reads, if it says so.
+    /// The StableHLO version it supports, if it reports one.
     pub stablehlo: Option<[u64; 3]>,
 }
 
-/// What a plugin that was started says of itself.
+/// What a started plugin reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginReport {
-    /// What it says without that.
+    /// The versions, which are known without starting it.
     pub versions: PluginVersions,
     /// Name and version of the platform.
     pub platform: [String; 2],
-    /// Devices that this process can use.
+    /// Number of devices that this process can use.
     pub devices: usize,
 }
 
-/// Opens a plugin: it can be used here. No device is touched.
+/// Opens a plugin, to check that it can be used here. Touches no device.
 ///
 /// # Errors
-/// [`XlaError`].
+/// [`XlaError`] if the plugin cannot be used.
 pub fn versions(path: &Path) -> Result<PluginVersions, XlaError> {
     let plugin = Plugin::found(path)?;
     Ok(PluginVersions { api: plugin.version(), stablehlo: plugin.stablehlo() })
 }
 
-/// Whether the devices of a plugin are GPUs. None is touched.
+/// Whether the devices of a plugin are GPUs. Touches no device.
 ///
 /// # Errors
-/// [`XlaError`].
+/// [`XlaError`] if the plugin cannot be used.
 pub fn is_for_gpus(path: &Path) -> Result<bool, XlaError> {
     Ok(Plugin::found(path)?.is_for_gpus())
 }
 
-/// Starts a plugin to see which devices it has.
+/// Starts a plugin to find its devices.
 ///
 /// # Errors
-/// [`XlaError`].
+/// [`XlaError`] if the plugin cannot be used.
 pub fn inspect(plugin: &Path) -> Result<PluginReport, XlaError> {
     let client = client(plugin, 1)?;
     let versions = PluginVersions { api: client.api_version(), stablehlo: client.stablehlo() };
@@ -111,10 +111,10 @@ pub fn inspect(plugin: &Path) -> Result<PluginReport, XlaError> {
 }
 
 impl Devices {
-    /// So many ranks on the devices of a plugin.
+    /// Creates a launcher of up to `ranks` ranks on the devices of a plugin.
     ///
     /// # Errors
-    /// [`XlaError`]: the plugin can not be used, or has too few devices.
+    /// [`XlaError`]: the plugin cannot be used, or has too few devices.
     pub fn new(
         plugin: &Path,
         ranks: usize,
@@ -126,11 +126,13 @@ impl Devices {
 }
 
 impl Devices<Processes<HostMemory>> {
-    /// The ranks of several processes, each of which holds as many as the plugin gives it devices. Of the GPUs that a process
-    /// sees it takes the `visible` ones, if that is said; others are waited for as long as `limit`.
+    /// Creates a launcher of the ranks of several processes, each of which holds one rank per device of its plugin. Of
+    /// the GPUs that a process sees, it uses only the `visible` ones, if given. Waits up to `limit` for the other
+    /// processes.
     ///
     /// # Errors
-    /// [`XlaError`]: the plugin can not be used, does not join the processes, or has other devices than there are ranks.
+    /// [`XlaError`]: the plugin cannot be used, does not connect the processes, or its device count differs from that
+    /// of ranks.
     pub fn among(
         plugin: &Path,
         host: Processes<HostMemory>,
@@ -138,7 +140,7 @@ impl Devices<Processes<HostMemory>> {
         options: ProgramOptions,
         limit: Duration,
     ) -> Result<Self, XlaError> {
-        // The number of ranks is that of the processes.
+        // The argument is ignored: the processes determine the number of ranks.
         let assembly = host.assemble(0);
         Self::on(Assignment::among(plugin, &assembly, visible, limit)?, host, options)
     }
@@ -157,14 +159,14 @@ impl<L> Devices<L> {
         Ok(Self { devices, host, reduction, programs })
     }
 
-    /// Who is told of programs. Without it nobody is.
+    /// Sets the listener for events about programs. By default there is none.
     pub fn heard_by(mut self, listener: Listener) -> Self {
         self.programs.listener = listener;
         self
     }
 }
 
-/// How a rank has failed: before its code ran, or in it.
+/// How a rank failed: before its code ran, or in it.
 #[derive(Debug)]
 enum Failure<E> {
     Setup(Error),
@@ -206,7 +208,7 @@ impl<L: Launcher<Memory = HostMemory>> Launcher for Devices<L> {
     }
 }
 
-/// Ranks as threads, whose memory does what happens on the host.
+/// Creates a launcher of ranks as threads, whose memory does the work on the host.
 pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
     let pool = HostPool::new();
     let host = move |_: Rank, _: usize| {
@@ -216,7 +218,7 @@ pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
     Threads::new(threads, host)
 }
 
-/// Launches ranks whose steps become programs, which go to the place of each.
+/// Launches ranks that trace their steps; `place` determines the destination of each rank's programs.
 pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     host: &impl Launcher<Memory = HostMemory>,
     ranks: usize,
@@ -240,7 +242,7 @@ pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     })
 }
 
-/// A rank's seat, made of that on the host.
+/// Makes a rank's seat from its seat on the host.
 fn seat_of(
     seat: Seat<HostMemory>,
     reduction: Reduction,

@@ -1,9 +1,9 @@
-//! XLA devices: a step as one compiled program, on whatever has a [PJRT] plugin: TPUs, GPUs, processors.
+//! XLA devices: a step is one compiled program, run on any device that has a [PJRT] plugin (TPUs, GPUs, CPUs).
 //!
-//! The engine runs unchanged over a memory that writes instead of computing ([`XlaMemory`]): each operation of a schedule,
-//! and each operation within a block, becomes operations of StableHLO, by one rule for each kind (`ops`). When the schedule
-//! ends, the program is compiled, or found among those that were, and runs on the devices of all ranks: one replica each.
-//! What differs between ranks is an argument: data, dropout keys, tables of rows.
+//! The engine runs unchanged on top of a memory that traces instead of computing ([`XlaMemory`]): each operation of a
+//! schedule, and each operation within a block, is lowered to StableHLO by one rule per kind (`ops`). When the schedule
+//! ends, the program is compiled, or taken from those already compiled, and runs on the devices of all ranks: one
+//! replica each. Everything that differs between ranks is an argument: data, dropout keys, row tables.
 //!
 //! [`Devices`] is the launcher. Nothing is needed at build time; the plugin, a shared library, is opened at run time.
 //!

@@ -1,9 +1,9 @@
-//! A memory that writes down what it is asked for.
+//! A memory that traces the operations it is asked for.
 //!
-//! Within a schedule nothing is computed: operations leave values of a program ([`Trace`]), which runs when the schedule
-//! ends, on all ranks together ([`World`](crate::world::World)). Outside of schedules (starting values, checkpoints, what
-//! ranks ask each other) everything happens on the host, by [`HostMemory`], and is brought to the device when a program
-//! reads it.
+//! Within a schedule nothing is computed: operations add values to a program ([`Trace`]), which runs on all ranks
+//! together when the schedule ends ([`World`](crate::world::World)). Outside of schedules (initial values, checkpoints,
+//! queries between ranks) everything happens on the host, in [`HostMemory`], and is uploaded to the device when a
+//! program reads it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,12 +26,12 @@ use crate::world::Place;
 pub struct XlaMemory {
     host: HostMemory,
     account: Arc<Account>,
-    /// There while a schedule runs.
+    /// The program being traced; `Some` while a schedule runs.
     trace: Mutex<Option<Trace>>,
     place: Mutex<Place>,
 }
 
-/// What a queue has made last, within a schedule.
+/// The last value that a queue has produced, within a schedule.
 #[derive(Clone)]
 pub struct Moment(Option<Value>);
 
@@ -39,7 +39,7 @@ pub(crate) type In<'a> = Slice<'a, XlaBuffer>;
 pub(crate) type Out<'a> = SliceMut<'a, XlaBuffer>;
 
 impl XlaMemory {
-    /// The memory of a rank at its place in the world. What happens on the host does so in `host`.
+    /// Creates the memory of a rank at its place in the world. Host work happens in `host`.
     pub(crate) fn new(host: HostMemory, place: Place) -> Self {
         Self { host, account: Arc::default(), trace: Mutex::new(None), place: Mutex::new(place) }
     }
@@ -49,7 +49,7 @@ impl XlaMemory {
         &self.host
     }
 
-    /// The program in the making, while a schedule runs.
+    /// The program being traced; `Some` while a schedule runs.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Trace>> {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,7 +59,7 @@ impl XlaMemory {
         self.lock().is_some()
     }
 
-    /// Elements on the host, to read.
+    /// Returns the buffer's elements on the host, for reading.
     pub(crate) fn on_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
         let storage = &buffer.storage;
         let mut content = storage.content();
@@ -87,7 +87,7 @@ impl XlaMemory {
         self.host.allocate(storage.category(), storage.dtype, storage.len)
     }
 
-    /// Takes the elements of a buffer to the host, to write them there; they have to be put back.
+    /// Moves the elements of a buffer to the host, for writing; the caller has to put them back.
     pub(crate) fn take_to_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
         writable(buffer)?;
         let storage = &buffer.storage;
@@ -100,7 +100,7 @@ impl XlaMemory {
         }
     }
 
-    /// Calls `body` with a range of a buffer on the host.
+    /// Calls `body` with a range of a buffer on the host, for writing.
     pub(crate) fn write_on_host<T>(
         &self,
         dst: Out<'_>,
@@ -112,13 +112,13 @@ impl XlaMemory {
         result
     }
 
-    /// The place of the rank in the world.
+    /// The rank's place in the world.
     pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Copies what storage has on a device: its own elements of those that programs see.
+/// Copies the rank's own elements of a storage from the device, without the padding that programs see.
 fn download(device: &DeviceBuffer, storage: &Storage, own: &mut [u8]) -> Result<(), XlaError> {
     let all = storage.shape().byte_len();
     if all == own.len() {
@@ -130,7 +130,7 @@ fn download(device: &DeviceBuffer, storage: &Storage, own: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// That a buffer may be written.
+/// Checks that a buffer may be written.
 pub(crate) fn writable(buffer: &XlaBuffer) -> Result<(), Error> {
     let readers = Arc::strong_count(&buffer.storage) - 1;
     match readers {
@@ -245,7 +245,7 @@ impl Memory for XlaMemory {
         mut sum: Out<'_>,
     ) -> Result<(), Error> {
         if let Some(trace) = &mut *self.lock() {
-            // Padding is zero, so it does not matter where pieces lie; only whether this rank's count.
+            // Padding is zero, so only whether this rank's pieces count matters, not where they are.
             let counts = trace.input_floats(&[f64::from(u8::from(!pieces.is_empty()))], DType::F64.into());
             let squares = {
                 let shard = trace.load(queue, Slice::whole(shard));
@@ -301,7 +301,7 @@ impl Memory for XlaMemory {
         if let Some(trace) = &mut *self.lock() {
             let words = trace.load(queue, scalars);
             let before = trace.load(queue, factors.as_slice());
-            // Given to the program, which therefore is the same for all scales of the loss.
+            // An argument of the program, so that the program is the same for all loss scales.
             let divisor = trace.input_floats(&[divisor], DType::F64.into());
             let new = scalars::gradient_factors(&mut trace.hlo, &words, &before, &divisor, grad_clip);
             assert_eq!(new.len(), GradientFactors::LEN, "all factors are computed");

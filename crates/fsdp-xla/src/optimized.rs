@@ -1,6 +1,6 @@
-//! What is left of a program after the compiler: its operations and collectives, read out of XLA's own form of it.
+//! The operations and collectives that the compiler left of a program, read from XLA's own format.
 //!
-//! That form is an `HloModuleProto` (xla/service/hlo.proto), of which few fields are looked at.
+//! The format is an `HloModuleProto` (xla/service/hlo.proto), of which only a few fields are read.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ struct Instruction {
     called: Vec<i64>,
 }
 
-/// Of what an instruction was made (`OpMetadata`).
+/// The origin of an instruction (`OpMetadata`).
 #[derive(PartialEq, Message)]
 struct Origin {
     #[prost(string, tag = "2")]
@@ -73,21 +73,21 @@ struct Sequence {
     instructions: Vec<i64>,
 }
 
-/// A program after the compiler.
+/// Statistics of an optimized program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimized {
-    /// Operations of all its computations, those within fusions included.
+    /// Number of operations in all computations, including those within fusions.
     pub operations: usize,
-    /// Products among them; a compiler may also call them convolutions.
+    /// Number of matrix products among the operations; compilers may turn them into convolutions.
     pub products: usize,
-    /// Its collectives, in the order in which they are scheduled, where the compiler says one.
+    /// The collectives, in the order of the compiler's schedule, if it has one.
     pub collectives: Vec<Collective>,
-    /// How many of them begin at one place and are waited for at another.
+    /// Number of asynchronous collectives: started at one place and awaited at another.
     pub asynchronous: usize,
 }
 
 impl Optimized {
-    /// Reads the form that the compiler gives; none for forms that are not known.
+    /// Reads a program in the given format; `None` if the format is unknown.
     pub(crate) fn read(format: &str, bytes: &[u8]) -> Option<Self> {
         let module = match format {
             "hlo" => Module::decode(bytes).ok()?,
@@ -102,7 +102,7 @@ impl Optimized {
         Some(own)
     }
 
-    /// Notes the collectives of a computation and of those that it calls.
+    /// Records the collectives of a computation and of those that it calls.
     fn walk(&mut self, module: &Module, computation: i64, is_asynchronous: bool) {
         let Some(found) = module.computations.iter().find(|one| one.id == computation) else { return };
         let sequences = module.schedule.as_ref().map(|schedule| &schedule.sequences);
@@ -130,10 +130,10 @@ impl Optimized {
     }
 }
 
-/// Elements of what a collective makes.
+/// Number of elements that a collective produces.
 fn elements(instruction: &Instruction) -> usize {
     let Some(shape) = &instruction.shape else { return 0 };
-    // What begins an all-gather has its operands beside its results.
+    // The start of an all-gather has its operands beside its results.
     match (instruction.opcode.as_str(), &shape.parts[..]) {
         ("all-gather-start", [_, results]) => elements_of(results),
         _ => elements_of(shape),

@@ -1,26 +1,27 @@
-//! Whether a compiler has left collectives in the order of the schedule.
+//! Checks whether a compiler has kept collectives in the order of the schedule.
 
 use std::fmt;
 
 use crate::hlo::Collective;
 
-/// The collectives of a compiled program beside those that were written. Each kind of each queue is looked at by itself, for only
-/// waits order the others. Those of one unit count as one, as in the schedule: its segments have no order, and compilers join them.
+/// Compares the collectives of a compiled program with the traced ones. Each kind on each queue is compared by itself,
+/// since only waits order the others. Collectives of one unit count as one, as in the schedule: its segments have no
+/// order, and compilers merge them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Units are in the order of the schedule, with a collective at least wherever it has one.
+    /// Units are in the order of the schedule, each with at least one collective wherever the schedule has one.
     Same,
-    /// The first of a kind that is not where it was written. One of them is there.
+    /// The first collective of a kind that is out of place. At least one of the two fields is set.
     Differs {
-        /// What the schedule has there; none behind its last one.
+        /// The collective in the schedule; `None` past its last one.
         wanted: Option<Collective>,
-        /// What the compiler has there; none behind its last one. Its name has all that it was joined of.
+        /// The compiled collective; `None` past the last one. Its name lists all collectives it was merged from.
         found: Option<Collective>,
     },
 }
 
 impl Order {
-    /// Compares what was written with what a compiler has left.
+    /// Compares the traced collectives with those left by the compiler.
     pub fn of(written: &[Collective], left: &[Collective]) -> Self {
         let lists = Collective::KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]);
         for (kind, reduces) in lists {
@@ -39,7 +40,8 @@ impl Order {
     }
 }
 
-/// The first collective of each unit in a row, among those of a kind that are for gradients, or for anything else.
+/// The first collective of each run of one unit, among those of one kind that are for gradients (or, if `reduces` is
+/// false, for anything else).
 fn units<'a>(all: &'a [Collective], kind: &str, reduces: bool) -> Vec<&'a Collective> {
     let is_one = |one: &&Collective| one.kind == kind && one.of().starts_with("gradient") == reduces;
     let mut units: Vec<&Collective> = all.iter().filter(is_one).collect();
@@ -82,7 +84,7 @@ mod tests {
         ]
     }
 
-    /// What is said when a compiler leaves these.
+    /// The message if a compiler leaves these collectives.
     fn said(places: &[usize]) -> String {
         let left: Vec<Collective> = places.iter().map(|&place| written()[place].clone()).collect();
         Order::of(&written(), &left).to_string()
@@ -101,7 +103,7 @@ mod tests {
         assert!(said(&[0, 2, 1, 3]).contains("unit 1/all-gather 1 (8 elements) is one more than it has"));
     }
 
-    /// With replicas and the tree, gradients are gathered, too, on another queue than parameters.
+    /// With replicas and the tree reduction, gradients are gathered too, on another queue than parameters.
     #[test]
     fn gathers_of_gradients_and_of_parameters_are_not_ordered() {
         let [parameters, gradients] =

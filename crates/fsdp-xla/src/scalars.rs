@@ -1,10 +1,11 @@
-//! The scalars of a step in programs: exact sums as words, and what updates need of them.
+//! The scalars of a step in programs: exact sums as words, and the factors that updates derive from them.
 //!
-//! Sums over ranks stay exact, as everywhere: they are integers. Within a rank a program sums floats of double precision in
-//! an order of the compiler's, and adds the one number that comes out to the words ([`ExactSum`]).
+//! Sums over ranks stay exact, as on all devices: they are integers. Within a rank, a program sums doubles in an order
+//! of the compiler's choice and adds the resulting number to the words ([`ExactSum`]).
 //!
-//! TPUs have no double precision. XLA makes it there of two floats of single precision (xla/ef57.h): about 48 bits, and no more range
-//! than one of them has. A constant beyond that would be infinite, so there is none here, weights of digits included.
+//! TPUs have no double precision. XLA emulates it with two single-precision floats (xla/ef57.h): about 48 bits, and the
+//! range of a single one. A constant outside that range would become infinite, so there is none here, digit weights
+//! included.
 
 use std::ops::Range;
 
@@ -13,21 +14,21 @@ use fsdp_core::scalars::{CLIP_EPSILON, COUNT, LOSS, NOT_FINITE, SQUARED_NORM};
 
 use crate::hlo::{Builder, Element, Value};
 
-/// The digits of an exact sum that programs know: those of numbers from 2^-114 up to [`MOST`].
+/// The digits of an exact sum that programs compute: those of numbers from 2^-114 up to [`MOST`].
 const DIGITS: Range<usize> = 30..38;
 
-/// Numbers from here on count as not finite.
+/// Numbers of at least this size count as not finite.
 const MOST: f64 = (1u128 << 127) as f64;
 
-/// What a digit stands for.
+/// The weight of a digit.
 fn weight(digit: usize) -> f64 {
     2f64.powi(32 * digit as i32 - 1074)
 }
 
-/// The word of an exact sum that counts what was not finite.
+/// The word of an exact sum that counts non-finite summands.
 const NOT_FINITE_WORD: usize = ExactSum::WORDS - 1;
 
-/// Squares that are added in single precision before they are converted to double.
+/// Number of squares added in single precision before conversion to double.
 const ROW: usize = 16;
 
 /// The sum of the squares of a vector, in double precision.
@@ -45,12 +46,12 @@ pub(crate) fn square_sum(hlo: &mut Builder, x: &Value) -> Value {
     hlo.sum(&rows, &[0])
 }
 
-/// The words of an exact sum with one number more. Of the number, what is below the lowest of [`DIGITS`] is left out.
+/// Adds one number to the words of an exact sum. Its bits below the lowest of [`DIGITS`] are dropped.
 pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> Value {
     let (int, float) = (Element::I64, number.element());
     let (size, most) = (hlo.unary("abs", number), hlo.float(MOST, &[], float));
     let zero = hlo.float(0.0, &[], float);
-    // What is no number is not less either.
+    // NaN does not compare as less either.
     let is_finite = hlo.compare("LT", &size, &most);
     let size = hlo.select(&is_finite, &size, &zero);
     let digits = digits(hlo, &size);
@@ -64,11 +65,11 @@ pub(crate) fn add_exactly(hlo: &mut Builder, words: &Value, number: &Value) -> V
     hlo.add(words, &more)
 }
 
-/// All of [`DIGITS`] of a number below [`MOST`] that is not negative.
+/// All of [`DIGITS`] of a non-negative number below [`MOST`].
 fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let float = number.element();
     let number = hlo.fill(number, &[DIGITS.len()]);
-    // What is above a digit is a multiple of the next one's weight. Above the highest one is nothing.
+    // The part above a digit is a multiple of the next digit's weight. The highest digit has nothing above it.
     let next = |digit: usize| if digit + 1 == DIGITS.end { 0.0 } else { weight(digit + 1) };
     let over = |weight: f64| if weight == 0.0 { 0.0 } else { weight.recip() };
     let (weights, scales): (Vec<f64>, Vec<f64>) =
@@ -82,14 +83,15 @@ fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let scales = hlo.floats(&scales, float);
     let digits = hlo.multiply(&rest, &scales);
     let digits = hlo.unary("floor", &digits);
-    // From 2^53 of the next digit on, double precision has no bits as low as this one, and `above` may have overflowed.
+    // If the number is at least 2^53 of the next digit's weight, double precision has no bits as low as this digit, and
+    // `above` may have overflowed.
     let bits = hlo.float(2f64.powi(53), &[DIGITS.len()], float);
     let (has_bits, none) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
     let digits = hlo.select(&has_bits, &digits, &none);
     hlo.convert(&digits, Element::I64)
 }
 
-/// The number that the words of an exact sum stand for, in a type of floats; none if something was not finite.
+/// The value of an exact sum's words, as a `float`; NaN if a summand was not finite.
 fn value_of(hlo: &mut Builder, words: &Value, float: Element) -> Value {
     let weights: Vec<f64> = DIGITS.map(weight).collect();
     let weights = hlo.floats(&weights, float);
@@ -104,13 +106,14 @@ fn value_of(hlo: &mut Builder, words: &Value, float: Element) -> Value {
     hlo.select(&is_finite, &sum, &nan)
 }
 
-/// One word.
+/// Returns one word as a scalar.
 fn word(hlo: &mut Builder, words: &Value, index: usize) -> Value {
     let word = hlo.range(words, index..index + 1);
     hlo.reshape(&word, &[])
 }
 
-/// [`GradientFactors`](fsdp_core::scalars::GradientFactors) of the reduced scalars of a step, and those of the step before.
+/// [`GradientFactors`](fsdp_core::scalars::GradientFactors) from the reduced scalars of a step and the factors of the
+/// step before.
 pub(crate) fn gradient_factors(
     hlo: &mut Builder,
     words: &Value,
@@ -142,7 +145,7 @@ pub(crate) fn gradient_factors(
             hlo.binary("minimum", &clip, &one)
         }
     };
-    // Infinite, or no number, if one of the two is.
+    // Infinite or NaN if either of the two is.
     let both = hlo.add(&loss, &norm);
     let both = hlo.unary("abs", &both);
     let infinity = hlo.float(f64::INFINITY, &[], double);

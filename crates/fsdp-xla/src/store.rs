@@ -1,7 +1,7 @@
-//! What a plugin lets the processes of a run tell each other: values by keys, over their control plane.
+//! The key-value store through which a plugin's processes exchange data, over the control plane of the run.
 //!
-//! A value is announced to all processes, which keep it to the end. Plugins tell each other few and small things, and most of
-//! them when their clients are made: which devices each process has, and how they find each other.
+//! A value is announced to all processes, which keep it until the end. Plugins exchange few and small values, most of
+//! them when their clients are created: which devices each process has, and how to connect to each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,33 +9,33 @@ use std::time::Duration;
 use fsdp_comm::assembly::{Assembly, AssemblyError};
 use fsdp_comm::process::launch::Scoped;
 
-/// The keys and values of one client of a plugin, the same in all processes.
+/// The keys and values of one plugin client, the same in all processes.
 pub(crate) struct Store {
     topics: Scoped,
 }
 
-/// Why there is no value, in the terms of the API.
+/// Why there is no value, in terms of the API.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// Of `PJRT_Error_Code`.
+    /// A `PJRT_Error_Code`.
     pub(crate) code: i32,
     pub(crate) message: String,
 }
 
-/// Of `PJRT_Error_Code`: nobody has put the key in time.
+/// `PJRT_Error_Code`: no process has set the key in time.
 pub(crate) const DEADLINE_EXCEEDED: i32 = 4;
-/// Of `PJRT_Error_Code`: nobody has put the key yet.
+/// `PJRT_Error_Code`: no process has set the key yet.
 pub(crate) const NOT_FOUND: i32 = 5;
-/// Of `PJRT_Error_Code`: the other processes can not be reached any more.
+/// `PJRT_Error_Code`: the other processes can no longer be reached.
 pub(crate) const UNAVAILABLE: i32 = 14;
 
 impl Store {
-    /// Over an assembly of all processes in which nobody else has keys.
+    /// Creates a store over an assembly of all processes in which keys have no other user.
     pub(crate) fn new(assembly: &Arc<dyn Assembly>) -> Self {
         Self { topics: Scoped::new(assembly, "key") }
     }
 
-    /// Gives a key its value; a later one is ignored.
+    /// Sets the value of a key; later values are ignored.
     ///
     /// # Errors
     /// The world has failed.
@@ -47,7 +47,7 @@ impl Store {
     /// Waits for the value of a key.
     ///
     /// # Errors
-    /// No process has put it within the limit, or the world has failed.
+    /// No process has set it within the limit, or the world has failed.
     pub(crate) fn get(&self, key: &[u8], limit: Duration) -> Result<Vec<u8>, Refusal> {
         self.topics.hear(&topic(key), limit).map_err(|error| match error {
             AssemblyError::Late { .. } => {
@@ -62,10 +62,10 @@ impl Store {
         })
     }
 
-    /// The value of a key that has one.
+    /// Returns the value of a key that is already set.
     ///
     /// # Errors
-    /// It has none yet, or the world has failed.
+    /// It is not set yet, or the world has failed.
     pub(crate) fn try_get(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
         self.get(key, Duration::ZERO).map_err(|refusal| match refusal.code {
             DEADLINE_EXCEEDED => Refusal {
@@ -77,7 +77,7 @@ impl Store {
     }
 }
 
-/// Keys are bytes, and topics are texts.
+/// Converts a key, which is bytes, to a topic, which is text.
 fn topic(key: &[u8]) -> String {
     key.escape_ascii().to_string()
 }

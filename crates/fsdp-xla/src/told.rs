@@ -1,40 +1,40 @@
-//! What is told of programs while ranks run.
+//! Events about programs, reported while ranks run.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who is told.
+/// Receives the events.
 pub type Listener = Arc<dyn Fn(&Told) + Send + Sync>;
 
-/// What there is to tell of a program.
+/// An event about a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Told {
-    /// None of its layers became loops, as was asked for.
+    /// Turning layers into loops was requested, but no layers became loops.
     NotScanned,
-    /// It was compiled.
+    /// The program was compiled.
     Compiled {
-        /// Operations of StableHLO.
+        /// Number of StableHLO operations.
         operations: usize,
-        /// How long it took.
+        /// Compile time.
         took: Duration,
     },
-    /// It was found in the folder of compiled programs.
+    /// The program was found in the compile cache.
     Found {
-        /// Operations of StableHLO.
+        /// Number of StableHLO operations.
         operations: usize,
-        /// How long it took to load.
+        /// Load time.
         took: Duration,
     },
-    /// What is in the folder of compiled programs is of no use: the program is compiled.
+    /// The entry in the compile cache is unusable; the program is compiled.
     Unusable {
-        /// The file, and why.
+        /// The file and the reason.
         reason: String,
     },
-    /// The program is not kept in the folder of compiled programs: the next start compiles it again.
+    /// The program is not kept in the compile cache; the next start compiles it again.
     NotKept {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

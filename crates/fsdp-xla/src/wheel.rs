@@ -1,11 +1,11 @@
-//! Plugins that Python packages bring, by a word for each kind.
+//! Finds plugins installed by Python packages, by a keyword for each kind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::XlaError;
 
-/// A word, the package to install, and the libraries that packages of that kind bring, the preferred one first.
+/// A keyword, the package to install, and the libraries that such packages contain, the preferred one first.
 const KNOWN: [(&str, &str, &[&str]); 3] = [
     ("cpu", "lammps-jax-pjrt-cpu", &["lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so"]),
     ("tpu", "libtpu", &["libtpu/libtpu.so"]),
@@ -16,8 +16,8 @@ const KNOWN: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-/// The library that is meant by a path, or by `"cpu"`, `"tpu"` or `"cuda"`: then one that a Python package has installed for a
-/// Python on `PATH`, or for this user.
+/// Resolves a path, which is returned as it is, or a keyword (`"cpu"`, `"tpu"`, `"cuda"`): the library of a Python
+/// package, installed for a Python on `PATH` or for this user.
 ///
 /// # Errors
 /// [`XlaError::NoWheel`]: no package has installed one.
@@ -30,13 +30,13 @@ pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
     found.ok_or(XlaError::NoWheel { word, package, prefixes })
 }
 
-/// The plugins that packages have installed, with their words.
+/// The plugins installed by packages, with their keywords.
 pub fn installed_plugins() -> Vec<(&'static str, PathBuf)> {
     let words = KNOWN.iter().map(|(word, ..)| *word);
     words.filter_map(|word| Some((word, plugin_named(word).ok()?))).collect()
 }
 
-/// Where Pythons may be installed, each once.
+/// The prefixes where a Python may be installed, each once.
 fn prefixes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let of_path = std::env::split_paths(&path).filter_map(|bin| Some(bin.parent()?.to_owned()));
@@ -50,7 +50,7 @@ fn prefixes() -> Vec<PathBuf> {
     prefixes
 }
 
-/// A library that packages of one of these Pythons have.
+/// Finds a library among the packages of these Pythons.
 fn installed(prefixes: &[PathBuf], library: &str) -> Option<PathBuf> {
     prefixes
         .iter()
@@ -59,7 +59,7 @@ fn installed(prefixes: &[PathBuf], library: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The folders of packages below a prefix, as `lib/python3.11/site-packages`.
+/// The package folders below a prefix, such as `lib/python3.11/site-packages`.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
     let is_of_python = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("python3");

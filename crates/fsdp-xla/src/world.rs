@@ -1,5 +1,5 @@
-//! Ranks that run one program together: their devices, what was compiled for them, and how the ranks meet. Of several
-//! processes each compiles the program, which is the same in all, and runs it on its own devices.
+//! Ranks that run one program together: their devices, the programs compiled for them, and how the ranks synchronize.
+//! With several processes, each compiles the program, which is the same in all, and runs it on its own devices.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,23 +22,23 @@ use crate::flags::flags;
 use crate::told::{Listener, Told};
 use crate::trace::{Argument, Module, Source, Trace};
 
-/// What the ranks of a process share.
+/// The state shared by the ranks of a process.
 pub(crate) struct World {
     devices: Assignment,
     programs: Programs,
     compiled: Mutex<BTreeMap<Digest, Arc<Executable>>>,
-    /// What each rank of this process brings to the program that runs next, and gets from it.
+    /// For each rank of this process, the arguments and results of the program that runs next.
     slots: Vec<Mutex<Slot>>,
 }
 
-/// What becomes of programs beside running them.
+/// Options for programs, apart from running them.
 #[derive(Clone)]
 pub(crate) struct Programs {
-    /// Whether they have layers in loops.
+    /// Whether layers become loops.
     pub(crate) scan_layers: bool,
-    /// Where the text of each is written, if anywhere.
+    /// The folder for the text of each program; `None` to write none.
     pub(crate) dump: Option<PathBuf>,
-    /// Where they are kept, if anywhere.
+    /// The compile cache, if any.
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) listener: Listener,
 }
@@ -50,13 +50,13 @@ struct Slot {
 }
 
 impl World {
-    /// Ranks on their devices.
+    /// Creates the world of these devices.
     pub(crate) fn new(devices: Assignment, programs: Programs) -> Self {
         let slots = devices.local.clone().map(|_| Mutex::default()).collect();
         Self { devices, programs, compiled: Mutex::default(), slots }
     }
 
-    /// The place of a rank among those of this process, and of its device.
+    /// The index of a rank, and of its device, within this process.
     fn place(&self, rank: usize) -> usize {
         rank - self.devices.local.start
     }
@@ -95,7 +95,7 @@ impl World {
         }
         let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
         let text = module.text();
-        // It is the same in all processes.
+        // The program is the same in all processes, so only the first one writes it.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
             let path = folder.join(format!("program-{}.mlir", self.compiled().len()));
             std::fs::write(&path, &text).map_err(|source| XlaError::Dump { path, source })?;
@@ -110,7 +110,7 @@ impl World {
         Ok(())
     }
 
-    /// A program out of the folder of compiled ones, or compiled now.
+    /// Loads a program from the compile cache, or compiles it.
     fn load_or_compile(&self, text: &str, operations: usize) -> Result<Executable, XlaError> {
         let begin = Instant::now();
         let (client, devices) = (&self.devices.client, self.devices.ids.clone());
@@ -135,7 +135,7 @@ impl World {
         Ok(executable)
     }
 
-    /// Runs a program that was compiled on what all ranks of this process have brought.
+    /// Runs a compiled program on the arguments of all ranks of this process.
     fn execute(&self, digest: Digest) -> Result<(), XlaError> {
         let executable = Arc::clone(&self.compiled()[&digest]);
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
@@ -148,19 +148,19 @@ impl World {
     }
 }
 
-/// Where the programs of a rank go.
+/// The destination of a rank's programs.
 pub(crate) enum Place {
-    /// To devices, with those of other ranks.
+    /// Devices, together with the other ranks.
     Devices(Seated),
-    /// Nowhere: they are only written down.
+    /// Nowhere: programs are only traced.
     Paper(Arc<Paper>),
 }
 
 impl Place {
-    /// Runs what was traced, with the other ranks, or writes it down. It may be under way on return.
+    /// Runs a traced program together with the other ranks, or only records it. It may still be running on return.
     ///
     /// # Errors
-    /// Those of the plugin and of communication.
+    /// Errors of the plugin and of communication.
     pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         match self {
             Place::Devices(seated) => seated.run(host, trace),
@@ -176,7 +176,7 @@ impl Place {
 pub(crate) struct Seated {
     world: Arc<World>,
     rank: usize,
-    /// With the other ranks, on the host: to meet before and after a program.
+    /// The other ranks on the host, to synchronize with before and after a program.
     ranks: Comm<HostMemory>,
 }
 
@@ -190,8 +190,8 @@ impl Seated {
         self.world.place(self.rank) == 0
     }
 
-    /// Compiles a program that is new to all ranks, between two meetings: those of a process have looked for it before the first,
-    /// and all processes have compiled the same ones.
+    /// Compiles a program that is new to all ranks, between two barriers: all ranks of a process have looked it up
+    /// before the first, and all processes have compiled the same programs.
     fn compile(&mut self, host: &HostMemory, digest: Digest, module: &Module) -> Result<(), Error> {
         self.ranks.agree(host, digest)?;
         if self.is_first() {
@@ -200,12 +200,12 @@ impl Seated {
         self.ranks.agree(host, digest)
     }
 
-    /// As [`Place::run`].
+    /// See [`Place::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let mut program = trace.finish(self.world.devices.ids.len());
         let digest = Digest::of(&program.module.text());
         let world = Arc::clone(&self.world);
-        // Before anything is brought to the devices: a compiler says better than they do that they are too small.
+        // Compile before uploading anything: a compiler reports better than a device that memory is too small.
         if !world.compiled().contains_key(&digest) {
             self.compile(host, digest, &program.module)?;
         }
@@ -219,7 +219,7 @@ impl Seated {
         world.slot(self.rank).arguments = arguments;
         self.ranks.agree(host, digest)?;
         if self.is_first() {
-            // What fails here the engine tells the others, which wait for it below.
+            // On failure the engine tells the other ranks, which wait below.
             world.execute(digest)?;
         }
         self.ranks.agree(host, digest)?;

@@ -1,7 +1,7 @@
-//! `fsdp bench gpu`: how far a named model is from what the device can do.
+//! `fsdp bench gpu`: how close a named model comes to the device's limits.
 //!
-//! Steps against the wall clock, then a few more under observation: when each queue worked, and what of the
-//! communication nothing hid. Then the ceilings: a large product, a large copy.
+//! Times steps by the wall clock, then observes a few more: when each queue was busy, and how much communication was
+//! exposed. Then measures the ceilings: a large product, a large copy.
 
 mod cards;
 mod ceilings;
@@ -32,15 +32,15 @@ use ceilings::Ceilings;
 use models::Workload;
 use observed::Observed;
 
-/// Steps under observation: enough for a median.
+/// Number of observed steps: enough for a median.
 const OBSERVED_STEPS: u64 = 5;
 
-/// What one rank measured.
+/// The measurements of one rank.
 struct Measured {
     ceilings: Ceilings,
-    /// From report to report.
+    /// Time from report to report.
     steps: Vec<Duration>,
-    /// What the host took to issue a step to an idle device.
+    /// Host time to issue a step to an idle device.
     issues: Vec<Duration>,
     losses: Vec<f64>,
     observed: Observed,
@@ -50,10 +50,10 @@ struct Measured {
     attention_kernels: Option<&'static str>,
 }
 
-/// Measures, and prints what was found.
+/// Measures and prints the results.
 ///
 /// # Errors
-/// [`CliError`]: the device is not there, or the run failed.
+/// [`CliError`]: the device is not available, or the run failed.
 pub(crate) fn run(args: &BenchGpuArgs) -> Result<(), CliError> {
     super::expect_timed_steps(args.warmup, args.steps)?;
     logging::install(None)?;
@@ -73,7 +73,7 @@ impl BenchGpuArgs {
     }
 }
 
-/// The job, written as a user would write it, so that the benchmark takes the way of every other run.
+/// Builds the job from the text that a user would write, so that the benchmark takes the path of every other run.
 fn job(args: &BenchGpuArgs, workload: &Workload) -> Result<Job<HfModel>, CliError> {
     let model = HfConfig::parse(&workload.config.to_string())
         .map_err(|source| CliError::Model { origin: "bench gpu".to_owned(), source })?;
@@ -120,7 +120,7 @@ out_dir = "unused"
     Ok(Job::new(loaded.config, architecture, init)?)
 }
 
-/// The measurement, on whichever device.
+/// Measures on any device.
 struct Measure<'a> {
     job: &'a Job<HfModel>,
     steps: u64,
@@ -156,7 +156,7 @@ where
             clock = Instant::now();
         }
     }
-    // A device that is behind makes the host wait for room in its queues.
+    // While the device is behind, the host would wait for room in its queues.
     for step in steps..steps + OBSERVED_STEPS {
         let begin = Instant::now();
         trainer.issue(step, false, &mut ProgramOrder, &mut ())?;
@@ -167,7 +167,7 @@ where
     let observed = observed::measure(&mut trainer, &memory, steps..steps + OBSERVED_STEPS)?;
     let (usage, device) = (trainer.usage(), memory.device_bytes());
     let (device_name, attention_kernels) = (memory.device_name(), memory.attention_kernels());
-    // Large buffers of their own: after everything that is counted.
+    // The ceilings allocate large buffers, so they come after everything that is counted.
     drop(trainer);
     let ceilings = ceilings::measure(&*memory)?;
     Ok(Measured {

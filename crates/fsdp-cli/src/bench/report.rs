@@ -1,4 +1,4 @@
-//! What a benchmark found, as text or JSON.
+//! The results of a benchmark, as text or JSON.
 
 use std::fs;
 use std::time::Duration;
@@ -31,7 +31,8 @@ pub(super) struct Report {
     gflops: f64,
     loss_first: f64,
     loss_last: f64,
-    /// Of this process (the first one, of several), all of its ranks together; absent where the system does not say.
+    /// Of this process (the first, if there are several), all of its ranks together; absent if the system does not
+    /// report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     resident_peak_bytes: Option<u64>,
     /// Peaks of the largest rank, as if each rank had its own memory.
@@ -40,7 +41,7 @@ pub(super) struct Report {
 
 impl Report {
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-    /// `ranks` are those of this process; of all so many are on this machine.
+    /// `ranks` are those of this process; `ranks_on_machine` counts the ranks of all processes on this machine.
     pub(super) fn new(
         args: &BenchTrainArgs,
         job: &Job<Model>,
@@ -121,7 +122,7 @@ fn median(steps: &[Duration]) -> Duration {
     sorted[sorted.len() / 2]
 }
 
-/// The most memory that this process ever had resident.
+/// Peak resident memory of this process.
 fn resident_peak_bytes() -> Option<u64> {
     peak_of_status(&fs::read_to_string("/proc/self/status").ok()?)
 }

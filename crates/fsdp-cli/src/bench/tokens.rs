@@ -1,4 +1,4 @@
-//! Random tokens, for models whose speed is measured.
+//! Random tokens for benchmarks.
 
 use std::fs;
 
@@ -7,21 +7,21 @@ use tempfile::TempPath;
 
 use crate::error::CliError;
 
-/// The most tokens of a step: all are in a file and in memory, 256 MiB each.
+/// Maximum tokens per step: all are in a file and in memory, 256 MiB each.
 const TOKENS_MAX: usize = 1 << 26;
 
-/// A file of random tokens (`tokens-u32`), which is gone when they have been read.
+/// A file of random tokens (`tokens-u32`), deleted on drop.
 pub(crate) struct Tokens {
     file: TempPath,
     count: usize,
 }
 
 impl Tokens {
-    /// The tokens of one step and the target of the last one, in a file that is not written yet; `option` chose the
-    /// number of sequences.
+    /// Reserves a file for the tokens of one step and the target of the last one, without writing it; `option` is the
+    /// option that set the number of sequences.
     ///
     /// # Errors
-    /// [`CliError::Option`] when they are more than a measurement needs; [`CliError::Write`].
+    /// [`CliError::Option`] if there are more than a measurement needs; [`CliError::Write`].
     pub(crate) fn of_step(option: &'static str, sequences: usize, seq: usize) -> Result<Self, CliError> {
         let tokens = sequences.saturating_mul(seq);
         if tokens > TOKENS_MAX {
@@ -35,7 +35,7 @@ impl Tokens {
         Ok(Self { file, count: tokens + 1 })
     }
 
-    /// Writes them, of a vocabulary.
+    /// Writes random tokens of a vocabulary.
     ///
     /// # Errors
     /// [`CliError::Write`].
@@ -45,7 +45,7 @@ impl Tokens {
         fs::write(&self.file, bytes).map_err(CliError::write(&self.file))
     }
 
-    /// The file's path as a TOML string: a string in JSON spelling, whose escapes are TOML's too.
+    /// The file's path as a TOML string, written like a JSON string: TOML supports the same escapes.
     pub(crate) fn toml(&self) -> String {
         serde_json::Value::from(self.file.display().to_string()).to_string()
     }

@@ -1,6 +1,7 @@
-//! What is measured: a Llama of the asked-for dimensions, random tokens, and the settings of the peer.
+//! The benchmark's workload: a Llama of the requested dimensions, random tokens, and the settings of the peer
+//! benchmark.
 //!
-//! Configuration and model are written as a user would write them, so that the benchmark takes the way of
+//! Configuration and model are built from the text that a user would write, so that the benchmark takes the path of
 //! every other run.
 
 use fsdp_nn::hf::HfConfig;
@@ -16,7 +17,7 @@ use crate::run_setup::{self, Model};
 /// The job of a benchmark.
 ///
 /// # Errors
-/// [`CliError`]: dimensions that do not fit each other.
+/// [`CliError`]: the dimensions do not fit together.
 pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
     heads(args)?;
     let model = HfConfig::parse(&model_json(args))
@@ -29,7 +30,7 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
     Ok(Job::new(loaded.config, architecture, init)?)
 }
 
-/// Heads that do not fit are options here, where the model would blame a `config.json` that nobody wrote.
+/// Reports head counts that do not fit as options; the model would blame a `config.json` that does not exist.
 fn heads(args: &BenchTrainArgs) -> Result<(), CliError> {
     let BenchTrainArgs { hidden, heads, kv_heads, .. } = *args;
     if heads > 0 && !heads.checked_mul(2).is_some_and(|parts| hidden.is_multiple_of(parts)) {
@@ -59,7 +60,7 @@ fn model_json(args: &BenchTrainArgs) -> String {
     config.to_string()
 }
 
-/// The micro-batch size: as asked for, or one micro-batch per rank.
+/// The micro-batch size: as requested, or one micro-batch per rank.
 pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
     let micro_batch = match args.micro_batch {
         Some(micro_batch) => micro_batch,
@@ -79,7 +80,7 @@ pub(super) fn micro_batch(args: &BenchTrainArgs) -> Result<usize, CliError> {
 }
 
 fn run_toml(args: &BenchTrainArgs, tokens: &Tokens) -> Result<String, CliError> {
-    // A TOML string in JSON spelling: its escapes are TOML's too.
+    // A TOML string, written like a JSON string: TOML supports the same escapes.
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let wrap: Vec<String> = args.wrap.iter().map(|class| text(class)).collect();
     let adapter = match args.lora_rank {

@@ -1,4 +1,4 @@
-//! What collectives take, by how many bytes and ranks.
+//! Times collectives by bytes and ranks.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,30 +16,30 @@ use super::computing::undisturbed;
 use crate::clock::Clock;
 use crate::device::Work;
 
-/// Bytes of what is gathered or reduced; the last ones on devices with memory of their own.
+/// Bytes that are gathered or reduced; the largest only on devices with their own memory.
 const BYTES: [usize; 10] =
     [256, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
-/// The most on a host.
+/// Maximum bytes on a host.
 const BYTES_OF_HOST: usize = 64 << 20;
 
-/// A size is repeated until so many bytes have moved, within limits.
+/// A size is repeated until this many bytes have moved, within `REPEATED` repetitions.
 const BYTES_EACH: usize = 96 << 20;
 const REPEATED: [usize; 2] = [3, 40];
 
-/// Repetitions before those that count.
+/// Repetitions that are not counted, before those that are.
 const WARM_UP: usize = 2;
 
 /// Collectives of all ranks of a world.
 pub(super) struct Collectives {
     pub(super) ranks: usize,
-    /// What carries them.
+    /// The name of the transport.
     pub(super) transport: &'static str,
-    /// The most bytes.
+    /// Maximum bytes.
     pub(super) most_bytes: usize,
 }
 
-/// The most bytes that are timed on a device.
+/// Maximum bytes to time on a device.
 pub(super) fn most_bytes(device: Device) -> usize {
     if device == Device::Cuda { usize::MAX } else { BYTES_OF_HOST }
 }
@@ -55,7 +55,7 @@ impl Work for Collectives {
         let timed = |seat: Seat<L::Memory>| measure(seat, most_bytes).map_err(TrainError::from);
         let measured = launcher.launch(ranks, &timed)?;
         let mut points = Points::new();
-        // All ranks have done the same; whoever waited longest has seen all of it.
+        // All ranks did the same; the one that took longest saw the whole time.
         for (index, &(collective, bytes, _)) in measured[0].iter().enumerate() {
             let seconds = measured.iter().map(|rank| rank[index].2).fold(0.0, f64::max).max(1e-9);
             let point = Point { ranks, size: vec![bytes as f64], work: bytes as f64, seconds };
@@ -65,7 +65,7 @@ impl Work for Collectives {
     }
 }
 
-/// A collective, its bytes and what it took.
+/// A collective, its bytes, and its seconds.
 type Timed = (Collective, usize, f64);
 
 fn measure<M: Clock>(seat: Seat<M>, most_bytes: usize) -> Result<Vec<Timed>, Error> {
@@ -80,7 +80,7 @@ fn measure<M: Clock>(seat: Seat<M>, most_bytes: usize) -> Result<Vec<Timed>, Err
     Ok(timed)
 }
 
-/// Seconds of each repetition that counts.
+/// Seconds of each counted repetition.
 fn times<M: Clock>(
     memory: &Arc<M>,
     comm: &mut Comm<M>,
@@ -94,7 +94,7 @@ fn times<M: Clock>(
     for repetition in 0..WARM_UP + count {
         let (whole, part) = (zeroed(&**memory, elements)?, zeroed(&**memory, elements / ranks)?);
         let queue = if collective == Collective::AllGather { Queue::Gather } else { Queue::Reduce };
-        // Zeros are written before the time begins, not within it.
+        // The zeros must be written before the time starts.
         memory.wait(queue, &memory.record(Queue::Compute));
         let (issued, begin) = (Instant::now(), memory.mark(queue)?);
         let pending = match collective {

@@ -1,4 +1,4 @@
-//! What operations and calls take, and whole steps, of small models.
+//! Times operations, calls and whole steps of small models.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::device::Work;
 use crate::error::CliError;
 use crate::run_setup::Model;
 
-/// Steps before those that count: memory is taken, caches are warm.
+/// Steps that are not counted: they allocate memory and warm caches.
 const WARM_UP: u64 = 1;
 
-/// Times of what is the same, by what it is, ranks and sizes.
+/// Times of equal work, keyed by its name, ranks and sizes.
 #[derive(Default)]
 pub(super) struct Samples {
     calls: Times,
     operations: Times,
-    /// Seconds of a step for each of its operations, beside what they take.
+    /// Seconds per operation of a step beyond the operations' own times.
     issue: Vec<f64>,
     between_calls: Vec<f64>,
-    /// Steps that nobody watched, by what they are of.
+    /// Unobserved steps, keyed by their description.
     steps: BTreeMap<String, Step>,
 }
 
-/// A step, and what it took.
+/// A step and its times.
 pub(super) struct Step {
     plan: Arc<Plan>,
     work: StepWork,
@@ -43,10 +43,10 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// As a point, beside what a cluster's other points say of it.
+    /// The step as a point, relative to the forecast from the cluster's other points.
     ///
     /// # Errors
-    /// [`ClusterError`](fsdp_plan::cluster::ClusterError): an element type that the cluster does not have.
+    /// [`ClusterError`](fsdp_plan::cluster::ClusterError): the cluster does not have the dtype.
     pub(super) fn point(&self, cluster: &Cluster, transport: &'static str) -> Result<Point, CliError> {
         let (plan, work, software) = (&*self.plan, &self.work, Software::OURS);
         let constants = &Constants::fitted();
@@ -55,21 +55,21 @@ impl Step {
     }
 }
 
-/// Sizes are those of [`Point::size`], by their bits, and then its work.
+/// The key's last part is the bits of [`Point::size`], followed by those of its work.
 type Times = BTreeMap<(String, usize, Vec<u64>), Vec<f64>>;
 
 /// The steps of a model.
 pub(super) struct Steps<'a> {
     pub(super) job: &'a Job<Model>,
     pub(super) count: usize,
-    /// What tells the model from others.
+    /// Identifies the model.
     pub(super) of: String,
-    /// Whether operations are watched, too.
+    /// Whether operations are observed, too.
     pub(super) is_watched: bool,
     pub(super) samples: &'a mut Samples,
 }
 
-/// A step of a rank: seconds, and what was seen.
+/// A step of a rank: its seconds, and the observed operations.
 type Watched = (f64, Vec<Seen>);
 
 impl Work for Steps<'_> {
@@ -87,10 +87,10 @@ impl Work for Steps<'_> {
     }
 }
 
-/// What a rank measured.
+/// The measurements of a rank.
 struct Measurement {
     watched: Vec<Watched>,
-    /// Seconds of steps that nobody watched.
+    /// Seconds of unobserved steps.
     steps: Vec<f64>,
 }
 
@@ -167,7 +167,7 @@ impl Samples {
         self.calls.entry(key).or_default().push(seconds);
     }
 
-    /// Puts what nothing has disturbed into what was measured; the steps are left.
+    /// Stores the undisturbed times in `measured`; returns the steps.
     pub(super) fn finish(mut self, measured: &mut Measured) -> Vec<Step> {
         measured.calls = points(self.calls);
         measured.operations = points(self.operations);
@@ -176,7 +176,7 @@ impl Samples {
         self.steps.into_values().collect()
     }
 
-    /// The steps alone.
+    /// Returns only the steps.
     pub(super) fn steps(self) -> Vec<Step> {
         self.steps.into_values().collect()
     }
@@ -191,14 +191,14 @@ fn points(times: Times) -> Points {
     for ((what, ranks, sizes), mut seconds) in times {
         let mut size: Vec<f64> = sizes.into_iter().map(f64::from_bits).collect();
         let work = size.pop().expect("a key has its work");
-        // The clock has a grain.
+        // Clock resolution may yield 0.
         let seconds = undisturbed(&mut seconds).max(1e-9);
         points.entry(what).or_default().push(Point { ranks, size, work, seconds });
     }
     points
 }
 
-/// The lower quartile, because what disturbs a measurement only makes it longer; 0 of nothing.
+/// The lower quartile, because disturbances only lengthen a measurement; 0 if empty.
 pub(super) fn undisturbed(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 4).copied().unwrap_or(0.0)

@@ -1,4 +1,4 @@
-//! Files of points: of the same machine, and whole.
+//! Calibration files: all points are from the same machine, and writes are atomic.
 
 use std::path::Path;
 
@@ -11,20 +11,20 @@ use super::machine;
 use crate::error::CliError;
 use crate::whole_file;
 
-/// The cluster that is in a file.
+/// Reads the cluster in a file.
 ///
 /// # Errors
-/// [`CliError`]: it can not be read, or is no cluster.
+/// [`CliError`]: the file cannot be read, or is not a cluster.
 pub(super) fn earlier(file: &Path) -> Result<Cluster, CliError> {
     let unreadable = |source| CliError::ReadFile { file: file.to_owned(), source };
     let text = input_file::read_text(file, MEASUREMENT_BYTES_MAX).map_err(unreadable)?;
     Ok(Cluster::parse(&text, &file.display().to_string())?)
 }
 
-/// That points of this machine may stand beside those of a file; its cluster, and its points.
+/// Checks that points of this machine may be added to those of a file; returns the file's cluster and points.
 ///
 /// # Errors
-/// [`CliError::Option`]: it has none, or those of another machine, device or version.
+/// [`CliError::Option`]: the file has no points, or those of another machine, device or version.
 pub(super) fn expect_same(
     mut cluster: Cluster,
     device: Device,
@@ -37,7 +37,7 @@ pub(super) fn expect_same(
         );
         return Err(CliError::Option { option: "--out", what });
     };
-    // A GPU is asked for its name when its rank has it.
+    // The name of a GPU is known only once its rank holds it.
     let own =
         machine::name(device, (device == Device::Cuda).then(|| measured.machine.clone()), measured.threads);
     expect_own("machine", &own, &measured.machine, file)?;
@@ -46,7 +46,7 @@ pub(super) fn expect_same(
     Ok((cluster, measured))
 }
 
-/// That a file's points are of what is here.
+/// Checks that a property of a file's points matches this machine's.
 ///
 /// # Errors
 /// [`CliError::Option`].
@@ -62,7 +62,7 @@ pub(super) fn expect_own(what: &str, own: &str, theirs: &str, file: &Path) -> Re
     Err(CliError::Option { option: "--out", what })
 }
 
-/// Adds points, in the place of those with the same number of ranks.
+/// Adds points, replacing those with the same number of ranks.
 pub(super) fn add(all: &mut Points, more: Points) {
     for (what, points) in more {
         let there = all.entry(what).or_default();
@@ -71,10 +71,10 @@ pub(super) fn add(all: &mut Points, more: Points) {
     }
 }
 
-/// That a file is not there, or is a calibration of this machine, with whatever number of threads.
+/// Checks that a file does not exist, or is a calibration of this machine with any number of threads.
 ///
 /// # Errors
-/// [`CliError::Option`]: it is something else.
+/// [`CliError::Option`]: it has other contents.
 pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliError> {
     if !file.exists() {
         return Ok(());
@@ -93,7 +93,7 @@ pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliEr
     Ok(())
 }
 
-/// Writes a file, whole or not at all.
+/// Writes a file atomically.
 ///
 /// # Errors
 /// [`CliError::Write`].

@@ -1,4 +1,4 @@
-//! From what was measured to the description of a cluster.
+//! Turns measurements into a cluster description.
 
 use std::fs;
 use std::io::Write;
@@ -12,11 +12,11 @@ use fsdp_train::config::Device;
 
 use crate::error::CliError;
 
-/// What is written to learn how fast that goes.
+/// Size of the blocks written to measure write speed.
 const BLOCK: usize = 4 << 20;
 const BLOCKS: usize = 64;
 
-/// What this machine is called in files of points.
+/// This machine's name in calibration files.
 pub(super) fn name(device: Device, device_name: Option<String>, threads: usize) -> String {
     match (device, device_name) {
         (Device::Cuda, Some(name)) => name,
@@ -24,10 +24,10 @@ pub(super) fn name(device: Device, device_name: Option<String>, threads: usize) 
     }
 }
 
-/// The cluster by name that says what is not measured.
+/// The known cluster that supplies the properties that are not measured.
 ///
 /// # Errors
-/// [`CliError`]: none is called so, one of other devices, or none was named for GPUs.
+/// [`CliError`]: the name is unknown, the cluster has other devices, or no name was given for GPUs.
 pub(super) fn like(named: Option<&str>, device: Device) -> Result<Cluster, CliError> {
     let refused = |what: String| CliError::Option { option: "--like", what };
     let wants_cpu = device != Device::Cuda;
@@ -45,7 +45,7 @@ pub(super) fn like(named: Option<&str>, device: Device) -> Result<Cluster, CliEr
     Ok(cluster)
 }
 
-/// The cluster that is made of such machines.
+/// The cluster made of machines like this one.
 pub(super) fn cluster(
     mut cluster: Cluster,
     measured: Measured,
@@ -82,14 +82,14 @@ pub(super) fn cluster(
     cluster
 }
 
-/// Bytes a second that are written to a folder and made durable.
+/// Measures how many bytes per second are written durably to a folder.
 ///
 /// # Errors
 /// [`CliError::Write`].
 pub(super) fn written(folder: &Path) -> Result<f64, CliError> {
     let failed = || CliError::write(folder);
     let mut file = tempfile::tempfile_in(folder).map_err(failed())?;
-    // Not zeros: some file systems keep no pages of them.
+    // Not zeros: some file systems store no pages for them.
     let block: Vec<u8> = (0..BLOCK).map(|index| (index * 7 % 251) as u8).collect();
     let begin = Instant::now();
     for _ in 0..BLOCKS {
@@ -99,7 +99,7 @@ pub(super) fn written(folder: &Path) -> Result<f64, CliError> {
     Ok((BLOCK * BLOCKS) as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// The most work a second of any point of one rank.
+/// The highest rate of work per second among the points of one rank.
 fn fastest(points: &Points, what: &str) -> Option<f64> {
     let rate = |point: &Point| point.work / point.seconds;
     let alone = points.get(what)?.iter().filter(|point| point.ranks == 1);

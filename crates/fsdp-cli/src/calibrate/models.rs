@@ -1,6 +1,6 @@
-//! The models whose operations are timed: of both kinds of layers, with sizes that lie about evenly on a logarithmic scale.
+//! The models whose operations are timed: both kinds of layers, with sizes spaced about evenly on a logarithmic scale.
 //!
-//! They are written as a user would write them, so that every point is of a run like any other.
+//! They are built from the text that a user would write, so that every point is from an ordinary run.
 
 use fsdp_core::DType;
 use fsdp_nn::hf::HfConfig;
@@ -12,16 +12,16 @@ use crate::bench::tokens::Tokens;
 use crate::error::CliError;
 use crate::run_setup::{self, Model};
 
-/// What a model's layers are made of.
+/// The architecture of a model's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// RMS norms, rotations, gated activations, no biases.
+    /// RMS norms, rotary embeddings, gated activations, no biases.
     Llama,
-    /// Layer norms, biases, `gelu`, dropout, an embedding that is the head too.
+    /// Layer norms, biases, `gelu`, dropout, an embedding tied to the head.
     Gpt2,
 }
 
-/// A model, and how much of it is run.
+/// A model and its work per step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     kind: Kind,
@@ -31,9 +31,9 @@ pub(super) struct Shape {
     ffn: usize,
     vocab: usize,
     seq: usize,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     samples: usize,
-    /// Micro-batches of a rank's step.
+    /// Micro-batches per rank and step.
     rounds: usize,
     optimizer: &'static str,
     checkpointing: &'static str,
@@ -51,12 +51,12 @@ const fn gpt2([hidden, heads]: [usize; 2], sizes: [usize; 4]) -> Shape {
     Shape { kind: Kind::Gpt2, ..llama([hidden, heads, heads, 4 * hidden], sizes) }
 }
 
-/// A small model that is there for its update rule.
+/// A small model that measures an update rule.
 const fn updated_by(optimizer: &'static str) -> Shape {
     Shape { optimizer, ..llama([160, 4, 4, 432], [3000, 32, 1, 1]) }
 }
 
-/// From small to large.
+/// The models, from small to large.
 pub(super) const SHAPES: [Shape; 18] = [
     llama([64, 2, 1, 176], [1000, 96, 2, 2]),
     gpt2([96, 3], [2000, 64, 6, 1]),
@@ -78,14 +78,14 @@ pub(super) const SHAPES: [Shape; 18] = [
     llama([832, 13, 13, 2240], [16_000, 128, 3, 1]),
 ];
 
-/// Those of them whose whole steps are timed between processes, and with more ranks than threads.
+/// Indices of the models whose whole steps are timed between processes, and with more ranks than threads.
 pub(super) const WHOLE: [usize; 6] = [0, 6, 8, 9, 12, 14];
 
 impl Shape {
-    /// The job of training it: values of `dtype`, so many steps on so many ranks.
+    /// The job that trains the model with values of `dtype` on `ranks` ranks.
     ///
     /// # Errors
-    /// [`CliError`]: the tokens can not be written.
+    /// [`CliError`]: the tokens cannot be written.
     pub(super) fn job(&self, device: Device, dtype: DType, ranks: usize) -> Result<Job<Model>, CliError> {
         let origin = || "calibrate".to_owned();
         let model = HfConfig::parse(&self.config().to_string())
@@ -142,7 +142,7 @@ out_dir = "unused"
             tokens = tokens.toml(),
             global = samples * rounds * ranks,
             device = device.name(),
-            // Adafactor has a rate of its own.
+            // Adafactor has its own learning rate.
             lr = if *optimizer == "adafactor" { "" } else { ", lr = 1e-3" },
         )
     }

@@ -9,32 +9,32 @@ use crate::clock::Clock;
 use crate::device::{self, Work};
 use crate::error::CliError;
 
-/// What has ranks.
+/// Provides ranks.
 pub(super) trait Ranks {
-    /// Does work with those of a run.
+    /// Runs work on the ranks of a run.
     ///
     /// # Errors
-    /// [`CliError`]: the device is not there.
+    /// [`CliError`]: the device is not available.
     fn run<W: Work>(&self, run: &RunConfig, work: W) -> Result<W::Outcome, CliError>;
 }
 
-/// Those that the run names, or of this process, where there are several.
+/// The ranks of the run, or those of this process if there are several.
 impl Ranks for Option<&Cluster> {
     fn run<W: Work>(&self, run: &RunConfig, work: W) -> Result<W::Outcome, CliError> {
         device::training(run, *self, work)
     }
 }
 
-/// What the device of the first rank of a run calls itself; the host has no name.
+/// The device name of the first rank of a run; `None` on the host.
 ///
 /// # Errors
-/// [`CliError`]: the device is not there.
+/// [`CliError`]: the device is not available.
 pub(super) fn device_name(run: &RunConfig, on: &impl Ranks) -> Result<Option<String>, CliError> {
     let names = on.run(run, Name { ranks: run.ranks })??;
     Ok(names.into_iter().next().flatten())
 }
 
-/// What the devices of ranks call themselves.
+/// Queries the device names of all ranks.
 struct Name {
     ranks: usize,
 }

@@ -29,14 +29,14 @@ fn args(line: &str) -> CalibrateArgs {
     }
 }
 
-/// Which process of this test the stand-ins are loaded into: the others are to see the machine as it is.
+/// Set in the test process that loads the stand-in libraries: other processes must see the machine as it is.
 const INSIDE: &str = "FSDP_TEST_CARDS";
 
-/// A model for stand-ins, which are slow, and the most bytes of collectives.
+/// A model and maximum bytes of collectives for the stand-ins, which are slow.
 const TINY: Shape = llama([16, 2, 1, 24], [50, 16, 1, 1]);
 const MOST_BYTES: usize = 32 << 10;
 
-/// What a stand-in for a driver says of every length of time, in seconds.
+/// Seconds that the stand-in driver reports for every interval.
 const ALWAYS: f64 = 1e-3;
 
 #[test]
@@ -64,7 +64,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// As `fsdp calibrate` does where there are so many cards.
+/// Does what `fsdp calibrate` does on a machine with this many GPUs.
 fn measure(args: &CalibrateArgs, cards: usize) {
     let on = cards::Cards::new(cards);
     let run = TINY.job(Device::Cuda, DType::F32, cards).unwrap().config.run;
@@ -79,7 +79,7 @@ fn measure(args: &CalibrateArgs, cards: usize) {
     write(&cluster, &args.out).unwrap();
 }
 
-/// Points of all kinds, with the device, its version and its name.
+/// Checks for points of all kinds, and the device, its version and its name.
 fn expect_points(measured: &Measured, cards: usize) {
     assert_eq!((measured.device.as_str(), measured.threads), ("cuda", cards));
     assert!(measured.machine.starts_with("Fake GPU "), "{}", measured.machine);
@@ -104,7 +104,7 @@ fn expect_points(measured: &Measured, cards: usize) {
     }
 }
 
-/// A plan of a model on as many cards says what was measured, and what was not.
+/// Checks that a plan on as many GPUs says what was measured and what was not.
 fn expect_plan(file: &Path, cards: usize) {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let run = repository.join("examples/quickstart.toml");
@@ -123,7 +123,7 @@ fn expect_plan(file: &Path, cards: usize) {
     let assumed = plan["assumed"].to_string();
     assert!(assumed.contains("points that were measured on Fake GPU "), "{assumed}");
     assert!(!assumed.contains("has not been timed"), "{assumed}");
-    // The quickstart's model is another one than the one that was calibrated.
+    // The quickstart's model is not the one that was calibrated.
     assert!(assumed.contains("measured at other sizes only"), "{assumed}");
     assert!(!assumed.contains("over nccl"), "as many cards were measured: {assumed}");
     assert!(plan["sources"].to_string().contains("measured by `fsdp calibrate` on "), "{}", plan["sources"]);

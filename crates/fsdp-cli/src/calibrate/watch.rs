@@ -1,4 +1,4 @@
-//! What each operation of a step takes, and each call within it, by marks in the queues of its rank.
+//! Times each operation of a step, and each call within it, by marks in the queues of its rank.
 
 use std::cell::RefCell;
 use std::mem;
@@ -18,11 +18,11 @@ use crate::clock::Clock;
 use crate::trace::TARGET;
 
 thread_local! {
-    /// What is done where a call begins or ends on this thread.
+    /// Called where a call begins or ends on this thread.
     static AT_CALL: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
-/// Runs [`AT_CALL`] where spans of calls begin and end.
+/// Runs [`AT_CALL`] where the span of a call begins and ends.
 struct Calls;
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Calls {
@@ -39,12 +39,12 @@ fn at_call() {
     AT_CALL.with_borrow_mut(|then| then.iter_mut().for_each(|then| then()));
 }
 
-/// What an operation took.
+/// The times of an operation.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) op: OpId,
     pub(super) seconds: f64,
-    /// The calls within it, in order.
+    /// Seconds of the calls within it, in order.
     pub(super) calls: Vec<f64>,
 }
 
@@ -53,14 +53,14 @@ struct Marked<K> {
     op: OpId,
     begin: K,
     end: K,
-    /// Where each call within it begins and ends.
+    /// The begin and end of each call within it.
     calls: Vec<K>,
 }
 
-/// Marks of the calls of the operation under way; or why there is none.
+/// Marks of the calls of the current operation, or the error that prevented them.
 type CallMarks<M> = Arc<Mutex<Result<Vec<<M as Clock>::Mark>, Error>>>;
 
-/// Marks the queues of a rank round operations and calls.
+/// Marks the queues of a rank around operations and calls.
 pub(super) struct Watch<M: Clock> {
     memory: Arc<M>,
     begin: Option<M::Mark>,
@@ -69,7 +69,7 @@ pub(super) struct Watch<M: Clock> {
 }
 
 impl<M: Clock> Watch<M> {
-    /// A watch on the work of this thread, which stays so until the guard that comes with it is dropped.
+    /// Starts watching this thread's calls, until the returned guard is dropped.
     pub(super) fn new(memory: &Arc<M>) -> (Self, subscriber::DefaultGuard)
     where
         M: 'static,
@@ -95,7 +95,7 @@ impl<M: Clock> Watch<M> {
         mark.map_err(|error| *lock::<M>(&self.calls) = Err(error)).ok()
     }
 
-    /// What was seen since the last time; waits until all of it is done.
+    /// Returns the operations since the last call; waits until they are done.
     ///
     /// # Errors
     /// Those of the device.

@@ -1,4 +1,4 @@
-//! What can be known of data without running: all of it where there is little, else what its first records show.
+//! Checks data without running: all of it if it is small, otherwise its first records.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use fsdp_train::data::{Outlook, Role, Tokenizer, lost, outlook};
 use super::{Findings, Verdict};
 use crate::units::{bytes, grouped};
 
-/// Paths that are read alike, for one purpose.
+/// Paths that are read in the same way and for the same purpose.
 struct Part {
     subject: String,
     paths: Vec<String>,
@@ -18,7 +18,7 @@ struct Part {
 }
 
 impl Findings {
-    /// Looks at the data of a run, for a model with this many token ids.
+    /// Checks the data of a run, for a model with `vocab` token ids.
     pub(super) fn data(&mut self, config: &Resolved, vocab: usize) {
         let out_dir = Path::new(&config.run.out_dir);
         let tokenizer = self.tokenizer(&config.data.tokenizer);
@@ -43,7 +43,7 @@ impl Findings {
         }
     }
 
-    /// Looks at the tokenizer, of which something is said only if it can not be used.
+    /// Loads the tokenizer; reports only failures.
     fn tokenizer(&mut self, name: &str) -> Option<Tokenizer> {
         let loaded = Tokenizer::load(name);
         if let Err(error) = &loaded {
@@ -53,7 +53,7 @@ impl Findings {
     }
 }
 
-/// All that is trained and evaluated on.
+/// All training and evaluation data.
 fn parts(config: &Resolved) -> Vec<Part> {
     let (data, global_batch) = (&config.data, config.train.global_batch_size);
     let sources = data.sources().into_iter().enumerate().map(|(index, source)| {
@@ -72,7 +72,8 @@ fn parts(config: &Resolved) -> Vec<Part> {
     sources.chain(sets).collect()
 }
 
-/// What a run will warn of, and what it may refuse once it has read all: the first records do not show it.
+/// What the run will warn about, and what it may reject once it has read everything, which the first records do not
+/// show.
 fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<String> {
     let of_part = if found.whole.is_some() { "" } else { "of the first records: " };
     let mut doubts: Vec<String> =
@@ -104,7 +105,7 @@ fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<
     doubts
 }
 
-/// A number to two digits.
+/// Rounds a number to two digits.
 fn rounded(number: u64) -> String {
     let unit = 10u64.pow(number.checked_ilog10().unwrap_or(0).saturating_sub(1));
     grouped(number.saturating_add(unit / 2) / unit * unit)

@@ -1,4 +1,4 @@
-//! `fsdp ckpt convert`: any format into another one.
+//! `fsdp ckpt convert`: converts between all formats.
 
 use std::fmt::Write;
 use std::io;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
     print(args.json, || summary.json(), || summary.text(Paint::of(&io::stdout())))
 }
 
-/// What the options ask for.
+/// Translates the options.
 fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     let useless = |option, targets: &str| {
         let what =
@@ -73,7 +73,7 @@ fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     Ok(conversion)
 }
 
-/// Tensors of each role that were not asked for.
+/// Number of tensors of each role that are not included.
 fn left_out(checkpoint: &Checkpoint, conversion: &Conversion) -> [usize; 3] {
     let count = |wanted: Role| {
         let roles = checkpoint.tensors.values().map(|tensor| tensor.role);
@@ -82,13 +82,13 @@ fn left_out(checkpoint: &Checkpoint, conversion: &Conversion) -> [usize; 3] {
     [Role::Model, Role::Optimizer, Role::Other].map(count)
 }
 
-/// What a conversion did.
+/// The results of a conversion.
 struct Summary<'a> {
     args: &'a ConvertArgs,
     checkpoint: &'a Checkpoint,
-    /// Tensors of the model, of the optimizer and others.
+    /// Number of model, optimizer and other tensors.
     left_out: [usize; 3],
-    /// Checkpoints beside the one that was converted.
+    /// Other checkpoints next to the converted one.
     not_converted: Vec<String>,
     report: ConversionReport,
 }

@@ -1,4 +1,4 @@
-//! `fsdp ckpt diff`: two checkpoints, tensor by tensor.
+//! `fsdp ckpt diff`: compares two checkpoints, tensor by tensor.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use crate::args::DiffArgs;
 use crate::error::CliError;
 use crate::output::{Paint, one_line, table};
 
-/// Compares two checkpoints, prints the report and returns whether nothing differs.
+/// Compares two checkpoints, prints the report and returns whether they are equal.
 ///
 /// # Errors
 /// [`CliError`]: a checkpoint cannot be read or is damaged, or the user interrupted.
@@ -31,15 +31,15 @@ pub(super) fn run(args: &DiffArgs) -> Result<bool, CliError> {
     Ok(report.is_equal())
 }
 
-/// A side that has all that the other one has, under a key.
+/// A side that holds the other side's state under a key.
 struct Under {
     side: usize,
     key: String,
-    /// Tensors that are not under the key.
+    /// Number of tensors that are not under the key.
     others: usize,
 }
 
-/// Where no name is on both sides, one may hold the other's state under a key: then that is what is compared.
+/// If no name is on both sides, one of them may hold the other's state under a key; then that state is compared.
 fn unwrapped(sides: [Checkpoint; 2]) -> Result<([Checkpoint; 2], Option<Under>), CliError> {
     let [a, b] = sides;
     if a.tensors.keys().any(|name| b.tensors.contains_key(name)) {
@@ -77,7 +77,7 @@ fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError
     Ok(checkpoint)
 }
 
-/// What is reported.
+/// The comparison to report.
 struct Report<'a> {
     sides: &'a [Checkpoint; 2],
     found: &'a Diff,
@@ -116,7 +116,7 @@ impl Report<'_> {
         text
     }
 
-    /// Facts about the run that differ, by their names; none if no value does.
+    /// Run state values that differ, by name; empty if none differ.
     fn states(&self) -> BTreeMap<&String, [Option<&String>; 2]> {
         let mut states: BTreeMap<&String, [Option<&String>; 2]> = BTreeMap::new();
         for (number, side) in self.sides.iter().enumerate() {
@@ -130,12 +130,12 @@ impl Report<'_> {
         states
     }
 
-    /// Whether nothing differs, and nothing is beside what was compared.
+    /// Whether nothing differs and there are no tensors outside of the compared part.
     fn is_equal(&self) -> bool {
         self.found.is_equal() && self.under.is_none_or(|under| under.others == 0)
     }
 
-    /// Which part of a side was compared, where it was not the whole.
+    /// The part of a side that was compared; empty if all of it was.
     fn under_text(&self) -> String {
         let Some(Under { side, key, others }) = self.under else { return String::new() };
         let name = ["A", "B"][*side];
@@ -208,7 +208,7 @@ fn name(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// The row of a tensor that has not the same bits on both sides.
+/// The row of a tensor; `None` if its bits are equal on both sides.
 fn row((tensor, outcome): (&String, &Outcome)) -> Option<[String; 6]> {
     let types = |[a, b]: &[TensorType; 2]| if a == b { a.to_string() } else { format!("{a}, {b}") };
     let none = String::new;
@@ -262,7 +262,7 @@ fn outcome_json(outcome: &Outcome) -> Json {
     json
 }
 
-/// A number, or the text of what JSON has no number for.
+/// A number, or text for values that JSON numbers cannot represent.
 fn number(value: f64) -> Json {
     if value.is_finite() { json!(value) } else { json!(format!("{value:?}")) }
 }

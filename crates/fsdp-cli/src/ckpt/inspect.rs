@@ -1,4 +1,4 @@
-//! `fsdp ckpt inspect`: what a checkpoint is, from its metadata alone.
+//! `fsdp ckpt inspect`: describes a checkpoint from its metadata alone.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use crate::error::CliError;
 use crate::output::{Paint, one_line, table};
 use crate::units::{bytes, grouped};
 
-/// Prints what a checkpoint is.
+/// Prints a description of a checkpoint.
 ///
 /// # Errors
 /// [`CliError::Checkpoint`] if it cannot be opened.
@@ -33,7 +33,7 @@ struct Group {
     bytes: u64,
 }
 
-/// What is reported of a checkpoint.
+/// The description of a checkpoint.
 struct Report<'a> {
     checkpoint: &'a Checkpoint,
     groups: BTreeMap<(Role, &'static str), Group>,
@@ -56,7 +56,7 @@ impl<'a> Report<'a> {
         let mut files = BTreeMap::new();
         for source in &checkpoint.sources {
             let path = source.path().as_path();
-            // A file that has disappeared meanwhile holds nothing.
+            // A file that has disappeared meanwhile counts as empty.
             files.entry(path).or_insert_with(|| fs::metadata(path).map_or(0, |metadata| metadata.len()));
         }
         Self { checkpoint, groups, files, problems, lists_tensors }
@@ -113,13 +113,13 @@ impl<'a> Report<'a> {
         self.groups.iter().map(row).collect()
     }
 
-    /// The values that are not settings of the optimizer, which has several for each parameter.
+    /// Lists values other than optimizer settings, of which there are several per parameter.
     fn values_text(&self, paint: Paint) -> String {
         let all = &self.checkpoint.values;
         if all.is_empty() {
             return String::new();
         }
-        // What is shown as state of the run is not shown again.
+        // Run state is already shown elsewhere.
         let is_run_state = |name: &str| name == "run_state" && !self.checkpoint.run_state.is_empty();
         let shown: Vec<_> = all
             .iter()

@@ -1,13 +1,13 @@
-//! Values of checkpoints that are no tensors, for people and as JSON.
+//! Formats checkpoint values other than tensors, as text and as JSON.
 //!
-//! Neither form can be read back: what JSON has no kind of becomes text. Conversions copy the values themselves.
+//! Neither form can be read back: values without a JSON equivalent become text. Conversions copy the values themselves.
 
 use std::fmt::Write;
 
 use fsdp_ckpt::checkpoint::Value;
 use serde_json::{Map, Value as Json, json};
 
-/// Characters of a value in a text.
+/// Maximum characters of a value in text.
 const SHOWN_MAX: usize = 60;
 
 /// A value as JSON.
@@ -36,12 +36,12 @@ pub(super) fn json(value: &Value) -> Json {
     }
 }
 
-/// A value in one line, cut where it is long.
+/// A value on one line, truncated if long.
 pub(super) fn text(value: &Value) -> String {
     short(&whole_text(value))
 }
 
-/// A text in one line, cut where it is long.
+/// A text on one line, truncated if long.
 pub(super) fn short(text: &str) -> String {
     let lines = text.trim_end().lines().count();
     if lines > 1 {
@@ -55,7 +55,7 @@ pub(super) fn short(text: &str) -> String {
     text
 }
 
-/// A value as Python writes it, more or less.
+/// A value roughly as Python writes it.
 fn whole_text(value: &Value) -> String {
     match value {
         Value::None => "None".to_owned(),
@@ -87,7 +87,7 @@ fn joined(items: &[Value]) -> String {
     items.iter().map(whole_text).collect::<Vec<_>>().join(", ")
 }
 
-/// A long integer in hexadecimal digits.
+/// A long integer in hexadecimal.
 fn long(bytes: &[u8]) -> String {
     let is_negative = bytes.last().is_some_and(|last| last & 0x80 != 0);
     let mut carry = is_negative;

@@ -1,7 +1,7 @@
-//! `fsdp ckpt verify`: reading all of a checkpoint.
+//! `fsdp ckpt verify`: reads all of a checkpoint.
 //!
-//! A path that is not there, or is no checkpoint at all, is a mistake of the user; everything else that stands in
-//! the way, also of opening it, is damage and part of the report.
+//! A path that does not exist or is not a checkpoint is a user error; any other failure, even on opening it, is damage
+//! and part of the report.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ use crate::units::bytes;
 /// Verifies a checkpoint, prints the report and returns whether it is sound.
 ///
 /// # Errors
-/// [`CliError`]: the path is no checkpoint, or the user interrupted.
+/// [`CliError`]: the path is not a checkpoint, or the user interrupted.
 pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
     let work = Work::begin(args.memory)?;
     let (checkpoint, mut found) = match formats::open(&args.path) {
@@ -44,7 +44,7 @@ pub(super) fn run(args: &VerifyCkptArgs) -> Result<bool, CliError> {
     Ok(found.is_sound())
 }
 
-/// Whether an error says that the user named something that is no checkpoint or cannot be read.
+/// Whether an error means that the user named something that is not a checkpoint or cannot be read.
 fn is_mistake(error: &Error, named: &Path) -> bool {
     match error {
         Error::NotRegular { path, .. } => path == named,
@@ -54,16 +54,16 @@ fn is_mistake(error: &Error, named: &Path) -> bool {
     }
 }
 
-/// What is reported.
+/// The verification to report.
 struct Report<'a> {
     path: &'a Path,
-    /// None if it could not be opened.
+    /// `None` if it could not be opened.
     checkpoint: Option<&'a Checkpoint>,
     found: &'a Verification,
 }
 
 impl Report<'_> {
-    /// Notes on everything that was read; those on what lies beside the checkpoint say on which file.
+    /// Notes on everything that was read; those on other files in the folder are preceded by the file's path.
     fn notes(&self) -> Vec<String> {
         let mut notes = self.checkpoint.map_or_else(Vec::new, notes_of);
         for beside in &self.found.beside {
@@ -78,7 +78,7 @@ impl Report<'_> {
         read.flat_map(|checkpoint| &checkpoint.limits).collect()
     }
 
-    /// Opaque objects by name, behind the file where it lies beside the checkpoint.
+    /// Opaque objects by name; those of other files in the folder are preceded by the file's path.
     fn opaque(&self) -> Json {
         let mut opaque = self.checkpoint.map_or_else(|| json!({}), opaque_json);
         for beside in &self.found.beside {
@@ -89,7 +89,7 @@ impl Report<'_> {
         opaque
     }
 
-    /// A path in what is verified.
+    /// A path relative to the verified one.
     fn shown(&self, path: &Path) -> String {
         path.strip_prefix(self.path).unwrap_or(path).display().to_string()
     }
@@ -128,7 +128,7 @@ impl Report<'_> {
         text
     }
 
-    /// What else the folder holds: what was read too, and what was not and why.
+    /// The rest of the folder: other files that were read, and those that were not and why.
     fn folder_lines(&self, text: &mut String) {
         if !self.found.beside.is_empty() {
             let paths: Vec<String> =

@@ -1,8 +1,8 @@
-//! The file by which torchrun learns why a process has failed.
+//! Writes the file that tells torchrun why a process has failed.
 //!
-//! Of all files that its processes write, torchrun shows the one with the earliest time as the root cause. It wants whole
-//! seconds, and breaks on a file that is cut: so the file is written beside and renamed, and processes that did not fail
-//! themselves give what they know of the culprit a later time.
+//! Of the files of all processes, torchrun shows the one with the earliest time as the root cause. It requires whole
+//! seconds and fails on truncated files: so the file is written under another name and renamed, and processes that did
+//! not fail themselves add a delay to the time.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,15 +11,15 @@ use std::{env, fs, io};
 use fsdp_comm::process::Verdict;
 use serde_json::json;
 
-/// How much later a process says it that only heard of the failure, in seconds.
+/// Seconds added by a process that was only told of the failure.
 const LATER: u64 = 60;
 
-/// Writes the file that torchrun has asked for, if it has: what ended the world of a process.
+/// Writes the file that torchrun has requested, if any: the failure that ended the process's world.
 pub(super) fn write(verdict: &Verdict, process: usize) {
     write_at(|now| of_verdict(verdict, process, now));
 }
 
-/// Writes the file that torchrun has asked for, if it has, of a process that fails before it has met others, or has none.
+/// Writes the file that torchrun has requested, if any, for a process that fails before joining others, or runs alone.
 pub(crate) fn write_own(cause: &str) {
     write_at(|now| text(cause, cause, now));
 }
@@ -28,7 +28,7 @@ fn write_at(text: impl FnOnce(u64) -> String) {
     let Some(path) = env::var_os("TORCHELASTIC_ERROR_FILE").map(PathBuf::from) else { return };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if let Err(error) = replace(&path, &text(now)) {
-        // torchrun then says the exit code only.
+        // torchrun then shows only the exit code.
         tracing::warn!("can not write {}: {error}", path.display());
     }
 }
@@ -39,7 +39,7 @@ fn of_verdict(verdict: &Verdict, process: usize, now: u64) -> String {
 }
 
 fn text(cause: &str, told: &str, time: u64) -> String {
-    // What is shown to users is the "call stack".
+    // Users are shown the "call stack".
     let extra = json!({ "py_callstack": told, "timestamp": time.to_string() });
     json!({ "message": { "message": cause, "extraInfo": extra } }).to_string()
 }

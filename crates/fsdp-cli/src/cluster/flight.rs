@@ -1,4 +1,4 @@
-//! The flight record: the last collectives of a process, written when the world has failed.
+//! Writes the flight record, the last collectives of a process, when the world has failed.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -13,13 +13,13 @@ use fsdp_comm::process::cluster::Cluster;
 use fsdp_train::config::RunConfig;
 use serde_json::json;
 
-/// The variable by which `fsdp launch` says where a process logs.
+/// The variable through which `fsdp launch` passes the log folder of a process.
 pub(crate) const LOG_DIR: &str = "FSDP_LOG_DIR";
 
-/// How long a process that ends waits for its record: a disk that others write to takes seconds, and all have 5 to end.
+/// How long an ending process waits for its record: a busy disk takes seconds, and processes have 5 seconds to end.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(3);
 
-/// Where the record of this process goes.
+/// The destination of this process's record.
 #[derive(Clone)]
 pub(super) struct Record {
     recorder: Arc<FlightRecorder>,
@@ -27,7 +27,7 @@ pub(super) struct Record {
     progress: Arc<(Mutex<Progress>, Condvar)>,
 }
 
-/// How far it is.
+/// The progress of writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Progress {
     #[default]
@@ -37,8 +37,8 @@ enum Progress {
 }
 
 impl Record {
-    /// In the folder of logs of this process, if it has one, or else in the output folder of the run; among the temporary
-    /// files of the machine, where that is in an object store.
+    /// Places the record in this process's log folder, if it has one, else in the output folder of the run, or in the
+    /// machine's temporary folder if that is in an object store.
     pub(super) fn new(cluster: &Cluster, run: &RunConfig) -> Self {
         let file = match env::var_os(LOG_DIR) {
             Some(dir) => PathBuf::from(dir).join("flight.jsonl"),
@@ -47,8 +47,8 @@ impl Record {
         Self { recorder: cluster.recorder(), file, progress: Arc::default() }
     }
 
-    /// Writes it, once: first a line with what has ended the world, then one per call. In a thread, since the file may be on
-    /// a disk that hangs. Nothing is written before the first call: a run that is refused leaves things as they were.
+    /// Writes the record once: first a line with the failure, then one per call. Uses a thread, since the disk may
+    /// hang. Writes nothing before the first call, so that a rejected run leaves no files.
     pub(super) fn write(&self, verdict: &str) {
         if self.set(Progress::Begun) != Progress::None {
             return;
@@ -64,11 +64,11 @@ impl Record {
             }
             record.set(Progress::Done);
         };
-        // Without a thread there is none.
+        // Without a thread there is no record.
         let _ = thread::Builder::new().name("flight record".to_owned()).spawn(write);
     }
 
-    /// Goes on, never back; where it was.
+    /// Advances the progress unless it is done; returns the previous one.
     fn set(&self, to: Progress) -> Progress {
         let (progress, changed) = &*self.progress;
         let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ impl Record {
         was
     }
 
-    /// When the world has failed, waits a moment until it is written.
+    /// After a failure of the world, waits briefly until the record is written.
     pub(super) fn wait(&self) {
         let (progress, changed) = &*self.progress;
         let progress = progress.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,16 +1,16 @@
-//! Whether tasks of `srun` can begin MPI: only if Slurm has started what an MPI library asks for its place
-//! (`srun --mpi=pmi2` or `pmix`). A library that finds nobody to ask takes each task for a world of its own, or ends it.
+//! Checks whether tasks of `srun` can start MPI: only if Slurm runs the service from which an MPI library gets its
+//! place (`srun --mpi=pmi2` or `pmix`). Without it, a library treats each task as a world of its own, or ends it.
 
 use fsdp_comm::process::place::Place;
 use fsdp_mpi::Family;
 
-/// What libraries ask, by what Slurm sets for it.
+/// A service that libraries query, and the variables that Slurm sets for it.
 struct Service {
     name: &'static str,
     rank: &'static str,
-    /// How many there are, where it is said.
+    /// The variable with the number of tasks; empty if there is none.
     size: &'static str,
-    /// One of these says where it answers.
+    /// One of these variables has its address.
     reached_by: &'static [&'static str],
 }
 
@@ -24,11 +24,11 @@ const PMIX: Service = Service {
     reached_by: &["PMIX_NAMESPACE", "PMIX_SERVER_URI2"],
 };
 
-/// That Slurm has started what a library of this family asks, and that it takes this process for the one that Slurm does:
-/// the variables may be those of another launcher, around this one.
+/// Checks that Slurm runs the service that this library family uses, and that the service and Slurm agree on this
+/// process's place: the variables may come from another, outer launcher.
 ///
 /// # Errors
-/// What is in the way.
+/// What prevents the use of MPI.
 pub(super) fn expect_mpi(
     place: &Place,
     family: Family,

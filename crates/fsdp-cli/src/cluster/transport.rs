@@ -1,5 +1,5 @@
-//! How ranks in different processes talk: over NCCL on GPUs; else over MPI where `mpirun`, or `srun` with PMI, has started
-//! them and a library is found; else over TCP.
+//! Chooses how ranks in different processes communicate: over NCCL on GPUs; otherwise over MPI if `mpirun`, or `srun`
+//! with PMI, has started them and a library is found; otherwise over TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use super::srun;
 use crate::device::has_nccl;
 use crate::error::CliError;
 
-/// Where processes say what they have, and are told what is taken.
+/// The topic on which processes announce their transport and learn the decision.
 const TOPIC: &str = "transport";
 
-/// What all processes take when they can.
+/// The announcement of a process that can use MPI.
 const MPI: &str = "mpi";
 
-/// What carries the data between processes.
+/// The transport between processes.
 pub(super) enum Carrier {
-    /// Connections of our own.
+    /// Our own TCP connections.
     Tcp,
-    /// NCCL, with a GPU for each rank.
+    /// NCCL, with a GPU per rank.
     Nccl,
-    /// An MPI library, which says this of itself.
+    /// An MPI library and its version text.
     Mpi { world: Arc<MpiWorld>, version: String },
 }
 
 impl Carrier {
-    /// In the words of `run.transport`.
+    /// The name in `run.transport`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Carrier::Tcp => "tcp",
@@ -40,10 +40,11 @@ impl Carrier {
         }
     }
 
-    /// Chooses what `run.transport` asks for, the same in all processes, and makes the links of the cluster of it.
+    /// Chooses the transport according to `run.transport`, the same in all processes, and sets up the cluster's links.
     ///
     /// # Errors
-    /// [`CliError::Transport`]; [`CliError::Mpi`], also where a library is named and can not be opened; [`CliError::World`].
+    /// [`CliError::Transport`]; [`CliError::Mpi`], also if a library is named and cannot be opened;
+    /// [`CliError::World`].
     pub(super) fn choose(cluster: &mut Cluster, run: &RunConfig) -> Result<Self, CliError> {
         let place = cluster.place();
         if has_nccl(run) {
@@ -52,7 +53,7 @@ impl Carrier {
         let wants_mpi = match run.transport {
             Transport::Tcp => false,
             Transport::Mpi => true,
-            // Whether srun has started MPI each task finds for itself, and all agree.
+            // Each task checks whether srun supports MPI, and all must agree.
             Transport::Auto => place.launched_by.has_mpi() || place.launched_by == LaunchedBy::Srun,
             Transport::Nccl => {
                 let ranks = match run.device {
@@ -95,7 +96,7 @@ impl Carrier {
                 };
                 expected.map(|()| library)
             }
-            // Whoever names a library wants it, and not whatever else there is.
+            // If a library is named, no other one may be used instead.
             Err(error) if MpiLibrary::is_named() => return Err(error.into()),
             Err(error) => Err(error.to_string()),
         };
@@ -125,8 +126,8 @@ impl Carrier {
         Ok(Carrier::Mpi { world, version })
     }
 
-    /// Ends it, when all ranks have done their work. After a failure it is not ended: that would wait for ranks that may
-    /// never come.
+    /// Finalizes MPI after all ranks have finished. After a failure MPI is not finalized: that would wait for ranks
+    /// that may never come.
     ///
     /// # Errors
     /// [`CliError::Mpi`].
@@ -140,13 +141,13 @@ impl Carrier {
     }
 }
 
-/// Whether a library ends the processes of this launcher as soon as it begins: those of MPICH look for what Hydra and PMI2
-/// say, and Open MPI's `mpirun` says nothing of it.
+/// Whether a library would end this launcher's processes as soon as it starts: MPICH libraries expect variables of
+/// Hydra or PMI2, which Open MPI's `mpirun` does not set.
 fn is_foreign(place: &Place, library: &MpiLibrary) -> bool {
     place.launched_by == LaunchedBy::OpenMpi && library.family() == Family::Mpich
 }
 
-/// That a library is another launcher's, and by what it shows.
+/// The message that a library belongs to another launcher, with the evidence.
 fn foreign(place: &Place, version: &str, shown_by: &str) -> String {
     let Place { launched_by, process, processes, .. } = place;
     format!(
@@ -165,7 +166,7 @@ impl std::fmt::Display for Carrier {
     }
 }
 
-/// Why some process can not take MPI; none if all can.
+/// Why some process cannot use MPI; `None` if all can.
 fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result<Option<String>, CliError> {
     let said = missing.map_or(MPI, String::as_str);
     decide(cluster, run, TOPIC, &|_| said.to_owned(), &|all| {
@@ -174,10 +175,11 @@ fn agree(cluster: &Cluster, missing: Option<&String>, run: &RunConfig) -> Result
     })
 }
 
-/// What process 0 finds to be in the way, in all processes, by what is `said` of every rank; none if nothing is.
+/// Process 0 applies `rule` to what is `said` of every rank; all processes return its objection, `None` if there is
+/// none.
 ///
 /// # Errors
-/// [`CliError`]: somebody has said nothing, or the world has failed.
+/// [`CliError`]: a process did not answer, or the world has failed.
 pub(crate) fn decide(
     cluster: &Cluster,
     run: &RunConfig,

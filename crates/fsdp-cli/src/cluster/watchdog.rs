@@ -1,8 +1,8 @@
-//! What ends a process whose world has failed, or whose launcher has gone, if it does not end by itself.
+//! Ends a process whose world has failed, or whose launcher has exited, if it does not end by itself.
 //!
-//! A rank may hang in a device, a file system or a library, and would then keep a node from being used again. It is
-//! given a moment for a save that all ranks had begun. A launcher that was killed can not end its processes, and
-//! whoever starts the run again would find them still writing.
+//! A rank may hang in a device, a file system or a library, and would then block its node. It gets a moment to finish a
+//! save that all ranks have begun. A launcher that was killed cannot end its processes, and a restarted run would find
+//! them still writing.
 
 use std::os::unix::process::parent_id;
 use std::sync::OnceLock;
@@ -22,13 +22,13 @@ use crate::{launch, output};
 /// How long a process may take to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
 
-/// How often a process looks whether its launcher is still there.
+/// How often a process checks whether its launcher is alive.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What this process has done with others, since it has met them.
+/// The flight record of this process, set once it has joined others.
 static RECORD: OnceLock<Record> = OnceLock::new();
 
-/// Watches over the end of this process.
+/// Installs the watchdog for a failed world.
 pub(super) fn install(cluster: &Cluster, record: &Record) {
     let record = RECORD.get_or_init(|| record.clone());
     let process = cluster.place().process;
@@ -48,11 +48,11 @@ pub(super) fn install(cluster: &Cluster, record: &Record) {
     }));
 }
 
-/// The variable by which processes of `fsdp launch` know who has started them: it may have ended before they look.
+/// The variable with the process ID of `fsdp launch`, which may exit before its processes look for it.
 pub(crate) const LAUNCHER: &str = "FSDP_LAUNCHER";
 
-/// Ends this process when the one ends that has started it (it then gets another parent), or the launcher, with a script
-/// between them. To be called before anything takes long.
+/// Ends this process when its parent exits (it then gets another parent), or when the launcher exits, if there is a
+/// script between them. Must be called before anything that takes long.
 ///
 /// # Errors
 /// [`CliError::Place`].
@@ -73,19 +73,19 @@ pub(crate) fn watch_launcher() -> Result<(), CliError> {
         }
         std::process::exit(Exit::Temporary.code().into());
     };
-    // Without a thread the launcher's end is not noticed.
+    // Without a thread the launcher's exit goes unnoticed.
     let _ = thread::Builder::new().name("launcher watch".to_owned()).spawn(watch);
     Ok(())
 }
 
-/// This process hangs in something that it can not be woken from.
+/// This process hangs and cannot be interrupted.
 #[derive(Debug, thiserror::Error)]
 #[error("this process has not ended {GRACE:?} after the run has failed: exiting ({verdict})")]
 struct Hung {
     verdict: Verdict,
 }
 
-/// The launcher is gone.
+/// The launcher has exited.
 #[derive(Debug, thiserror::Error)]
 #[error("the process that has started this one ({launcher}) has ended: exiting")]
 struct Orphaned {

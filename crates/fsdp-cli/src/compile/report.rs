@@ -1,4 +1,4 @@
-//! What is printed of a compiled step.
+//! Reports a compiled step.
 
 use std::fmt::Write;
 use std::io;
@@ -13,7 +13,7 @@ use crate::output::{Paint, table};
 use crate::train::parameters;
 use crate::units::{bytes, flops, grouped};
 
-/// A step that was compiled.
+/// A compiled step.
 pub(super) struct Compiled<'a> {
     pub(super) topology: &'a str,
     pub(super) target: &'a Target,
@@ -21,9 +21,9 @@ pub(super) struct Compiled<'a> {
     pub(super) program: &'a Program,
     pub(super) traced: Duration,
     pub(super) report: &'a CompileReport,
-    /// Bytes of a device, as the ledger predicts them.
+    /// Bytes per device, as predicted by the ledger.
     pub(super) predicted_bytes: u64,
-    /// Of a rank's step, in closed form.
+    /// The closed-form cost of a rank's step.
     pub(super) cost: Cost,
 }
 

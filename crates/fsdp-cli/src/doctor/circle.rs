@@ -1,4 +1,4 @@
-//! What the processes that examine themselves tell each other. One rank stands for each of them.
+//! Communication between the processes that examine themselves. Each is represented by one rank.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use serde::de::DeserializeOwned;
 use crate::cluster::Team;
 use crate::error::CliError;
 
-/// How long processes wait for each other. One that fails ends all waiting at once.
+/// How long processes wait for each other. A failed process ends all waits at once.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 const SAME_PROGRAM: &str = "all processes run the same program";
 
-/// All processes, of which this one may be the only one.
+/// All processes, possibly only this one.
 pub(super) struct Circle {
     assembly: Arc<dyn Assembly>,
 }
@@ -28,12 +28,12 @@ impl Circle {
         Self { assembly: team.map_or_else(alone, |team| team.cluster.assembly()) }
     }
 
-    /// Number of this process.
+    /// The index of this process.
     pub(super) fn process(&self) -> usize {
         self.assembly.local().start
     }
 
-    /// What all processes say, in their order; in the first one.
+    /// Gathers what all processes say, in process order; `Some` in the first process.
     ///
     /// # Errors
     /// [`CliError::NotHeard`].
@@ -51,7 +51,7 @@ impl Circle {
         Ok(Some(all.iter().map(|bytes| serde_json::from_slice(bytes).expect(SAME_PROGRAM)).collect()))
     }
 
-    /// What the first process says: `Some` there.
+    /// Broadcasts what the first process says, which passes `Some`.
     ///
     /// # Errors
     /// [`CliError::NotHeard`].
@@ -67,7 +67,7 @@ impl Circle {
         Ok(serde_json::from_slice(&self.assembly.hear(topic, PATIENCE)?).expect(SAME_PROGRAM))
     }
 
-    /// Returns when all processes have come here.
+    /// A barrier of all processes.
     ///
     /// # Errors
     /// [`CliError::NotHeard`].

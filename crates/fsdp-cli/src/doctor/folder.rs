@@ -1,5 +1,5 @@
-//! The output folder as every node sees it: whether what one writes is seen by the others, and after how long, and
-//! whether a lock of one keeps the others out.
+//! Checks how every node sees the output folder: whether and how soon the writes of one node are visible to others, and
+//! whether its locks keep others out.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -12,38 +12,38 @@ use serde::{Deserialize, Serialize};
 use super::circle::Circle;
 use crate::error::CliError;
 
-/// Between two looks at what another node has written.
+/// Polling interval for what another node has written.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long a file may stay unseen: clients of NFS keep what they know of a folder for up to a minute.
+/// How long a file may stay invisible: NFS clients cache a folder for up to a minute.
 const SEEN_WITHIN: Duration = Duration::from_secs(65);
 
-/// What locks of another node do.
+/// The effect of another node's locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Lock {
-    /// They keep this one out.
+    /// They keep this node out.
     Excludes,
-    /// They do not: each node locks for itself.
+    /// They are ignored: locks are local to each node.
     Ignored,
-    /// There are none.
+    /// Locks are not supported.
     Unsupported,
 }
 
-/// The folder as a node sees it.
+/// The folder as seen by a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct View {
-    /// Free space, where the system says it.
+    /// Free space, if the system reports it.
     pub(super) free_bytes: Option<u64>,
-    /// How long it took until it saw what process 0 had written.
+    /// How long it took until a write of process 0 was visible.
     pub(super) seen_after_ms: Option<f64>,
-    /// What the lock of process 0 does here.
+    /// The effect of process 0's lock.
     pub(super) lock: Option<Lock>,
     /// What is wrong.
     pub(super) faults: Vec<String>,
 }
 
-/// What process 0 has written, for others to find.
+/// The probe that process 0 writes for others to find.
 #[derive(Clone, Serialize, Deserialize)]
 struct Probe {
     name: String,
@@ -60,11 +60,11 @@ impl Probe {
     }
 }
 
-/// Looks at the folder from all processes for which `looks` holds. Returns, in the first process, what each one sees. What is
-/// written is removed.
+/// Examines the folder from all processes with `looks`. Returns their views in the first process. Removes everything it
+/// writes.
 ///
 /// # Errors
-/// Those of the circle; what is wrong with the folder is no error.
+/// Those of the circle; problems of the folder are not errors.
 pub(super) fn look(
     circle: &Circle,
     folder: &Path,
@@ -80,7 +80,7 @@ pub(super) fn look(
         }
     });
     let probe = circle.share("probe", probe)?;
-    // Whoever has looked for a file in vain may remember that it is not there: as it would be in a run.
+    // A client that looked for a missing file may cache its absence, as would happen in a run.
     let _ = fs::metadata(probe.file(folder));
     circle.meet("probe looked for")?;
     let held = is_first.then(|| write(folder, &probe));
@@ -103,10 +103,10 @@ pub(super) fn look(
     Ok(views)
 }
 
-/// Writes and locks what others look for. The lock is held as long as the file.
+/// Writes and locks the probe. The lock is held until the returned file is closed.
 fn write(folder: &Path, probe: &Probe) -> io::Result<File> {
     let lock = File::create(probe.lock(folder))?;
-    // Where there are no locks, that is seen when others try.
+    // If locks are not supported, others notice when they try.
     let _ = lock.try_lock();
     let mut file = File::create(probe.file(folder))?;
     file.write_all(probe.content.as_bytes())?;
@@ -149,7 +149,7 @@ fn view(folder: &Path, probe: &Probe, process: usize) -> View {
     view
 }
 
-/// What a lock that another process holds does here.
+/// The effect of a lock that another process holds.
 fn lock_of(file: &Path) -> io::Result<Lock> {
     match File::open(file)?.try_lock() {
         Err(TryLockError::WouldBlock) => Ok(Lock::Excludes),
@@ -173,11 +173,11 @@ fn said(action: &str, folder: &Path, error: &io::Error) -> String {
     format!("can not {action} {}: {error}", folder.display())
 }
 
-/// Folders that were made to look at them.
+/// Folders created for the probe.
 struct Made(Vec<PathBuf>);
 
 impl Made {
-    /// Makes a folder, and those around it. That it fails is seen when it is written to.
+    /// Creates a folder and its parents. Failures show when it is written to.
     fn make(folder: &Path) -> Self {
         let missing =
             folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
@@ -186,7 +186,7 @@ impl Made {
         Self(made)
     }
 
-    /// Removes what is empty of them.
+    /// Removes those that are empty.
     fn remove(self) {
         self.0.iter().for_each(|folder| drop(fs::remove_dir(folder)));
     }

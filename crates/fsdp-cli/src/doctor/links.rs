@@ -1,7 +1,7 @@
-//! How fast nodes reach each other, and how their clocks differ, by messages over the links of a run.
+//! Measures the links between nodes, and the differences of their clocks, by messages over the links of a run.
 //!
-//! One process stands for each node. Pairs are measured in rounds in which each node has one partner, as the rounds of a
-//! tournament: so a node's interface serves one measurement at a time, and a large cluster is not measured for hours.
+//! Each node is represented by one process. Pairs are measured in rounds, as in a tournament: each node has one partner
+//! per round, so that its interface serves one measurement at a time and a large cluster does not take hours.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,49 +14,49 @@ use serde::{Deserialize, Serialize};
 use super::circle::Circle;
 use crate::error::CliError;
 
-/// Partners of a node: all, where there are no more nodes than these and itself.
+/// Maximum partners of a node: all others, up to 16 nodes.
 pub(super) const PARTNERS_MAX: usize = 15;
 
 const HEADER: Header = [1; 31];
 
-/// Round trips that only connect, and those that count.
+/// Round trips that only warm up the connection, and those that count.
 const WARM_UP: usize = 5;
 const ROUND_TRIPS: usize = 50;
 
-/// A message of those by which bandwidth is measured, and the most of them.
+/// Bytes of a bandwidth message, and the maximum number of these.
 const BULK: usize = 4 << 20;
 const BULKS_MAX: f64 = 32.0;
 
-/// How long bulk is sent, about.
+/// Approximate seconds of a bandwidth measurement.
 const BULK_TIME: f64 = 0.15;
 
-/// What was measured between two nodes.
+/// The measurements between two nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Pair {
-    /// The nodes, by number, the lower one first.
+    /// The indices of the nodes, the lower one first.
     pub(super) nodes: [usize; 2],
-    /// Half of a round trip of a short message: the median, in microseconds.
+    /// Half of the median round trip of a short message, in microseconds.
     pub(super) latency_us: f64,
-    /// Bandwidth from the first to the second, and back.
+    /// Bandwidth from the first to the second, and back, in GB/s.
     pub(super) gb_per_s: [f64; 2],
 }
 
-/// How a node's clock differs from that of the first one.
+/// The difference between a node's clock and the first node's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clock {
-    /// How much it is ahead, in milliseconds.
+    /// How far it is ahead, in milliseconds.
     pub(super) ahead_ms: f64,
-    /// By how much that may be wrong: half of the shortest round trip.
+    /// The maximum error: half of the shortest round trip.
     pub(super) uncertainty_ms: f64,
 }
 
-/// This process's ends of the links to all others.
+/// This process's end of the links to all others.
 pub(super) struct Lane {
     link: Box<dyn Link>,
 }
 
 impl Lane {
-    /// Of a process of a cluster that has one rank each.
+    /// Opens the links of a process; each process of the cluster has one rank.
     pub(super) fn new(cluster: &Cluster) -> Self {
         Self { link: cluster.link(0, Rank(cluster.place().process)) }
     }
@@ -99,7 +99,7 @@ impl Lane {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Sends a number, and gets the other one's clock back: how long that took, and what it was.
+    /// Sends a number and receives the peer's clock; returns the round trip time and the clock.
     fn ask(&mut self, peer: usize) -> Result<(Duration, u64), CliError> {
         let begin = Instant::now();
         self.send_number(peer, 0)?;
@@ -107,7 +107,7 @@ impl Lane {
         Ok((begin.elapsed(), clock))
     }
 
-    /// Answers as often as it is asked.
+    /// Answers all calls of [`Lane::ask`] by a peer.
     fn answer(&mut self, peer: usize) -> Result<(), CliError> {
         (0..WARM_UP + ROUND_TRIPS).try_for_each(|_| {
             self.receive_number(peer)?;
@@ -125,7 +125,7 @@ impl Lane {
         (0..count).try_for_each(|_| self.receive(from, &mut bulk))
     }
 
-    /// Bytes per second to and from a peer, which [serves](Lane::serve).
+    /// Measures latency and bandwidth with a peer, which [serves](Lane::serve).
     fn measure(&mut self, peer: usize, nodes: [usize; 2]) -> Result<Pair, CliError> {
         let mut trips = Vec::new();
         for trip in 0..WARM_UP + ROUND_TRIPS {
@@ -134,7 +134,7 @@ impl Lane {
         }
         trips.sort_unstable();
         let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
-        // One message says how many are worth it.
+        // A single message determines how many to send.
         let mut once = |count: u64| -> Result<[f64; 2], CliError> {
             let begin = Instant::now();
             self.send_number(peer, count)?;
@@ -168,11 +168,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Measures between nodes, whose processes are given by number. All processes call it; what was measured is returned in
-    /// the first one.
+    /// Measures between nodes, each given by the index of its process. All processes must call it; the first one
+    /// returns the measurements.
     ///
     /// # Errors
-    /// [`CliError`]: somebody does not answer.
+    /// [`CliError`]: a process does not answer.
     pub(super) fn pairs(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Option<Vec<Pair>>, CliError> {
         let own = nodes.iter().position(|&process| process == circle.process());
         let mut measured = Vec::new();
@@ -195,11 +195,11 @@ impl Lane {
         }))
     }
 
-    /// How the clocks of nodes differ from the first one's, in the first process; all others answer. In turns: a clock is
-    /// known as well as the way to it is short.
+    /// Measures how the nodes' clocks differ from the first one's, in the first process; all others answer. They take
+    /// turns, since a clock is known only as precisely as the round trip is short.
     ///
     /// # Errors
-    /// As [`Lane::pairs`].
+    /// Those of [`Lane::pairs`].
     pub(super) fn clocks(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
         if circle.process() > 0 {
             if nodes.contains(&circle.process()) {
@@ -223,7 +223,7 @@ impl Lane {
     }
 }
 
-/// What a round trip says of a clock: it was read at some time of it.
+/// Derives a clock difference from a round trip, during which the clock was read.
 #[expect(clippy::cast_precision_loss, reason = "differences of milliseconds")]
 fn clock(before: u64, took: Duration, theirs: u64) -> Clock {
     let half = took.as_secs_f64() / 2.0;
@@ -231,20 +231,20 @@ fn clock(before: u64, took: Duration, theirs: u64) -> Clock {
     Clock { ahead_ms: since as f64 / 1e6 - half * 1e3, uncertainty_ms: half * 1e3 }
 }
 
-/// Nanoseconds since 1970, by the clock of this node.
+/// Nanoseconds since 1970, by this node's clock.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Rounds in which everybody meets everybody once, one at a time: one stays, the others move on by a place.
+/// Round-robin rounds in which each node meets each other one once, one at a time: one node stays, the others rotate.
 fn rounds(nodes: usize) -> Vec<Vec<[usize; 2]>> {
     let players = nodes + nodes % 2;
     let others = players.saturating_sub(1);
     let pair = |a: usize, b: usize| [a.min(b), a.max(b)];
     let round = |round: usize| {
         let moving = (1..players / 2).map(|k| pair((round + k) % others, (round + others - k) % others));
-        // With an odd number, whoever would meet the one that is not there rests.
+        // With an odd number of nodes, the partner of the missing one rests.
         std::iter::once(pair(others, round)).chain(moving).filter(|pair| pair[1] < nodes).collect()
     };
     (0..others).map(round).collect()

@@ -1,4 +1,4 @@
-//! What processes have found together, as text.
+//! Formats the joint findings of processes as text.
 
 use std::fmt::Write;
 
@@ -8,13 +8,13 @@ use super::together::{Node, Together};
 use crate::output::{Paint, grid, table};
 use crate::units::bytes;
 
-/// Pairs that are shown of a cluster whose table would be too wide.
+/// Number of pairs shown if a table of the cluster would be too wide.
 const PAIRS_SHOWN: usize = 10;
 
-/// Nodes that a cell names.
+/// Maximum nodes named in a cell.
 const NAMED_MAX: usize = 4;
 
-/// Columns of a library's state.
+/// Maximum characters of a library's state.
 const STATE_MAX: usize = 60;
 
 /// The text of a report.
@@ -118,7 +118,7 @@ fn links(found: &Together, paint: Paint) -> String {
     text
 }
 
-/// The pairs with the least bandwidth.
+/// The pairs with the lowest bandwidth.
 fn slowest(found: &Together) -> String {
     let least = |pair: &Pair| pair.gb_per_s[0].min(pair.gb_per_s[1]);
     let mut pairs: Vec<&Pair> = found.links.iter().collect();
@@ -166,7 +166,7 @@ fn devices(found: &Together) -> String {
     text
 }
 
-/// Nodes, as a cell names them.
+/// Formats nodes for a cell.
 fn named(nodes: &[&str], all: usize) -> String {
     match nodes.len() {
         count if count == all => "all".to_owned(),

@@ -1,4 +1,4 @@
-//! The processes of a launch examine themselves, each other, and what they share.
+//! The processes of a launch examine themselves, each other, and the resources they share.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,54 +18,54 @@ use super::{Usable, devices, findings};
 use crate::cluster::{self, Team};
 use crate::error::CliError;
 
-/// A clock that is wrong by more confuses whoever compares logs of nodes.
+/// A larger clock difference confuses readers of logs from several nodes.
 const AHEAD_MS_MAX: f64 = 1000.0;
 
-/// What takes longer to be seen is said.
+/// A longer delay until writes are visible is reported.
 const SEEN_MS_MAX: f64 = 1000.0;
 
-/// What was found.
+/// The joint findings.
 #[derive(Debug, Serialize)]
 pub(super) struct Together {
-    /// That of fsdp. Processes of another one are refused.
+    /// The version of fsdp; processes of another version are rejected.
     pub(super) version: String,
-    /// What has started the processes; none for one that is alone.
+    /// The launcher of the processes; `None` for a single process.
     pub(super) launcher: Option<Launched>,
     pub(super) processes: usize,
-    /// How they have found each other.
+    /// How they found each other.
     pub(super) found_by: Option<String>,
     pub(super) transport: String,
     pub(super) nodes: Vec<Node>,
     pub(super) links: Vec<Pair>,
-    /// With how many others each node was measured, if not with all.
+    /// Number of partners each node was measured with; `None` if all.
     pub(super) sampled: Option<usize>,
-    /// The folder that was looked at.
+    /// The folder that was examined.
     pub(super) out_dir: String,
-    /// What to know of before a run.
+    /// What to know before a run.
     pub(super) warnings: Vec<String>,
-    /// What would fail a run.
+    /// What would make a run fail.
     pub(super) broken: Vec<String>,
 }
 
-/// A launcher, as it was recognised.
+/// A detected launcher.
 #[derive(Debug, Serialize)]
 pub(super) struct Launched {
     pub(super) name: String,
-    /// The variables that say so, with their values in process 0.
+    /// The variables that identify it, with their values in process 0.
     pub(super) variables: BTreeMap<String, String>,
 }
 
 /// A node.
 #[derive(Debug, Serialize)]
 pub(super) struct Node {
-    /// Its host; with its first process, where several nodes have that name.
+    /// Its host name; with its first process, if several nodes have the same name.
     pub(super) name: String,
     pub(super) host: String,
-    /// The first of its processes, which follow each other.
+    /// The index of its first process; its processes are consecutive.
     pub(super) first_process: usize,
     pub(super) processes: usize,
     pub(super) cpu: String,
-    /// Where others reach it: addresses, with their interfaces.
+    /// Its addresses, with their interfaces.
     pub(super) interfaces: Vec<String>,
     pub(super) libraries: Vec<Library>,
     pub(super) devices: Vec<Usable>,
@@ -73,12 +73,12 @@ pub(super) struct Node {
     pub(super) out_dir: View,
 }
 
-/// A library, as far as it was found.
+/// The state of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Library {
     pub(super) part: String,
     pub(super) is_good: bool,
-    /// Its version; or what is wrong.
+    /// Its version, or what is wrong.
     pub(super) state: String,
 }
 
@@ -93,17 +93,17 @@ impl From<Finding> for Library {
     }
 }
 
-/// What a process says of itself.
+/// A process's description of itself.
 #[derive(Serialize, Deserialize)]
 struct Own {
     host: String,
     cpu: String,
     interfaces: Vec<String>,
-    /// Of the first process of a node.
+    /// Set by the first process of each node.
     node: Option<(Vec<Library>, Vec<Usable>)>,
 }
 
-/// Looks at everything, in all processes; what was found is returned in the first one, and in all whether a run could work.
+/// Examines everything, in all processes; returns the findings in the first one, and in all whether a run could work.
 ///
 /// # Errors
 /// [`CliError`]: a process is lost, or does not answer.
@@ -212,7 +212,7 @@ fn nodes(all: Vec<Own>, clocks: &[Clock], views: Vec<Option<View>>) -> Vec<Node>
 }
 
 impl Together {
-    /// Says what is wrong, and on which node.
+    /// Determines what is wrong, and on which nodes.
     pub(super) fn judge(&mut self) {
         let (mut warnings, mut broken) = (Vec::new(), Vec::new());
         let cpus = self.by(|node| node.cpu.clone());
@@ -257,14 +257,14 @@ impl Together {
         (self.warnings, self.broken) = (warnings, broken);
     }
 
-    /// The nodes, by something that they have.
+    /// Groups nodes by a property.
     pub(super) fn by<K: Ord>(&self, what: impl Fn(&Node) -> K) -> BTreeMap<K, Vec<&str>> {
         let mut by: BTreeMap<K, Vec<&str>> = BTreeMap::new();
         self.nodes.iter().for_each(|node| by.entry(what(node)).or_default().push(&node.name));
         by
     }
 
-    /// Every library: its states, and the nodes on which it is so.
+    /// For each library, its states and the nodes with each.
     pub(super) fn libraries(&self) -> Vec<(&str, BTreeMap<&str, Vec<&str>>)> {
         let mut parts: Vec<&str> = Vec::new();
         for library in self.nodes.iter().flat_map(|node| &node.libraries) {

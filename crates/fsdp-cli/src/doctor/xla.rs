@@ -1,4 +1,4 @@
-//! PJRT plugins: those that Python packages have installed, and the one that a run would use.
+//! PJRT plugins: those installed by Python packages, and the one that a run would use.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use fsdp_xla::{PluginReport, PluginVersions, XlaError, inspect, installed_plugin
 use super::Usable;
 use crate::xla::plugin;
 
-/// All plugins that are found, with the versions that they have. None is started: one for GPUs would take their memory, and one for
-/// TPUs wait for them.
+/// All plugins found, with their versions. None is started: a GPU plugin would take the GPUs' memory, and a TPU plugin
+/// would wait for the TPUs.
 pub(super) fn examine(of_run: &XlaConfig) -> Vec<Finding> {
     let installed = installed_plugins();
     let named = plugin(of_run).ok().filter(|named| installed.iter().all(|(_, path)| path != named));
@@ -31,8 +31,8 @@ fn written(PluginVersions { api: (major, minor), stablehlo }: PluginVersions) ->
     format!("PJRT {major}.{minor}{}", stablehlo.unwrap_or_default())
 }
 
-/// Whether a run may name XLA, with the devices of the plugin that it would use. One of several processes does not ask it for them:
-/// it might wait for the others.
+/// Whether a run may use XLA, with the devices of its plugin. One of several processes does not query them: it might
+/// wait for the others.
 pub(super) fn device(of_run: &XlaConfig, is_alone: bool) -> Usable {
     let found = plugin(of_run).and_then(|path| if is_alone { started(&path) } else { opened(path) });
     let (usable, with) = match found {
@@ -54,7 +54,7 @@ fn opened(path: PathBuf) -> Result<String, XlaError> {
     Ok(format!("whatever devices {} has when all processes ask for them", path.display()))
 }
 
-/// That no plugin is named, and which could be.
+/// The message that no plugin is configured, and which are available.
 fn not_named() -> String {
     let good = installed_plugins().into_iter().filter(|(_, path)| versions(path).is_ok());
     let words: Vec<String> = good.map(|(word, _)| format!("\"{word}\"")).collect();

@@ -1,4 +1,4 @@
-//! Every error of the command ends with a code.
+//! Checks that every error of the command has an exit code.
 
 use fsdp_comm::process::place::LaunchedBy;
 use fsdp_core::memory::Category;

@@ -1,4 +1,4 @@
-//! What options leave open: asked at a terminal, or left to defaults.
+//! Answers for unset options: asked at a terminal, or defaults.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, IsTerminal, Stderr, StdinLock, Write};
@@ -6,17 +6,17 @@ use std::io::{self, BufRead, IsTerminal, Stderr, StdinLock, Write};
 use crate::error::CliError;
 use crate::output::shown;
 
-/// Somebody who can be asked, or nobody.
+/// A terminal to ask at, if any.
 #[derive(Debug)]
 pub(super) struct Answers<R, W> {
     terminal: Option<(R, W)>,
 }
 
-/// Answers of whoever has started the command.
+/// Answers from the user of the command.
 pub(super) type OnTerminal = Answers<StdinLock<'static>, Stderr>;
 
 impl OnTerminal {
-    /// Whoever sits at a terminal, unless nothing is to be asked.
+    /// Asks at the terminal, if there is one, unless `asks_nothing`.
     pub(super) fn here(asks_nothing: bool) -> Self {
         let asks = !asks_nothing && io::stdin().is_terminal() && io::stderr().is_terminal();
         Self { terminal: asks.then(|| (io::stdin().lock(), io::stderr())) }
@@ -24,10 +24,10 @@ impl OnTerminal {
 }
 
 impl<R: BufRead, W: Write> Answers<R, W> {
-    /// Where nobody can be asked, that the options without a default are given.
+    /// Without a terminal, checks that all options without a default are given.
     ///
     /// # Errors
-    /// [`CliError::Option`] that names those that are not.
+    /// [`CliError::Option`] that names the missing ones.
     pub(super) fn expect(&self, options: &[(&str, bool)]) -> Result<(), CliError> {
         let missing: Vec<&str> =
             options.iter().filter(|(_, is_given)| !is_given).map(|(name, _)| *name).collect();
@@ -37,10 +37,10 @@ impl<R: BufRead, W: Write> Answers<R, W> {
         }
     }
 
-    /// The value of an option: the given one, else an answer that can be read, else the default.
+    /// The value of an option: the given one, else a valid answer, else the default.
     ///
     /// # Errors
-    /// [`CliError`]: there is none of these, or the terminal can not be read.
+    /// [`CliError`]: there is none of these, or the terminal cannot be read.
     pub(super) fn value<T: Display, E: Display>(
         &mut self,
         option: &str,
@@ -79,7 +79,7 @@ fn not_given(options: &str) -> CliError {
     CliError::Option { option: "fsdp init", what }
 }
 
-/// The answer to a question; none where no more will come.
+/// Asks a question; `None` at the end of input.
 fn ask(input: &mut impl BufRead, output: &mut impl Write, prompt: &str) -> io::Result<Option<String>> {
     write!(output, "{prompt}")?;
     output.flush()?;

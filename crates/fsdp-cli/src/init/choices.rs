@@ -1,4 +1,4 @@
-//! What a run file of `fsdp init` says, and the sizes that follow from model and data.
+//! The choices in a run file of `fsdp init`, and the sizes that follow from model and data.
 
 use std::fmt;
 use std::path::Path;
@@ -12,31 +12,31 @@ use fsdp_train::data::Survey;
 
 use crate::error::CliError;
 
-/// Samples of a step, unless the data has too few.
+/// Samples per step, unless the data has too few.
 const GLOBAL_BATCH: usize = 16;
-/// Tokens of a sample, unless the model takes fewer: activations of longer ones need more memory than most have.
+/// Tokens per sample, unless the model supports fewer: most machines lack the memory for activations of longer ones.
 const SEQ_LEN_GPU: usize = 2048;
 const SEQ_LEN_CPU: usize = 512;
-/// Shorter samples teach nothing about sentences.
+/// Minimum tokens per sample: shorter ones teach nothing about sentences.
 const SEQ_LEN_MIN: usize = 16;
-/// Steps of a run: fewer end before the warm-up has any effect, more are a decision that nobody should make unasked.
+/// Steps of a run: fewer end before the warm-up has any effect; more should be the user's decision.
 const STEPS_MIN: u64 = 20;
 const STEPS_MAX: u64 = 20_000;
-/// Models with fewer parameters take larger learning rates when they begin anew.
+/// Models with fewer parameters use larger learning rates when trained from scratch.
 const SMALL_MODEL: usize = 100_000_000;
 /// Rank of adapters, unless the model is narrower.
 const ADAPTER_RANK: usize = 16;
-/// Tokens of a model of bytes.
+/// Vocabulary size of a byte-level model.
 const BYTES: usize = 256;
 
-/// What is trained.
+/// What to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Training {
     /// All pretrained weights.
     Whole,
-    /// Adapters beside them.
+    /// Adapters; the pretrained weights are frozen.
     Adapters,
-    /// Random weights.
+    /// Random weights, from scratch.
     New,
 }
 
@@ -44,13 +44,13 @@ impl Training {
     const NAMES: [(&str, Training); 3] =
         [("whole", Training::Whole), ("lora", Training::Adapters), ("scratch", Training::New)];
 
-    /// As somebody answers.
+    /// Parses an answer.
     pub(super) fn read(answer: &str) -> Result<Training, &'static str> {
         let named = Self::NAMES.iter().find(|(name, _)| *name == answer);
         named.map(|(_, training)| *training).ok_or("answer whole, lora or scratch")
     }
 
-    /// Steps of a run, where the data once is so many: three times what there is to learn from for weights that exist.
+    /// Steps of a run, if an epoch has `epoch` steps: three epochs for pretrained weights, one for new ones.
     pub(super) fn steps(self, epoch: u64) -> u64 {
         let epochs = if self == Training::New { 1 } else { 3 };
         epoch.saturating_mul(epochs).clamp(STEPS_MIN, STEPS_MAX)
@@ -64,12 +64,12 @@ impl fmt::Display for Training {
     }
 }
 
-/// What a run file says.
+/// The contents of a run file.
 #[derive(Clone, Debug)]
 pub(super) struct Choices {
     pub(super) model: String,
     pub(super) training: Training,
-    /// The largest number of tokens of a sample that the model was made for.
+    /// Maximum tokens per sample that the model supports.
     pub(super) positions: usize,
     /// The class of its layers.
     pub(super) layer_class: Option<String>,
@@ -81,16 +81,16 @@ pub(super) struct Choices {
     pub(super) format: Option<String>,
     pub(super) column: Option<String>,
     pub(super) tokenizer: String,
-    /// Whether text would become other tokens than those that the weights know.
+    /// Whether text would be tokenized differently than for the pretrained weights.
     pub(super) lacks_tokenizer: bool,
-    /// Whether the data has prompts, which do not count in the loss.
+    /// Whether the data has prompts, which are excluded from the loss.
     pub(super) has_prompts: bool,
-    /// What separates texts, where the tokenizer does not.
+    /// The separator of texts, if the tokenizer adds none.
     pub(super) separator: Option<TokenRef>,
     pub(super) seq_len: usize,
     pub(super) global_batch: usize,
     pub(super) steps: u64,
-    /// Steps in which the data is seen about once, if that can be judged.
+    /// Approximate steps per epoch, if they can be estimated.
     pub(super) epoch_steps: Option<u64>,
     pub(super) device: Device,
     pub(super) ranks: usize,
@@ -98,7 +98,7 @@ pub(super) struct Choices {
 }
 
 impl Choices {
-    /// What follows from the model; the data is not known yet.
+    /// The choices that follow from the model, before the data is known.
     ///
     /// # Errors
     /// [`CliError`]: the model's description contradicts itself.
@@ -149,15 +149,14 @@ impl Choices {
         })
     }
 
-    /// Chooses sizes for what was found of the data: the usual ones, or smaller ones, so that it gives at least one global
-    /// batch.
+    /// Chooses sizes for the surveyed data: the usual ones, or smaller ones so that it fills at least one global batch.
     pub(super) fn fit(&mut self, found: Option<Survey>) {
         let longest = if self.device == Device::Cuda { SEQ_LEN_GPU } else { SEQ_LEN_CPU };
         self.seq_len = longest.min(self.positions);
         let mut rounds = previous_power_of_two(GLOBAL_BATCH / self.ranks);
         if let Some(Survey { about_tokens, has_prompts, .. }) = found {
             self.has_prompts = has_prompts;
-            // Half of what was judged, because it was judged.
+            // Half of the estimate, for safety.
             let samples = |seq_len: usize| about_tokens / 2 / seq_len as u64;
             while self.seq_len / 2 >= SEQ_LEN_MIN && samples(self.seq_len) < self.ranks as u64 {
                 self.seq_len /= 2;
@@ -172,7 +171,7 @@ impl Choices {
     }
 }
 
-/// The largest power of two that is not more; of 0 it is 1.
+/// The largest power of two that is not larger; 1 for 0.
 fn previous_power_of_two(number: usize) -> usize {
     1 << number.max(1).ilog2()
 }

@@ -6,13 +6,13 @@ use fsdp_train::config::{Device, TokenRef};
 
 use super::choices::{Choices, Training};
 
-/// Where comments behind keys begin.
+/// Column of the comments after keys.
 const COMMENTS: usize = 40;
 
-/// What is said of `eos`.
+/// The comment on `eos`.
 const SEPARATES: &str = "what ends a text, since the tokenizer puts nothing there";
 
-/// The run file.
+/// Formats the run file.
 pub(super) fn of(choices: &Choices) -> String {
     let mut text = Text(
         "# A run file: `fsdp check` looks at it, `fsdp train` runs it. Paths are relative to the current directory.\n\
@@ -147,7 +147,7 @@ fn sharding(text: &mut Text, choices: &Choices) {
 struct Text(String);
 
 impl Text {
-    /// Begins a table, under comments.
+    /// Begins a table, preceded by comments.
     fn table(&mut self, name: &str, comments: &[&str]) {
         self.0.push('\n');
         for comment in comments {
@@ -156,7 +156,7 @@ impl Text {
         let _ = writeln!(self.0, "[{name}]");
     }
 
-    /// A key with its value, and a comment if there is something to say.
+    /// Writes a key and its value, and a comment unless it is empty.
     fn key(&mut self, key: &str, value: impl std::fmt::Display, comment: &str) {
         self.line(&format!("{key} = {value}"), comment);
     }
@@ -169,7 +169,7 @@ impl Text {
     }
 }
 
-/// A string as TOML has it.
+/// Formats a TOML string.
 fn string(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

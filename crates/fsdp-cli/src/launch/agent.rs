@@ -1,4 +1,4 @@
-//! The agent of a node: starts processes when the coordinator says so, watches over them, and tells how they have ended.
+//! The agent of a node: starts processes on the coordinator's orders, supervises them, and reports how they ended.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,27 +20,27 @@ use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::output;
 
-/// Between two signs of life.
+/// Interval between heartbeats.
 pub(super) const PULSE: Duration = Duration::from_secs(1);
 
-/// What happens to an agent.
+/// An event that an agent handles.
 pub(super) enum Event {
     /// A process of an attempt has ended.
     Ended {
-        /// The attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// The process.
+        /// Index of the process.
         process: usize,
-        /// How.
+        /// How it ended.
         status: ExitStatus,
     },
-    /// This process was sent a signal, by its number, that asks to stop.
+    /// This process received a signal, with this number, that asks it to stop.
     Signal(i32),
-    /// The coordinator says something.
+    /// The coordinator gave an order.
     Ordered(Order),
-    /// The connection with the coordinator of a session is gone.
+    /// The connection to a session's coordinator is lost.
     Lost {
-        /// The number of the session.
+        /// Number of the session.
         session: u64,
     },
 }
@@ -49,23 +49,23 @@ pub(super) enum Event {
 pub(super) struct Agent<'a> {
     args: &'a LaunchArgs,
     plan: &'a Plan,
-    /// Where processes of this node meet and leave notes.
+    /// Folder in which processes of this node meet and leave notes.
     folder: &'a Path,
     sender: Sender<Event>,
     events: Receiver<Event>,
     running: Option<Attempt>,
     known: Known,
-    /// When it last looked around.
+    /// When it last did its periodic checks.
     looked: Instant,
     was_stopped: bool,
-    /// Whether it was asked by a signal that does not wait for a save when it comes again.
+    /// Whether a stop signal was received; a repeated one does not wait for a save.
     was_told: bool,
-    /// Whether such a signal came again.
+    /// Whether a stop signal was repeated.
     was_interrupted: bool,
 }
 
 impl<'a> Agent<'a> {
-    /// An agent that has done nothing yet; what happens to it comes through the channel.
+    /// Creates an idle agent; events arrive through the channel.
     pub(super) fn new(
         args: &'a LaunchArgs,
         plan: &'a Plan,
@@ -89,10 +89,10 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Takes part in a launch until it is over. Asked to stop for the second time, it ends as a run without a launcher does.
+    /// Takes part in a launch until it is over. If asked to stop twice, it ends like a run without a launcher.
     ///
     /// # Errors
-    /// [`CliError`]: a process can not be started; there is no coordinator.
+    /// [`CliError`]: a process cannot be started, or there is no coordinator.
     pub(super) fn live(&mut self, meeting: &mut Meeting<'_>) -> Result<Exit, CliError> {
         let exit = self.live_until_over(meeting)?;
         Ok(if self.was_interrupted { Exit::Interrupted } else { exit })
@@ -110,12 +110,12 @@ impl<'a> Agent<'a> {
             if self.was_stopped {
                 return Ok(Exit::Temporary);
             }
-            // One that is lost as soon as it is found is not asked without a pause.
+            // Pause between attempts to reach a coordinator that is lost as soon as it is found.
             std::thread::sleep(PULSE.saturating_sub(begin.elapsed()));
         }
     }
 
-    /// The coordinator; none if somebody asks to stop before it is found.
+    /// Finds the coordinator; `None` if asked to stop before it is found.
     fn find(&mut self, meeting: &mut Meeting<'_>) -> Result<Option<Session>, CliError> {
         let begin = Instant::now();
         loop {
@@ -134,7 +134,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Does what one coordinator says; none if it is lost.
+    /// Executes the orders of one coordinator; `None` if it is lost.
     fn take_part(&mut self, session: &Session) -> Result<Option<Exit>, CliError> {
         session.say(Message::Join(NodeFacts {
             host: fsdp_comm::process::cluster::host(),
@@ -160,7 +160,7 @@ impl<'a> Agent<'a> {
                 Some(Event::Signal(signal)) => self.asked_to_stop(signal, session),
                 Some(Event::Ordered(Order::Start(start))) => self.start(&start, session)?,
                 Some(Event::Ordered(Order::Finish { code, because })) => {
-                    // What is told to all nodes is told by the coordinator's.
+                    // Messages for all nodes are printed by the coordinator's node.
                     if let Some(because) = because.filter(|_| !session.is_own() || code != 0) {
                         output::note(&because);
                     }
@@ -177,7 +177,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The next event; none when it is time to look around.
+    /// The next event; `None` when periodic checks are due.
     fn next(&self) -> Option<Event> {
         let deadline = self.running.as_ref().and_then(|attempt| attempt.deadline);
         let look = self.looked + PULSE;
@@ -189,7 +189,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Looks after what passes with time.
+    /// Does the periodic checks.
     fn look(&mut self, session: &Session) {
         self.looked = Instant::now();
         if !self.known.is_taken_over && Note::TakenOver.is_in(self.folder) {
@@ -222,8 +222,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The first signal lets the processes save; a second one does not wait for it. One that only asks is neither: of signals
-    /// that are sent together, it may be heard first although it was sent last.
+    /// The first signal lets processes save; a second one does not wait for that. SIGUSR1, which only asks, does not
+    /// count: of signals sent together, it may arrive first even if it was sent last.
     fn asked_to_stop(&mut self, signal: i32, session: &Session) {
         tracing::info!(signal, "asked to stop");
         session.say(Message::Leave);

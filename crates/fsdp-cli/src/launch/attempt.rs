@@ -1,4 +1,4 @@
-//! The processes of this node in one attempt, from their start to their end.
+//! The processes of this node in one attempt, from start to end.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -19,35 +19,35 @@ use crate::cluster::LAUNCHER;
 use crate::error::CliError;
 use crate::exit_code::Exit;
 
-/// How long the others may take to end when one process has. They may have to notice first.
+/// How long other processes may take to end after one has; they may have to detect it first.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// How long they may take when they know of it at once: they were told of a failure, or that one was killed, which ends its
-/// connections. A little longer than each of them gives itself (see [`cluster`](crate::cluster)). What is here then is
-/// stopped, hangs, or still waits for the one that was killed before they had met.
+/// How long they may take if they know at once: they were told of a failure, or a process was killed, which closes its
+/// connections. A little longer than the limit each has for itself (see [`cluster`](crate::cluster)). A process that is
+/// left after that is stopped, hangs, or still waits to meet the one that was killed.
 const GRACE_OF_TOLD: Duration = Duration::from_secs(5);
 
 /// What the processes of an attempt have in common.
 pub(super) struct Common<'a> {
-    /// What they are started with.
+    /// Their command-line arguments.
     pub(super) arguments: &'a [OsString],
     /// A folder of this node, for them to meet and to leave notes.
     pub(super) folder: &'a Path,
-    /// What they prove themselves with, if there are several nodes.
+    /// The token that authenticates them, if there are several nodes.
     pub(super) token: Option<&'a str>,
 }
 
 /// See the [module](self).
 pub(super) struct Attempt {
     pub(super) number: u32,
-    /// The number of the first process of this node.
+    /// Index of the first process of this node.
     first_process: usize,
     processes: Vec<Running>,
-    /// The process that failed first, and how.
+    /// The process that failed first, and how it ended.
     failed: Option<(usize, ExitStatus)>,
-    /// What ended all of them, in the words of those who were told.
+    /// The failure that ended all of them, as reported by processes that were told of it.
     verdict: Option<String>,
-    /// When the others are killed.
+    /// When the remaining processes are killed.
     pub(super) deadline: Option<Instant>,
     was_asked: bool,
 }
@@ -61,7 +61,7 @@ impl Attempt {
     /// Starts the processes of this node.
     ///
     /// # Errors
-    /// [`CliError::Start`]; none is left running.
+    /// [`CliError::Start`]; no process is left running.
     pub(super) fn start(
         args: &LaunchArgs,
         start: &Start,
@@ -91,7 +91,7 @@ impl Attempt {
                 .env("FSDP_LOCAL_PROCESSES", nproc.to_string())
                 .env(LAUNCHER, std::process::id().to_string())
                 .env(note::FOLDER, common.folder)
-                // What the terminal sends to this group, it gets from here.
+                // Signals that the terminal sends to this group are forwarded by the agent.
                 .process_group(0)
                 .stdin(Stdio::null());
             match (&start.rendezvous, common.token) {
@@ -104,7 +104,7 @@ impl Attempt {
                 }
             }
             let logs = args.log_dir.as_deref().map(|dir| logs::folder(dir, start.attempt, process));
-            // Dropping what was begun ends it.
+            // On failure, dropping the attempt ends the processes already started.
             attempt.start_one(process, command, logs, events)?;
         }
         Ok(attempt)
@@ -126,7 +126,7 @@ impl Attempt {
         let (attempt, events) = (self.number, events.clone());
         let wait = move || {
             if let Ok(status) = Child::wait(&mut child) {
-                // Nobody listens any more when the launch is over.
+                // The receiver is gone if the launch is over.
                 let _ = events.send(Event::Ended { attempt, process, status });
             }
         };
@@ -135,7 +135,7 @@ impl Attempt {
         Ok(())
     }
 
-    /// A process has ended; `verdict` is what ended all of them, if they were told of something.
+    /// Records the end of a process; `verdict` is the failure that ended all of them, if they were told of one.
     pub(super) fn note(&mut self, process: usize, status: ExitStatus, verdict: Option<String>) {
         self.processes[process - self.first_process].status = Some(status);
         self.verdict = verdict;
@@ -147,50 +147,50 @@ impl Attempt {
         }
     }
 
-    /// Gives the processes a moment to end by themselves: a shorter one if they know why at once.
+    /// Gives the processes time to end by themselves: less if they learn of the failure at once.
     pub(super) fn end(&mut self, is_told: bool) {
         let deadline = Instant::now() + if is_told { GRACE_OF_TOLD } else { GRACE };
         self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
     }
 
-    /// Kills what still runs when its moment has passed, a process that is stopped too.
+    /// Kills remaining processes, stopped ones too, once the deadline has passed.
     pub(super) fn kill_if_late(&mut self) {
         if self.deadline.take_if(|deadline| *deadline <= Instant::now()).is_some() {
             self.kill();
         }
     }
 
-    /// Lets the processes save and stop. Not by the signal that was sent to this one: a scheduler may have sent it to all
-    /// processes, and the second of its kind would end them.
+    /// Lets the processes save and stop. Does not forward the signal that this process received: a scheduler may have
+    /// sent it to all processes, and a second one would end them.
     pub(super) fn stop(&mut self) {
         if !std::mem::replace(&mut self.was_asked, true) {
             self.signal(Signal::USR1);
         }
     }
 
-    /// Kills what still runs.
+    /// Kills remaining processes.
     pub(super) fn kill(&self) {
         self.signal(Signal::KILL);
     }
 
-    /// Whether a process was killed by a signal before it was asked to end.
+    /// Whether the process that failed first was killed by a signal.
     pub(super) fn was_killed(&self) -> bool {
         self.failed.is_some_and(|(_, status)| status.code().is_none())
     }
 
-    /// Whether the processes know of a failure at once, or can not learn of it.
+    /// Whether the processes learn of the failure at once, or cannot learn of it.
     pub(super) fn is_told(&self) -> bool {
         self.verdict.is_some() || self.was_killed()
     }
 
-    /// What the processes come to, and what failed first, when all have ended.
+    /// The joint exit of the processes and the first failure, once all have ended.
     pub(super) fn ended(&self) -> Option<(Exit, Option<String>)> {
         let statuses = self.processes.iter().map(|running| running.status);
         let statuses = statuses.collect::<Option<Vec<ExitStatus>>>()?;
         Some((worst(statuses.into_iter().map(exit_of)), self.because()))
     }
 
-    /// What failed first. Whoever ends first often is not who has failed, unless it was killed.
+    /// The first failure. The first process to end is often not the one that failed, unless it was killed.
     fn because(&self) -> Option<String> {
         let (process, status) = self.failed?;
         let verdict = self.verdict.clone().filter(|_| !self.was_killed());
@@ -199,7 +199,7 @@ impl Attempt {
 
     fn signal(&self, signal: Signal) {
         for running in self.processes.iter().filter(|running| running.status.is_none()) {
-            // It may have ended a moment ago.
+            // The process may just have ended.
             if let Err(error) = kill_process(running.pid, signal) {
                 tracing::debug!("signal {signal:?} to {:?}: {error}", running.pid);
             }
@@ -215,7 +215,7 @@ impl Drop for Attempt {
 
 fn exit_of(status: ExitStatus) -> Exit {
     let of_code = |code: i32| Exit::of_code(code).unwrap_or(Exit::Failed);
-    // Whatever kills a process (a lack of memory, an administrator, a failing device) can pass.
+    // Any cause of a kill (lack of memory, an administrator, a failing device) may be temporary.
     status.code().map_or(Exit::Temporary, of_code)
 }
 
@@ -231,7 +231,7 @@ fn describe(process: usize, status: ExitStatus) -> String {
 mod tests {
     use super::*;
 
-    /// An attempt whose two processes are not there.
+    /// An attempt with two processes that do not exist.
     fn attempt() -> Attempt {
         let running = |pid| Running { pid: Pid::from_raw(pid).unwrap(), status: None };
         Attempt {
@@ -256,7 +256,7 @@ mod tests {
             attempt.note(1, status, verdict);
             let deadline = attempt.deadline.expect("the others have to end");
             assert!((before + grace..=Instant::now() + grace).contains(&deadline), "{status}");
-            // What ends later says nothing new.
+            // Later ends do not extend the deadline.
             attempt.note(0, failed, told());
             assert!(attempt.deadline.is_some_and(|later| later <= deadline), "{status}");
         }

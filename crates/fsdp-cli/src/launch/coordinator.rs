@@ -1,8 +1,8 @@
-//! What a launch does: which nodes take part in an attempt, what follows when it ends, and when the launch is over.
+//! Decides which nodes take part in an attempt, what follows when it ends, and when the launch is over.
 //!
-//! A state machine without I/O: it is told what happens and what time it is, and says what to do. Nodes come and go at any
-//! time. An attempt has as many nodes as [`Rules::size`] allows of those that are there; the others are spares. It ends on
-//! all of its nodes before another one is started.
+//! A state machine without I/O: it receives events and the time, and returns actions. Nodes may come and go at any
+//! time. An attempt uses as many of the present nodes as [`Rules::size`] allows; the others are spares. It ends on all
+//! of its nodes before the next one starts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::message::{Known, Message, NodeFacts, Order, exit_of};
 use crate::exit_code::Exit;
 
-/// How long nodes are waited for while there are fewer than are needed.
+/// How long to wait for nodes while there are too few.
 pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The longest pause before processes are started again, in seconds. What has failed may need a while.
+/// The longest pause before a restart, in seconds: a failed part may need time to recover.
 const PAUSE_MAX: u32 = 30;
 
-/// A connection of a node.
+/// The connection of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NodeId(pub(super) u64);
 
@@ -25,22 +25,22 @@ impl NodeId {
     pub(super) const OWN: NodeId = NodeId(0);
 }
 
-/// What a launch was asked for.
+/// The settings of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// The fewest nodes that are enough.
+    /// Minimum number of nodes.
     pub(super) min: usize,
-    /// The most that are used.
+    /// Maximum number of nodes.
     pub(super) max: usize,
-    /// Failures after which processes are started again.
+    /// Maximum number of failures after which processes are restarted.
     pub(super) max_restarts: u32,
-    /// How long missing nodes are waited for when there are enough.
+    /// How long to wait for missing nodes once there are enough.
     pub(super) wait: Duration,
 }
 
 impl Rules {
-    /// How many of so many nodes take part: all that were asked for, or a power of two, which keeps the bits; none if they
-    /// are too few.
+    /// How many of `there` nodes take part: all that were requested, or a power of two, which keeps results
+    /// bit-identical; `None` if there are too few.
     pub(super) fn size(&self, there: usize) -> Option<usize> {
         let most = there.min(self.max);
         let size = if self.min == self.max { most } else { (most + 1).next_power_of_two() / 2 };
@@ -48,32 +48,32 @@ impl Rules {
     }
 }
 
-/// What happens to a launch.
+/// An event of a launch.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    /// A node says something.
+    /// A node sent a message.
     Said(NodeId, Message),
-    /// Its connection is gone, or it was silent for too long.
+    /// A node's connection is closed, or it was silent for too long.
     Lost(NodeId),
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// An action to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Tell a node something.
+    /// Send an order to a node.
     Tell(NodeId, Order),
-    /// Start an attempt on these nodes, in this order; the run goes on if it `is_taken_over`.
+    /// Start an attempt on these nodes, in this order.
     Start {
-        /// Its number.
+        /// Number of the attempt.
         attempt: u32,
-        /// Its nodes.
+        /// The participating nodes.
         nodes: Vec<NodeId>,
-        /// Whether the output folder was the run's before.
+        /// Whether the output folder already belongs to this run, so that the run continues.
         is_taken_over: bool,
     },
-    /// Tell the user.
+    /// Print a message to the user.
     Note(String),
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Coordinator {
     nodes: BTreeMap<NodeId, Node>,
     phase: Phase,
     known: Known,
-    /// Whether somebody has asked to stop.
+    /// Whether the launch was asked to stop.
     is_stopping: bool,
 }
 
@@ -96,7 +96,7 @@ struct Node {
 
 #[derive(Debug)]
 enum Phase {
-    /// Nodes are waited for; `enough` says since when there are enough.
+    /// Waiting for nodes; `enough` is the time since when there are enough.
     Gathering {
         since: Duration,
         pause: Duration,
@@ -106,22 +106,22 @@ enum Phase {
     Over,
 }
 
-/// An attempt under way.
+/// An attempt in progress.
 #[derive(Debug)]
 struct Running {
     attempt: u32,
-    /// Its nodes, and how they have ended.
+    /// Its nodes, and how their parts ended.
     nodes: BTreeMap<NodeId, Option<Exit>>,
     first: NodeId,
-    /// What failed first.
+    /// The first failure.
     because: Option<String>,
-    /// Whether the processes were asked to stop, and when: then their end is no failure.
+    /// The stop order that was sent, if any: then the end of the processes is not a failure.
     asked: Option<Order>,
     was_killed: bool,
     is_elsewhere: bool,
 }
 
-/// How the part of a node in an attempt has ended.
+/// How a node's part of an attempt ended.
 struct End {
     exit: Exit,
     because: Option<String>,
@@ -130,16 +130,16 @@ struct End {
     is_elsewhere: bool,
 }
 
-/// What follows when an attempt has ended.
+/// What follows an attempt.
 enum Next {
-    /// The launch is over; why, if a person should know.
+    /// The launch is over; with the reason to print, if any.
     Finish(Option<String>),
-    /// The next attempt, not before a pause in seconds.
+    /// Another attempt, after a pause in seconds.
     Again { pause: u32 },
 }
 
 impl Coordinator {
-    /// A launch that begins.
+    /// Begins a launch.
     pub(super) fn new(rules: Rules, now: Duration) -> Self {
         Self {
             rules,
@@ -150,32 +150,32 @@ impl Coordinator {
         }
     }
 
-    /// What it knows.
+    /// The state that a successor needs.
     pub(super) fn known(&self) -> Known {
         self.known
     }
 
-    /// A node that is there, and what it brings.
+    /// A node's facts.
     ///
     /// # Panics
-    /// When it is not there.
+    /// If the node is not present.
     pub(super) fn node(&self, id: NodeId) -> &NodeFacts {
         &self.nodes[&id].facts
     }
 
-    /// Ends the launch, whose next attempt can not be started.
+    /// Ends the launch because its next attempt cannot be started.
     pub(super) fn abandon(&mut self, exit: Exit, because: String) -> Vec<Action> {
         let mut actions = Vec::new();
         self.finish(exit, Some(because), &mut actions);
         actions
     }
 
-    /// Whether the launch is over, and all nodes were told.
+    /// Whether the launch is over and all nodes have been told.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
 
-    /// When to say that time has passed, if nothing else happens.
+    /// When the next [`Event::Tick`] is due, if nothing else happens.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let Phase::Gathering { since, pause, enough } = self.phase else { return None };
         match self.rules.size(self.nodes.len()) {
@@ -185,7 +185,7 @@ impl Coordinator {
         }
     }
 
-    /// What follows from something that happens.
+    /// Handles an event; returns the actions that follow.
     pub(super) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
@@ -253,7 +253,7 @@ impl Coordinator {
     fn leave(&mut self, id: NodeId, actions: &mut Vec<Action>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.is_leaving = true;
-        // The coordinator ends with its own node; and when the number of nodes is fixed, each of them is needed.
+        // The launch ends with the coordinator's own node, and, if the number of nodes is fixed, with any of them.
         self.is_stopping |= id == NodeId::OWN || self.rules.min == self.rules.max;
         if let Phase::Running(running) = &mut self.phase
             && (self.is_stopping || running.nodes.contains_key(&id))
@@ -265,7 +265,7 @@ impl Coordinator {
         self.dismiss(actions);
     }
 
-    /// Lets nodes go that want to leave and take part in nothing.
+    /// Releases nodes that want to leave and are not taking part in an attempt.
     fn dismiss(&mut self, actions: &mut Vec<Action>) {
         if self.is_stopping {
             return;
@@ -297,7 +297,8 @@ impl Coordinator {
         self.ended(id, None, end, actions);
     }
 
-    /// The part of a node in an attempt has ended; that of a node that is lost in whichever it had a part.
+    /// Handles the end of a node's part in an attempt; `attempt` is `None` if the node is lost, whichever attempt it
+    /// was in.
     fn ended(
         &mut self,
         id: NodeId,
@@ -320,7 +321,7 @@ impl Coordinator {
         }
     }
 
-    /// What follows when an attempt has ended on all of its nodes.
+    /// Decides what follows once an attempt has ended on all of its nodes.
     fn conclude(&mut self, now: Duration, actions: &mut Vec<Action>) {
         let Phase::Running(running) = &self.phase else {
             if self.is_stopping && !self.is_over() {
@@ -363,7 +364,7 @@ impl Coordinator {
         }
     }
 
-    /// Starts an attempt when there are enough nodes, or gives up when they do not come.
+    /// Starts an attempt if there are enough nodes, or gives up if they do not come.
     fn gathered(&mut self, now: Duration, actions: &mut Vec<Action>) {
         let is_enough = self.rules.size(self.nodes.len()).is_some();
         let Phase::Gathering { since, enough, .. } = &mut self.phase else { return };
@@ -380,7 +381,7 @@ impl Coordinator {
         };
         let mut order: Vec<(Option<usize>, NodeId)> =
             self.nodes.iter().map(|(&id, node)| (node.facts.number, id)).collect();
-        // Nodes without a number come last, in the order in which they came.
+        // Nodes without a number come last, in order of arrival.
         order.sort_by_key(|&(number, id)| (number.is_none(), number, id));
         let nodes: Vec<NodeId> = order.into_iter().take(size).map(|(_, id)| id).collect();
         if self.rules.max > 1 {
@@ -413,7 +414,7 @@ impl Coordinator {
     }
 }
 
-/// What all processes come to: what can not pass counts before what can.
+/// The joint exit of all processes: permanent failures take precedence over temporary ones.
 pub(super) fn worst(exits: impl IntoIterator<Item = Exit>) -> Exit {
     const ORDER: [Exit; 6] =
         [Exit::Input, Exit::Failed, Exit::Interrupted, Exit::Temporary, Exit::Found, Exit::Done];

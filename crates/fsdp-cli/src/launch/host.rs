@@ -1,4 +1,5 @@
-//! The coordinator of a launch at work: it hears the agents of all nodes and does what [`Coordinator`] decides.
+//! Runs the coordinator of a launch: receives messages from the agents of all nodes and executes the decisions of
+//! [`Coordinator`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -18,25 +19,25 @@ use super::message::{Beginning, Message, Order, Start};
 use super::plan::Plan;
 use crate::output;
 
-/// What both ends prove the token for.
+/// The purpose that both ends include in the proof of the token.
 pub(super) const PURPOSE: &[u8] = b"fsdp launch";
 
-/// How long a proof may take.
+/// Time limit for a proof.
 pub(super) const PROOF_MAX: Duration = Duration::from_secs(5);
 
-/// Strangers that may prove themselves at the same time.
+/// Maximum connections that may be authenticating at the same time.
 const STRANGERS_MAX: usize = 64;
 
-/// How long nodes may take to hear that the launch is over.
+/// How long nodes may take to learn that the launch is over.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// What the coordinator hears.
+/// What the coordinator receives.
 pub(super) enum Heard {
     /// A node has connected.
     Came(NodeId, TcpStream),
-    /// It says something.
+    /// A node sent a message.
     Said(NodeId, Message),
-    /// Its connection is gone.
+    /// A node's connection is closed.
     Lost(NodeId),
 }
 
@@ -48,13 +49,13 @@ pub(super) struct Host {
     pub(super) own: Sender<agent::Event>,
     /// The session of that agent.
     pub(super) session: u64,
-    /// By what other nodes find this one, if they were not told.
+    /// How other nodes find this one, if they were not given its address.
     pub(super) lead: Option<Lead>,
-    /// Where other nodes reach this one, if that is known before any has.
+    /// This node's address for other nodes, if known before any has connected.
     pub(super) address: Option<IpAddr>,
 }
 
-/// Nodes that can be told something.
+/// The nodes that can receive orders.
 struct Nodes {
     own: Sender<agent::Event>,
     own_address: Option<IpAddr>,
@@ -62,8 +63,8 @@ struct Nodes {
 }
 
 impl Host {
-    /// Coordinates until the launch is over, or another one has taken its place. Then all nodes go there, this one
-    /// included.
+    /// Coordinates until the launch is over, or another coordinator has taken over; then all nodes join that one, this
+    /// node included.
     pub(super) fn run(self, heard: &Receiver<Heard>) {
         let begin = Instant::now();
         let mut coordinator = Coordinator::new(self.rules, Duration::ZERO);
@@ -104,7 +105,7 @@ impl Host {
 
 impl Nodes {
     fn came(&mut self, id: NodeId, stream: TcpStream) {
-        // By this address of this node it was reached.
+        // The other node reached this one at this address.
         self.own_address = self.own_address.or(stream.local_addr().ok().map(|address| address.ip()));
         self.others.insert(id, stream);
     }
@@ -131,7 +132,7 @@ impl Nodes {
             let own = || self.own_address.filter(|_| nodes[0] == NodeId::OWN);
             let address = first.address.or_else(own).or_else(of_peer);
             let by_address = |ip| SocketAddr::new(ip, first.port).to_string();
-            // A node that has just been lost has no address any more. Its attempt fails, and another one follows.
+            // A node that was just lost has no address any more. Its attempt fails, and another one follows.
             address.map_or_else(|| format!("{}:{}", first.host, first.port), by_address)
         });
         for (node, &id) in nodes.iter().enumerate() {
@@ -142,14 +143,14 @@ impl Nodes {
 
     fn tell(&self, id: NodeId, order: Order) {
         if id == NodeId::OWN {
-            // The agent has ended; so does the launch.
+            // If the agent has ended, so does the launch.
             let _ = self.own.send(agent::Event::Ordered(order));
         } else if let Some(stream) = self.others.get(&id) {
             lines::send(stream, &order);
         }
     }
 
-    /// Waits until the other nodes have gone, which they do when they have heard that it is over.
+    /// Waits for the other nodes to disconnect, which they do when they learn that the launch is over.
     fn part(mut self, heard: &Receiver<Heard>) {
         let end = Instant::now() + FAREWELL;
         while !self.others.is_empty()
@@ -163,13 +164,13 @@ impl Nodes {
     }
 }
 
-/// Lets nodes in that know the token, and passes on what they say.
+/// Accepts nodes that know the token, and forwards their messages.
 pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -> std::io::Result<()> {
     let (strangers, next) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(NodeId::OWN.0 + 1)));
     let admit = move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else {
-                // Files may be short: look again later.
+                // File descriptors may have run out: retry later.
                 thread::sleep(PULSE);
                 continue;
             };
@@ -195,7 +196,7 @@ pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -
     thread::Builder::new().name("nodes".to_owned()).spawn(admit).map(drop)
 }
 
-/// Passes on what a node says until it is gone. Nobody listens any more when the launch is over.
+/// Forwards a node's messages until it is gone. The receiver is gone if the launch is over.
 fn attend(stream: TcpStream, id: NodeId, heard: &Sender<Heard>) {
     let Ok(lines) = lines::receive::<Message>(&stream) else { return };
     if heard.send(Heard::Came(id, stream)).is_err() {

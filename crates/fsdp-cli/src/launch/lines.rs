@@ -1,4 +1,4 @@
-//! Messages between nodes: a line of JSON each, over a connection that has proven itself.
+//! Messages between nodes: one line of JSON each, over an authenticated connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,16 +9,16 @@ use serde::de::DeserializeOwned;
 
 use super::agent::PULSE;
 
-/// Who says nothing for so long is lost.
+/// A peer that is silent for longer is lost.
 const SILENCE_MAX: Duration = PULSE.saturating_mul(15);
 
-/// Messages are short, so they go into the system's buffer at once, or the other end reads no longer.
+/// Messages are short, so they fit into the system's buffer at once, unless the peer has stopped reading.
 const SEND_WITHIN: Duration = Duration::from_secs(2);
 
-/// No message is as long.
+/// Maximum length of a message, in bytes.
 const LINE_MAX: u64 = 64 << 10;
 
-/// Sends a message. If it can not be sent, whoever reads from the connection finds out.
+/// Sends a message. Failures are noticed by the reader of the connection.
 pub(super) fn send<T: Serialize>(mut stream: &TcpStream, message: &T) {
     let mut line = serde_json::to_vec(message).expect("messages are plain values");
     line.push(b'\n');
@@ -27,7 +27,7 @@ pub(super) fn send<T: Serialize>(mut stream: &TcpStream, message: &T) {
     }
 }
 
-/// The messages that come, until the other end is gone, silent for too long, or says what is none.
+/// The received messages, until the peer is gone, silent for too long, or sends something that is not a message.
 pub(super) fn receive<T: DeserializeOwned>(
     stream: &TcpStream,
 ) -> io::Result<impl Iterator<Item = T> + use<T>> {

@@ -1,4 +1,5 @@
-//! Where processes write when `--log-dir` is given: `LOG/attempt-A/rank-R/`, and the first one to the console too.
+//! Output of processes with `--log-dir`: files in `LOG/attempt-A/rank-R/`; the first process also writes to the
+//! console.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -8,7 +9,7 @@ use std::thread;
 
 use crate::cluster::LOG_DIR;
 
-/// The number of the next attempt, behind those that have written there.
+/// The number of the next attempt, after those with logs in the folder.
 pub(super) fn next(dir: &Path) -> u32 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let number =
@@ -21,10 +22,10 @@ pub(super) fn folder(dir: &Path, attempt: u32, process: usize) -> PathBuf {
     dir.join(format!("attempt-{attempt}")).join(format!("rank-{process}"))
 }
 
-/// Starts a process that writes into files of a folder, and to the console as well if it `is_shown`.
+/// Starts a process whose output goes to files in a folder, and also to the console if it `is_shown`.
 pub(super) fn spawn(command: &mut Command, folder: &Path, is_shown: bool) -> io::Result<Child> {
     fs::create_dir_all(folder)?;
-    // A process may change its directory before it writes there.
+    // The path is absolute, since a process may change its directory before it writes there.
     command.env(LOG_DIR, folder.canonicalize()?);
     let [out, err] = ["stdout.log", "stderr.log"].map(|name| File::create(folder.join(name)));
     let (out, err) = (out?, err?);
@@ -39,7 +40,7 @@ pub(super) fn spawn(command: &mut Command, folder: &Path, is_shown: bool) -> io:
     Ok(child)
 }
 
-/// Copies what comes to a file and to the console, until it ends.
+/// Copies a stream to a file and to the console, until it ends.
 fn copy(
     name: &str,
     mut from: impl Read + Send + 'static,
@@ -51,7 +52,7 @@ fn copy(
         while let Ok(count) = from.read(&mut bytes)
             && count > 0
         {
-            // A console or disk that is gone must not stop the process.
+            // A console or disk that fails must not stop the process.
             let _ = file.write_all(&bytes[..count]);
             let _ = console.write_all(&bytes[..count]).and_then(|()| console.flush());
         }

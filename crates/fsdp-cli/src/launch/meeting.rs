@@ -1,4 +1,4 @@
-//! How the agent of a node finds the coordinator of its launch, or becomes it.
+//! How a node's agent finds the coordinator of its launch, or becomes it.
 
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -26,18 +26,18 @@ use crate::error::CliError;
 /// How long an address may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// Where the agents of a launch meet.
+/// The meeting point of a launch's agents.
 enum Where {
-    /// There is only this one.
+    /// There is a single agent.
     Here,
-    /// At an address that all were told.
+    /// An address given to all agents.
     Endpoint {
         host: String,
         port: u16,
-        /// Whether the coordinator is on this node; if that is not said, it is where the address is.
+        /// Whether the coordinator is on this node; if `None`, it is on the node with the address.
         is_here: Option<bool>,
     },
-    /// By a folder that all see.
+    /// A folder visible to all agents.
     Folder(PathBuf),
 }
 
@@ -46,16 +46,16 @@ pub(super) struct Meeting<'a> {
     meet: Where,
     rules: Rules,
     plan: &'a Plan,
-    /// What agents, and later processes, prove themselves with.
+    /// The token that authenticates agents, and later processes.
     token: Option<Token>,
-    /// Whether a variable names it.
+    /// Whether the token comes from an environment variable.
     is_token_named: bool,
-    /// The interface that was asked for.
+    /// The requested interface.
     address: Option<IpAddr>,
     sessions: u64,
 }
 
-/// The connection of an agent with a coordinator.
+/// An agent's connection to a coordinator.
 pub(super) struct Session {
     pub(super) number: u64,
     link: Link,
@@ -66,15 +66,15 @@ pub(super) struct Session {
 enum Link {
     /// The coordinator is a thread of this process.
     Own { to: Sender<Heard>, thread: JoinHandle<()> },
-    /// It is on another node.
+    /// The coordinator is on another node.
     Other(TcpStream),
 }
 
 impl<'a> Meeting<'a> {
-    /// Where the nodes of a launch meet.
+    /// Determines the meeting point of a launch.
     ///
     /// # Errors
-    /// [`CliError`]: there is nowhere, or no token.
+    /// [`CliError`]: there is none, or no token.
     pub(super) fn new(args: &LaunchArgs, plan: &'a Plan) -> Result<Self, CliError> {
         let rules = Rules {
             min: args.nnodes.min,
@@ -105,10 +105,10 @@ impl<'a> Meeting<'a> {
         Ok(meeting)
     }
 
-    /// Finds the coordinator, or becomes it; none if there is none yet. What it says comes as events.
+    /// Finds the coordinator, or becomes it; `None` if there is none yet. Its orders arrive as events.
     ///
     /// # Errors
-    /// [`CliError`]: another token, a folder or port that can not be used.
+    /// [`CliError`]: the token differs, or a folder or port cannot be used.
     pub(super) fn session(&mut self, events: &Sender<Event>) -> Result<Option<Session>, CliError> {
         self.sessions += 1;
         let link = self.link(events)?;
@@ -158,8 +158,8 @@ impl<'a> Meeting<'a> {
         self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
-    /// Whether the other end is a coordinator of this launch. With another token than a variable names it can be none; a
-    /// token of the folder is the same for all, so whoever has another one is another program.
+    /// Whether the peer is a coordinator of this launch. If the token comes from a variable, a peer with another token
+    /// is an error; a token from the folder is the same for all, so a peer with another one is another program.
     fn is_one(&self, stream: &TcpStream) -> Result<bool, CliError> {
         match self.prove(stream) {
             Ok(()) => Ok(true),
@@ -202,7 +202,7 @@ impl<'a> Meeting<'a> {
         let (events, session) = (events.clone(), self.sessions);
         let hear = move || {
             for order in orders {
-                // Nobody listens any more when the launch is over.
+                // The receiver is gone if the launch is over.
                 let _ = events.send(Event::Ordered(order));
             }
             let _ = events.send(Event::Lost { session });
@@ -213,38 +213,39 @@ impl<'a> Meeting<'a> {
 }
 
 impl Session {
-    /// Tells the coordinator something.
+    /// Sends a message to the coordinator.
     pub(super) fn say(&self, message: Message) {
         match &self.link {
-            // It has ended when the launch is over.
+            // The coordinator has ended if the launch is over.
             Link::Own { to, .. } => drop(to.send(Heard::Said(NodeId::OWN, message))),
             Link::Other(stream) => lines::send(stream, &message),
         }
     }
 
-    /// Whether the coordinator is of this process.
+    /// Whether the coordinator is in this process.
     pub(super) fn is_own(&self) -> bool {
         matches!(self.link, Link::Own { .. })
     }
 
-    /// What processes prove themselves with.
+    /// The token that authenticates processes.
     pub(super) fn token(&self) -> Option<&str> {
         self.token.as_deref()
     }
 
-    /// The interface that was asked for.
+    /// The requested interface.
     pub(super) fn address(&self) -> Option<IpAddr> {
         self.address
     }
 
-    /// A port that is free now, for process 0. If somebody takes it before that does, the attempt fails and is repeated.
+    /// A port that is free now, for process 0. If it is taken before process 0 binds it, the attempt fails and is
+    /// repeated.
     pub(super) fn free_port(&self) -> u16 {
         let any = self.address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
         let bound = TcpListener::bind((any, 0)).and_then(|listener| listener.local_addr());
         bound.map_or(0, |address| address.port())
     }
 
-    /// Ends it, when the launch is over.
+    /// Closes the session when the launch is over.
     pub(super) fn close(self) {
         match self.link {
             Link::Own { to, thread } => {
@@ -257,7 +258,7 @@ impl Session {
     }
 }
 
-/// The token of a launch on several nodes: named, or in the output folder.
+/// The token of a launch on several nodes: from the environment, or in the output folder.
 fn token(args: &LaunchArgs, folder: Option<&Path>) -> Result<Token, CliError> {
     if let Some(named) = named_token(&variable).map_err(RendezvousError::from).map_err(cluster_error)? {
         return Ok(named);
@@ -280,11 +281,11 @@ fn resolve(host: &str, port: u16) -> Vec<SocketAddr> {
     (host, port).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
 }
 
-/// Whether a host is this one.
+/// Whether a host name refers to this host.
 fn is_own(host: &str) -> Result<bool, CliError> {
     let own = interface::interfaces().map_err(|source| CliError::Start { what: host.to_owned(), source })?;
     let addresses = resolve(host, 0);
-    // Systems give the name of the machine an address of the loopback that is on no interface.
+    // Some systems map the machine's name to a loopback address that is on no interface.
     let is_here = |ip: IpAddr| ip.is_loopback() || own.iter().any(|interface| interface.address == ip);
     Ok(addresses.iter().any(|address| is_here(address.ip())))
 }

@@ -1,4 +1,4 @@
-//! What the agent of a node and the coordinator of a launch say to each other. Between nodes: a line of JSON each.
+//! Messages between a node's agent and the coordinator of a launch. Between nodes, each is a line of JSON.
 
 use std::net::IpAddr;
 
@@ -6,116 +6,116 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit_code::Exit;
 
-/// What a node brings to a launch.
+/// A node's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodeFacts {
-    /// Its name, for people.
+    /// Its host name, for messages to users.
     pub(super) host: String,
-    /// Where it wants to be among the nodes, if it knows.
+    /// Its requested position among the nodes, if any.
     pub(super) number: Option<usize>,
-    /// Processes that it starts.
+    /// Number of processes that it starts.
     pub(super) nproc: usize,
-    /// Where other nodes reach it, if that was asked for: else by the address that they reach its agent by.
+    /// Its requested address for other nodes; by default the address of its agent's connection.
     pub(super) address: Option<IpAddr>,
     /// A port that was free a moment ago, for its process 0.
     pub(super) port: u16,
-    /// What it knows of the launch, of a coordinator that is lost.
+    /// The last state received from a lost coordinator.
     pub(super) known: Known,
 }
 
-/// What an agent says.
+/// A message from an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// It is there, and has nothing running.
+    /// The node is present and runs nothing.
     Join(NodeFacts),
-    /// All processes of an attempt that were here have ended.
+    /// All processes of an attempt on this node have ended.
     Ended {
-        /// The attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// What they come to, as an exit code.
+        /// Their joint exit code.
         code: u8,
-        /// What happened first, if something failed.
+        /// The first failure, if any.
         because: Option<String>,
-        /// Whether a process was killed by a signal: then it did not stop because it was asked to.
+        /// Whether a process was killed by a signal, and so did not stop on request.
         was_killed: bool,
-        /// Whether the processes were told of a failure: then those of other nodes were too.
+        /// Whether the processes were told of a failure, which those of other nodes then were too.
         is_told: bool,
-        /// Whether the state of the run is not in its output folder.
+        /// Whether the state of the run is outside of its output folder.
         is_elsewhere: bool,
         /// A port that was free a moment ago.
         port: u16,
     },
-    /// The output folder is the run's from now on.
+    /// The output folder now belongs to this run.
     TakenOver,
-    /// It was asked to stop, and takes part no longer.
+    /// The node was asked to stop, and no longer takes part.
     Leave,
-    /// It is alive.
+    /// A heartbeat.
     Pulse,
 }
 
-/// What the coordinator says.
+/// An order from the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Start the processes of an attempt.
     Start(Start),
     /// Let the processes save and stop.
     Stop,
-    /// Let them do so when the next checkpoint is complete.
+    /// Let the processes save and stop when the next checkpoint is complete.
     StopAtSave,
-    /// The attempt has failed: end what is left of it after a moment.
+    /// The attempt has failed: end its remaining processes after a grace period.
     End {
-        /// Whether its processes were told of a failure, and need no time to notice it.
+        /// Whether its processes were told of a failure and need no time to detect it.
         is_told: bool,
     },
-    /// The launch is over, with this exit code, and why if a person should know.
+    /// The launch is over.
     Finish {
-        /// The code.
+        /// The exit code.
         code: u8,
-        /// Why.
+        /// The reason to print, if any.
         because: Option<String>,
     },
-    /// The coordinator is alive. Should it be lost, another one goes on from what it knows.
+    /// A heartbeat. If the coordinator is lost, another one continues from this state.
     Pulse(Known),
 }
 
-/// What the next attempt of a launch depends on.
+/// The state on which the next attempt of a launch depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
-    /// Attempts so far.
+    /// Number of attempts so far.
     pub(super) attempts: u32,
-    /// Failures after which processes were started again.
+    /// Number of failures after which processes were restarted.
     pub(super) restarts: u32,
-    /// Whether the output folder was the run's in one of them.
+    /// Whether the output folder has belonged to this run in any attempt.
     pub(super) is_taken_over: bool,
 }
 
-/// The part of a node in an attempt.
+/// A node's part in an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Start {
-    /// Counted from 0, over all coordinators of a launch.
+    /// Number of the attempt, from 0, counted over all coordinators of a launch.
     pub(super) attempt: u32,
-    /// The number of the node in it.
+    /// Index of the node in the attempt.
     pub(super) node: usize,
-    /// How many there are.
+    /// Number of nodes in the attempt.
     pub(super) nodes: usize,
     /// How the run begins.
     pub(super) beginning: Beginning,
-    /// Where process 0 can be reached, if there are several nodes.
+    /// The address of process 0, if there are several nodes.
     pub(super) rendezvous: Option<String>,
 }
 
-/// How the run of an attempt begins.
+/// How the run begins in an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Beginning {
-    /// As it was asked to: what is in the output folder is another run's.
+    /// As requested: the output folder belongs to another run, if any.
     AsAsked,
-    /// As it was asked to, over what it has left itself: there is no checkpoint of it.
+    /// As requested, overwriting its own earlier output: it has no checkpoint yet.
     Over,
     /// From its newest checkpoint.
     Resume,
 }
 
-/// The exit that a code of the other end stands for.
+/// Converts an exit code received from a peer.
 pub(super) fn exit_of(code: u8) -> Exit {
     Exit::of_code(code.into()).unwrap_or(Exit::Failed)
 }

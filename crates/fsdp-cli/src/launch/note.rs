@@ -1,22 +1,22 @@
-//! What a launcher and its processes leave for each other to know, in a folder of the launcher's own.
+//! Notes that a launcher and its processes leave for each other, in a folder of the launcher.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 use fsdp_comm::process::Verdict;
 
-/// The variable by which processes know the folder.
+/// The variable with the path of the folder.
 pub(super) const FOLDER: &str = "FSDP_LAUNCH_DIR";
 
-/// Something that decides how processes are started again.
+/// A note that affects how processes are restarted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Note {
-    /// Of the first process: the output folder is this run's; before, what is there is another one's.
+    /// From the first process: the output folder now belongs to this run; before, its contents are another run's.
     TakenOver,
-    /// Of the first process: the state of the run is somewhere else than in its output folder, and a person has to say how
-    /// to go on.
+    /// From the first process: the state of the run is outside of its output folder, and the user must decide how to
+    /// continue.
     Elsewhere,
-    /// Of the launcher: stop when the next checkpoint is complete.
+    /// From the launcher: stop when the next checkpoint is complete.
     StopAtSave,
 }
 
@@ -29,46 +29,46 @@ impl Note {
         })
     }
 
-    /// Leaves it, if this process was launched by `fsdp launch`.
+    /// Leaves the note, if this process was started by `fsdp launch`.
     pub(crate) fn leave(self) {
         if let Some(folder) = env::var_os(FOLDER) {
             self.leave_in(Path::new(&folder));
         }
     }
 
-    /// Whether it is there, if this process was launched by `fsdp launch`.
+    /// Whether the note exists, if this process was started by `fsdp launch`.
     pub(crate) fn is_there(self) -> bool {
         env::var_os(FOLDER).is_some_and(|folder| self.is_in(Path::new(&folder)))
     }
 
-    /// Leaves it in a folder.
+    /// Leaves the note in a folder.
     pub(super) fn leave_in(self, folder: &Path) {
         if let Err(error) = fs::write(self.file(folder), "") {
-            // Whoever would find it does what is right without it, if later or from further back.
+            // Without the note the outcome is still correct, but later, or from an older checkpoint.
             tracing::warn!("can not leave a note in {}: {error}", folder.display());
         }
     }
 
-    /// Whether it was left in a folder.
+    /// Whether the note exists in a folder.
     pub(super) fn is_in(self, folder: &Path) -> bool {
         self.file(folder).exists()
     }
 
-    /// Takes it back, if it is there.
+    /// Removes the note, if it exists.
     pub(super) fn remove_from(self, folder: &Path) {
         let _ = fs::remove_file(self.file(folder));
     }
 }
 
-/// The file of what ended the processes of an attempt.
+/// The file with the failure that ended the processes of an attempt.
 const VERDICT: &str = "verdict";
 
-/// Leaves what ended the world of this process, if it was launched by `fsdp launch`: the launcher names it, and gives others
-/// less time. All processes say the same, at the same time, so it comes in one step.
+/// Leaves the failure that ended this process's world, if it was started by `fsdp launch`: the launcher reports it, and
+/// gives other processes less time. All processes write the same text at the same time, so the write is atomic.
 pub(crate) fn leave_verdict(verdict: &Verdict, process: usize) {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
     if let Err(error) = replace(&folder, &verdict.to_string(), process) {
-        // The launcher then names who has ended first.
+        // The launcher then reports the process that ended first.
         tracing::warn!("can not leave a note in {}: {error}", folder.display());
     }
 }
@@ -79,13 +79,13 @@ fn replace(folder: &Path, text: &str, process: usize) -> io::Result<()> {
     fs::rename(beside, folder.join(VERDICT))
 }
 
-/// What ended the processes of this node, if they were told of something.
+/// The failure that ended this node's processes, if they were told of one.
 pub(super) fn verdict(folder: &Path) -> Option<String> {
     fs::read_to_string(folder.join(VERDICT)).ok()
 }
 
-/// Forgets what ended an earlier attempt.
+/// Removes the failure of an earlier attempt.
 pub(super) fn remove_verdict(folder: &Path) {
-    // Mostly there is none.
+    // Usually there is none.
     let _ = fs::remove_file(folder.join(VERDICT));
 }

@@ -1,4 +1,4 @@
-//! What is launched, and with which arguments again after a failure.
+//! The command to launch, and its arguments after a failure.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// What the arguments after `--` ask for. What is wrong with them is told here, once, and not by each process.
+    /// Parses the arguments after `--`. Errors in them are reported here, once, and not by each process.
     ///
     /// # Errors
     /// [`CliError`].
@@ -47,12 +47,12 @@ impl Plan {
         self.run.as_ref().map(RunDir::out_dir)
     }
 
-    /// How an attempt begins. As soon as the output folder was the run's in an earlier one, it goes on from its own newest
-    /// checkpoint; if it had not come to one, it begins as it was told to, and replaces what it has left. Before, what is in
-    /// the folder is another run's.
+    /// How an attempt begins. If the output folder has belonged to this run in an earlier attempt, the run resumes from
+    /// its newest checkpoint; without a checkpoint it begins as requested and overwrites its own output. Otherwise the
+    /// contents of the folder are another run's.
     ///
     /// # Errors
-    /// [`CliError`]: the output folder can not be read.
+    /// [`CliError`]: the output folder cannot be read.
     pub(super) fn beginning(&self, is_taken_over: bool) -> Result<Beginning, CliError> {
         match self.run.as_ref().filter(|_| is_taken_over) {
             None => Ok(Beginning::AsAsked),
@@ -71,7 +71,7 @@ impl Plan {
     }
 }
 
-/// The arguments of a training run that is started again.
+/// The arguments for restarting a training run.
 fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
     let is = |argument: &OsString, name: &str| argument.to_str() == Some(name);
     let has = |name| arguments.iter().any(|argument| is(argument, name));
@@ -96,7 +96,7 @@ fn again(arguments: &[OsString], has_checkpoint: bool) -> Vec<OsString> {
 }
 
 fn run_of(train: &TrainArgs, args: &LaunchArgs) -> Result<RunDir, CliError> {
-    // Warnings are for the processes to give.
+    // Warnings are left to the processes.
     let processes = args.nproc * args.nnodes.max;
     let (setup, _) = RunSetup::read(&train.run, &|_| processes)?;
     Ok(RunDir::new(setup.config.run.out_dir))

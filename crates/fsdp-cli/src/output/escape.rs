@@ -1,25 +1,26 @@
-//! What a terminal may see of names that somebody else has chosen.
+//! Escapes untrusted names for display on a terminal.
 //!
-//! Names of files and tensors, and messages with such names, may hold anything: escape sequences that clear the screen
-//! or forge lines, characters that reverse the direction of text. They are shown as escapes, the same as in JSON, so
-//! that JSON stays what it was. What is not UTF-8 was replaced before, by `Path::display`. All other text stays as it is.
+//! Names of files and tensors, and messages with such names, may contain anything: escape sequences that clear the
+//! screen or forge lines, characters that reverse the direction of text. They are shown as JSON escapes, so that JSON
+//! keeps its meaning. Bytes that are not UTF-8 have already been replaced, by `Path::display`. All other text is
+//! unchanged.
 
-/// Whether a character is not seen itself, but does something to the text around it.
+/// Whether a character is invisible but affects the text around it.
 fn is_hidden(character: char) -> bool {
     let is_mark_of_direction = matches!(
         character,
-        // The second range also holds the separators of lines and paragraphs.
+        // The second range includes the line and paragraph separators.
         '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
     );
     character.is_control() || is_mark_of_direction
 }
 
-/// A text of several lines as it may be shown: of what is hidden, only the ends of lines and tabs stay.
+/// Escapes text of several lines; of the hidden characters only newlines and tabs remain.
 pub(crate) fn shown(text: &str) -> String {
     escaped(text, |character| is_hidden(character) && !matches!(character, '\n' | '\t'))
 }
 
-/// A name, or a message with names, as it may be shown in one line.
+/// Escapes a name, or a message with names, to a single line.
 pub(crate) fn one_line(text: &str) -> String {
     escaped(text, is_hidden)
 }
@@ -32,7 +33,7 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            // All of them are below 2^16, so four digits hold them.
+            // All of them are below 2^16, so four digits suffice.
             _ => out.push_str(&format!("\\u{:04x}", u32::from(character))),
         }
     }

@@ -1,16 +1,16 @@
-//! A sample of the data, and which of its tokens count.
+//! Formats a sample of the data, with the tokens that count in the loss.
 
 use fsdp_train::data::Preview;
 
 use super::Paint;
 
-/// Characters that are shown of a part, at its beginning and at its end: a page in all, for most samples.
+/// Maximum characters shown at the beginning and at the end of a part: about a page in total for most samples.
 const SHOWN: usize = 600;
 
-/// Around what counts, where there are no colours.
+/// Marks around tokens that count, if there are no colors.
 const MARKS: [&str; 2] = ["\u{27e6}", "\u{27e7}"];
 
-/// The sample, with colours or marks.
+/// Formats the sample, with colors or marks.
 pub(super) fn text(preview: &Preview, paint: Paint) -> String {
     let Preview { parts, tokens, counted } = preview;
     let [open, close] = MARKS;
@@ -31,7 +31,7 @@ pub(super) fn text(preview: &Preview, paint: Paint) -> String {
     text
 }
 
-/// Colours end with their line, as indentation begins a new one.
+/// Colors each line separately, since indentation begins a new one.
 fn each_line(text: &str, paint: impl Fn(&str) -> String) -> String {
     text.split('\n')
         .map(|line| if line.is_empty() { String::new() } else { paint(line) })
@@ -39,7 +39,7 @@ fn each_line(text: &str, paint: impl Fn(&str) -> String) -> String {
         .join("\n")
 }
 
-/// Beginning and end of what is long.
+/// The beginning and end of a long text.
 fn shortened(text: &str) -> String {
     let count = text.chars().count();
     if count <= 2 * SHOWN {

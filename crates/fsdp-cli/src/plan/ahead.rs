@@ -1,4 +1,4 @@
-//! A run on a cluster, put together: schedule, work, memory and time.
+//! A run on a cluster: combines schedule, work, memory and time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ use super::settings;
 use crate::error::CliError;
 use crate::run_setup::{Model, RunSetup};
 
-/// Bytes that a GPU holds beside what a step declares: context, cuBLAS' workspace and NCCL's buffers. Assumed.
+/// Bytes that a GPU holds in addition to what a step declares: context, cuBLAS workspace and NCCL buffers. Assumed.
 const BESIDE_BYTES: u64 = 1 << 30;
 
 /// A run on a cluster.
@@ -33,37 +33,37 @@ pub(super) struct Ahead<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) plan: Plan,
     pub(super) usage: Usage,
-    /// What the calls of a micro-batch hold.
+    /// The memory held by the calls of a micro-batch.
     pub(super) held: Arc<Footprints>,
     pub(super) forecast: Forecast,
-    /// Seconds of a step, at least and at most.
+    /// Minimum and maximum seconds of a step.
     pub(super) band: [f64; 2],
     pub(super) flops: FlopModel,
-    /// Floating-point operations of products of a rank's step, those that are done again included.
+    /// FLOPs of products in a rank's step, recomputation included.
     pub(super) done_flops: f64,
 }
 
-/// What is the same for all settings of a run, and what was found for some of them.
+/// The state shared by all settings of a run, and results cached for some of them.
 pub(super) struct Foresight<'a> {
     pub(super) config: &'a Resolved,
     pub(super) cluster: &'a Cluster,
-    /// Ways to cut the model into units.
+    /// The ways to wrap the model into units.
     pub(super) wraps: Vec<WrapPolicy>,
     constants: &'a Constants,
     model: Model,
     flops: FlopModel,
-    /// What the calls of a micro-batch ask for and hold, by its samples and by what forward keeps.
+    /// The requirements of a micro-batch's calls, keyed by its samples and by what forward keeps.
     calls: Mutex<BTreeMap<(usize, &'static str), Asked>>,
 }
 
-/// What the calls of a micro-batch ask for, and what they hold.
+/// The requests of a micro-batch's calls, and the memory they hold.
 type Asked = (Arc<Calls>, Arc<Footprints>);
 
 impl<'a> Foresight<'a> {
-    /// Of the run file of a setup.
+    /// Creates the state for a run file.
     ///
     /// # Errors
-    /// [`CliError`]: a model that can not be built, or sequences that it can not have.
+    /// [`CliError`]: the model cannot be built, or does not support the sequence length.
     pub(super) fn new(
         setup: &'a RunSetup,
         cluster: &'a Cluster,
@@ -77,7 +77,7 @@ impl<'a> Foresight<'a> {
         Ok(Self { config, cluster, wraps, constants, flops, calls: Mutex::default(), model })
     }
 
-    /// What a micro-batch of a plan asks for and holds.
+    /// The requirements of a plan's micro-batch.
     fn asked(&self, config: &Resolved, plan: &Plan) -> Result<Asked, CliError> {
         let kept = settings::checkpointing(config.fsdp.activation_checkpointing);
         let key = (config.train.micro_batch_size, kept);
@@ -96,10 +96,10 @@ impl<'a> Foresight<'a> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run with other settings.
+    /// Predicts the run with other settings.
     ///
     /// # Errors
-    /// [`CliError`]: settings that the mesh can not have, or a type without a peak.
+    /// [`CliError`]: settings that the mesh does not support, or a dtype without a known peak.
     pub(super) fn ahead(&self, config: &Resolved) -> Result<Ahead<'a>, CliError> {
         let plan = draft(config, &self.model.description().spec)?;
         let (calls, held) = self.asked(config, &plan)?;
@@ -133,21 +133,21 @@ impl<'a> Foresight<'a> {
 }
 
 impl Foresight<'_> {
-    /// Floating-point operations of products in a step, for each that it has without checkpointing.
+    /// Executed product FLOPs of a step, as a multiple of those without checkpointing.
     ///
     /// # Errors
-    /// As [`Foresight::ahead`].
+    /// Those of [`Foresight::ahead`].
     pub(super) fn again(&self, ahead: &Ahead<'_>) -> Result<f64, CliError> {
         let mut config = ahead.config.clone();
         config.fsdp.activation_checkpointing = Checkpointing::None;
         Ok(ahead.done_flops / self.ahead(&config)?.done_flops)
     }
 
-    /// Seconds of PyTorch's FSDP2 with the settings of a run, compiled and not; on GPUs without offload, and with an optimizer
-    /// that needs no whole matrices.
+    /// Seconds of PyTorch's FSDP2 with the run's settings, compiled and not; only for GPUs without offload, and
+    /// optimizers that do not need whole matrices.
     ///
     /// # Errors
-    /// As [`Foresight::ahead`].
+    /// Those of [`Foresight::ahead`].
     pub(super) fn fsdp2(&self, ahead: &Ahead<'_>) -> Result<Option<[f64; 2]>, CliError> {
         let (config, plan) = (&ahead.config, &ahead.plan);
         let is_whole = plan.step.lasting.scratch.is_some();
@@ -167,62 +167,63 @@ impl Foresight<'_> {
 }
 
 impl Ahead<'_> {
-    /// Bytes that a device holds at most.
+    /// Peak bytes of a device.
     pub(super) fn device_bytes(&self) -> u64 {
         self.usage.device.total_peak_bytes as u64 + self.beside_bytes()
     }
 
-    /// What of them is beside what the step declares.
+    /// The part of the peak that the step does not declare.
     pub(super) fn beside_bytes(&self) -> u64 {
         if self.cluster.kind == Kind::Gpu { BESIDE_BYTES } else { 0 }
     }
 
-    /// Bytes of a device, or of a rank's part of it.
+    /// Memory of a device in bytes, or a rank's share of it.
     pub(super) fn capacity(&self) -> u64 {
         self.cluster.device.memory.value as u64 / self.cluster.sharing(self.plan.mesh.world()) as u64
     }
 
-    /// Devices that the ranks have.
+    /// Number of devices used by the ranks.
     pub(super) fn devices(&self) -> f64 {
         let world = self.plan.mesh.world();
         world as f64 / self.cluster.sharing(world) as f64
     }
 
-    /// Whether a device holds all.
+    /// Whether the peak fits into a device.
     pub(super) fn fits(&self) -> bool {
         self.device_bytes() <= self.capacity()
     }
 
-    /// Tokens of a step, over all ranks.
+    /// Tokens per step, over all ranks.
     pub(super) fn tokens(&self) -> f64 {
         (self.config.train.global_batch_size * self.config.data.seq_len) as f64
     }
 
-    /// Tokens a second, over all ranks.
+    /// Tokens per second, over all ranks.
     pub(super) fn tokens_per_second(&self) -> f64 {
         self.tokens() / self.forecast.seconds
     }
 
-    /// Peak of all devices, in operations a second.
+    /// Peak of all devices, in FLOP/s.
     pub(super) fn peak(&self) -> f64 {
         let peak = self.cluster.peak(self.plan.policy.param_dtype).expect("the step has been priced with it");
         peak * self.devices()
     }
 
-    /// Parts of the peak: of the model's operations with attention, and of 6 for each parameter.
+    /// Utilization: of the model's FLOPs including attention, and of 6 FLOPs per parameter.
     pub(super) fn utilization(&self) -> [f64; 2] {
         let speed = self.tokens_per_second();
         [self.flops.flops_per_token(), self.flops.flops_per_token_6n()]
             .map(|flops| flops * speed / self.peak())
     }
 
-    /// Seconds in which a queue is at work.
+    /// Seconds in which a queue is busy.
     pub(super) fn busy(&self, queue: Queue) -> f64 {
         self.forecast.timeline.busy(&self.plan.step, queue)
     }
 }
 
-/// What carries collectives: between the ranks of a host's process memory does, unless the run file says that they are processes.
+/// The transport of collectives: memory between ranks in one process on a host, unless the run file specifies
+/// processes.
 fn transport(run: &RunConfig, cluster: &Cluster) -> &'static str {
     match run.transport {
         Transport::Mpi => "mpi",

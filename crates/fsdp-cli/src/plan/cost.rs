@@ -1,4 +1,4 @@
-//! What a whole run takes: days, device hours, money, and what failures add.
+//! The cost of a whole run: days, device hours, money, and the overhead of failures.
 
 use std::time::Duration;
 
@@ -7,41 +7,39 @@ use fsdp_train::checkpoint::DiskNeed;
 use super::ahead::Ahead;
 use crate::error::CliError;
 
-/// What is lost when a run fails and goes on: it is noticed, started, read and compiled. Assumed.
+/// Seconds lost when a run fails and resumes: detection, start, loading and compilation. Assumed.
 const RESTART_SECONDS: f64 = 600.0;
 
 const YEAR_SECONDS: f64 = 365.25 * 24.0 * 3600.0;
 
-/// A whole run.
+/// The cost of a whole run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cost {
-    /// Tokens.
     pub(super) tokens: f64,
-    /// Steps.
     pub(super) steps: f64,
     /// Seconds without failures.
     pub(super) seconds: f64,
-    /// Seconds between failures of any device; infinite if they never fail.
+    /// Mean seconds between failures of any device; infinite if devices never fail.
     pub(super) between_failures: f64,
-    /// What a save takes.
+    /// The duration of a save.
     pub(super) save: Save,
-    /// Seconds between saves: as the run file says, or those that lose the least.
+    /// Seconds between saves: as in the run file, or the interval with the least loss.
     pub(super) save_every: f64,
-    /// Whether the run file says it.
+    /// Whether the run file sets the interval.
     pub(super) is_every_given: bool,
-    /// Seconds with failures, saves, restarts and steps that are done again; infinite if failures come too often to get on.
+    /// Seconds including failures, saves, restarts and repeated steps; infinite if failures are too frequent for
+    /// progress.
     pub(super) whole: f64,
-    /// US dollars for a device and hour.
+    /// US dollars per device and hour.
     pub(super) price: f64,
-    /// Devices.
     pub(super) devices: f64,
 }
 
 impl Cost {
-    /// That of a run of so many tokens, or of all its steps.
+    /// The cost of a run of `tokens` tokens, or of all its steps.
     ///
     /// # Errors
-    /// [`CliError`]: a state that checkpoints can not hold.
+    /// [`CliError`]: checkpoints do not support the state.
     pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Result<Self, CliError> {
         let per_step = ahead.tokens();
         let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
@@ -68,28 +66,28 @@ impl Cost {
         })
     }
 
-    /// The part of all time that goes to saves, restarts and steps that are done again.
+    /// The fraction of time spent on saves, restarts and repeated steps.
     pub(super) fn lost(&self) -> f64 {
         1.0 - self.seconds / self.whole
     }
 
-    /// Hours of all devices.
+    /// Hours over all devices.
     pub(super) fn device_hours(&self) -> f64 {
         self.whole / 3600.0 * self.devices
     }
 
-    /// US dollars.
+    /// Cost in US dollars.
     pub(super) fn dollars(&self) -> f64 {
         self.device_hours() * self.price
     }
 }
 
-/// Seconds of a save.
+/// Durations of a save, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Save {
-    /// That no step is done in: the copy of a device's state to the host, and what is written before the run goes on.
+    /// Time that blocks steps: the copy of a device's state to the host, and the writing that is not asynchronous.
     pub(super) stop: f64,
-    /// Until all is written, beside steps or not.
+    /// Time until everything is written, whether or not steps run meanwhile.
     pub(super) write: f64,
 }
 
@@ -106,8 +104,8 @@ impl Save {
     }
 }
 
-/// How often to save, for the least loss (Young, 1974; Daly, 2006, to the first order): the root of twice the time of a save
-/// times the time between failures.
+/// The interval between saves with the least loss (Young, 1974; Daly, 2006, to first order): the square root of twice
+/// the time of a save times the time between failures.
 fn save_every(save: f64, between_failures: f64) -> f64 {
     if between_failures.is_finite() {
         (2.0 * save * between_failures).sqrt().max(save)
@@ -116,9 +114,9 @@ fn save_every(save: f64, between_failures: f64) -> f64 {
     }
 }
 
-/// Seconds of all, of which `seconds` are steps: each save stops them, and one that comes while the last is being written waits
-/// for it. With each failure a restart is added, and what is done again: what was done since the last save that was written, on
-/// average half of the time between two, and the time of writing.
+/// Total seconds, of which `seconds` are steps. Each save blocks steps, and one that starts while the last is still
+/// being written waits for it. Each failure adds a restart and repeated work: everything since the last save that was
+/// written, on average half of the interval and the time of writing.
 fn whole(seconds: f64, save: Save, every: f64, between_failures: f64) -> f64 {
     let stop = if every.is_finite() { save.stop.max(save.write - every) / every } else { 0.0 };
     let without_failures = seconds * (1.0 + stop);
@@ -130,7 +128,7 @@ fn whole(seconds: f64, save: Save, every: f64, between_failures: f64) -> f64 {
     if part < 1.0 { without_failures / (1.0 - part) } else { f64::INFINITY }
 }
 
-/// A time in the largest units that fit: `3.2 days`, `4.1 hours`, `12 min`, `35 s`, `120 ms`.
+/// Formats a time in the largest suitable unit: `3.2 days`, `4.1 hours`, `12 min`, `35 s`, `120 ms`.
 pub(super) fn span(seconds: f64) -> String {
     match seconds {
         _ if !seconds.is_finite() => "never".to_owned(),
@@ -163,13 +161,13 @@ mod tests {
     fn saves_and_failures_lengthen_a_run_by_what_they_take() {
         let save = Save { stop: 1.0, write: 5.0 };
         assert_eq!(whole(100.0, save, save_every(1.0, f64::INFINITY), f64::INFINITY), 100.0);
-        // Devices that never fail lose what saves take; what is written beside steps is lost with a failure.
+        // Devices that never fail lose only the time of saves; asynchronous writes are lost with a failure.
         assert_eq!(whole(100.0, save, 100.0, f64::INFINITY), 101.0);
         let failing = 101.0 / (1.0 - (600.0 + 50.5 + 4.0) / 1e4);
         assert!((whole(100.0, save, 100.0, 1e4) - failing).abs() < 1e-9);
-        // A save after every second waits for the four more that the last one is written.
+        // A save after every second waits four more until the last one is written.
         assert_eq!(whole(100.0, save, 1.0, f64::INFINITY), 500.0);
-        // A run that fails more often than it starts ends never.
+        // A run that fails more often than it can restart never ends.
         assert_eq!(whole(100.0, save, 100.0, 500.0), f64::INFINITY);
     }
 

@@ -1,21 +1,22 @@
-//! What other settings would change, one at a time.
+//! The effects of other settings, one at a time.
 
 use rayon::prelude::*;
 
 use super::ahead::Foresight;
 use super::settings::Settings;
 
-/// What a step would be with other settings.
+/// A step with another setting.
 #[derive(Clone, Debug)]
 pub(super) struct Effect {
-    /// What is set otherwise, as a run file writes it.
+    /// The changed setting, as written in a run file.
     pub(super) change: String,
     pub(super) seconds: f64,
     pub(super) device_bytes: u64,
     pub(super) fits: bool,
 }
 
-/// Every setting with each of its other values, the fastest that fit first. What a run can not have is left out.
+/// Tries every setting with each of its other values; those that fit come first, the fastest first. Unsupported
+/// settings are left out.
 pub(super) fn of(foresight: &Foresight<'_>) -> Vec<Effect> {
     let here = Settings::of(foresight.config);
     let effect = |settings: &Settings| {

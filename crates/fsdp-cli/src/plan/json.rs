@@ -9,7 +9,7 @@ use super::cost::Cost;
 use super::effects::Effect;
 use super::text::{assumptions, critical_kinds, sources, waits};
 
-/// All of it, for programs.
+/// The complete plan as JSON.
 pub(super) fn json(outlook: &Outlook<'_>) -> Value {
     let Outlook { ahead, cost, fsdp2, effects, again } = outlook;
     let [mfu, mfu_6n] = ahead.utilization();
@@ -59,13 +59,13 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
     })
 }
 
-/// Numbers that are not assumed, and where they are from.
+/// The numbers that are not assumed, with their sources.
 pub(super) fn sources_json(ahead: &Ahead<'_>) -> Vec<Value> {
     let source = |[number, value, source]: [String; 3]| json!({ "number": number, "value": value.parse::<f64>().ok(), "source": source });
     sources(ahead).into_iter().map(source).collect()
 }
 
-/// The whole run.
+/// The cost of the whole run.
 pub(super) fn run_json(cost: &Cost) -> Value {
     json!({
         "tokens": cost.tokens,

@@ -1,4 +1,5 @@
-//! A plan as one HTML file that needs no network: one step on its queues, memory over it, what computation waits for, more nodes.
+//! A plan as a self-contained HTML file: a step on its queues, memory over the step, what computation waits for, more
+//! nodes.
 
 use std::fmt::Write;
 use std::fs;
@@ -18,16 +19,17 @@ use crate::report::page::{Page, escaped};
 use crate::report::plan::{COLOURED, LANE, LEFT, OPS_MAX, WIDTH, colour, lane, title};
 use crate::report::{draw, expect_replaceable};
 
-/// Rows of the picture of a step.
+/// Rows in the timeline of a step.
 const ROWS: usize = 6;
 
-/// The shortest bar that can be seen, in pixels.
+/// Minimum visible width of a bar, in pixels.
 const SHORTEST: f64 = 0.3;
 
-/// How many things computation waits for are drawn.
+/// Maximum number of causes of waiting that are drawn.
 const WAITS: usize = 12;
 
-/// Units of memory and of time that charts may have: the first of which there are so many.
+/// Units of memory and time for charts: name, size, and the minimum number of it; the first whose minimum is reached is
+/// used.
 const MEMORY: [(&str, f64, f64); 2] =
     [("GiB", (1_u64 << 30) as f64, 1.0), ("MiB", (1_u64 << 20) as f64, 0.0)];
 const TIME: [(&str, f64, f64); 3] =
@@ -36,7 +38,7 @@ const TIME: [(&str, f64, f64); 3] =
 /// Writes the report.
 ///
 /// # Errors
-/// [`CliError`]: the file can not be written, or holds something else than a report.
+/// [`CliError`]: the file cannot be written, or has contents other than a report.
 pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
     let Outlook { ahead, effects, .. } = outlook;
     expect_replaceable("--report", file)?;
@@ -64,7 +66,7 @@ pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Pat
     fs::write(file, page.finish(&heading)).map_err(CliError::write(file))
 }
 
-/// Operations on their queues, by time. Of a long step the first ones.
+/// Draws operations on their queues over time; of a long step only the first ones.
 fn timeline(page: &mut Page, ahead: &Ahead<'_>) {
     let ops = &ahead.plan.step.ops;
     let shown = ops.len().min(OPS_MAX);
@@ -81,7 +83,7 @@ fn timeline(page: &mut Page, ahead: &Ahead<'_>) {
     page.html("</figure>");
 }
 
-/// The operations between two times.
+/// Draws the operations between two times.
 fn lanes(ahead: &Ahead<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
     let plan = &ahead.plan;
     let queues: Vec<usize> = (0..Queue::ALL.len())
@@ -121,7 +123,7 @@ fn lanes(ahead: &Ahead<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
     svg
 }
 
-/// What a device holds, by time: what the step declares, and what calls of blocks hold beside.
+/// The memory of a device over time: what the step declares, and what calls within blocks hold in addition.
 fn memory(ahead: &Ahead<'_>) -> Chart {
     let usage = &ahead.usage.device;
     let declared: usize = Category::ALL
@@ -154,7 +156,7 @@ fn memory(ahead: &Ahead<'_>) -> Chart {
     }
 }
 
-/// The unit in which a value has a readable number, and what one of it is.
+/// The unit in which a value is most readable, and the size of one unit.
 fn unit(units: &[(&'static str, f64, f64)], value: f64) -> (&'static str, f64) {
     let fits = units.iter().find(|(_, one, least)| value >= one * least);
     let &(name, one, _) = fits.or(units.last()).expect("there are units");
@@ -174,7 +176,7 @@ fn waits(page: &mut Page, ahead: &Ahead<'_>) {
     page.html(&format!("<figure><h3>What computation waits for</h3>{svg}</figure>"));
 }
 
-/// The same work for each rank on 1, 2, 4, .. nodes, up to those that were asked for.
+/// The same work per rank on 1, 2, 4, .. nodes, up to the requested number.
 fn scaling(foresight: &Foresight<'_>, ahead: &Ahead<'_>) -> Chart {
     let per_node = ahead.cluster.devices_per_node();
     let config = &ahead.config;

@@ -1,4 +1,4 @@
-//! `fsdp plan check`: predictions beside measured runs.
+//! `fsdp plan check`: compares predictions with measured runs.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ use crate::args::PlanCheckArgs;
 use crate::error::CliError;
 use crate::output::{self, table};
 
-/// The runs with the largest errors that are shown.
+/// Number of runs shown, those with the largest errors.
 const WORST: usize = 8;
 
-/// What is said where there is nothing to compare.
+/// Printed if there is nothing to compare.
 const NO_ERRORS: &str = "no run has both a predicted step and a measured one\n";
 
-/// What a run is grouped by.
+/// The property by which runs are grouped.
 type Key = fn(&Row) -> String;
 
-/// Ways to group runs: what a heading calls them, and how they are told apart.
+/// Ways to group runs: heading and key.
 const GROUPS: [(&str, Key); 3] = [
     ("source", project),
     ("device", |row| row.text("device_type").to_owned()),
     ("checkpointing", |row| row.text("act_ckpt").to_owned()),
 ];
 
-/// Predicts the runs of a file.
+/// Predicts the runs of a file and prints the errors.
 ///
 /// # Errors
-/// [`CliError`]: the file can not be read.
+/// [`CliError`]: the file cannot be read.
 pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
     let file = args.file.display().to_string();
     let Runs { rows, ignored } = read(&super::read(&args.file)?, &file)?;
@@ -82,7 +82,7 @@ fn row_json(checked: &Checked) -> Value {
     Value::Object(row)
 }
 
-/// Whether a run keeps all that backward needs.
+/// Whether a run keeps all activations for backward.
 fn is_kept(row: &Row) -> bool {
     row.word("act_ckpt") == "none"
 }
@@ -144,7 +144,7 @@ fn worst(check: &Check) -> String {
     table(["worst", "row", "source", "model", "devices", "sharding", "checkpointing"], rows)
 }
 
-/// What a row is called.
+/// The identifier of a row.
 fn id(row: &Row) -> String {
     match row.id() {
         Value::String(text) => text,
@@ -152,7 +152,7 @@ fn id(row: &Row) -> String {
     }
 }
 
-/// Predictions with nothing to compare them with.
+/// Predictions without a measurement.
 fn alone(check: &Check) -> String {
     let mut rows: Vec<[String; 3]> = Vec::new();
     for Checked { row, found, .. } in &check.rows {
@@ -190,7 +190,7 @@ fn memory(check: &Check) -> String {
     }
 }
 
-/// Rows with a band, because they have so many ranks.
+/// Rows with an uncertainty band, because they have many ranks.
 fn wide(check: &Check) -> String {
     let mut rows: Vec<[String; 4]> = Vec::new();
     for checked in &check.rows {

@@ -1,4 +1,4 @@
-//! `fsdp plan --search`: all settings with each other, and those that nothing beats.
+//! `fsdp plan --search`: tries all combinations of settings and shows those that no other one beats.
 
 use std::fmt::Write as _;
 use std::io;
@@ -20,17 +20,17 @@ use crate::output::table;
 use crate::units::{bytes, rate};
 use crate::whole_file;
 
-/// The most rows of the front that are shown.
+/// Maximum rows of the front that are shown.
 const SHOWN: usize = 12;
 
-/// So many of the fastest settings are tried with other units, beside the front.
+/// Number of the fastest settings that are also tried with other units, besides the front.
 const REFINED: usize = 32;
 
-/// What was found of settings.
+/// The prediction for one combination of settings.
 struct Candidate {
     settings: Settings,
     seconds: f64,
-    /// Seconds at least and at most.
+    /// Minimum and maximum seconds.
     band: [f64; 2],
     tokens_per_second: f64,
     device_bytes: u64,
@@ -39,36 +39,36 @@ struct Candidate {
     fits: bool,
 }
 
-/// What is not as good as the fastest.
+/// A setting that is worse than the fastest.
 #[derive(Serialize)]
 struct Loser {
-    /// What is set otherwise.
+    /// The changed setting.
     change: String,
-    /// By how many percent a step is longer; shorter, if it does not fit.
+    /// By how many percent a step is slower; negative if it is faster but does not fit.
     #[serde(rename = "slower_percent")]
     slower: f64,
     fits: bool,
     why: String,
 }
 
-/// The fastest settings that fit: the whole run with them, and its step.
+/// The fastest settings that fit: the cost of the whole run, and its step.
 type Best<'a> = (Cost, Ahead<'a>);
 
-/// What was found of all.
+/// All predictions.
 struct Found {
-    /// All that a run can have, the fastest first.
+    /// All supported combinations, the fastest first.
     candidates: Vec<Candidate>,
-    /// How many the run can not have: a mesh or a group that does not divide.
+    /// Number of unsupported combinations: a mesh or group size that does not divide evenly.
     impossible: usize,
 }
 
-/// Tries all settings, and says the front of time and memory.
+/// Tries all settings; returns the front of time and memory as text.
 ///
 /// # Errors
-/// [`CliError`]: a file can not be written, or nothing fits and one was asked for.
+/// [`CliError`]: a file cannot be written, or nothing fits and a run file was requested.
 pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String, CliError> {
     if let Some(file) = args.write.as_ref().filter(|file| file.exists()) {
-        // Better said in front of a long search than behind it.
+        // Report this before a long search, not after it.
         return Err(not_created(file, io::ErrorKind::AlreadyExists.into()));
     }
     let found = found(foresight);
@@ -78,7 +78,7 @@ pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String,
         write(foresight.config, front.first().copied(), file)?;
     }
     let capacity = foresight.cluster.device.memory.value as u64;
-    // What the whole run takes with the fastest settings, and what that rests on.
+    // The cost of the whole run with the fastest settings, and its assumptions.
     let best = front.first().map(|best| foresight.ahead(&best.settings.applied(foresight.config)));
     let best =
         best.transpose()?.map(|best| Ok::<_, CliError>((Cost::of(&best, args.tokens, args.price)?, best)));
@@ -106,7 +106,8 @@ fn found(foresight: &Foresight<'_>) -> Found {
     let all = Settings::all(foresight.config, foresight.cluster);
     let mut found = Found { candidates: all.par_iter().filter_map(candidate).collect(), impossible: 0 };
     found.sort();
-    // Other units only for what nothing beats, and what is nearly as fast: units change little beside the other settings.
+    // Other units are tried only for the front and for settings that are nearly as fast: units change little compared
+    // with the other settings.
     let fitting = found.candidates.iter().filter(|candidate| candidate.fits).take(REFINED);
     let others =
         found.front().into_iter().chain(fitting).flat_map(|one| one.settings.wrapped(&foresight.wraps));
@@ -125,7 +126,7 @@ fn found(foresight: &Foresight<'_>) -> Found {
 }
 
 impl Candidate {
-    /// Where most of the time goes that a step takes longer than with the fastest settings.
+    /// The main reason why a step is slower than with the fastest settings.
     fn why_slower(&self, best: &Self) -> String {
         let (exposed, computing) = (self.exposed - best.exposed, self.computing - best.computing);
         if exposed >= computing {
@@ -141,7 +142,7 @@ impl Candidate {
     }
 }
 
-/// So many of a list at most, its ends among them, the others at equal distances.
+/// At most `most` evenly spaced items of a list, including both ends.
 fn spread<T: Copy>(all: &[T], most: usize) -> Vec<T> {
     if all.len() <= most {
         return all.to_vec();
@@ -150,14 +151,14 @@ fn spread<T: Copy>(all: &[T], most: usize) -> Vec<T> {
 }
 
 impl Found {
-    /// Of equally fast settings those that hold less come first, and of equal ones those of the run file.
+    /// Sorts by time, then by memory; among equal settings, those of the run file come first.
     fn sort(&mut self) {
         self.candidates.sort_by(|one, other| {
             one.seconds.total_cmp(&other.seconds).then(one.device_bytes.cmp(&other.device_bytes))
         });
     }
 
-    /// Of those that fit, all that nothing beats in both time and memory, the fastest first.
+    /// The settings that fit and that no other ones beat in both time and memory, the fastest first.
     fn front(&self) -> Vec<&Candidate> {
         let mut least = u64::MAX;
         let mut front = Vec::new();
@@ -220,7 +221,7 @@ impl Found {
         text
     }
 
-    /// The fastest settings with one of them otherwise: by how much they are slower, or that they do not fit, and why.
+    /// The fastest settings with one of them changed: how much slower they are, or that they do not fit, and why.
     fn losers(&self) -> Vec<Loser> {
         let Some(best) = self.candidates.iter().find(|candidate| candidate.fits) else { return Vec::new() };
         let mut losers = Vec::new();
@@ -264,7 +265,7 @@ impl Found {
     }
 }
 
-/// Writes the run file, every default written out, with the fastest settings.
+/// Writes the run file, including all defaults, with the fastest settings.
 fn write(config: &Resolved, best: Option<&Candidate>, file: &Path) -> Result<(), CliError> {
     let refused = |what: String| CliError::Option { option: "--write", what };
     let best = best.ok_or_else(|| refused("nothing fits, so there is no run file to write".to_owned()))?;

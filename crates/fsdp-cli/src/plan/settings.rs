@@ -1,4 +1,4 @@
-//! Settings that decide how long a step takes and what it holds, and other values for them.
+//! Settings that affect the time and memory of a step, and the values to try for them.
 
 use fsdp_core::model::ModelSpec;
 use fsdp_core::schedule::{Accumulation, Checkpointing, Offload, Reshard};
@@ -8,17 +8,17 @@ use fsdp_train::config::{Device, Resolved};
 
 use crate::error::CliError;
 
-/// The class of a list of layers, and of embeddings.
+/// The classes of layer lists and of embeddings.
 const LIST: &str = "ModuleList";
 const EMBEDDING: &str = "Embedding";
 
-/// The most samples of a micro-batch that are tried.
+/// Maximum samples per micro-batch to try.
 const MICRO_BATCH_MAX: usize = 64;
 
-/// Puts a run on the devices of a cluster: so many nodes, all that there are, or as many as its ranks need.
+/// Places a run on a cluster: on the given number of nodes, all of its nodes, or as many as the run's ranks need.
 ///
 /// # Errors
-/// [`CliError`]: a world that the run can not have.
+/// [`CliError`]: the run does not support the world size.
 pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usize>) -> Result<(), CliError> {
     let per_node = cluster.devices_per_node();
     let refused = |what: String| CliError::Option { option: "--nodes", what };
@@ -48,7 +48,7 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
             cluster.name
         )));
     }
-    // Chunks of logits are those of devices with memory of their own.
+    // The device determines the chunk size of logits.
     config.run.device = if cluster.kind == Kind::Cpu { Device::Cpu } else { Device::Cuda };
     Ok(())
 }
@@ -67,7 +67,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Those of a run file.
+    /// The settings of a run file.
     pub(super) fn of(config: &Resolved) -> Self {
         Self {
             wrap: config.fsdp.wrap.clone(),
@@ -81,7 +81,7 @@ impl Settings {
         }
     }
 
-    /// The run file with these instead.
+    /// A run file with these settings.
     pub(super) fn applied(&self, config: &Resolved) -> Resolved {
         let mut config = config.clone();
         config.fsdp.wrap = self.wrap.clone();
@@ -95,7 +95,7 @@ impl Settings {
         config
     }
 
-    /// What differs from others, in the words of run files.
+    /// The differences from other settings, as written in run files.
     pub(super) fn differences(&self, from: &Self) -> Vec<String> {
         let mut all = Vec::new();
         if self.wrap != from.wrap {
@@ -132,7 +132,7 @@ impl Settings {
         all
     }
 
-    /// Each setting with each of its other values, all else as it is.
+    /// All variants that change a single setting.
     pub(super) fn neighbours(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
         let range = Range::of(config, cluster);
         let mut all = self.wrapped(wraps);
@@ -148,12 +148,12 @@ impl Settings {
         all
     }
 
-    /// The same with each way to wrap.
+    /// The same settings with each wrap policy.
     pub(super) fn wrapped(&self, wraps: &[WrapPolicy]) -> Vec<Self> {
         wraps.iter().map(|wrap| Self { wrap: wrap.clone(), ..self.clone() }).collect()
     }
 
-    /// All values of all settings, with each other, wrapped as the run file says.
+    /// All combinations of settings, with the run file's wrap policy.
     pub(super) fn all(config: &Resolved, cluster: &Cluster) -> Vec<Self> {
         let range = Range::of(config, cluster);
         let mut all = vec![Self::of(config)];
@@ -171,8 +171,8 @@ impl Settings {
     }
 }
 
-/// Ways to cut a model into units: that of the run file, by layers, and by what layers consist of (attention and MLP); each with
-/// embeddings as units of their own, and without.
+/// Wrap policies to try: the run file's, by layers, and by parts of layers (attention and MLP); each with and without
+/// embeddings as separate units.
 pub(super) fn wraps(spec: &ModelSpec, given: &WrapPolicy) -> Vec<WrapPolicy> {
     let class = |module: usize| spec.modules[module].class.clone();
     let is_parent = |module: usize| spec.modules.iter().any(|other| other.parent == Some(module));
@@ -201,12 +201,12 @@ pub(super) fn wraps(spec: &ModelSpec, given: &WrapPolicy) -> Vec<WrapPolicy> {
     all
 }
 
-/// The values that are tried.
+/// The values to try.
 struct Range {
     reshard: Vec<Reshard>,
     prefetch: [[usize; 2]; 3],
     checkpointing: [Checkpointing; 3],
-    /// Where there are several micro-batches.
+    /// Several values only with several micro-batches.
     accumulation: Vec<Accumulation>,
     offload: [Offload; 2],
     replicas: Vec<usize>,
@@ -218,7 +218,7 @@ impl Range {
         let (world, per_node) = (config.run.ranks, cluster.devices_per_node());
         let per_rank = config.train.global_batch_size / world;
         let is_size = |size: &usize| per_rank.is_multiple_of(*size) && *size <= MICRO_BATCH_MAX;
-        // Whole nodes hold a replica; half of them, with twice as many replicas, never help.
+        // A replica spans whole nodes; half nodes, with twice as many replicas, never help.
         let mut replicas = vec![1];
         let nodes = world / per_node;
         replicas.extend((1..).map(|power| 1 << power).take_while(|&count| count <= nodes));
@@ -242,7 +242,7 @@ impl Range {
     }
 }
 
-/// In the words of run files.
+/// The value as written in run files.
 pub(super) fn checkpointing(value: Checkpointing) -> &'static str {
     match value {
         Checkpointing::None => "none",
@@ -251,7 +251,7 @@ pub(super) fn checkpointing(value: Checkpointing) -> &'static str {
     }
 }
 
-/// In the words of run files.
+/// The value as written in run files.
 pub(super) fn reshard(value: Reshard) -> String {
     match value {
         Reshard::Auto => "\"auto\"".to_owned(),

@@ -1,4 +1,4 @@
-//! A plan as text.
+//! Formats a plan as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,13 +19,14 @@ use crate::output::{Paint, table};
 use crate::train::{memory_rows, parameters};
 use crate::units::{bytes, grouped, rate};
 
-/// The least part of computing that is said to be far from what was measured; what is not known at all is said anyway.
+/// Minimum fraction of compute time extrapolated far from measurements to be reported; unmeasured operations are always
+/// reported.
 const FAR_SAID: f64 = 0.02;
 
-/// The most units whose exposed communication is listed, and the most effects.
+/// Maximum units listed with exposed communication, and maximum effects.
 const SHOWN: usize = 8;
 
-/// What an operation of a plan is called: what it does, with which unit or block.
+/// Names an operation of a plan by its kind and its unit or block.
 pub(super) fn name(plan: &Plan, op: &Op) -> String {
     let of = match (op.kind.block(), op.kind.unit()) {
         (Some(block), _) => plan.spec.block(block).name.as_str(),
@@ -35,7 +36,7 @@ pub(super) fn name(plan: &Plan, op: &Op) -> String {
     format!("{} of {of}", op.kind.name())
 }
 
-/// All of it, for people.
+/// Formats the complete plan.
 pub(super) fn text(outlook: &Outlook<'_>) -> String {
     let Outlook { ahead, cost, fsdp2, effects, again } = outlook;
     let paint = Paint::of(&io::stdout());
@@ -101,7 +102,7 @@ fn memory(ahead: &Ahead<'_>) -> String {
     format!("{}{verdict}\n", table(["category", "peak"], rows))
 }
 
-/// What of a device is left; or what it lacks.
+/// The memory left on a device, or the memory that it lacks.
 fn left(ahead: &Ahead<'_>) -> Result<String, String> {
     let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     match there.checked_sub(needed) {
@@ -139,7 +140,7 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[Str
     rows
 }
 
-/// The time of a step with its band; the band first, where a number would say more than is known.
+/// The time of a step with its band; only the band if a single number would pretend too much precision.
 fn step_time(ahead: &Ahead<'_>) -> String {
     let [time, least, most] = [ahead.forecast.seconds, ahead.band[0], ahead.band[1]];
     let band = format!("{} to {}", span(least), span(most));
@@ -149,7 +150,7 @@ fn step_time(ahead: &Ahead<'_>) -> String {
     format!("{} ({band})", span(time))
 }
 
-/// Names with their values, one below the other.
+/// Formats names and values, one pair per line.
 pub(super) fn listed(rows: &[[String; 2]]) -> String {
     rows.iter().map(|[name, value]| format!("{name:<28}{value}\n")).collect()
 }
@@ -175,7 +176,7 @@ fn queues(ahead: &Ahead<'_>) -> String {
     )
 }
 
-/// Seconds that computation waits, by what it waits for, the longest first.
+/// Seconds that computation waits, by cause, the longest first.
 pub(super) fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
     let step = &ahead.plan.step;
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
@@ -198,7 +199,7 @@ fn exposed(ahead: &Ahead<'_>) -> String {
     table(["waiting for", "time"], rows) + &more
 }
 
-/// The operations that the length of the step hangs on, by kind: how many, how long, and which is the longest.
+/// The operations on the critical path, by kind: their number, total seconds, and the longest one.
 pub(super) fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64, String)> {
     let (step, timeline) = (&ahead.plan.step, &ahead.forecast.timeline);
     let mut kinds: BTreeMap<&'static str, (usize, f64, f64, String)> = BTreeMap::new();
@@ -292,7 +293,7 @@ fn saves(cost: &Cost) -> String {
     )
 }
 
-/// A number of hours or dollars: whole, unless it is small.
+/// A number of hours or dollars, rounded up unless it is small.
 fn amount(number: f64) -> String {
     match number {
         _ if !number.is_finite() => "without end".to_owned(),
@@ -301,7 +302,7 @@ fn amount(number: f64) -> String {
     }
 }
 
-/// What is not known but assumed, in words.
+/// The assumptions behind a plan.
 pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     let cluster = ahead.cluster;
     let mut all: Vec<String> = Vec::new();
@@ -338,7 +339,7 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
     all
 }
 
-/// The numbers of a plan that are not assumed, each with its value and where it is from.
+/// The numbers of a plan that are not assumed, with their values and sources.
 pub(super) fn sources(ahead: &Ahead<'_>) -> Vec<[String; 3]> {
     let numbers = ahead.cluster.numbers().into_iter();
     let known = numbers.filter(|(_, number)| !number.source.starts_with("assumed"));

@@ -1,4 +1,4 @@
-//! A predicted step as a trace, like that of a real one.
+//! Writes a predicted step as a trace, like the trace of a real step.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::trace::TraceFile;
 /// Writes the step of the first rank.
 ///
 /// # Errors
-/// [`CliError`]: the file can not be written, or holds something else than a trace.
+/// [`CliError`]: the file cannot be written, or has contents other than a trace.
 pub(super) fn write(ahead: &Ahead<'_>, file: &Path) -> Result<(), CliError> {
     crate::trace::check(file, &ahead.config)?;
     let trace = TraceFile::create(file)?;

@@ -1,25 +1,25 @@
-//! Horizontal bars as SVG: for each of some things a bar per run.
+//! Horizontal bars as SVG: for each row, a bar per run.
 
 use std::fmt::Write;
 
 use super::page::escaped;
 
 const WIDTH: f64 = 640.0;
-/// Where bars begin at least, and at most: names stand before them.
+/// Minimum and maximum left edge of the bars, which leaves room for names.
 const LEFT: [f64; 2] = [190.0, 360.0];
-/// A letter of a name, with some to spare: the letters of names are 5 to 6.5 pixels wide.
+/// Width of a letter in a name, with room to spare: they are 5 to 6.5 pixels wide.
 const LETTER: f64 = 6.5;
-/// What stands behind a bar.
+/// Room for the label after a bar.
 const NUMBER: f64 = 100.0;
 const BAR: f64 = 14.0;
 const GAP: f64 = 8.0;
-/// Before a name, and between it and its bar: half of it each.
+/// Margins before and after a name, half of it each.
 const MARGIN: f64 = 16.0;
 
-/// A bar: a colour, a length, and what stands behind it.
+/// A bar: color, length, and the label after it.
 pub(crate) type Bar = (usize, f64, String);
 
-/// Bars under their names.
+/// Draws bars next to their names.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -60,7 +60,7 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
     format!("<svg viewBox=\"0 0 {WIDTH} {top:.0}\" role=\"img\" aria-label=\"{label}\">{body}</svg>")
 }
 
-/// A name of so many letters at most: of a longer one the begin and the end, which tell names apart.
+/// A name of at most `most` letters: long names keep their beginning and end, which distinguish them.
 fn shortened(name: &str, most: usize) -> String {
     let letters: Vec<char> = name.chars().collect();
     if letters.len() <= most {
@@ -75,7 +75,7 @@ fn shortened(name: &str, most: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Where the first number of an attribute is, as pixels.
+    /// The first number after an attribute name, in pixels.
     fn number(svg: &str, attribute: &str) -> f64 {
         let rest = svg.split_once(attribute).unwrap().1;
         rest.split('"').next().unwrap().parse().unwrap()

@@ -1,13 +1,13 @@
 //! A line chart as SVG: axes with readable numbers, several series, gaps where a value is not finite.
 //!
-//! A chart has as many points as pixels can show, however many steps a run has: of each column of pixels the first, the lowest,
-//! the highest and the last, so that no peak is lost.
+//! The number of points is limited by the resolution, however many steps a run has: in each column of pixels the first,
+//! lowest, highest and last point are drawn, so that no peak is lost.
 
 use std::fmt::Write;
 
 use super::page::escaped;
 
-/// The size of a chart, in pixels, and the margins that its axes need.
+/// The size of a chart, in pixels, and the margins for its axes.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 62.0;
@@ -15,34 +15,34 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 36.0;
 
-/// Columns of pixels that points are drawn in.
+/// Columns of pixels in which points are drawn.
 pub(super) const COLUMNS: usize = 560;
 
-/// From this ratio of the highest to the lowest value on, an axis that may be logarithmic is.
+/// Minimum ratio of the highest to the lowest value for a logarithmic axis.
 const LOG_FROM: f64 = 100.0;
 
-/// Dashes of series, by their style.
+/// Dash patterns of series.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
-/// How many colours a page has.
+/// Number of colors on a page.
 pub(crate) const COLOURS: usize = 8;
 
 /// Several series over the same axes.
 #[derive(Debug)]
 pub(crate) struct Chart {
     pub(crate) title: String,
-    /// What a value is, with its unit.
+    /// The quantity of the values, with its unit.
     pub(crate) unit: &'static str,
-    /// What a place is, with its unit.
+    /// The quantity of the horizontal axis, with its unit.
     pub(crate) across: &'static str,
-    /// Whether the axis of values may be logarithmic.
+    /// Whether the value axis may be logarithmic.
     pub(crate) may_be_log: bool,
-    /// Whether the axis of values begins at 0, so that lengths are parts of each other.
+    /// Whether the value axis begins at 0, so that heights are proportional.
     pub(crate) has_zero: bool,
     pub(crate) series: Vec<Series>,
 }
 
-/// Points that are connected, in the order of their places.
+/// Connected points, ordered by horizontal position.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
@@ -52,7 +52,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// A series of all points; they may be many, and some not finite.
+    /// Creates a series; points may be numerous, and values may be non-finite.
     pub(crate) fn of(name: String, colour: usize, dash: usize, points: &[(f64, f64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -60,13 +60,13 @@ impl Series {
     }
 }
 
-/// An axis: from the range of values to pixels.
+/// An axis: maps a range of values to pixels.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     low: f64,
     high: f64,
     is_log: bool,
-    /// Pixels of the ends.
+    /// The pixel positions of the ends.
     from: f64,
     to: f64,
 }
@@ -78,7 +78,7 @@ impl Axis {
         self.from + part * (self.to - self.from)
     }
 
-    /// Values with a mark: round ones, about as many as `count`.
+    /// Positions of the axis marks: about `count` round values.
     fn marks(self, count: f64) -> Vec<f64> {
         if self.is_log {
             let (first, last) = (self.low.log10().ceil(), self.high.log10().floor());
@@ -92,14 +92,14 @@ impl Axis {
         let stride = stride.unwrap_or(10.0 * unit);
         let first = (self.low / stride).ceil();
         let numbers = std::iter::successors(Some(first), |number| Some(number + 1.0));
-        // Adding up strides would add up their rounding.
+        // Repeated addition would accumulate rounding errors.
         let end = self.high + stride * 1e-6;
         numbers.map(|number| number * stride).take_while(|&mark| mark <= end).collect()
     }
 }
 
 impl Chart {
-    /// The chart as SVG, with what hovering shows as JSON beside it; nothing if there is no finite value.
+    /// The chart as SVG, with the hover data as JSON; `None` if no value is finite.
     pub(crate) fn svg(&self) -> Option<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let finite = || points().filter(|(_, value)| value.is_finite());
@@ -168,7 +168,7 @@ impl Chart {
         );
     }
 
-    /// The points that are drawn, for whoever hovers: `[name, colour, [steps], [values]]` of each series.
+    /// The hover data of the drawn points: `[name, color, [steps], [values]]` per series.
     fn data(&self, drawn: &[Vec<(f64, f64)>], x: Axis) -> String {
         let series = self.series.iter().zip(drawn).map(|(series, points)| {
             let (steps, values): (Vec<f64>, Vec<Option<f64>>) =
@@ -177,17 +177,17 @@ impl Chart {
         });
         let series: Vec<serde_json::Value> = series.collect();
         let data = serde_json::json!({ "low": x.low, "high": x.high, "left": LEFT, "right": WIDTH - RIGHT, "series": series });
-        // In a script only this could end it.
+        // Within a script element only `<` could end it.
         data.to_string().replace('<', "\\u003c")
     }
 }
 
-/// The axis of some values; none without a value.
+/// The axis for some values; `None` if there are none.
 fn axis(values: impl Iterator<Item = f64> + Clone, may_be_log: bool, (from, to): (f64, f64)) -> Option<Axis> {
     let low = values.clone().reduce(f64::min)?;
     let high = values.reduce(f64::max)?;
     let is_log = may_be_log && low > 0.0 && high / low >= LOG_FROM;
-    // One value, or a range that is lost in its rounding, gets room around it.
+    // A single value, or a range within rounding error, gets room around it.
     let room = match high.abs() {
         size if high - low > size * 1e-9 => 0.0,
         0.0 => 0.5,
@@ -196,7 +196,7 @@ fn axis(values: impl Iterator<Item = f64> + Clone, may_be_log: bool, (from, to):
     Some(Axis { low: low - room, high: high + room, is_log, from, to })
 }
 
-/// Of each column of pixels the first, lowest, highest and last point, and whether some value in it is not finite.
+/// Keeps the first, lowest, highest and last point in each column of pixels, and the first non-finite one.
 pub(super) fn decimated(points: &[(f64, f64)], low: f64, high: f64) -> Vec<(f64, f64)> {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a column of pixels")]
     let column = |x: f64| ((x - low) / (high - low) * COLUMNS as f64) as i64;
@@ -207,7 +207,7 @@ pub(super) fn decimated(points: &[(f64, f64)], low: f64, high: f64) -> Vec<(f64,
         let ends =
             [finite().next(), finite().min_by(by_value), finite().max_by(by_value), finite().next_back()];
         let mut places: Vec<usize> = ends.into_iter().flatten().map(|(place, _)| place).collect();
-        // A gap stands where the first one is; more would not be seen.
+        // A gap is drawn at the first non-finite value; more gaps would be invisible.
         places.extend(points.iter().position(|point| !point.1.is_finite()));
         places.sort_unstable();
         places.dedup();
@@ -240,7 +240,7 @@ fn draw_line(svg: &mut String, series: &Series, points: &[(f64, f64)], x: Axis, 
         dashes => format!(" stroke-dasharray=\"{dashes}\""),
     };
     let _ = write!(svg, "<path class=\"line c{class}\"{dash} d=\"{path}\"/>");
-    // A line of few points would hide where they are, and one of a single point would be invisible.
+    // Dots show the position of few points, and make a single point visible.
     if points.len() <= 40 {
         for &(step, value) in points.iter().filter(|point| point.1.is_finite()) {
             let (at, height) = (x.pixel(step), y.pixel(value));
@@ -249,12 +249,12 @@ fn draw_line(svg: &mut String, series: &Series, points: &[(f64, f64)], x: Axis, 
     }
 }
 
-/// The dashes of a series, as SVG has them.
+/// The SVG dash pattern of a series.
 pub(super) fn dashes(series: &Series) -> &'static str {
     DASHES[series.dash]
 }
 
-/// A number as a mark of an axis.
+/// Formats a number for an axis mark.
 pub(super) fn short(value: f64) -> String {
     let size = value.abs();
     if size >= 1e4 {
@@ -271,7 +271,7 @@ pub(super) fn short(value: f64) -> String {
     trimmed(value, 4)
 }
 
-/// A number with so many decimals, without zeros at the end.
+/// Formats a number with at most `decimals` decimals, without trailing zeros.
 fn trimmed(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

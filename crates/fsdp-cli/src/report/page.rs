@@ -1,37 +1,37 @@
-//! A report as one HTML file that needs nothing else: no network, no other file. What it draws is SVG, and what its script does
-//! is to show numbers under the pointer.
+//! A report as a self-contained HTML file: no network, no other files. Drawings are SVG; the script only shows numbers
+//! under the pointer.
 
 use std::fmt::Write;
 
-/// What a report begins with. A file that begins so may be replaced by another report.
+/// The beginning of a report. A file that begins like this may be replaced by another report.
 pub(super) const HEAD: &str = "<!doctype html>\n<!-- Written by fsdp report. -->\n";
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// A report that is written section by section.
+/// A report, written section by section.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     body: String,
 }
 
 impl Page {
-    /// A heading of a section.
+    /// Adds the heading of a section.
     pub(crate) fn section(&mut self, title: &str) {
         let _ = write!(self.body, "<h2>{}</h2>", escaped(title));
     }
 
-    /// A paragraph of text.
+    /// Adds a paragraph of text.
     pub(crate) fn text(&mut self, text: &str) {
         let _ = write!(self.body, "<p>{}</p>", escaped(text));
     }
 
-    /// What is HTML already.
+    /// Adds HTML.
     pub(crate) fn html(&mut self, html: &str) {
         self.body += html;
     }
 
-    /// A table; a row that is marked stands out.
+    /// Adds a table; marked rows are highlighted.
     pub(crate) fn table(&mut self, header: &[&str], rows: impl IntoIterator<Item = (bool, Vec<String>)>) {
         self.body += "<div class=\"wide\"><table><thead><tr>";
         for name in header {
@@ -48,7 +48,7 @@ impl Page {
         self.body += "</tbody></table></div>";
     }
 
-    /// Names with the colours and dashes that stand for them.
+    /// Adds a legend of names with their colors and dashes.
     pub(crate) fn legend<'n>(&mut self, items: impl IntoIterator<Item = (&'n str, usize, &'n str)>) {
         self.body += "<ul class=\"legend\">";
         for (name, colour, dashes) in items {
@@ -62,7 +62,7 @@ impl Page {
         self.body += "</ul>";
     }
 
-    /// The whole file.
+    /// Returns the complete file.
     pub(crate) fn finish(self, title: &str) -> String {
         let title = escaped(title);
         format!(
@@ -77,7 +77,7 @@ impl Page {
     }
 }
 
-/// Text as HTML shows it, in an attribute too. What would turn the direction of writing around is shown by its number.
+/// Escapes text for HTML, including attributes. Characters that reverse the direction of text are shown by number.
 pub(crate) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for character in text.chars() {

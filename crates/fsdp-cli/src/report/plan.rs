@@ -1,4 +1,4 @@
-//! What a run's configuration says of its step: predicted memory, and the schedule's operations on their queues.
+//! Draws the step of a run's configuration: predicted memory, and the schedule's operations on their queues.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -20,20 +20,20 @@ use crate::error::CliError;
 use crate::run_setup::RunSetup;
 use crate::units::bytes;
 
-/// The most operations that are drawn; a page with more would be slow.
+/// Maximum operations drawn; more would make the page slow.
 pub(crate) const OPS_MAX: usize = 4000;
 
-/// Operations in a row of the picture.
+/// Operations per row of the timeline.
 const OPS_PER_ROW: usize = 160;
 
 pub(crate) const WIDTH: f64 = 1300.0;
 pub(crate) const LEFT: f64 = 70.0;
 pub(crate) const LANE: f64 = 18.0;
 
-/// The step of a run, compiled again from its resolved configuration.
+/// The step of a run, recompiled from its resolved configuration.
 pub(super) struct Step {
     plan: Plan,
-    /// What the first rank holds at most.
+    /// Peak memory of the first rank.
     usage: Usage,
 }
 
@@ -41,7 +41,7 @@ impl Step {
     /// Compiles the step of a run from `resolved.toml` in its output folder.
     ///
     /// # Errors
-    /// [`CliError`]: the configuration is of another version, or its model is not there any more.
+    /// [`CliError`]: the configuration is of another version, or its model no longer exists.
     pub(super) fn read(folder: &Path) -> Result<Self, CliError> {
         let file = RunFileArgs { file: folder.join("resolved.toml"), overrides: Vec::new() };
         let (setup, _) = RunSetup::read(&file, &|_| 1)?;
@@ -99,7 +99,7 @@ pub(super) fn write_timeline(page: &mut Page, name: &str, step: &Step) {
     );
 }
 
-/// In which column each operation stands: behind the one before on its queue, and behind all that it waits for.
+/// The column of each operation: after the previous one on its queue, and after all that it waits for.
 fn places(plan: &Plan) -> Vec<usize> {
     let mut free = [0; Queue::ALL.len()];
     let mut places: Vec<usize> = Vec::with_capacity(plan.step.ops.len());
@@ -118,7 +118,7 @@ pub(crate) fn lane(kind: &OpKind) -> usize {
     Queue::ALL.iter().position(|&other| other == queue).expect("all queues are listed")
 }
 
-/// A row of the picture, from a column on.
+/// One row of the timeline, starting at a column.
 #[expect(clippy::cast_precision_loss, reason = "pixels")]
 fn row(plan: &Plan, places: &[usize], first: usize) -> String {
     let ops =
@@ -149,11 +149,11 @@ fn row(plan: &Plan, places: &[usize], first: usize) -> String {
     text + "</svg>"
 }
 
-/// What has a colour of its own, in the order of colours.
+/// The categories with their own color, in the order of colors.
 pub(crate) const COLOURED: [&str; 8] =
     ["forward and others", "backward", "gather", "reduce", "upload", "download", "recompute", "update"];
 
-/// What is computed has several colours, each other queue has one.
+/// The color of an operation: several for compute, one for each other queue.
 pub(crate) fn colour(kind: &OpKind, queue: usize) -> usize {
     match kind {
         OpKind::Backward(_) | OpKind::LastBlock { backward: true, .. } => 1,

@@ -1,4 +1,4 @@
-//! What a run has left in its output folder, as far as a report shows it.
+//! Reads the parts of a run's output folder that a report shows.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use crate::error::CliError;
 
-/// The longest line that is read: that of a start with thousands of processes has some hundred bytes for each.
+/// Maximum length of a line: the start record has some hundred bytes per process, for thousands of processes.
 const LINE_MAX: u64 = 64 << 20;
 
-/// The columns of a step that are drawn.
+/// The step columns that are drawn.
 pub(super) const COLUMNS: [&str; 12] = [
     "loss",
     "cross_entropy",
@@ -31,32 +31,32 @@ pub(super) const COLUMNS: [&str; 12] = [
 /// A run.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// The output folder, as it was given.
+    /// The output folder, as given by the user.
     pub(super) name: String,
-    /// What `resolved.toml` says, if it is there.
+    /// The text of `resolved.toml`, if it exists.
     pub(super) resolved: Option<String>,
-    /// The columns of [`COLUMNS`] that some step has: points of a step and a value, which is no number where it is not finite.
+    /// For each of [`COLUMNS`] present in any step: pairs of step and value; NaN for a non-finite value.
     pub(super) columns: BTreeMap<&'static str, Vec<(f64, f64)>>,
     /// Losses and perplexities of evaluations, by set.
     pub(super) evaluations: BTreeMap<String, Evaluations>,
-    /// In how many of the steps that say so each rank was the one that others waited for.
+    /// For each rank, the number of steps in which the others waited for it, among steps that record it.
     pub(super) slowest: BTreeMap<u64, u64>,
-    /// The last step.
+    /// The number of the last step.
     pub(super) steps: u64,
-    /// What the last start says of who takes part.
+    /// The participants of the last start.
     pub(super) start: Option<Start>,
-    /// Lines that are no JSON object of a known kind, such as one that is being written.
+    /// Number of lines that are not a JSON object of a known kind, such as one still being written.
     pub(super) unread: usize,
 }
 
-/// The evaluations on a set: points of a step and a value.
+/// The evaluations on a set: pairs of step and value.
 #[derive(Debug, Default)]
 pub(super) struct Evaluations {
     pub(super) loss: Vec<(f64, f64)>,
     pub(super) perplexity: Vec<(f64, f64)>,
 }
 
-/// Who takes part in a run.
+/// The participants of a run.
 #[derive(Debug, Deserialize)]
 pub(super) struct Start {
     pub(super) version: String,
@@ -64,7 +64,7 @@ pub(super) struct Start {
     pub(super) transport: String,
 }
 
-/// A line of `metrics.jsonl`. A figure that is there and `null` is not finite.
+/// A line of `metrics.jsonl`. A value of `null` is not finite.
 #[derive(Deserialize)]
 struct Line {
     start: Option<Start>,
@@ -76,10 +76,10 @@ struct Line {
 }
 
 impl Record {
-    /// Reads an output folder. A run may still be writing there.
+    /// Reads an output folder, which a run may still be writing to.
     ///
     /// # Errors
-    /// [`CliError::Report`]: there is no `metrics.jsonl`, or it can not be read.
+    /// [`CliError::Report`]: there is no `metrics.jsonl`, or it cannot be read.
     pub(super) fn read(folder: &Path) -> Result<Self, CliError> {
         let file = folder.join("metrics.jsonl");
         let failed = |source| CliError::Report { file: file.clone(), source };
@@ -129,12 +129,12 @@ impl Record {
         }
     }
 
-    /// The points of a column; none if no step has it.
+    /// The points of a column; empty if no step has it.
     pub(super) fn column(&self, name: &str) -> &[(f64, f64)] {
         self.columns.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// How many steps the run is to have.
+    /// The configured number of steps; `None` if unknown.
     pub(super) fn planned(&self) -> Option<u64> {
         let table: toml::Table = self.resolved.as_ref()?.parse().ok()?;
         u64::try_from(table.get("train")?.get("steps")?.as_integer()?).ok()

@@ -1,4 +1,4 @@
-//! The resolved configurations of runs, side by side.
+//! Compares the resolved configurations of runs.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use toml::{Table, Value};
 use super::page::Page;
 use super::record::Record;
 
-/// What stands where a run has no such key, or no `resolved.toml`.
+/// Shown if a run lacks a key, or has no `resolved.toml`.
 const ABSENT: &str = "–";
 
-/// A key with the value of each run.
+/// A key and its value in each run.
 type Row = (String, Vec<String>);
 
-/// Writes what differs between runs, and all keys.
+/// Writes the keys that differ between runs, and all keys.
 pub(super) fn write(page: &mut Page, runs: &[Record]) {
     page.section("Configuration");
     let rows = rows(runs);
@@ -46,7 +46,7 @@ fn rows(runs: &[Record]) -> Vec<Row> {
     keys.iter().map(|&key| (key.clone(), leaves.iter().map(|of| value(of, key)).collect())).collect()
 }
 
-/// Keys of a TOML text, dotted, with their values.
+/// Flattens a TOML text to dotted keys and their values.
 fn leaves(text: Option<&str>) -> BTreeMap<String, String> {
     let mut leaves = BTreeMap::new();
     if let Some(table) = text.and_then(|text| text.parse::<Table>().ok()) {

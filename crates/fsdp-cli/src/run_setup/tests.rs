@@ -1,4 +1,4 @@
-//! No size that a file can name ends a command in another way than an error, or takes much memory before it does.
+//! Checks that any size in a file leads at worst to an error, and that memory use stays low until then.
 
 use fsdp_core::Rank;
 use fsdp_nn::HostMemory;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::shrink::shrink;
 
-/// None, large for a size of a model, around what 32 and 64 bits hold, and beyond.
+/// Zero, large for a model, around the limits of 32 and 64 bits, and beyond.
 const SIZES: [u64; 8] = [0, 1 << 20, 1 << 31, 1 << 32, 1 << 40, 1 << 62, (1 << 63) - 1, u64::MAX];
 
 const LLAMA_KEYS: [&str; 8] = [
@@ -44,7 +44,7 @@ fn llama() -> Value {
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})
 }
 
-/// A model of every way in which a small model is made of a family.
+/// A model for each way in which a family differs from Llama.
 fn relatives() -> [Value; 2] {
     let mut qwen3 = llama();
     qwen3["model_type"] = "qwen3".into();
@@ -60,7 +60,7 @@ fn gpt2() -> Value {
     json!({"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16})
 }
 
-/// What every command does with a model and a run file before a rank starts.
+/// Does what every command does with a model and a run file before a rank starts.
 fn walk_through(model: &Value, overrides: &[String]) -> Result<(), CliError> {
     let text = "model = { path = 'unused' }\ndata = { train = ['unused'], seq_len = 8 }\n\
                 train = { steps = 1, micro_batch_size = 2, global_batch_size = 8 }\n\
@@ -81,7 +81,7 @@ fn walk_through(model: &Value, overrides: &[String]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// An error of the input, or none; returns whether there was none.
+/// Checks that an outcome is success or an input error; returns whether it is success.
 #[track_caller]
 fn judged(outcome: Result<(), CliError>, case: &str) -> bool {
     match outcome {
@@ -121,7 +121,7 @@ fn every_size_of_a_config_json_is_taken_or_refused_by_name() {
     }
 }
 
-/// Each limit alone leaves products of two that no model has.
+/// The individual limits still allow products of two sizes that no model has.
 #[test]
 fn pairs_of_large_sizes_are_taken_or_refused() {
     let large = [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 40];

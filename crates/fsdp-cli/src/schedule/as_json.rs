@@ -1,17 +1,17 @@
-//! Schedules for programs: buffers and operations with all operands, as part of `fsdp schedule --json`.
+//! Schedules as JSON: buffers and operations with all operands, as part of `fsdp schedule --json`.
 
 use fsdp_core::plan::Plan;
 use fsdp_core::schedule::{BufferDecl, BufferId, Op, OpId, Place, Schedule};
 use fsdp_core::update::RankTables;
 use serde_json::{Value, json};
 
-/// The training step and, if there is one, the evaluation; lengths of optimizer state are those of one rank.
+/// The training step and the evaluation, if any; lengths of optimizer state are those of one rank.
 pub(super) fn schedules(plan: &Plan, tables: &RankTables) -> Value {
     let evaluation = plan.evaluation.as_ref().map(|evaluation| schedule(evaluation, plan, tables));
     json!({ "training_step": schedule(&plan.step, plan, tables), "evaluation": evaluation })
 }
 
-/// Buffers and operations are named by their place in these lists, from 0.
+/// Buffers and operations are identified by their index in these lists.
 fn schedule(schedule: &Schedule, plan: &Plan, tables: &RankTables) -> Value {
     let buffers: Vec<Value> = schedule.buffers.iter().map(|decl| buffer(decl, plan, tables)).collect();
     let operations: Vec<Value> = schedule.ops.iter().map(|op| operation(op, plan)).collect();

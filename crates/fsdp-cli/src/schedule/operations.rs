@@ -1,4 +1,4 @@
-//! What the calls of blocks run, and what that costs: `fsdp schedule --ops`, `--costs` and `--json`.
+//! The operations of block calls and their cost: `fsdp schedule --ops`, `--costs` and `--json`.
 
 use std::fmt::Write;
 
@@ -22,26 +22,26 @@ use crate::output::table;
 use crate::run_setup::Model;
 use crate::units::{bytes, flops};
 
-/// The calls of a micro-batch, those that run the same together.
+/// The calls of a micro-batch, grouped by equal operations.
 pub(super) struct Operations<'a> {
     spec: &'a ModelSpec,
-    /// The schedules of the run, for programs.
+    /// The schedules of the run, as JSON.
     schedules: Value,
     shape: RunShape,
     rounds: usize,
     kinds: Vec<Kind>,
-    /// The products of a rank's updates.
+    /// The cost of products in a rank's updates.
     update: Cost,
 }
 
-/// Calls of blocks that are alike.
+/// Block calls with the same operations.
 struct Kind {
     calls: Vec<BlockCall>,
     listing: Listing,
 }
 
 impl<'a> Operations<'a> {
-    /// Those of a training step, with the updates of a rank.
+    /// The operations of a training step, and the updates of a rank.
     pub(super) fn new(
         config: &Resolved,
         architecture: &Model,
@@ -62,7 +62,7 @@ impl<'a> Operations<'a> {
         Ok(Self { spec: &plan.spec, schedules, shape, rounds: plan.step.rounds, kinds, update })
     }
 
-    /// Every call of an operation, with operands, shapes and dtypes.
+    /// Lists every operation of every call, with operands, shapes and dtypes.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for kind in &self.kinds {
@@ -75,7 +75,7 @@ impl<'a> Operations<'a> {
         text
     }
 
-    /// Work and traffic by kind of call, and of the step.
+    /// FLOPs and memory traffic by kind of call, and of the step.
     pub(super) fn costs(&self) -> String {
         let mut rows: Vec<[String; 6]> = Vec::new();
         for kind in &self.kinds {
@@ -93,7 +93,7 @@ impl<'a> Operations<'a> {
         format!("{}products for each token: {}\n", table(header, rows), flops(step.product_flops / tokens))
     }
 
-    /// All of it.
+    /// All operations and costs as JSON.
     pub(super) fn json(&self) -> Value {
         let kind = |kind: &Kind| {
             let names: Vec<&str> = self.block_names(kind).collect();
@@ -133,7 +133,7 @@ impl<'a> Operations<'a> {
         })
     }
 
-    /// Of all micro-batches of a rank.
+    /// The cost of all micro-batches of a rank.
     fn step(&self) -> Cost {
         let cost = |kind: &Kind| kind.listing.cost(self.shape) * kind.calls.len() as u64;
         self.kinds.iter().map(cost).sum::<Cost>() * self.rounds as u64
@@ -155,7 +155,7 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// The products that a rank's updates make.
+/// The cost of products in a rank's updates.
 fn updates(plan: &Plan, tables: &RankTables) -> Cost {
     let bytes = plan.policy.param_dtype.master().size_bytes();
     let cost = |&products: &Products| {

@@ -1,4 +1,4 @@
-//! Shrinking keeps what decides over correctness.
+//! Checks that shrinking keeps what affects correctness.
 
 use fsdp_core::wrap;
 

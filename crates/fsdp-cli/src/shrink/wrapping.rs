@@ -1,8 +1,7 @@
-//! A `min_num_params` that wraps the same modules of a smaller model.
+//! Finds a `min_num_params` that wraps the same modules of a smaller model.
 //!
-//! Modules are the same when their names are, but for the indices of layers. If any minimum wraps exactly
-//! the wanted modules, then the size of the smallest wanted unit does: every wanted unit reaches it, and a
-//! larger minimum would lose that unit.
+//! Modules are the same if their names are, except for layer indices. If any minimum wraps exactly the wanted modules,
+//! the size of the smallest wanted unit does: every wanted unit reaches it, and a larger minimum would lose that unit.
 
 use std::collections::BTreeSet;
 
@@ -15,14 +14,14 @@ use crate::error::CliError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scaled {
     pub(super) min_num_params: usize,
-    /// What the user should know.
+    /// A description of the change, for the user.
     pub(super) note: String,
 }
 
 /// Scales a minimum from one size of a model to another.
 ///
 /// # Errors
-/// [`CliError::Train`] when the policy does not fit the model, small or large.
+/// [`CliError::Train`] if the policy does not fit the model, small or large.
 pub(super) fn scale(min: usize, before: &ModelSpec, after: &ModelSpec) -> Result<Scaled, CliError> {
     let wanted = wrapped(before, min)?;
     let min_num_params = smallest_unit(after, &wanted);
@@ -39,13 +38,13 @@ pub(super) fn scale(min: usize, before: &ModelSpec, after: &ModelSpec) -> Result
     Ok(Scaled { min_num_params, note: format!("min_num_params {min} to {min_num_params}, {outcome}") })
 }
 
-/// The patterns of the modules that a minimum wraps, the root aside.
+/// The patterns of the modules that a minimum wraps, without the root.
 fn wrapped(spec: &ModelSpec, min: usize) -> Result<BTreeSet<String>, CliError> {
     let units = wrap::units(spec, &WrapPolicy::MinParams(min))?;
     Ok(units.iter().filter(|unit| !unit.is_root).map(|unit| pattern(&unit.name)).collect())
 }
 
-/// The elements of the smallest unit when exactly the wanted modules are wrapped.
+/// The elements of the smallest unit if exactly the wanted modules are wrapped.
 fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> usize {
     let is_unit = |module: usize| wanted.contains(&pattern(&spec.modules[module].fqn));
     let mut elements = vec![0; spec.modules.len()];
@@ -56,11 +55,11 @@ fn smallest_unit(spec: &ModelSpec, wanted: &BTreeSet<String>) -> usize {
         }
         elements[owner] += module.params.iter().map(|&id| spec.param(id).len()).sum::<usize>();
     }
-    // With no unit but the root, a minimum that nothing reaches.
+    // If only the root is a unit, a minimum that nothing reaches.
     (1..elements.len()).filter(|&index| is_unit(index)).map(|index| elements[index]).min().unwrap_or(1 << 40)
 }
 
-/// A module's name with the indices of layers left out.
+/// A module's name without layer indices.
 fn pattern(fqn: &str) -> String {
     let is_index = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     fqn.split('.').map(|part| if is_index(part) { "*" } else { part }).collect::<Vec<_>>().join(".")

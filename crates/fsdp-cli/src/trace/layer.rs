@@ -1,4 +1,4 @@
-//! The subscriber layer that writes spans of operations as events of a trace.
+//! The subscriber layer that writes operation spans as events of a trace.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -15,8 +15,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::sink::{Operation, Sink};
 
-/// Writes each span as one event when it closes: a span lasts from when it is made until its last handle is
-/// dropped, on whatever thread.
+/// Writes each span as one event when it closes: a span lasts from its creation until its last handle is dropped, on
+/// any thread.
 #[derive(Debug)]
 pub(crate) struct TraceLayer<W: Write> {
     sink: Arc<Mutex<Sink<W>>>,
@@ -34,7 +34,7 @@ thread_local! {
     static RANK: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What a span of an operation says, and when it began.
+/// The fields of an open operation span, and when it began.
 struct Open {
     at: Instant,
     fields: Fields,
@@ -48,7 +48,7 @@ where
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let mut fields = Fields::default();
         attributes.record(&mut fields);
-        // Calls of a block do not know their rank: they run within an operation of it, on its thread.
+        // Block calls do not know their rank; they run within an operation, on its thread.
         fields.is_call = attributes.metadata().name() == "call";
         if fields.is_call {
             fields.rank = RANK.get();
@@ -86,7 +86,7 @@ struct Fields {
     rank: u64,
     queue: String,
     op: String,
-    /// The unit or block, where there is one.
+    /// The unit or block, if any.
     subject: String,
     collective: bool,
     /// Whether it is a call within an operation.

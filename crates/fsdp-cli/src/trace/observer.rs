@@ -1,4 +1,4 @@
-//! Operations of the engine as `tracing` spans.
+//! Turns operations of the engine into `tracing` spans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use tracing::{Span, trace_span};
 
 use super::TARGET;
 
-/// Makes a span of every operation of a rank, from when it is issued until it is done. Spans of collectives
-/// overlap with others of their queue.
+/// Creates a span for every operation of a rank, from issue to completion. Spans of collectives overlap with others of
+/// their queue.
 #[derive(Debug)]
 pub(crate) struct SpanObserver {
     rank: u64,
@@ -21,7 +21,7 @@ pub(crate) struct SpanObserver {
 }
 
 impl SpanObserver {
-    /// The observer of a rank of a plan.
+    /// Creates the observer of a rank.
     pub(crate) fn new(rank: Rank, plan: Arc<Plan>) -> Self {
         Self { rank: rank.0 as u64, plan, open: BTreeMap::new() }
     }

@@ -1,7 +1,7 @@
-//! The JSON of a trace, event by event.
+//! Writes the JSON of a trace, event by event.
 //!
-//! The object is opened with the first event and closed by [`Sink::finish`]; viewers read a file without
-//! its end too, so that the trace of a run that was killed is not lost.
+//! The object is opened with the first event and closed by [`Sink::finish`]; viewers also read an unterminated file, so
+//! the trace of a killed run is not lost.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -10,19 +10,19 @@ use fsdp_core::Queue;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What comes before the events: how every trace begins.
+/// The text before the events, with which every trace begins.
 pub(super) const HEAD: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
 
-/// One operation, as the trace shows it.
+/// One operation of the trace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Operation {
     pub(super) rank: u64,
     pub(super) queue: Queue,
-    /// Shown on the bar.
+    /// The label of the bar.
     pub(super) name: String,
-    /// The kind, by which viewers colour and search.
+    /// The kind, which viewers use for colors and search.
     pub(super) kind: String,
-    /// Whether it may overlap with other operations of its queue without lying within them.
+    /// Whether it may partially overlap with other operations of its queue.
     pub(super) overlaps: bool,
     pub(super) start_us: f64,
     pub(super) duration_us: f64,
@@ -51,7 +51,7 @@ struct Edge<'a> {
     ts: f64,
 }
 
-/// How far the JSON has come.
+/// The stages of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Nothing is written.
@@ -67,7 +67,7 @@ enum Stage {
 pub(super) struct Sink<W: Write> {
     pub(super) out: W,
     ranks: BTreeSet<u64>,
-    /// Overlapping events so far: their ids.
+    /// Number of overlapping events so far, which provides their IDs.
     overlapping: u64,
     stage: Stage,
     error: Option<io::Error>,
@@ -120,7 +120,7 @@ impl<W: Write> Sink<W> {
         })
     }
 
-    /// An event that may overlap: its begin and its end.
+    /// Writes an event that may overlap, as its begin and its end.
     fn edges(&mut self, operation: &Operation) -> io::Result<()> {
         self.overlapping += 1;
         let id = self.overlapping;
@@ -139,7 +139,7 @@ impl<W: Write> Sink<W> {
         Ok(())
     }
 
-    /// Tells the viewer what a rank and its queues are called.
+    /// Names a rank and its queues for the viewer.
     fn name_rank(&mut self, rank: u64) -> io::Result<()> {
         let about = |what: &str, tid: u64, name: &str| -> Value {
             json!({ "name": what, "ph": "M", "pid": rank, "tid": tid, "args": { "name": name } })

@@ -1,4 +1,4 @@
-//! The JSON that spans become.
+//! Checks the JSON written for spans.
 
 use serde_json::Value;
 use tracing::subscriber::with_default;

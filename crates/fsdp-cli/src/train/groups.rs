@@ -1,4 +1,4 @@
-//! The groups of parameters that a run file makes, as lines for people.
+//! Describes the parameter groups of a run file.
 
 use fsdp_core::model::ParamId;
 use fsdp_train::config::OptimizerConfig;
@@ -7,7 +7,8 @@ use fsdp_train::{Job, ParamGroup, TrainError, param_groups};
 use crate::run_setup::Model;
 use crate::units::params;
 
-/// A line for each group, with what is trained of it; none where the run file makes no groups, and one rule updates all.
+/// A line for each group, with the parameters it trains; empty if the run file defines no groups and one rule updates
+/// everything.
 ///
 /// # Errors
 /// [`TrainError::Misfit`] for a pattern that matches nothing.
@@ -32,7 +33,7 @@ pub(super) fn lines(job: &Job<Model>) -> Result<Vec<String>, TrainError> {
             params(elements)
         )
     };
-    // `no_decay` is a group of none where it is not written.
+    // Without `no_decay` its group is empty and not shown.
     let groups = param_groups(optimizer, spec)?.into_iter();
     let is_written = |group: &ParamGroup| match group.rule {
         Some(_) => !group.params.is_empty(),

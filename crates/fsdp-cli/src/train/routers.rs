@@ -1,11 +1,11 @@
-//! The balancing loss of routers, as a line for people.
+//! Describes the balancing loss of routers.
 
 use fsdp_nn::model::Architecture as _;
 use fsdp_train::Job;
 
 use crate::run_setup::Model;
 
-/// What a model with mixtures of experts adds to its loss, and who says so.
+/// The loss term of a mixture-of-experts model, and the setting it comes from.
 pub(super) fn line(job: &Job<Model>) -> Option<String> {
     let (train, model) = (&job.config.train, job.architecture.description());
     if model.mixtures.is_empty() {

@@ -1,4 +1,4 @@
-//! What a finished run is summed up to.
+//! The summary of a finished run.
 
 use std::fmt::Write;
 use std::io;
@@ -13,7 +13,7 @@ use fsdp_train::{Evaluation, Job};
 use crate::output::{Paint, table};
 use crate::units::{bytes, clock, params, perplexity, rate, speed_unit};
 
-/// The text of a summary.
+/// Formats a summary.
 pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     let plan = &job.plan;
     let mut text = String::new();
@@ -59,7 +59,7 @@ pub(super) fn render<A>(job: &Job<A>, summary: &Summary) -> String {
     text
 }
 
-/// How many parameters there are, and how many of them are trained where some are not.
+/// Number of parameters, and of trained ones if some are frozen.
 pub(crate) fn parameters(spec: &ModelSpec) -> String {
     let all = spec.elements();
     let trained: usize = spec.params.iter().filter(|param| param.trainable).map(ParamSpec::len).sum();
@@ -67,14 +67,14 @@ pub(crate) fn parameters(spec: &ModelSpec) -> String {
     format!("{} parameters{frozen}", params(all))
 }
 
-/// A line of a table of evaluations.
+/// A row in the table of evaluations.
 pub(crate) fn evaluation_row(evaluation: &Evaluation) -> [String; 4] {
     let Evaluation { set, loss, targets } = evaluation;
     [set.clone(), format!("{loss:.4}"), perplexity(evaluation.perplexity()), targets.to_string()]
 }
 
-/// Peaks of the rank with the largest one, category by category: of the device, and of the host if it holds
-/// anything beside it.
+/// Peak memory of the rank with the largest peak, by category: on the device, and on the host if it holds anything
+/// separately.
 pub(crate) fn memory_rows(ranks: &[Usage]) -> Vec<[String; 2]> {
     let mut rows = rows_of(ranks, "", |usage| &usage.device);
     if ranks.iter().any(|usage| usage.host.total_peak_bytes > 0) {
@@ -101,7 +101,7 @@ fn traffic_rows(ranks: &[Traffic]) -> Vec<[String; 3]> {
         row("reduce-scatter", largest.reduce_scatters, largest.reduce_scatter_bytes),
         row("all-reduce", largest.all_reduces, largest.all_reduce_bytes),
     ];
-    // Only what is read from files is broadcast, and only to replicas.
+    // Only values read from files are broadcast, and only to replicas.
     if largest.broadcasts > 0 {
         rows.push(row("broadcast", largest.broadcasts, largest.broadcast_bytes));
     }

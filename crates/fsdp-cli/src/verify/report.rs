@@ -1,4 +1,4 @@
-//! A verification as text.
+//! Formats a verification as text.
 
 use std::fmt::Write;
 use std::io;
@@ -8,10 +8,10 @@ use fsdp_train::verify::{Difference, VerifyReport, WorldReport};
 use crate::output::{Paint, table};
 use crate::units::{bytes, params};
 
-/// Losses of long verifications are shown from both ends.
+/// Maximum losses shown; longer lists show both ends.
 const LOSSES_SHOWN: usize = 6;
 
-/// The text of a report.
+/// Formats a report.
 pub(super) fn render(report: &VerifyReport) -> String {
     let paint = Paint::of(&io::stdout());
     let mut text = String::new();

@@ -8,18 +8,18 @@ use fsdp_comm::assembly::Assembly;
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::launch::Processes;
 
-/// Runs a world of one rank, which is the oracle's, in this process alone, and all others with the other processes. (One
-/// rank is never spread over several processes.)
+/// Runs a world of one rank, the oracle's, in this process alone, and all other worlds together with the other
+/// processes. (A single rank is never spread over processes.)
 pub(crate) struct Together<A, P> {
     alone: A,
     processes: P,
 }
 
-/// With ranks on the host.
+/// The launcher for ranks on the host.
 pub(crate) type OnHost<M> = Together<Threads<M>, Processes<M>>;
 
 impl<A: Launcher, P: Launcher<Memory = A::Memory>> Together<A, P> {
-    /// Of the ranks of this process, and the one that is here alone.
+    /// Combines the launcher of a single rank here with that of the ranks of all processes.
     pub(crate) fn new(alone: A, processes: P) -> Self {
         Self { alone, processes }
     }

@@ -1,38 +1,38 @@
-//! How large a folder of compiled programs gets: the entries that nobody has used for longest are deleted.
+//! Bounds the size of a compile cache: the least recently used entries are deleted.
 //!
-//! Several processes may do so at once. What one of them reads while another deletes it is read to the end; what is gone
-//! before is compiled again.
+//! Several processes may do so at once. A process that has opened an entry reads it to the end even if another deletes
+//! it; an entry deleted before is compiled again.
 
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// How an entry's name ends; before it are the 64 digits of its key.
+/// The suffix of an entry's name, after the 64 digits of its key.
 pub(super) const ENDING: &str = ".program";
 
-/// How the name of a file begins that is to become an entry.
+/// The prefix of the name of a file that is still being written.
 pub(super) const UNFINISHED: &str = ".fsdp-program-";
 
-/// Nobody takes so long to write an entry: who has begun it is dead.
+/// Writing an entry never takes this long: the process that began an older file is dead.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Notes that an entry was used now, where that is allowed: it may be in a folder that is shared for reading only.
+/// Marks an entry as used now, if permitted: it may be in a shared read-only folder.
 pub(super) fn note_use(entry: &Path) {
     let _ = File::open(entry).and_then(|file| file.set_modified(SystemTime::now()));
 }
 
-/// Deletes the entries of a folder that were used before all others, until what is left has at most so many bytes. An entry
-/// that was just written stays, however large it is. Files that are none of ours stay too.
+/// Deletes the least recently used entries of a folder until at most `most_bytes` are left. The entry just `written`
+/// stays, however large, and so do files that are not entries.
 ///
 /// # Errors
-/// Why the folder can not be read, or the first file that can not be deleted; the others are.
+/// The folder cannot be read, or the first file that cannot be deleted; the others are deleted nevertheless.
 pub(super) fn enforce(folder: &Path, written: &Path, most_bytes: u64) -> io::Result<()> {
     let mut entries: Vec<(bool, SystemTime, PathBuf, u64)> = Vec::new();
     let mut outcome = Ok(());
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        // One that another process has just deleted has no metadata.
+        // A file that another process has just deleted has no metadata.
         let Some((about, modified)) = entry.metadata().ok().and_then(with_time) else { continue };
         let (path, name) = (entry.path(), entry.file_name());
         match name.to_str() {
@@ -68,7 +68,7 @@ fn is_abandoned(modified: SystemTime) -> bool {
     modified.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
 }
 
-/// Deletes a file, unless another process has done so.
+/// Deletes a file, unless another process already has.
 fn delete(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// A file of so many bytes that was used so many hours ago.
+    /// Creates a file of `bytes` bytes, last used `hours` hours ago.
     fn file(folder: &Path, name: &str, bytes: usize, hours: u64) -> PathBuf {
         let path = folder.join(name);
         let used = SystemTime::now() - Duration::from_secs(3600 * hours);
@@ -113,7 +113,7 @@ mod tests {
         enforce(folder, &written, 39).unwrap();
         assert!(!older.exists(), "it is now the one that was used longest ago");
         assert!([&old, &oldest, &written].into_iter().all(|path| path.exists()));
-        // One that is larger than all may be stays, since the next start needs it.
+        // An entry larger than the bound stays, since the next start needs it.
         enforce(folder, &written, 5).unwrap();
         assert!(written.exists() && !old.exists() && !oldest.exists());
     }

@@ -1,4 +1,4 @@
-//! The table of functions, and calls of them.
+//! The API's function table, and calls through it.
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -67,10 +67,10 @@ functions! {
     MEMORY_STATS = 96, "PJRT_Executable_GetCompiledMemoryStats", 144;
 }
 
-/// Words of a struct, more than any has.
+/// Words of a struct; no struct has more.
 const WORDS: usize = 24;
 
-/// The struct of a call. The first word is its size, the second one an extension, which is not used.
+/// The struct of a call. The first word is its size; the second is an extension pointer, which is unused.
 #[derive(Clone, Copy)]
 pub(super) struct Arguments([Word; WORDS]);
 
@@ -93,7 +93,7 @@ impl Arguments {
     }
 }
 
-/// A plugin that was opened. It stays so to the end of the process: plugins do not survive being closed.
+/// An opened plugin. It stays open until the process exits: plugins do not survive being closed.
 pub(crate) struct Plugin {
     path: PathBuf,
     api: *const Word,
@@ -109,24 +109,24 @@ impl Plugin {
     /// Opens a plugin's shared library and initializes it.
     ///
     /// # Errors
-    /// As [`Plugin::found`]; [`XlaError::Lacks`], or what the plugin says.
+    /// Those of [`Plugin::found`]; [`XlaError::Lacks`], or an error of the plugin.
     pub(crate) fn open(path: &Path) -> Result<Self, XlaError> {
         let plugin = Self::found(path)?;
         plugin.call(INITIALIZE, Arguments::new())?;
         Ok(plugin)
     }
 
-    /// Opens a plugin's shared library, in which nothing is called but what gives the table of its functions.
+    /// Opens a plugin's shared library without initializing it; calls only `GetPjrtApi`.
     ///
     /// # Errors
     /// [`XlaError::Open`], [`XlaError::Architecture`], [`XlaError::NoApi`], [`XlaError::Version`].
     pub(crate) fn found(path: &Path) -> Result<Self, XlaError> {
         let opened = |reason: libloading::Error| {
-            // Only its source is in the words of the loader.
+            // Only the error's source has the loader's message.
             let words = std::error::Error::source(&reason).map(ToString::to_string);
             XlaError::Open { path: path.into(), reason: words.unwrap_or_else(|| reason.to_string()) }
         };
-        // SAFETY: initializers of a plugin that the user names run here, as they would in any program that loads it.
+        // SAFETY: the initializers of a plugin chosen by the user run here, as in any program that loads it.
         let library = unsafe { Library::new(path) }.map_err(|reason| match elf::foreign(path) {
             Some(architecture) => XlaError::Architecture { path: path.into(), architecture },
             None => opened(reason),
@@ -135,7 +135,7 @@ impl Plugin {
         // SAFETY: the header declares `const PJRT_Api* GetPjrtApi()`.
         let get: Symbol<'_, unsafe extern "C" fn() -> *const Word> =
             unsafe { library.get(b"GetPjrtApi") }.map_err(|_| XlaError::NoApi { path: path.into() })?;
-        // SAFETY: it takes nothing, and the table lives as long as the library, which is never closed.
+        // SAFETY: the function takes no arguments, and the table lives as long as the library, which is never closed.
         let api = unsafe { get() };
         if api.is_null() {
             return Err(XlaError::NoApi { path: path.into() });
@@ -149,7 +149,7 @@ impl Plugin {
         }
     }
 
-    /// The library.
+    /// The path of the library.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -161,9 +161,9 @@ impl Plugin {
         (word as i32, (word >> 32) as i32)
     }
 
-    /// The function's address; none if the table ends before it, or has none.
+    /// The function's address; `None` if the table ends before it, or its entry is null.
     fn function(&self, function: Function) -> Option<unsafe extern "C" fn(*mut Word) -> *mut c_void> {
-        // SAFETY: the first word is the size of the table in bytes; five words come before the functions.
+        // SAFETY: the first word is the size of the table in bytes; five words precede the functions.
         let functions = unsafe { *self.api }.saturating_sub(40) / 8;
         if function.index >= functions {
             return None;
@@ -172,7 +172,7 @@ impl Plugin {
         unsafe { std::mem::transmute::<Word, Option<_>>(*self.api.add(5 + function.index)) }
     }
 
-    /// Calls a function; its struct as the function has left it.
+    /// Calls a function; returns its struct with the outputs.
     ///
     /// # Errors
     /// [`XlaError::Lacks`], [`XlaError::Call`].
@@ -182,23 +182,24 @@ impl Plugin {
             return Err(XlaError::Lacks { path, version, function: function.name });
         };
         arguments.0[0] = function.bytes;
-        // SAFETY: whoever made the struct has filled the fields that the header asks for, and it is longer than the size says.
+        // SAFETY: the caller has filled the fields that the header requires, and the struct is longer than its size
+        // says.
         let error = unsafe { code(arguments.0.as_mut_ptr()) };
         if error.is_null() { Ok(arguments) } else { Err(self.error(function.name, error)) }
     }
 
-    /// The newest version of StableHLO that the plugin reads; none where it does not say.
+    /// The newest StableHLO version that the plugin supports; `None` if it does not report one.
     pub(crate) fn stablehlo(&self) -> Option<[u64; 3]> {
         let found = self.call(PLUGIN_ATTRIBUTES, Arguments::new()).ok()?;
-        // SAFETY: there are so many of them, which live as long as the process.
+        // SAFETY: the list has this many attributes, which live as long as the process.
         let attributes = unsafe { attributes(found.get(2), found.get(3)) };
         let (_, list) = attributes.into_iter().find(|(name, _)| name == "stablehlo_current_version")?;
         // SAFETY: the value of this name is a list of three integers, which lives as long as the process.
         (list != 0).then(|| unsafe { *(list as *const [u64; 3]) })
     }
 
-    /// What a failure to compile for a kind of devices, with flags, is: of memory, of the program, or of the other processes, which a
-    /// plugin may ask.
+    /// Classifies a compile failure, for a device kind and flags, as one of memory, of the program, or of other
+    /// processes, which a plugin may contact.
     pub(super) fn not_compiled(
         &self,
         kind: &DeviceKind,
@@ -218,13 +219,14 @@ impl Plugin {
         }
     }
 
-    /// Reads an error, and destroys it.
+    /// Reads an error and destroys it.
     fn error(&self, function: &'static str, error: *mut c_void) -> XlaError {
         let ask = |question: Function| {
             let mut arguments = Arguments::new().pointer(2, error);
             arguments.0[0] = question.bytes;
             if let Some(code) = self.function(question) {
-                // SAFETY: the error is one of this plugin and was not destroyed; these functions take it in field 2.
+                // SAFETY: the error belongs to this plugin and is not destroyed yet; these functions take it in field
+                // 2.
                 unsafe { code(arguments.0.as_mut_ptr()) };
             }
             arguments
@@ -236,10 +238,10 @@ impl Plugin {
         XlaError::Call { function, code: code.get(3) as i32, message: text }
     }
 
-    /// Waits for an event and destroys it; none is one that has happened.
+    /// Waits for an event and destroys it; a null event has already happened.
     ///
     /// # Errors
-    /// What the event brings.
+    /// The error of the event.
     pub(super) fn wait(&self, event: Word) -> Result<(), XlaError> {
         if event == 0 {
             return Ok(());
@@ -249,19 +251,19 @@ impl Plugin {
         result
     }
 
-    /// A client with these options, and the store of its processes, which has to outlive it, where there are several.
+    /// Creates a client with these options. With several processes, `store` connects them and must outlive the client.
     pub(super) fn create_client(&self, settings: &Settings, store: Option<&Store>) -> Result<Word, XlaError> {
         let arguments = Arguments::new().pointer(2, settings.words()).set(3, settings.count());
         let arguments = store.map_or(arguments, |store| key_value::with_store(arguments, store));
         Ok(self.call(CLIENT_CREATE, arguments)?.get(8))
     }
 
-    /// Whether its devices are GPUs: then it takes calls of kernels that are not in a program.
+    /// Whether its devices are GPUs, detected by the extension for custom calls of GPU kernels.
     pub(crate) fn is_for_gpus(&self) -> bool {
         /// `PJRT_Extension_Type_Gpu_Custom_Call`.
         const GPU_CUSTOM_CALL: u32 = 0;
-        // SAFETY: the second word is null or leads to the first extension: a size, a type of four bytes, and where the next one
-        // is. They are never written.
+        // SAFETY: the second word is null or points to the first extension: a size, a four-byte type, and a pointer to
+        // the next one. Extensions are never written.
         unsafe {
             let mut extension = *self.api.add(1) as *const Word;
             while !extension.is_null() {
@@ -275,12 +277,12 @@ impl Plugin {
     }
 }
 
-/// Names of a list of `PJRT_NamedValue`, with the value of each: the bits of a number, or where a text or a list lies.
+/// Reads a list of `PJRT_NamedValue`: the name of each, and the bits of its number or the address of its text or list.
 ///
 /// # Safety
-/// So many of them have to be there, with their texts.
+/// `list` must point to `count` of them, and their texts must be valid.
 pub(super) unsafe fn attributes(list: Word, count: usize) -> Vec<(String, u64)> {
-    /// Words of a value: its size, an extension, the name and its length, its kind, itself, and how many it is.
+    /// Words of a value: size, extension, name, name length, kind, the value itself, and its length.
     const WORDS: usize = 7;
     let read = |index: usize| {
         // SAFETY: as the caller promises.
@@ -292,7 +294,7 @@ pub(super) unsafe fn attributes(list: Word, count: usize) -> Vec<(String, u64)> 
 }
 
 /// # Safety
-/// So many bytes have to be there, unless the pointer is null.
+/// `pointer` must be null or point to `len` bytes.
 pub(super) unsafe fn text(pointer: Word, len: Word) -> String {
     if pointer == 0 {
         return String::new();

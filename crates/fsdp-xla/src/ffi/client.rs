@@ -16,25 +16,25 @@ pub(crate) struct Client {
     pub(super) plugin: Arc<Plugin>,
     pub(super) handle: Word,
     devices: Vec<Word>,
-    /// What the first of them is.
+    /// The kind of the first device.
     kind: DeviceKind,
-    /// What the plugin may call for as long as the client lives.
+    /// The store that the plugin may call while the client lives.
     _store: Option<Arc<Store>>,
 }
 
 impl Client {
-    /// A client of a plugin, with options of its own.
+    /// Creates a client of a plugin, with options of the plugin's own.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn new(plugin: Arc<Plugin>, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
         Self::made(plugin, options, None)
     }
 
-    /// A client of one of several processes, which reaches the others by a store.
+    /// Creates the client of one of several processes, which are connected by a store.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn among(
         plugin: Arc<Plugin>,
         options: Vec<(String, Setting)>,
@@ -53,7 +53,7 @@ impl Client {
         let mut client = Self { plugin, handle, devices: Vec::new(), kind, _store: store };
         let found = client.plugin.call(api::ADDRESSABLE_DEVICES, Arguments::new().set(2, handle))?;
         if found.get(4) > 0 {
-            // SAFETY: the client has so many devices, and the list lives as long as it does.
+            // SAFETY: the client has this many devices, and the list lives as long as the client.
             let devices = unsafe { std::slice::from_raw_parts(found.get(3) as *const Word, found.get(4)) };
             client.devices = devices.to_vec();
             client.kind = DeviceKind::of(&client.plugin, description(&client.plugin, devices[0])?)?;
@@ -71,20 +71,20 @@ impl Client {
         self.plugin.version()
     }
 
-    /// The newest version of StableHLO that the plugin reads; none where it does not say.
+    /// The newest StableHLO version that the plugin supports; `None` if it does not report one.
     pub(crate) fn stablehlo(&self) -> Option<[u64; 3]> {
         self.plugin.stablehlo()
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub(crate) fn devices(&self) -> usize {
         self.devices.len()
     }
 
-    /// The number of each, which no device of another process has.
+    /// The device IDs, unique across processes.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn ids(&self) -> Result<Vec<u64>, XlaError> {
         ids(&self.plugin, &self.devices)
     }
@@ -92,7 +92,7 @@ impl Client {
     /// The platform's name and version.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn platform(&self) -> Result<[String; 2], XlaError> {
         let ask = |function| -> Result<String, XlaError> {
             let answer = self.plugin.call(function, Arguments::new().set(2, self.handle))?;
@@ -102,7 +102,7 @@ impl Client {
         Ok([ask(api::PLATFORM_NAME)?, ask(api::PLATFORM_VERSION)?])
     }
 
-    /// Compiles a program of StableHLO text.
+    /// Compiles a program from StableHLO text.
     ///
     /// # Errors
     /// [`XlaError::Compile`], [`XlaError::Memory`].
@@ -125,28 +125,29 @@ impl Client {
         )
     }
 
-    /// What [`Compiled::serialize`](super::executable::Compiled::serialize) has made of a program, by the same plugin.
+    /// Loads a program that [`Compiled::serialize`](super::executable::Compiled::serialize) of the same plugin has
+    /// serialized.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn load(self: &Arc<Self>, serialized: &[u8]) -> Result<Executable, XlaError> {
         let arguments =
             Arguments::new().set(2, self.handle).pointer(3, serialized.as_ptr()).set(4, serialized.len());
         Executable::new(self, self.plugin.call(api::LOAD, arguments)?.get(5))
     }
 
-    /// What the devices are.
+    /// The kind of the devices.
     pub(crate) fn kind(&self) -> &DeviceKind {
         &self.kind
     }
 
-    /// Copies bytes of the host to a device, as a tensor; returns when they are copied.
+    /// Copies bytes from the host to a device, as a tensor; returns when the copy is complete.
     ///
     /// # Errors
-    /// What the plugin says: the device may be full.
+    /// Any error of the plugin; the device may be out of memory.
     ///
     /// # Panics
-    /// When there are more or fewer bytes than the shape has.
+    /// If the number of bytes is not that of the shape.
     pub(crate) fn upload(
         self: &Arc<Self>,
         device: usize,
@@ -155,7 +156,7 @@ impl Client {
     ) -> Result<DeviceBuffer, XlaError> {
         assert_eq!(bytes.len(), shape.byte_len(), "the bytes of {shape}");
         let dims: Vec<i64> = shape.dims.iter().map(|&dim| dim as i64).collect();
-        // Until the transfer has completed the bytes stay as they are (1), which is waited for.
+        // 1: the bytes must not change until the transfer has completed, which is awaited below.
         let arguments = Arguments::new()
             .set(2, self.handle)
             .pointer(3, bytes.as_ptr())
@@ -171,12 +172,12 @@ impl Client {
     }
 }
 
-/// A device's `PJRT_DeviceDescription`, which lives as long as the client.
+/// Returns a device's `PJRT_DeviceDescription`, which lives as long as the client.
 fn description(plugin: &Plugin, device: Word) -> Result<Word, XlaError> {
     Ok(plugin.call(api::GET_DESCRIPTION, Arguments::new().set(2, device))?.get(3))
 }
 
-/// The numbers of devices.
+/// Returns the IDs of devices.
 pub(super) fn ids(plugin: &Plugin, devices: &[Word]) -> Result<Vec<u64>, XlaError> {
     let id = |device: &Word| {
         let description = description(plugin, *device)?;
@@ -185,7 +186,7 @@ pub(super) fn ids(plugin: &Plugin, devices: &[Word]) -> Result<Vec<u64>, XlaErro
     devices.iter().map(id).collect()
 }
 
-/// A `PJRT_Program` of StableHLO text.
+/// Builds a `PJRT_Program` from StableHLO text.
 pub(super) fn program_of(text: &str) -> [Word; 6] {
     let format = "mlir";
     [48, 0, text.as_ptr() as Word, text.len(), format.as_ptr() as Word, format.len()]
@@ -193,12 +194,12 @@ pub(super) fn program_of(text: &str) -> [Word; 6] {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Nobody is left who could do something about it.
+        // An error here cannot be reported.
         let _ = self.plugin.call(api::CLIENT_DESTROY, Arguments::new().set(2, self.handle));
     }
 }
 
-/// `PJRT_Buffer_Type`.
+/// Returns the `PJRT_Buffer_Type`.
 fn kind(element: Element) -> Word {
     match element {
         Element::Bool => 1,
@@ -214,17 +215,17 @@ fn kind(element: Element) -> Word {
     }
 }
 
-/// A tensor on a device. A program that it was given to may have taken its storage: then nobody reads it any more.
+/// A tensor on a device. A program may have taken its storage as a donated buffer; it must not be read afterwards.
 pub(crate) struct DeviceBuffer {
     pub(super) client: Arc<Client>,
     pub(super) handle: Word,
 }
 
 impl DeviceBuffer {
-    /// Copies the elements to the host; waits for whoever makes them.
+    /// Waits until the elements are computed and copies them to the host.
     ///
     /// # Errors
-    /// What the plugin says, also of the program that was to make them.
+    /// Any error of the plugin, including one of the program that computes the elements.
     pub(crate) fn download(&self, bytes: &mut [u8]) -> Result<(), XlaError> {
         let plugin = &self.client.plugin;
         let arguments =
@@ -236,7 +237,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // Nobody is left who could do something about it.
+        // An error here cannot be reported.
         let _ = self.client.plugin.call(api::BUFFER_DESTROY, Arguments::new().set(2, self.handle));
     }
 }

@@ -1,25 +1,25 @@
-//! What a plugin says of a device.
+//! Device properties that a plugin reports.
 
 use super::api::{self, Arguments, Plugin, Word, attributes, text};
 use crate::error::XlaError;
 
-/// The attribute of devices with the bytes of memory that programs may use.
+/// The device attribute with the bytes of memory available to programs.
 const MEMORY: &str = "device_memory_bytes_limit";
 
-/// A kind of devices.
+/// A kind of device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceKind {
-    /// Its name.
+    /// Its name, as the plugin reports it.
     pub(crate) name: String,
-    /// Bytes of memory that programs may use, if the plugin says so.
+    /// Bytes of memory available to programs; `None` if the plugin does not report it.
     pub(crate) memory: Option<u64>,
 }
 
 impl DeviceKind {
-    /// That of a `PJRT_DeviceDescription`, which has to be one of the plugin's that is still there.
+    /// Reads the kind from a `PJRT_DeviceDescription` of this plugin, which must still be alive.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(super) fn of(plugin: &Plugin, description: Word) -> Result<Self, XlaError> {
         let kind = plugin.call(api::DESCRIPTION_KIND, Arguments::new().set(2, description))?;
         // SAFETY: the text lives as long as the description.
@@ -28,7 +28,7 @@ impl DeviceKind {
             Err(error) if error.is_unimplemented() => return Ok(Self { name, memory: None }),
             found => found?,
         };
-        // SAFETY: there are so many of them, which live as long as the description.
+        // SAFETY: the list has this many attributes, which live as long as the description.
         let attributes = unsafe { attributes(found.get(4), found.get(3)) };
         let memory = attributes.into_iter().find(|(name, _)| name == MEMORY).map(|(_, bytes)| bytes);
         Ok(Self { name, memory })

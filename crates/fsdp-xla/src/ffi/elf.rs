@@ -1,10 +1,10 @@
-//! For which processors a library is.
+//! Detects the CPU architecture of a library.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// The processors that a library is for, if it is one for others than these.
+/// The architecture of a library, if it differs from this machine's.
 pub(super) fn foreign(path: &Path) -> Option<String> {
     let mut header = [0; 20];
     File::open(path).and_then(|mut file| file.read_exact(&mut header)).ok()?;
@@ -12,12 +12,12 @@ pub(super) fn foreign(path: &Path) -> Option<String> {
     (of != std::env::consts::ARCH).then_some(of)
 }
 
-/// What the header of an ELF file says (`e_machine`); none for other files.
+/// Reads `e_machine` from the header of an ELF file; `None` for other files.
 fn machine(header: &[u8; 20]) -> Option<String> {
     if !header.starts_with(b"\x7fELF") {
         return None;
     }
-    // The sixth byte tells the order of bytes: 1 is little endian.
+    // The sixth byte is the byte order: 1 is little endian.
     let number = [header[18], header[19]];
     let number = if header[5] == 1 { u16::from_le_bytes(number) } else { u16::from_be_bytes(number) };
     Some(match number {

@@ -1,4 +1,4 @@
-//! Programs that were compiled, loaded on devices or not.
+//! Compiled programs, loaded on devices or not.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -7,45 +7,45 @@ use super::api::{self, Arguments, Plugin, Word, attributes, text};
 use super::client::{Client, DeviceBuffer, ids};
 use crate::error::XlaError;
 
-/// A program that was compiled.
+/// A compiled program.
 pub(crate) struct Compiled {
     pub(super) plugin: Arc<Plugin>,
     pub(super) handle: Word,
 }
 
 impl Compiled {
-    /// How many results it has.
+    /// Number of results.
     fn outputs(&self) -> Result<usize, XlaError> {
         Ok(self.plugin.call(api::NUM_OUTPUTS, Arguments::new().set(2, self.handle))?.get(3))
     }
 
-    /// Bytes that [`Client::load`] takes.
+    /// Serializes the program, for [`Client::load`].
     ///
     /// # Errors
-    /// What the plugin says: it may know no such form.
+    /// Any error of the plugin; it may not support serialization.
     pub(crate) fn serialize(&self) -> Result<Vec<u8>, XlaError> {
         let made = self.plugin.call(api::SERIALIZE, Arguments::new().set(2, self.handle))?;
         let bytes = match made.get(4) {
             0 => Vec::new(),
-            // SAFETY: there are so many bytes, until the deleter below runs.
+            // SAFETY: the plugin returned this many bytes, valid until the deleter below runs.
             len => unsafe { std::slice::from_raw_parts(made.get(3) as *const u8, len) }.to_vec(),
         };
         // SAFETY: the header declares `void (*)(PJRT_SerializedExecutable*)`, or null.
         let free: Option<unsafe extern "C" fn(*mut c_void)> = unsafe { std::mem::transmute(made.get(6)) };
         if let Some(free) = free {
-            // SAFETY: it belongs to what was made above, whose bytes nobody reads any more.
+            // SAFETY: the deleter belongs to the bytes returned above, which are not read any more.
             unsafe { free(made.get(5) as *mut c_void) };
         }
         Ok(bytes)
     }
 
-    /// The program after the compiler, in the compiler's own form, with the name of that form; none where the plugin keeps
-    /// it to itself.
+    /// The optimized program in the compiler's own format, and the format's name; `None` if the plugin does not expose
+    /// it.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn optimized(&self) -> Result<Option<(String, Vec<u8>)>, XlaError> {
-        // A `PJRT_Program`: first without room, to hear how much it takes.
+        // A `PJRT_Program`: the first call has no buffer and returns the required size.
         let mut program: [Word; 6] = [48, 0, 0, 0, 0, 0];
         let ask = |program: &mut [Word; 6]| {
             let arguments = Arguments::new().set(2, self.handle).set(3, program.as_mut_ptr() as Word);
@@ -58,15 +58,15 @@ impl Compiled {
         let mut bytes = vec![0_u8; program[3]];
         program[2] = bytes.as_mut_ptr() as Word;
         ask(&mut program)?;
-        // SAFETY: the name of the form is a constant of the plugin's.
+        // SAFETY: the format's name is a constant of the plugin.
         let format = unsafe { text(program[4], program[5]) };
         Ok(Some((format, bytes)))
     }
 
-    /// The memory that it needs on a device; none where the plugin does not say.
+    /// The memory needed on each device; `None` if the plugin does not report it.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn memory(&self) -> Result<Option<MemoryNeed>, XlaError> {
         let said = match self.plugin.call(api::MEMORY_STATS, Arguments::new().set(2, self.handle)) {
             Err(error) if error.is_unimplemented() => return Ok(None),
@@ -78,43 +78,43 @@ impl Compiled {
         Ok(Some(MemoryNeed { code, arguments, results, aliased, temporaries, peak }))
     }
 
-    /// Floating-point operations of a device, as the compiler counts them; none where the plugin does not say.
+    /// Floating-point operations per device, as counted by the compiler; `None` if the plugin does not report them.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn flops(&self) -> Result<Option<f64>, XlaError> {
         let said = match self.plugin.call(api::COST_ANALYSIS, Arguments::new().set(2, self.handle)) {
             Err(error) if error.is_unimplemented() => return Ok(None),
             said => said?,
         };
-        // SAFETY: there are so many properties, which live as long as the executable.
+        // SAFETY: the list has this many properties, which live as long as the executable.
         let found = unsafe { attributes(said.get(4), said.get(3)) };
         let flops = found.into_iter().find(|(name, _)| name == "flops");
-        // It is a number of single precision.
+        // The value is a single-precision float.
         Ok(flops.map(|(_, bits)| f64::from(f32::from_bits(bits as u32))))
     }
 }
 
-/// Bytes of a device's memory.
+/// Memory that a program needs on each device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryNeed {
     /// The program itself.
     pub code: u64,
-    /// What it is given: parameters, optimizer state, data.
+    /// Arguments: parameters, optimizer state, data.
     pub arguments: u64,
-    /// What it leaves.
+    /// Results.
     pub results: u64,
-    /// Results that lie where arguments lay.
+    /// Results that reuse the storage of donated arguments.
     pub aliased: u64,
-    /// What it needs in between.
+    /// Temporary buffers.
     pub temporaries: u64,
-    /// At most at one time, by the compiler's own account; processors' compilers count only part of it, and older plugins do
-    /// not say it.
+    /// Peak bytes as reported by the compiler; `None` if the plugin does not report it. Compilers for CPUs count only part of
+    /// it.
     pub peak: Option<u64>,
 }
 
 impl MemoryNeed {
-    /// Arguments, results that have storage of their own, temporaries and code.
+    /// Arguments, results with storage of their own, temporaries and code.
     pub fn total(&self) -> u64 {
         (self.arguments + self.results + self.temporaries + self.code).saturating_sub(self.aliased)
     }
@@ -122,12 +122,12 @@ impl MemoryNeed {
 
 impl Drop for Compiled {
     fn drop(&mut self) {
-        // Nobody is left who could do something about it.
+        // An error here cannot be reported.
         let _ = self.plugin.call(api::EXECUTABLE_DESTROY, Arguments::new().set(2, self.handle));
     }
 }
 
-/// A program on the devices of a client.
+/// A program loaded on the devices of a client.
 pub(crate) struct Executable {
     client: Arc<Client>,
     handle: Word,
@@ -135,41 +135,42 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
-    /// What a client has loaded.
+    /// Wraps a program loaded by a client.
     pub(super) fn new(client: &Arc<Client>, handle: Word) -> Result<Self, XlaError> {
         let mut own = Self { client: Arc::clone(client), handle, outputs: 0 };
         own.outputs = own.compiled()?.outputs()?;
         Ok(own)
     }
 
-    /// What it was loaded from.
+    /// The compiled program that was loaded.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn compiled(&self) -> Result<Compiled, XlaError> {
         let plugin = Arc::clone(&self.client.plugin);
         let handle = plugin.call(api::GET_EXECUTABLE, Arguments::new().set(2, self.handle))?.get(3);
         Ok(Compiled { plugin, handle })
     }
 
-    /// The numbers of the devices of this process on which it runs, in the order of their arguments.
+    /// The IDs of this process's devices on which the program runs, in the order of their arguments.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn devices(&self) -> Result<Vec<u64>, XlaError> {
         let plugin = &self.client.plugin;
         let found = plugin.call(api::LOADED_DEVICES, Arguments::new().set(2, self.handle))?;
         if found.get(4) == 0 {
             return Ok(Vec::new());
         }
-        // SAFETY: there are so many devices, and the list lives as long as the program.
+        // SAFETY: the list has this many devices and lives as long as the program.
         ids(plugin, unsafe { std::slice::from_raw_parts(found.get(3) as *const Word, found.get(4)) })
     }
 
-    /// Runs the program on its devices of this process, each with arguments of its own; what it returns on each. It may still be under way.
+    /// Runs the program on its devices of this process, each with its own arguments; returns the results of each
+    /// device. The program may still be running on return.
     ///
     /// # Errors
-    /// What the plugin says. What goes wrong later is said when something that it makes is read.
+    /// Any error of the plugin. Later errors are reported when a result is read.
     pub(crate) fn execute(
         &self,
         arguments: &[Vec<Arc<DeviceBuffer>>],
@@ -179,7 +180,7 @@ impl Executable {
         let lists: Vec<*const Word> = handles.iter().map(Vec::as_ptr).collect();
         let mut results = vec![vec![0; self.outputs]; arguments.len()];
         let places: Vec<*mut Word> = results.iter_mut().map(Vec::as_mut_ptr).collect();
-        // `PJRT_ExecuteOptions`: its size, and nothing else.
+        // `PJRT_ExecuteOptions`: only the size is set.
         let mut options: [Word; 18] = [0; 18];
         options[0] = 144;
         let call = Arguments::new()
@@ -197,7 +198,7 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // Nobody is left who could do something about it.
+        // An error here cannot be reported.
         let _ = self.client.plugin.call(api::LOADED_DESTROY, Arguments::new().set(2, self.handle));
     }
 }

@@ -1,8 +1,8 @@
-//! The callbacks by which a plugin reaches the [store](Store) of the processes of a run.
+//! The callbacks through which a plugin uses the [store](Store) of the processes of a run.
 //!
-//! A plugin gives them a struct, as it is given one by us, and whatever went with them when its client was made: here the
-//! store. What they allocate, the plugin gives back; what fails is an error that the plugin makes of a code and a text. They
-//! may be called from any thread, and no panic leaves them.
+//! A plugin passes them a struct, like those that we pass to it, with a user argument set when its client was created:
+//! here the store. Values that they allocate are freed by the plugin through a deleter; an error is made by the plugin
+//! from a code and a text. They may be called from any thread, and catch all panics.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::api::{Arguments, Word};
 use crate::store::{Refusal, Store};
 
-/// Longer than any plugin waits that says how long.
+/// Longer than any plugin waits that sets a limit.
 const WITHOUT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// `INTERNAL` of `PJRT_Error_Code`.
@@ -20,14 +20,13 @@ const INTERNAL: i32 = 13;
 
 type Callback = unsafe extern "C" fn(*mut Word) -> Word;
 
-/// `PJRT_CallbackError`: makes an error of a code and a text.
+/// `PJRT_CallbackError`: makes an error from a code and a text.
 type MakeError = unsafe extern "C" fn(i32, *const u8, usize) -> Word;
 
-/// Values that plugins have and have not given back, by where their bytes lie.
+/// Values that plugins hold and have not freed yet, by the address of their bytes.
 static LENT: Mutex<BTreeMap<Word, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// The struct of `PJRT_Client_Create` with the callbacks on a store, which has to stay where it is for as long as the client
-/// that is made with it.
+/// Adds the callbacks on a store to the struct of `PJRT_Client_Create`. The store must not move while the client lives.
 pub(super) fn with_store(arguments: Arguments, store: &Store) -> Arguments {
     let callback = |arguments: Arguments, field, callback: Callback| {
         arguments.set(field, callback as Word).pointer(field + 1, store)
@@ -37,8 +36,8 @@ pub(super) fn with_store(arguments: Arguments, store: &Store) -> Arguments {
 
 /// `PJRT_KeyValueGetCallback`.
 unsafe extern "C" fn get(words: *mut Word) -> Word {
-    // SAFETY: the plugin gives a `PJRT_KeyValueGetCallback_Args`: behind two words key and length, an `int`, what makes errors
-    // and the store, and room for a value, its length and who deletes it.
+    // SAFETY: the plugin passes a `PJRT_KeyValueGetCallback_Args`: two words, key and length, an `int`, the function
+    // that makes errors, the store, and three outputs: the value, its length and its deleter.
     unsafe {
         let limit = *words.add(4).cast::<i32>();
         let limit = u64::try_from(limit).map_or(WITHOUT_LIMIT, Duration::from_millis);
@@ -48,14 +47,14 @@ unsafe extern "C" fn get(words: *mut Word) -> Word {
 
 /// `PJRT_KeyValueTryGetCallback`.
 unsafe extern "C" fn try_get(words: *mut Word) -> Word {
-    // SAFETY: the plugin gives a `PJRT_KeyValueTryGetCallback_Args`: that of `get`, without the `int`.
+    // SAFETY: the plugin passes a `PJRT_KeyValueTryGetCallback_Args`, which is as in `get`, without the `int`.
     unsafe { answer(words, 4, Store::try_get) }
 }
 
 /// `PJRT_KeyValuePutCallback`.
 unsafe extern "C" fn put(words: *mut Word) -> Word {
-    // SAFETY: the plugin gives a `PJRT_KeyValuePutCallback_Args`: behind two words key and length, value and length, what makes
-    // errors and the store.
+    // SAFETY: the plugin passes a `PJRT_KeyValuePutCallback_Args`: two words, key and length, value and length, the
+    // function that makes errors, and the store.
     unsafe {
         let value = bytes(*words.add(4), *words.add(5)).to_vec();
         match guarded(words, 6, |store, key| store.put(key, value)) {
@@ -65,10 +64,11 @@ unsafe extern "C" fn put(words: *mut Word) -> Word {
     }
 }
 
-/// Looks a value up and lends it to the plugin.
+/// Looks up a value and lends it to the plugin.
 ///
 /// # Safety
-/// Key and length have to be in fields 2 and 3, what makes errors, the store, and room for three words from `field` on.
+/// Fields 2 and 3 must be key and length. From `field` on there must be the function that makes errors, the store, and
+/// three output words.
 unsafe fn answer(
     words: *mut Word,
     field: usize,
@@ -89,16 +89,16 @@ unsafe fn answer(
     }
 }
 
-/// Calls the store with the key; a panic is a refusal.
+/// Calls the store with the key; a panic becomes a refusal.
 ///
 /// # Safety
-/// Key and length have to be in fields 2 and 3, and the store behind `field`.
+/// Fields 2 and 3 must be key and length, and the field after `field` the store.
 unsafe fn guarded<T>(
     words: *mut Word,
     field: usize,
     call: impl FnOnce(&Store, &[u8]) -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    // SAFETY: as the caller promises; the client that was made with the store has not ended, so it is where it was.
+    // SAFETY: as the caller promises; the client created with the store still lives, so the store has not moved.
     let (key, store) =
         unsafe { (bytes(*words.add(2), *words.add(3)), &*(*words.add(field + 1) as *const Store)) };
     let outcome = catch_unwind(AssertUnwindSafe(|| call(store, key)));
@@ -107,17 +107,17 @@ unsafe fn guarded<T>(
     outcome.map_err(panicked).flatten()
 }
 
-/// An error of the plugin's own.
+/// Makes an error of the plugin's own type.
 ///
 /// # Safety
-/// There has to be a pointer to a `PJRT_CallbackError`.
+/// `make` must point to a `PJRT_CallbackError`.
 unsafe fn error(make: Word, Refusal { code, message }: &Refusal) -> Word {
     // SAFETY: as the caller promises; the text is copied before this returns.
     unsafe { (*(make as *const MakeError))(*code, message.as_ptr(), message.len()) }
 }
 
 /// # Safety
-/// So many bytes have to be there, unless there are none.
+/// `pointer` must point to `len` bytes, unless `len` is 0.
 unsafe fn bytes<'a>(pointer: Word, len: Word) -> &'a [u8] {
     if len == 0 {
         return &[];
@@ -126,9 +126,9 @@ unsafe fn bytes<'a>(pointer: Word, len: Word) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(pointer as *const u8, len) }
 }
 
-/// Keeps a value until it is given back; where its bytes lie.
+/// Keeps a value until it is freed; returns the address of its bytes.
 fn lend(mut value: Vec<u8>) -> Word {
-    // An empty one would lie nowhere, as others do.
+    // Empty vectors have no unique address.
     value.push(0);
     let address = value.as_mut_ptr() as Word;
     LENT.lock().unwrap_or_else(PoisonError::into_inner).insert(address, value);
@@ -149,18 +149,18 @@ mod tests {
     use super::*;
     use crate::store::{DEADLINE_EXCEEDED, NOT_FOUND};
 
-    /// As a plugin makes errors: here the code, for which 0 is none.
+    /// Makes errors as a plugin does; here an error is its code, and 0 is no error.
     extern "C" fn code(code: i32, _message: *const u8, len: usize) -> Word {
         assert!(len > 0, "errors have words");
         code as Word
     }
 
-    /// Calls `callback` with what comes behind a key.
+    /// Calls `callback` with a key, followed by the words in `rest`.
     fn call(callback: Word, key: &str, rest: &[Word]) -> (Word, [Word; 10]) {
         let mut words = [0; 10];
         words[2..4].copy_from_slice(&[key.as_ptr() as Word, key.len()]);
         words[4..4 + rest.len()].copy_from_slice(rest);
-        // SAFETY: it is one of the callbacks, and the words are those that it asks for.
+        // SAFETY: `callback` is one of the callbacks, and the words are those it requires.
         let error = unsafe { std::mem::transmute::<Word, Callback>(callback)(words.as_mut_ptr()) };
         (error, words)
     }
@@ -179,17 +179,17 @@ mod tests {
         assert_eq!(call(get, "key", &[5, make, user]).0, DEADLINE_EXCEEDED as Word);
         for (key, value) in [("key", "value"), ("nothing", "")] {
             assert_eq!(call(put, key, &[value.as_ptr() as Word, value.len(), make, user]).0, 0);
-            // A limit that is negative is none.
+            // A negative limit means no limit.
             let limit = -1_i32 as u32 as Word;
             for (field, (error, words)) in
                 [(7, call(get, key, &[limit, make, user])), (6, call(try_get, key, &[make, user]))]
             {
                 assert_eq!(error, 0);
-                // SAFETY: the callback has set where the value lies, and how long it is.
+                // SAFETY: the callback has set the value's address and length.
                 assert_eq!(unsafe { bytes(words[field], words[field + 1]) }, value.as_bytes());
                 let is_lent = || LENT.lock().unwrap().contains_key(&words[field]);
                 assert!(is_lent());
-                // SAFETY: the callback has set who deletes the value.
+                // SAFETY: the callback has set the value's deleter.
                 unsafe { std::mem::transmute::<Word, extern "C" fn(Word)>(words[field + 2])(words[field]) };
                 assert!(!is_lent());
             }

@@ -1,10 +1,10 @@
 //! All unsafe code of the crate: the PJRT C API of a plugin, opened at run time.
 //!
-//! Nothing of it is needed at build time. The API is a table of functions, each of which takes a struct whose first field is
-//! its size and whose fields are eight bytes wide, or stand alone in eight bytes; so a struct is an array of words here, and a
-//! field is its index (`pjrt_c_api.h` of openxla/xla, Apache-2.0, has them in this order since version 0.50; older versions, and
-//! those of another major number, are not called). A plugin takes words behind the size that it is told as not given, and newer
-//! plugins take what older callers leave out.
+//! Nothing is needed at build time. The API is a table of functions, each of which takes a struct whose first field is
+//! its size and whose fields occupy eight bytes each (narrower ones are padded); so a struct is an array of words here,
+//! and a field is an index. `pjrt_c_api.h` of openxla/xla (Apache-2.0) has the fields in this order since version 0.50;
+//! older versions, and other major versions, are not called. A plugin treats fields past the given size as absent, and
+//! newer plugins accept structs from older callers.
 #![allow(unsafe_code)]
 
 mod api;

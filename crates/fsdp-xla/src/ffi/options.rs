@@ -1,28 +1,28 @@
-//! Options of clients and of compilations.
+//! Options for clients and compilations.
 
 use super::api::Word;
 
-/// What an option is set to.
+/// The value of an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// A number.
+    /// An integer.
     Number(i64),
-    /// A text.
+    /// A string.
     Text(String),
-    /// Numbers.
+    /// A list of integers.
     Numbers(Vec<i64>),
 }
 
-/// Named values, as the API takes them: seven words each.
+/// Named values in the API's form: seven words each.
 pub(super) struct Settings {
     words: Vec<Word>,
-    /// The words point into these.
+    /// Owns the memory that the words point to.
     _values: Vec<(String, Setting)>,
 }
 
 impl Settings {
     pub(super) fn new(values: Vec<(String, Setting)>) -> Self {
-        // A size, an extension, the name and its length, the kind (0: a text, 1: an integer, 2: several), the value, and how long it is.
+        // Size, extension, name, name length, kind (0: string, 1: integer, 2: integers), value, value length.
         let words = |(name, value): &(String, Setting)| {
             let (kind, value, len) = match value {
                 Setting::Number(number) => (1, *number as Word, 1),
@@ -43,28 +43,28 @@ impl Settings {
     }
 }
 
-/// How a program is compiled: for replicas of one partition, each on a device.
+/// How to compile a program: for replicas of one partition, each on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CompileOptions {
-    /// The number of the device of each replica.
+    /// The device ID of each replica.
     pub(crate) devices: Vec<u64>,
-    /// Flags of the compiler that are turned on.
+    /// Compiler flags to turn on.
     pub(crate) flags: Vec<&'static str>,
 }
 
 impl CompileOptions {
-    /// A `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). Few fields of it are set, so it is written here rather
-    /// than by code that a build script makes of a copy of its definition.
+    /// Encodes a `CompileOptionsProto` (xla/pjrt/proto/compile_options.proto). It sets only a few fields, so it is
+    /// written by hand instead of by code that a build script generates from a copy of its definition.
     pub(crate) fn to_proto(&self) -> Vec<u8> {
         let replicas = self.devices.len() as u64;
         let mut ids = Message::default();
         self.devices.iter().for_each(|id| ids.varint(*id));
         let computation = Message::default().bytes(1, &ids.0);
         let assignment = Message::default().int(1, replicas).int(2, 1).bytes(3, &computation.0);
-        // The device of a compilation for a single one: -1, as the assignment says which they are.
+        // The device ordinal, for single-device compilations: -1, since the assignment lists the devices.
         let build = Message::default().int(1, u64::MAX).int(4, replicas).int(5, 1).bytes(9, &assignment.0);
         let flags = self.flags.iter().fold(Message::default().bytes(3, &build.0), |message, name| {
-            // As text, since older compilers for TPUs have flags of more values than two where newer ones have switches.
+            // As text: some flags that are Boolean in newer TPU compilers have more than two values in older ones.
             let on = Message::default().bytes(1, b"true");
             let entry = Message::default().bytes(1, name.as_bytes()).bytes(2, &on.0);
             message.bytes(7, &entry.0)
@@ -73,7 +73,7 @@ impl CompileOptions {
     }
 }
 
-/// Bytes of a message of protocol buffers.
+/// The bytes of a protocol buffers message.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn options_are_the_bytes_that_protocol_buffers_make_of_them() {
         let mut options = CompileOptions { devices: vec![0, 1], flags: Vec::new() };
-        // As `xla.CompileOptionsProto` of Python's protobuf serializes them.
+        // As serialized by `xla.CompileOptionsProto` of Python's protobuf.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];
         let nowhere = [8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1];
         let build: Vec<u8> = [&nowhere[..], &[32, 2, 40, 1, 74, 10], &assignment].concat();

@@ -1,4 +1,4 @@
-//! Devices that need not be here: what programs can be compiled for.
+//! Topologies to compile programs for; the devices need not be present.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use super::executable::Compiled;
 use super::options::{CompileOptions, Setting, Settings};
 use crate::error::XlaError;
 
-/// An arrangement of devices.
+/// A topology of devices.
 pub(crate) struct Topology {
     plugin: Arc<Plugin>,
     handle: Word,
-    /// Whose it is; none for one that was made by its name.
+    /// The client that owns the topology; `None` for one created by name.
     client: Option<Client>,
-    /// How many devices it has.
+    /// Number of devices.
     pub(crate) devices: usize,
-    /// What the first one is.
+    /// The kind of the first device.
     pub(crate) kind: DeviceKind,
 }
 
 impl Topology {
-    /// The one with a name of the plugin's.
+    /// Creates a topology by one of the plugin's names.
     ///
     /// # Errors
-    /// What the plugin says: it may know no such name.
+    /// Any error of the plugin; it may not know the name.
     pub(crate) fn named(
         plugin: Arc<Plugin>,
         name: &str,
@@ -42,23 +42,23 @@ impl Topology {
         Self::described(plugin, handle, None)
     }
 
-    /// That of a client's devices.
+    /// Returns the topology of a client's devices.
     ///
     /// # Errors
-    /// What the plugin says.
+    /// Any error of the plugin.
     pub(crate) fn of_client(client: Client) -> Result<Self, XlaError> {
         let plugin = Arc::clone(&client.plugin);
         let handle = plugin.call(api::CLIENT_TOPOLOGY, Arguments::new().set(2, client.handle))?.get(3);
         Self::described(plugin, handle, Some(client))
     }
 
-    /// With what the plugin says of its devices.
+    /// Queries the device count and kind.
     fn described(plugin: Arc<Plugin>, handle: Word, client: Option<Client>) -> Result<Self, XlaError> {
         let mut own = Self { plugin, handle, client, devices: 0, kind: DeviceKind::default() };
         let found = own.plugin.call(api::TOPOLOGY_DEVICES, Arguments::new().set(2, handle))?;
         own.devices = found.get(4);
         if own.devices > 0 {
-            // SAFETY: the list has so many descriptions, which live as long as the topology.
+            // SAFETY: the list has this many descriptions, which live as long as the topology.
             let first = unsafe { *(found.get(3) as *const Word) };
             own.kind = DeviceKind::of(&own.plugin, first)?;
         }
@@ -75,7 +75,7 @@ impl Topology {
         self.plugin.version()
     }
 
-    /// Compiles a program of StableHLO text for the first of the devices.
+    /// Compiles a program from StableHLO text for the first of the devices.
     ///
     /// # Errors
     /// [`XlaError::Compile`], [`XlaError::Memory`].
@@ -98,7 +98,7 @@ impl Topology {
 impl Drop for Topology {
     fn drop(&mut self) {
         if self.client.is_none() {
-            // Nobody is left who could do something about it.
+            // An error here cannot be reported.
             let _ = self.plugin.call(api::TOPOLOGY_DESTROY, Arguments::new().set(2, self.handle));
         }
     }

@@ -1,23 +1,23 @@
-//! Operations element by element, reductions and products.
+//! Elementwise operations, reductions and products.
 
 use super::{Builder, Element, Shape, Value, list};
 
-/// Which dimensions of the two operands of a product are summed over, and which they have in common.
+/// The batch and contracting dimensions of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product<'a> {
-    /// Dimensions that stay in common, of each operand.
+    /// Batch dimensions of each operand.
     pub(crate) batch: [&'a [usize]; 2],
-    /// Dimensions that are summed over, of each operand.
+    /// Contracting dimensions of each operand.
     pub(crate) contract: [&'a [usize]; 2],
 }
 
 impl Builder {
-    /// An operation of one operand that keeps its shape.
+    /// An elementwise operation on one operand.
     pub(crate) fn unary(&mut self, op: &str, x: &Value) -> Value {
         self.push(x.shape.clone(), format_args!("stablehlo.{op} {} : {}", x.name, x.shape))
     }
 
-    /// An operation of two operands of one shape.
+    /// An elementwise operation on two operands of the same shape.
     pub(crate) fn binary(&mut self, op: &str, a: &Value, b: &Value) -> Value {
         assert_eq!(a.shape, b.shape, "{op} of operands of one shape");
         self.push(a.shape.clone(), format_args!("stablehlo.{op} {}, {} : {}", a.name, b.name, a.shape))
@@ -45,13 +45,13 @@ impl Builder {
         self.binary(op, x, &number)
     }
 
-    /// `x op number`, of integers.
+    /// `x op number`, for integers.
     pub(crate) fn with_int(&mut self, op: &str, x: &Value, number: i64) -> Value {
         let number = self.int(number, x.dims(), x.element());
         self.binary(op, x, &number)
     }
 
-    /// Elements as another type.
+    /// Converts elements to another type.
     pub(crate) fn convert(&mut self, x: &Value, element: Element) -> Value {
         if x.element() == element {
             return x.clone();
@@ -60,12 +60,12 @@ impl Builder {
         self.push(shape.clone(), format_args!("stablehlo.convert {} : ({}) -> {shape}", x.name, x.shape))
     }
 
-    /// The same in the type of arithmetic.
+    /// Converts to the type of arithmetic.
     pub(crate) fn master(&mut self, x: &Value) -> Value {
         self.convert(x, x.element().master())
     }
 
-    /// `EQ`, `LT`, `GE`, ...
+    /// Compares elementwise: `EQ`, `LT`, `GE`, ...
     pub(crate) fn compare(&mut self, direction: &str, a: &Value, b: &Value) -> Value {
         assert_eq!(a.shape, b.shape, "operands of one shape are compared");
         let shape = Shape::new(a.dims(), Element::Bool);
@@ -76,7 +76,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// `a` where the condition holds, else `b`. The condition has their sizes, or none.
+    /// `a` where the condition holds, else `b`. The condition has the same dimensions, or none.
     pub(crate) fn select(&mut self, condition: &Value, a: &Value, b: &Value) -> Value {
         assert_eq!(a.shape, b.shape, "one of two operands of one shape is selected");
         let is_single = condition.dims().is_empty();
@@ -88,13 +88,13 @@ impl Builder {
         self.push(a.shape.clone(), text)
     }
 
-    /// Sums over dimensions, which go.
+    /// Sums over dimensions, which are removed.
     pub(crate) fn sum(&mut self, x: &Value, over: &[usize]) -> Value {
         let start = self.zeros(&[], x.element());
         self.reduce("add", &start, x, over)
     }
 
-    /// The largest of the floats over dimensions, which go.
+    /// The maximum of floats over dimensions, which are removed.
     pub(crate) fn largest(&mut self, x: &Value, over: &[usize]) -> Value {
         let start = self.float(f64::NEG_INFINITY, &[], x.element());
         self.reduce("maximum", &start, x, over)
@@ -115,12 +115,12 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// The sum of all rows of a matrix, in columns.
+    /// The sum of all rows of a matrix.
     pub(crate) fn sum_rows(&mut self, x: &Value) -> Value {
         self.sum(x, &[0])
     }
 
-    /// Products summed over dimensions: those in common come first, then those of `a` that are left, then those of `b`.
+    /// A general product. Batch dimensions come first, then the remaining ones of `a`, then those of `b`.
     pub(crate) fn dot(&mut self, a: &Value, b: &Value, product: Product<'_>, element: Element) -> Value {
         let Product { batch, contract } = product;
         let left = |value: &Value, side: usize| -> Vec<usize> {
@@ -141,7 +141,7 @@ impl Builder {
             [] => String::new(),
             _ => format!("batching_dims = [{}] x [{}], ", list(batch[0]), list(batch[1])),
         };
-        // Where products of single precision would be made of narrower ones (TPUs), they are asked for whole.
+        // TPUs compute single-precision products from narrower ones unless full precision is requested.
         let precision = if a.element().is_narrow() { "" } else { ", precision = [HIGHEST, HIGHEST]" };
         let text = format_args!(
             "stablehlo.dot_general {}, {}, {batching}contracting_dims = [{}] x [{}]{precision} : ({}, {}) -> {shape}",
@@ -155,7 +155,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// The product of two matrices, summed over one dimension of each.
+    /// The product of two matrices, contracted over one dimension of each.
     pub(crate) fn matmul(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
         let product = Product { batch: [&[], &[]], contract: [&[over[0]], &[over[1]]] };
         self.dot(a, b, product, element)
@@ -163,7 +163,7 @@ impl Builder {
 }
 
 impl Builder {
-    /// The complement of the error function: an operation of CHLO, which every compiler of StableHLO takes.
+    /// The complementary error function: a CHLO operation, which every StableHLO compiler accepts.
     pub(crate) fn erfc(&mut self, x: &Value) -> Value {
         self.push(x.shape.clone(), format_args!("chlo.erfc {} : {} -> {}", x.name, x.shape, x.shape))
     }

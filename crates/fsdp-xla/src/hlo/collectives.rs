@@ -1,4 +1,4 @@
-//! Collectives between replicas of the program.
+//! Collectives between the replicas of a program.
 
 use std::fmt;
 
@@ -9,19 +9,20 @@ use super::{Builder, Shape, Value, list};
 pub struct Collective {
     /// One of [`Collective::KINDS`].
     pub kind: &'static str,
-    /// Elements of what it makes.
+    /// Number of elements of its result.
     pub elements: usize,
-    /// What it is for and its number among those of the step, in the order of the schedule: `forward/unit 3/all-gather 12`. XLA
-    /// keeps it as the name of what the operation becomes. Empty for one that they have made themselves.
+    /// Its purpose and its index among the collectives of the step, in the order of the schedule: `forward/unit
+    /// 3/all-gather 12`. XLA preserves it as the name of the compiled operation. Empty for a collective that the
+    /// compiler added.
     pub name: String,
 }
 
 impl Collective {
-    /// What XLA calls them.
+    /// The kinds of collectives, by XLA's names.
     pub const KINDS: [&'static str; 5] =
         ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"];
 
-    /// What it is for, by its name: `forward/unit 3`. The segments of a unit have one.
+    /// Its purpose, parsed from its name: `forward/unit 3`. All segments of a unit have the same one.
     pub fn of(&self) -> &str {
         self.name.rsplit_once('/').map_or("", |(of, _)| of)
     }
@@ -34,13 +35,13 @@ impl fmt::Display for Collective {
     }
 }
 
-/// The groups within which ranks communicate: all ranks of the world, each in one.
+/// Communication groups; each rank of the world is in exactly one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups(Vec<Vec<usize>>);
 
 impl Groups {
     /// # Panics
-    /// When groups differ in size.
+    /// If groups differ in size.
     pub(crate) fn new(groups: Vec<Vec<usize>>) -> Self {
         assert!(
             groups.iter().all(|group| group.len() == groups[0].len()),
@@ -49,7 +50,7 @@ impl Groups {
         Self(groups)
     }
 
-    /// Ranks of each.
+    /// Ranks per group.
     pub(crate) fn size(&self) -> usize {
         self.0[0].len()
     }
@@ -62,7 +63,7 @@ impl fmt::Display for Groups {
     }
 }
 
-/// The sum of two numbers, as a region.
+/// The region that sums two numbers.
 fn sum(of: &Value) -> String {
     let number = Shape::new(&[], of.element());
     format!(
@@ -72,7 +73,7 @@ fn sum(of: &Value) -> String {
 }
 
 impl Builder {
-    /// What all ranks of the group have, one after the other; here as below, `of` says what the collective is for.
+    /// Concatenates the values of all ranks of the group. Here and below, `of` is the purpose of the collective.
     pub(crate) fn all_gather(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let mut shape = x.shape.clone();
         shape.dims[0] *= groups.size();
@@ -83,7 +84,7 @@ impl Builder {
         self.collective(("all-gather", of), shape.clone(), text)
     }
 
-    /// This rank's part of the sum over the group, added in an order of the plugin's.
+    /// This rank's part of the sum over the group, in an order of the plugin's choice.
     pub(crate) fn reduce_scatter(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let mut shape = x.shape.clone();
         assert!(shape.dims[0].is_multiple_of(groups.size()), "{shape} among {}", groups.size());
@@ -97,7 +98,7 @@ impl Builder {
         self.collective(("reduce-scatter", of), shape.clone(), text)
     }
 
-    /// The sum over the group, added in an order of the plugin's.
+    /// The sum over the group, in an order of the plugin's choice.
     pub(crate) fn all_reduce(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         let text = format_args!(
             "\"stablehlo.all_reduce\"({}) <{{{groups}}}> {} : ({}) -> {}",
@@ -109,7 +110,7 @@ impl Builder {
         self.collective(("all-reduce", of), x.shape.clone(), text)
     }
 
-    /// Part `i` goes to rank `i` of the group; part `i` of the result is what came from there.
+    /// Sends part `i` to rank `i` of the group; part `i` of the result comes from that rank.
     pub(crate) fn all_to_all(&mut self, x: &Value, groups: &Groups, of: &str) -> Value {
         assert!(x.dims()[0].is_multiple_of(groups.size()), "{} among {}", x.shape, groups.size());
         let text = format_args!(
@@ -123,7 +124,7 @@ impl Builder {
         self.collective(("all-to-all", of), x.shape.clone(), text)
     }
 
-    /// Adds a collective, and notes it.
+    /// Adds a collective and records it.
     fn collective(
         &mut self,
         (kind, of): (&'static str, &str),
@@ -136,7 +137,7 @@ impl Builder {
         self.push_all(vec![shape], vec![collective], text.to_string()).swap_remove(0)
     }
 
-    /// The sum of the rows of a matrix by the tree over so many.
+    /// The sum of a matrix's rows, by the reduction tree for that many.
     pub(crate) fn tree(&mut self, x: &Value) -> Value {
         let [rows, width] = x.dims()[..] else {
             panic!("the rows of a matrix are added, not of {}", x.shape)

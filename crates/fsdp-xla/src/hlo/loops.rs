@@ -3,32 +3,32 @@
 use super::operation::{Operation, lines};
 use super::{Builder, Element, Name, Shape, Value, list};
 
-/// A loop whose body is being written.
+/// A loop whose body is under construction.
 pub(crate) struct Loop {
     number: usize,
     /// The text before the body.
     head: String,
     /// The operations before the loop.
     before: Vec<Operation>,
-    /// The index, and the values that go from one round to the next, as the body has them.
+    /// The index and the carried values, by their names in the body.
     carried: Vec<Value>,
 }
 
 impl Loop {
-    /// The number of the round.
+    /// The index of the current round.
     pub(crate) fn index(&self) -> &Value {
         &self.carried[0]
     }
 
-    /// The values that a round begins with.
+    /// The carried values at the start of a round.
     pub(crate) fn values(&self) -> &[Value] {
         &self.carried[1..]
     }
 }
 
 impl Builder {
-    /// Begins a loop of so many rounds, the first of which begins with these values. What was made before the loop can be used
-    /// in it, and what is made in it only there.
+    /// Begins a loop of `rounds` rounds with these initial values. The body can use earlier values; values of the body
+    /// cannot be used after the loop.
     pub(crate) fn begin_loop(&mut self, rounds: usize, values: &[Value]) -> Loop {
         let first = self.int(0, &[], Element::I32);
         let starts: Vec<&Value> = std::iter::once(&first).chain(values).collect();
@@ -51,7 +51,7 @@ impl Builder {
         Loop { number, head, before, carried }
     }
 
-    /// Ends a loop, whose rounds end with these values. The results are those of the last one.
+    /// Ends a loop with the values at the end of a round. Returns those of the last round.
     pub(crate) fn end_loop(&mut self, open: Loop, values: &[Value]) -> Vec<Value> {
         let next = self.with_int("add", open.index(), 1);
         let ends: Vec<&Value> = std::iter::once(&next).chain(values).collect();

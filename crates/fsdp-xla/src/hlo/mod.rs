@@ -1,7 +1,8 @@
-//! A writer of StableHLO: values with shapes, and one method for each operation, which checks the shapes of its operands (a wrong
-//! one is a fault of this crate: it panics) and adds an operation.
+//! A writer for StableHLO: values with shapes, and a method per operation, which checks the shapes of its operands (a
+//! mismatch is a bug in this crate and panics) and appends the operation.
 //!
-//! Text, rather than bytecode, because every plugin that was tried (StableHLO 1.7 to 1.24) takes it, and people can read it.
+//! It writes text rather than bytecode because every plugin that was tried (StableHLO 1.7 to 1.24) accepts it, and
+//! people can read it.
 
 mod arithmetic;
 mod collectives;
@@ -19,13 +20,13 @@ pub(crate) use collectives::Groups;
 use operation::Operation;
 pub(crate) use types::{Element, Name, Shape, Value};
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Clone, Default)]
 pub(crate) struct Builder {
     operations: Vec<Operation>,
-    /// Operations have numbers, by which their results are named. The next one has this.
+    /// The number of the next operation. Results are named by the numbers of their operations.
     next: usize,
-    /// How many collectives were added.
+    /// Number of collectives added so far.
     collectives: usize,
 }
 
@@ -35,7 +36,7 @@ impl Builder {
         operation::lines(&self.operations)
     }
 
-    /// How many operations there are, those within loops included.
+    /// Number of operations, including those within loops.
     pub(crate) fn operations(&self) -> usize {
         self.operations.iter().map(Operation::count).sum()
     }
@@ -50,7 +51,7 @@ impl Builder {
         self.push_all(vec![shape], Vec::new(), text.to_string()).swap_remove(0)
     }
 
-    /// Adds an operation, and returns its results.
+    /// Adds an operation; returns its results.
     fn push_all(&mut self, shapes: Vec<Shape>, collectives: Vec<Collective>, text: String) -> Vec<Value> {
         let operation = Operation::new(self.next, shapes, collectives, text);
         self.next += 1;
@@ -59,37 +60,37 @@ impl Builder {
         results
     }
 
-    /// A float in every element.
+    /// A tensor filled with a float.
     pub(crate) fn float(&mut self, value: f64, dims: &[usize], element: Element) -> Value {
         let shape = Shape::new(dims, element);
         let bits = bits(value, element);
         self.push(shape.clone(), format_args!("stablehlo.constant dense<{bits}> : {shape}"))
     }
 
-    /// A vector of floats.
+    /// A constant vector of floats.
     pub(crate) fn floats(&mut self, values: &[f64], element: Element) -> Value {
         let shape = Shape::new(&[values.len()], element);
         let all = list(values.iter().map(|&value| bits(value, element)));
         self.push(shape.clone(), format_args!("stablehlo.constant dense<[{all}]> : {shape}"))
     }
 
-    /// An integer in every element.
+    /// A tensor filled with an integer.
     pub(crate) fn int(&mut self, value: i64, dims: &[usize], element: Element) -> Value {
         let shape = Shape::new(dims, element);
         self.push(shape.clone(), format_args!("stablehlo.constant dense<{value}> : {shape}"))
     }
 
-    /// Zero in every element.
+    /// A tensor of zeros.
     pub(crate) fn zeros(&mut self, dims: &[usize], element: Element) -> Value {
         if element.is_float() { self.float(0.0, dims, element) } else { self.int(0, dims, element) }
     }
 
-    /// The value, which is not there before another one is.
+    /// Returns `value`, made to depend on `other`.
     pub(crate) fn behind(&mut self, value: &Value, other: &Value) -> Value {
         self.barrier(&[value.clone(), other.clone()]).swap_remove(0)
     }
 
-    /// The values, none of which is there before all of them are.
+    /// Returns the values, each made to depend on all of them.
     pub(crate) fn barrier(&mut self, values: &[Value]) -> Vec<Value> {
         let names = list(values.iter().map(|value| value.name));
         let shapes = list(values.iter().map(|value| &value.shape));
@@ -98,7 +99,7 @@ impl Builder {
     }
 }
 
-/// A float by its bits, which lose nothing.
+/// Formats a float as its bits, which is exact.
 fn bits(value: f64, element: Element) -> String {
     match element {
         Element::F64 => format!("0x{:016X}", value.to_bits()),
@@ -108,7 +109,7 @@ fn bits(value: f64, element: Element) -> String {
     }
 }
 
-/// Items with commas between them.
+/// Joins items with commas.
 pub(crate) fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let mut text = String::new();
     for item in items {

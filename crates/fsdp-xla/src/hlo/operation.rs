@@ -1,30 +1,30 @@
-//! An operation as text, in which the values that it names can be found and replaced.
+//! An operation as text, in which value names can be found and replaced.
 
 use std::fmt::{self, Write};
 use std::ops::Range;
 
 use super::{Collective, Name, Shape, Value};
 
-/// An operation of a program. A loop is one operation, with others within it.
+/// An operation of a program. A loop is one operation with nested ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
-    /// Its number and those of the operations within it.
+    /// Its own number, followed by those of nested operations.
     numbers: Range<usize>,
-    /// What it makes.
+    /// The shapes of its results.
     shapes: Vec<Shape>,
-    /// The collectives that it is, or has within it, in order.
+    /// The collectives in it, or the one that it is, in order.
     collectives: Vec<Collective>,
-    /// What it does, as text.
+    /// The text without the results.
     text: String,
 }
 
 impl Operation {
-    /// An operation with none within it.
+    /// Creates an operation without nested ones.
     pub(super) fn new(number: usize, shapes: Vec<Shape>, collectives: Vec<Collective>, text: String) -> Self {
         Self::with_others(number..number + 1, shapes, collectives, text)
     }
 
-    /// An operation with others within it, which have the numbers after its own.
+    /// Creates an operation with nested ones, whose numbers follow its own.
     pub(super) fn with_others(
         numbers: Range<usize>,
         shapes: Vec<Shape>,
@@ -38,7 +38,7 @@ impl Operation {
         self.numbers.start
     }
 
-    /// How many operations it is, with those within it.
+    /// Number of operations, nested ones included.
     pub(super) fn count(&self) -> usize {
         self.numbers.len()
     }
@@ -61,17 +61,17 @@ impl Operation {
         self.shapes.iter().enumerate().map(of).collect()
     }
 
-    /// Whether it gives its only operand other sizes.
+    /// Whether it is a reshape.
     pub(super) fn is_reshape(&self) -> bool {
         self.text.starts_with("stablehlo.reshape ")
     }
 
-    /// Whether it is a product, or has one within it.
+    /// Whether it is a matrix product or contains one.
     pub(super) fn has_product(&self) -> bool {
         self.text.contains("stablehlo.dot_general ")
     }
 
-    /// The values that it reads, in the order of the text.
+    /// The values that it reads, in text order.
     pub(super) fn operands(&self) -> Vec<Name> {
         names(&self.text).map(|(_, name)| name).filter(|name| !self.is_own(*name)).collect()
     }
@@ -85,7 +85,7 @@ impl Operation {
         }
     }
 
-    /// Its text without the names of its operands and with its own ones counted from 0: equal operations have equal kinds.
+    /// The text without operand names, and with its own numbers counted from 0: equal operations have equal kinds.
     pub(super) fn kind(&self) -> String {
         self.rewritten(|name, text| {
             let _ = match name {
@@ -95,7 +95,7 @@ impl Operation {
         })
     }
 
-    /// The same operation with another number, where operand `i` (as of [`Operation::operands`]) is `operand(i)`.
+    /// A copy with another number, in which operand `i` (in the order of [`Operation::operands`]) is `operand(i)`.
     pub(super) fn again(&self, number: usize, mut operand: impl FnMut(usize) -> Name) -> Self {
         let mut index = 0..;
         let text = self.rewritten(|name, text| {
@@ -109,7 +109,7 @@ impl Operation {
         Self::with_others(number..number + self.count(), shapes, collectives, text)
     }
 
-    /// The text with other names: `write` gets each that is one of its own, and none for an operand.
+    /// The text with names replaced: `write` is called with each of its own names, and with `None` for each operand.
     fn rewritten(&self, mut write: impl FnMut(Option<Name>, &mut String)) -> String {
         let (mut text, mut at) = (String::with_capacity(self.text.len()), 0);
         for (place, name) in names(&self.text) {
@@ -130,24 +130,25 @@ impl fmt::Display for Operation {
             count => write!(f, "%{number}:{count} = {text}")?,
         }
         match &self.collectives[..] {
-            // Those within a loop have their names in its text.
+            // Collectives within a loop have their names in its text.
             [collective] if self.count() == 1 => write!(f, " loc(\"{}\")", collective.name),
             _ => Ok(()),
         }
     }
 }
 
-/// Operations, each on its own line.
+/// Formats operations, one per line.
 pub(super) fn lines(operations: &[Operation]) -> String {
     let mut text = String::new();
     for operation in operations {
-        // Text can always be added to a string.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "    {operation}");
     }
     text
 }
 
-/// The names of values in a text, with their places. Those within the regions of an operation, `%a`, are letters only and are skipped.
+/// The value names in a text, with their positions. Names within regions of operations (`%a`) are only letters and are
+/// skipped.
 fn names(text: &str) -> impl Iterator<Item = (Range<usize>, Name)> {
     text.match_indices('%').filter_map(move |(start, _)| {
         let rest = &text[start + 1..];
@@ -156,7 +157,7 @@ fn names(text: &str) -> impl Iterator<Item = (Range<usize>, Name)> {
     })
 }
 
-/// The name at the beginning of a text, without `%`, and what follows it.
+/// Parses the name, without `%`, at the start of a text; also returns the rest.
 fn parse(text: &str) -> Option<(Name, &str)> {
     if let Some(rest) = text.strip_prefix("arg") {
         return digits(rest).map(|(number, rest)| (Name::Argument(number), rest));

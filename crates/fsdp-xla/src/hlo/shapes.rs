@@ -1,11 +1,11 @@
-//! Operations that move elements, and rows of tables.
+//! Operations that move elements, and on table rows.
 
 use std::ops::Range;
 
 use super::{Builder, Element, Shape, Value, list};
 
 impl Builder {
-    /// Other sizes for as many elements.
+    /// Changes dimensions; the number of elements stays the same.
     pub(crate) fn reshape(&mut self, x: &Value, dims: &[usize]) -> Value {
         if x.dims() == dims {
             return x.clone();
@@ -15,7 +15,7 @@ impl Builder {
         self.push(shape.clone(), format_args!("stablehlo.reshape {} : ({}) -> {shape}", x.name, x.shape))
     }
 
-    /// The index along a dimension, in every element.
+    /// A tensor in which each element is its index along a dimension.
     pub(crate) fn iota(&mut self, dims: &[usize], dim: usize, element: Element) -> Value {
         let shape = Shape::new(dims, element);
         self.push(shape.clone(), format_args!("stablehlo.iota dim = {dim} : {shape}"))
@@ -42,13 +42,13 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// One number in every element.
+    /// Broadcasts one number to all elements.
     pub(crate) fn fill(&mut self, number: &Value, dims: &[usize]) -> Value {
         let number = self.reshape(number, &[]);
         self.broadcast(&number, &[], dims)
     }
 
-    /// Dimension `i` of the result is dimension `order[i]` of `x`.
+    /// Transposes: dimension `i` of the result is dimension `order[i]` of `x`.
     pub(crate) fn transpose(&mut self, x: &Value, order: &[usize]) -> Value {
         let mut sorted = order.to_vec();
         sorted.sort_unstable();
@@ -63,7 +63,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// A range of each dimension.
+    /// Slices a range of each dimension.
     pub(crate) fn slice(&mut self, x: &Value, ranges: &[Range<usize>]) -> Value {
         let is_within = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
         assert!(
@@ -82,19 +82,19 @@ impl Builder {
         )
     }
 
-    /// A range of a vector.
+    /// Slices a range of a vector.
     pub(crate) fn range(&mut self, x: &Value, range: Range<usize>) -> Value {
         self.slice(x, std::slice::from_ref(&range))
     }
 
-    /// Columns of a matrix.
+    /// Slices columns of a matrix.
     pub(crate) fn columns(&mut self, x: &Value, columns: Range<usize>) -> Value {
         let rows = x.dims()[0];
         self.slice(x, &[0..rows, columns])
     }
 
-    /// As many elements of each dimension as `sizes` says, of some from an index on that is known when the program runs, else
-    /// from the first. An index behind the last possible one is that one.
+    /// Slices `sizes` elements of each dimension, at start indices computed at run time; a dimension without one starts
+    /// at 0. Start indices are clamped to the last valid one.
     pub(crate) fn dynamic_slice(&mut self, x: &Value, starts: &[(usize, &Value)], sizes: &[usize]) -> Value {
         let shape = Shape::new(sizes, x.element());
         assert!(shape.is_within(&x.shape), "{shape} of {}", x.shape);
@@ -108,7 +108,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// `x` with `part` where [`Builder::dynamic_slice`] finds it.
+    /// Replaces the elements that [`Builder::dynamic_slice`] would read by `part`.
     pub(crate) fn dynamic_update(&mut self, x: &Value, part: &Value, starts: &[(usize, &Value)]) -> Value {
         assert!(part.shape.is_within(&x.shape), "{} of {}", part.shape, x.shape);
         let (names, shapes) = self.starts(x, starts);
@@ -119,7 +119,7 @@ impl Builder {
         self.push(x.shape.clone(), text)
     }
 
-    /// Names and shapes of an index for each dimension, which is 0 where none is given.
+    /// Names and shapes of the start indices of all dimensions; 0 where none is given.
     fn starts(&mut self, x: &Value, given: &[(usize, &Value)]) -> (String, String) {
         let element = given.first().map_or(Element::I32, |(_, start)| start.element());
         let mut all = Vec::new();
@@ -130,7 +130,7 @@ impl Builder {
         (list(all.iter().map(|start| start.name)), list(all.iter().map(|start| &start.shape)))
     }
 
-    /// One after the other along a dimension.
+    /// Concatenates along a dimension.
     pub(crate) fn concatenate(&mut self, parts: &[Value], dim: usize) -> Value {
         if let [part] = parts {
             return part.clone();
@@ -149,21 +149,21 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// `x` with `part` from these indices on.
+    /// Replaces the elements of `x` from these indices on by `part`.
     pub(crate) fn update(&mut self, x: &Value, part: &Value, at: &[usize]) -> Value {
         let starts: Vec<Value> = at.iter().map(|&start| self.int(start as i64, &[], Element::I32)).collect();
         let starts: Vec<(usize, &Value)> = starts.iter().enumerate().collect();
         self.dynamic_update(x, part, &starts)
     }
 
-    /// Element `ids[i]` of a vector, for each `i`.
+    /// Looks up element `ids[i]` of a vector, for each `i`.
     pub(crate) fn gather(&mut self, x: &Value, ids: &Value) -> Value {
         let table = self.reshape(x, &[x.len(), 1]);
         let found = self.gather_rows(&table, ids);
         self.reshape(&found, &[ids.len()])
     }
 
-    /// Row `ids[i]` of a table, for each `i`; of an index behind the last row it is the last row.
+    /// Looks up row `ids[i]` of a table, for each `i`; indices past the end read the last row.
     pub(crate) fn gather_rows(&mut self, table: &Value, ids: &Value) -> Value {
         let (rows, width) = (ids.len(), table.dims()[1]);
         let ids = self.reshape(ids, &[rows, 1]);
@@ -177,7 +177,7 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
-    /// Adds row `i` of `rows` to row `ids[i]` of a table, and to none for an index behind the last row.
+    /// Adds row `i` of `rows` to row `ids[i]` of a table; rows with an index past the end are dropped.
     pub(crate) fn add_to_rows(&mut self, table: &Value, ids: &Value, rows: &Value) -> Value {
         assert_eq!(
             rows.shape,

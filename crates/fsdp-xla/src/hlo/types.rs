@@ -4,7 +4,7 @@ use std::fmt;
 
 use fsdp_core::DType;
 
-/// The type of elements.
+/// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     F32,
@@ -40,12 +40,12 @@ impl Element {
         matches!(self, Element::F32 | Element::F64 | Element::Bf16 | Element::F16)
     }
 
-    /// Whether it has less than single precision.
+    /// Whether it is a float narrower than single precision.
     pub(crate) fn is_narrow(self) -> bool {
         matches!(self, Element::Bf16 | Element::F16)
     }
 
-    /// Bytes of one.
+    /// Bytes per element.
     pub(crate) fn byte_len(self) -> usize {
         match self {
             Element::Bool | Element::U8 => 1,
@@ -55,7 +55,7 @@ impl Element {
         }
     }
 
-    /// The type of arithmetic on it.
+    /// The type in which arithmetic on it is done.
     pub(crate) fn master(self) -> Element {
         if self.is_narrow() { Element::F32 } else { self }
     }
@@ -75,7 +75,7 @@ impl From<DType> for Element {
     }
 }
 
-/// Sizes and element type of a tensor.
+/// Dimensions and element type of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) dims: Vec<usize>,
@@ -87,7 +87,7 @@ impl Shape {
         Self { dims: dims.to_vec(), element }
     }
 
-    /// Whether it has as many dimensions as another shape and the same type, and is nowhere larger.
+    /// Whether it has the rank and element type of another shape, and no dimension is larger.
     pub(crate) fn is_within(&self, other: &Shape) -> bool {
         let fits = self.dims.iter().zip(&other.dims).all(|(own, most)| own <= most);
         self.element == other.element && self.dims.len() == other.dims.len() && fits
@@ -112,21 +112,21 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a value is called.
+/// The name of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Name {
     /// An argument of the program.
     Argument(usize),
     /// The result of an operation.
     Result(usize),
-    /// One of several results of an operation.
+    /// One of several results of an operation: the operation's number, and the index of the result.
     Part(usize, usize),
-    /// What a loop has in its body: its number, and which of the values that it carries.
+    /// A value carried by a loop, within its body: the loop's number, and the index of the value.
     Carried(usize, usize),
 }
 
 impl Name {
-    /// The number of the operation that it is a result of; none of what a program or a loop begins with.
+    /// The number of the operation that produces it; `None` for arguments and carried values.
     pub(super) fn number(self) -> Option<usize> {
         match self {
             Name::Result(number) | Name::Part(number, _) => Some(number),
@@ -134,7 +134,7 @@ impl Name {
         }
     }
 
-    /// The name that it has where the numbers of operations begin at `to` instead of `from`.
+    /// The name after renumbering operations to begin at `to` instead of `from`.
     pub(super) fn moved(self, from: usize, to: usize) -> Self {
         let moved = |number: usize| number - from + to;
         match self {
@@ -157,7 +157,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// A value of the program: an argument, or what an operation has made.
+/// A value of the program: an argument or the result of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Value {
     pub(crate) name: Name,

@@ -39,7 +39,7 @@ impl Trace {
         }
     }
 
-    /// The value of a function, and its slope. What nobody uses of them is no part of what is compiled.
+    /// The value of a function and its slope. The compiler drops the one that is not used.
     fn function(&mut self, function: Function, x: &Value) -> [Value; 2] {
         match function {
             Function::Silu => {
@@ -53,7 +53,7 @@ impl Trace {
             }
             Function::GeluTanh => self.gelu_tanh(x),
             Function::Gelu => {
-                // The complement loses nothing where the distribution function is near 0.
+                // `erfc` loses no precision where the distribution function is near 0.
                 let scaled = self.hlo.with("multiply", x, -FRAC_1_SQRT_2);
                 let normal = self.hlo.erfc(&scaled);
                 let normal = self.hlo.with("multiply", &normal, 0.5);
@@ -75,7 +75,7 @@ impl Trace {
         let inner = self.hlo.with("add", &inner, 1.0);
         let inner = self.hlo.multiply(&inner, x);
         let inner = self.hlo.with("multiply", &inner, factor);
-        // Half of `1 + tanh(u)` is the logistic function at `2 u`, which loses nothing where that is near 0.
+        // `(1 + tanh(u)) / 2` is the logistic function of `2 u`, which loses no precision near 0.
         let inner = self.hlo.with("multiply", &inner, 2.0);
         let half = self.hlo.unary("logistic", &inner);
         let value = self.hlo.multiply(x, &half);

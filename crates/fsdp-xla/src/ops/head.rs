@@ -1,4 +1,4 @@
-//! The map to logits, and its cross-entropy.
+//! The output projection to logits, and cross-entropy.
 
 use fsdp_nn::backend::Write;
 use fsdp_nn::op::{Head, HeadDims, IGNORED_TARGET, LogitsDims};
@@ -8,16 +8,16 @@ use crate::buffer::XlaBuffer;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
-/// What is written of the loss of all rows, chunk by chunk.
+/// Outputs of the loss over all rows, which is computed chunk by chunk.
 struct Results<'o> {
     losses: Write<'o, XlaBuffer>,
     dx: Option<Write<'o, XlaBuffer>>,
     dweight: Option<Write<'o, XlaBuffer>>,
-    /// What the z-loss is of each loss, where there is one.
+    /// The z-loss part of each loss, if requested.
     z_losses: Option<Write<'o, XlaBuffer>>,
 }
 
-/// The loss of rows of logits, in double precision, with what of it is z-loss, and its gradient.
+/// Losses of rows of logits in double precision, the z-loss part of each, and the gradient.
 struct RowLosses {
     losses: Value,
     z_losses: Option<Value>,
@@ -78,7 +78,7 @@ impl Trace {
         }
     }
 
-    /// The losses of all rows and the gradients of their sum, chunk by chunk.
+    /// Computes the losses of all rows and the gradients of their sum, chunk by chunk.
     fn loss(&mut self, dims: HeadDims, [x, weight, targets]: [&Value; 3], results: &Results<'_>) {
         let (element, master) = (x.element(), x.element().master());
         let [mut losses, mut z_losses, mut dx]: [Vec<Value>; 3] = Default::default();
@@ -88,7 +88,7 @@ impl Trace {
             let rows = start..dims.rows.min(start + chunk);
             let mut own = self.hlo.slice(x, &[rows.clone(), 0..dims.hidden]);
             if let Some(last) = dx.last().or(losses.last()) {
-                // One chunk after the other, so that their logits are not there at the same time.
+                // Order the chunks, so that only one chunk's logits are in memory at a time.
                 own = self.hlo.behind(&own, last);
             }
             let logits = self.hlo.matmul(&own, weight, [1, 1], master);
@@ -184,7 +184,7 @@ impl Trace {
         RowLosses { losses, z_losses, slopes: hlo.select(&is_ignored, &zeros, &slopes) }
     }
 
-    /// Slopes times the scale of the loss. It is given to the program, which therefore is the same for all scales but 1.
+    /// Multiplies slopes by the loss scale. The scale is an argument, so the program is the same for all scales but 1.
     fn scaled(&mut self, slopes: Value, loss_scale: f64) -> Value {
         if loss_scale == 1.0 {
             return slopes;

@@ -57,7 +57,7 @@ impl Trace {
     }
 }
 
-/// The dimension of a weight that its inputs lie along.
+/// The dimension of a weight that its inputs index.
 fn inputs(dims: LinearDims) -> usize {
     usize::from(dims.orientation == Orientation::OutIn)
 }

@@ -1,4 +1,4 @@
-//! Rows of tables.
+//! Lookup of table rows.
 
 use fsdp_nn::op::Lookup;
 

@@ -1,7 +1,7 @@
-//! One rule for each operation: what it is in StableHLO. A file for each family, as in `fsdp_nn::op`.
+//! Lowers each operation to StableHLO, by one rule each. One file per family, as in `fsdp_nn::op`.
 //!
-//! As on all devices, arithmetic is done in the master dtype, and results are rounded once, to the dtype of the operand that
-//! they are written to.
+//! As on all devices, arithmetic is done in the master dtype, and results are rounded once, to the dtype of the operand
+//! that they are written to.
 
 mod activation;
 mod attention;
@@ -88,34 +88,34 @@ impl XlaMemory {
     }
 }
 
-/// Where work goes: that of blocks is all on one queue.
+/// The queue of all operations within blocks.
 const QUEUE: Queue = Queue::Compute;
 
 impl Trace {
-    /// An operand, as a vector.
+    /// Reads an operand as a vector.
     fn read(&mut self, slice: In<'_>) -> Value {
         self.load(QUEUE, slice)
     }
 
-    /// An operand in the type of arithmetic.
+    /// Reads an operand in the type of arithmetic.
     fn read_master(&mut self, slice: In<'_>) -> Value {
         let value = self.read(slice);
         self.hlo.master(&value)
     }
 
-    /// An operand as rows of so many elements.
+    /// Reads an operand as rows of `width` elements.
     fn read_rows(&mut self, slice: In<'_>, width: usize) -> Value {
         let value = self.read(slice);
         self.hlo.reshape(&value, &[slice.len / width, width])
     }
 
-    /// Rows in the type of arithmetic.
+    /// Reads rows in the type of arithmetic.
     fn read_rows_master(&mut self, slice: In<'_>, width: usize) -> Value {
         let rows = self.read_rows(slice, width);
         self.hlo.master(&rows)
     }
 
-    /// Writes an operand, or adds to it.
+    /// Writes an operand, or accumulates into it.
     fn write(&mut self, write: &Write<'_, XlaBuffer>, value: &Value) {
         let mut value = value.clone();
         if write.accumulate {
@@ -127,7 +127,7 @@ impl Trace {
         self.store(QUEUE, &write.slice, &value);
     }
 
-    /// Rows of `columns` elements that begin `stride` elements apart, from the first element of the operand on.
+    /// Reads rows of `columns` elements with a stride of `stride`, starting at the first element of the operand.
     fn read_columns(&mut self, slice: In<'_>, [rows, columns, stride]: [usize; 3]) -> Value {
         if columns == stride {
             let own = Slice::new(slice.buffer, slice.offset, rows * columns);
@@ -142,7 +142,7 @@ impl Trace {
         self.hlo.slice(&whole, &[at[0]..at[0] + rows, at[1]..at[1] + columns])
     }
 
-    /// Writes rows that lie as those of [`Trace::read_columns`]; what is between them stays.
+    /// Writes rows laid out as in [`Trace::read_columns`]; elements between them are unchanged.
     fn write_columns(&mut self, write: &mut Write<'_, XlaBuffer>, value: &Value, stride: usize) {
         let [rows, columns] = value.dims()[..] else { panic!("rows are written, not {}", value.shape) };
         if columns == stride {
@@ -168,7 +168,7 @@ impl Trace {
         self.store(QUEUE, &slice, &flat);
     }
 
-    /// A vector as rows, with zeros behind it where the last one is not complete.
+    /// Reshapes a vector to rows; zeros pad an incomplete last row.
     fn padded_rows(&mut self, x: &Value, width: usize) -> Value {
         let rows = x.len().div_ceil(width);
         let missing = rows * width - x.len();
@@ -182,12 +182,12 @@ impl Trace {
         self.hlo.reshape(&full, &[rows, width])
     }
 
-    /// A vector in every one of so many rows.
+    /// Broadcasts a vector to `rows` rows.
     fn in_rows(&mut self, x: &Value, rows: usize) -> Value {
         self.hlo.broadcast(x, &[1], &[rows, x.len()])
     }
 
-    /// A number of each row in all of its columns.
+    /// Broadcasts one number per row to all of its columns.
     pub(crate) fn in_columns(&mut self, x: &Value, columns: usize) -> Value {
         self.hlo.broadcast(x, &[0], &[x.len(), columns])
     }
@@ -198,7 +198,7 @@ impl Trace {
         self.hlo.with("multiply", &sums, 1.0 / x.dims()[1] as f64)
     }
 
-    /// `cap * tanh(x / cap)`, and its slope.
+    /// `cap * tanh(x / cap)` and its slope.
     fn capped(&mut self, x: &Value, cap: f64) -> [Value; 2] {
         let bent = self.hlo.with("divide", x, cap);
         let bent = self.hlo.unary("tanh", &bent);
@@ -209,7 +209,7 @@ impl Trace {
     }
 }
 
-/// Row and column of an operand in its buffer, if that is a matrix whose rows begin `stride` elements apart.
+/// Row and column of an operand in its buffer, if the buffer is a matrix with row stride `stride`.
 fn within(slice: In<'_>, columns: usize, stride: usize) -> Option<[usize; 2]> {
     let at = [slice.offset / stride, slice.offset % stride];
     let len = fsdp_core::memory::Buffer::len(slice.buffer);

@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Normalizations of rows.
 
 use fsdp_nn::op::Norm;
 
@@ -41,7 +41,7 @@ impl Trace {
         }
     }
 
-    /// `weight + offset` in every row.
+    /// `weight + offset`, broadcast to every row.
     fn scale(&mut self, weight: In<'_>, offset: f64, rows: usize) -> Value {
         let mut weight = self.read_master(weight);
         if offset != 0.0 {
@@ -50,7 +50,7 @@ impl Trace {
         self.in_rows(&weight, rows)
     }
 
-    /// The mean of the products of each row, in all of its columns.
+    /// The mean of the products of each row, broadcast to all of its columns.
     fn mean_product(&mut self, a: &Value, b: &Value) -> Value {
         let products = self.hlo.multiply(a, b);
         let means = self.row_means(&products);
@@ -114,7 +114,7 @@ impl Trace {
         self.write(&y, &shifted);
     }
 
-    /// `(x - mean) * rstd`, and `rstd` in all columns.
+    /// `(x - mean) * rstd`, and `rstd` broadcast to all columns.
     fn normalized(&mut self, x: &Value, stats: In<'_>) -> [Value; 2] {
         let (rows, width) = (x.dims()[0], x.dims()[1]);
         let stats = self.read_rows_master(stats, 2);

@@ -1,4 +1,4 @@
-//! Dropout: the generator of [`fsdp_nn::random`], in integers, so that masks are those of all devices.
+//! Dropout: the generator of [`fsdp_nn::random`] in integer operations, so that masks match all other devices.
 
 use fsdp_nn::op::Dropout;
 
@@ -11,12 +11,12 @@ const WEYL: [i64; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
 impl Trace {
-    /// The two halves of each sample's key, which are arguments.
+    /// The two halves of each sample's key, as arguments.
     pub(super) fn dropout_keys(&mut self, dropout: Dropout<'_>) -> [Value; 2] {
         [0, 32].map(|shift| self.input_ints(dropout.keys.iter().map(|&key| (key >> shift) as u32)))
     }
 
-    /// What the first elements of each sample, so many, are multiplied with: 0, or what makes up for those that are dropped.
+    /// The dropout factors of each sample's first `count` elements: 0, or the scale that compensates for dropped ones.
     pub(super) fn dropout_factors(
         &mut self,
         dropout: Dropout<'_>,
@@ -31,7 +31,7 @@ impl Trace {
         self.kept_or_zero(dropout, &words, element)
     }
 
-    /// What the elements of the generator's blocks with these numbers, of each sample, are multiplied with.
+    /// The dropout factors for these generator blocks of each sample.
     pub(super) fn dropout_factors_at(
         &mut self,
         dropout: Dropout<'_>,
@@ -56,7 +56,7 @@ impl Trace {
     }
 }
 
-/// Four words of each block, for each key; blocks are numbered by two halves.
+/// The four words of each block, for each key; block numbers are given as two halves.
 fn words(hlo: &mut Builder, keys: [Value; 2], counters: [Value; 2]) -> Value {
     let dims = [counters[0].dims()[0], counters[0].dims()[1]];
     let mut keys = keys.map(|key| hlo.broadcast(&key, &[0], &dims));
@@ -81,7 +81,7 @@ fn words(hlo: &mut Builder, keys: [Value; 2], counters: [Value; 2]) -> Value {
     hlo.reshape(&words, &[dims[0], 4 * dims[1]])
 }
 
-/// The upper and the lower half of a product.
+/// The high and low halves of a product.
 fn product(hlo: &mut Builder, x: &Value, multiplier: i64) -> [Value; 2] {
     let wide = hlo.convert(x, Element::U64);
     let product = hlo.with_int("multiply", &wide, multiplier);

@@ -1,4 +1,4 @@
-//! Collectives within a schedule, which are operations of a program, and outside of it, where ranks make them on the host.
+//! Collectives within a schedule (operations of a program) and outside of it (run on the host).
 
 use fsdp_comm::conformance;
 use fsdp_core::DType;
@@ -6,16 +6,16 @@ use fsdp_core::DType;
 use super::devices;
 use crate::{Devices, Reduction};
 
-/// The suite of communicators, but for two of its checks. Groups of groups are not made: a program has to say what all ranks do, and a
-/// group does not know how others are divided. Calls that differ between ranks are a program within a schedule, and ranks compare
-/// programs rather than calls.
+/// The suite of communicators without two of its checks. Subgroups of groups are not supported: a program specifies the
+/// groups of all ranks, and a group does not know how others are split. Calls that differ between ranks become a
+/// program within a schedule, and ranks compare programs rather than calls.
 #[test]
 fn communicators_are_those_of_all_backends() {
     let Some(devices) = devices("this test", 4, Reduction::Tree) else { return };
     check(&devices, 4);
 }
 
-/// Of two ranks the sums of plugins are those of the tree too.
+/// With two ranks, the sums of plugins are those of the tree too.
 #[test]
 fn communicators_whose_sums_are_those_of_the_plugin() {
     let Some(devices) = devices("this test", 2, Reduction::Native) else { return };

@@ -1,4 +1,4 @@
-//! What programs compute, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
+//! Checks the results of programs, on a CPU plugin (`FSDP_TEST_PJRT` is the path of its library).
 
 mod collectives;
 mod scalars;
@@ -20,7 +20,7 @@ use crate::buffer::XlaBuffer;
 use crate::memory::{In, Moment, Out, XlaMemory};
 use crate::{Devices, ProgramForm, ProgramOptions, Reduction};
 
-/// Ranks on the plugin's devices, if there is a plugin to test with.
+/// A launcher on the plugin's devices; `None` without a plugin to test with.
 fn devices(test: &str, ranks: usize, reduction: Reduction) -> Option<Devices> {
     let Some(plugin) = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from) else {
         println!("skipped: {test} needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
@@ -42,11 +42,12 @@ pub(super) fn with_memory(test: &str, body: impl Fn(&Arc<XlaMemory>) + Sync) {
     devices.launch(1, &run).unwrap();
 }
 
-/// A memory that runs operations as programs.
+/// A memory that runs each operation as a program.
 #[derive(Clone)]
 struct Compiled {
     memory: Arc<XlaMemory>,
-    /// What scores of attention have at a time; then only attention is a program, and the others run on the host.
+    /// Maximum bytes of attention scores at a time; if set, only attention is compiled, and other operations run on the
+    /// host.
     scores_max_bytes: Option<usize>,
 }
 
@@ -128,7 +129,7 @@ impl Memory for Compiled {
 
 impl Backend for Compiled {
     fn execute(&self, op: &Op, operands: Operands<'_, '_, XlaBuffer>) -> Result<Outcome, Error> {
-        // There is no rule for experts, and the suite wants all operations.
+        // There is no rule for experts, but the suite covers all operations.
         if matches!(op, Op::Experts(_)) || self.scores_max_bytes.is_some() && !matches!(op, Op::Attention(_))
         {
             return self.memory.execute(op, operands);
@@ -164,8 +165,8 @@ fn operations_are_those_of_all_backends() {
     expect_operations(None);
 }
 
-/// Of the suite's cases, the short ones are whole, those of 67 positions are a loop over samples, and those of 150 and 160 one
-/// over queries.
+/// In the suite's cases, short sequences are a single block, those of 67 positions a loop over samples, and those of
+/// 150 and 160 one over queries.
 #[test]
 fn attention_in_blocks_is_that_of_all_backends() {
     expect_operations(Some(100_000));

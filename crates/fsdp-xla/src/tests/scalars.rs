@@ -1,4 +1,4 @@
-//! Exact sums and factors in programs, beside those of the core.
+//! Compares exact sums and factors in programs with those of the core.
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM};
@@ -24,7 +24,7 @@ fn buffer(memory: &XlaMemory, values: HostSlice<'_>) -> XlaBuffer {
     buffer
 }
 
-/// What programs add to a sum: no bits below 2^-114, and nothing from 2^127 on.
+/// The part of a number that programs add to a sum: no bits below 2^-114; infinite from 2^127 on.
 fn within_range(number: f64) -> f64 {
     if number.abs() < 2f64.powi(127) {
         (number * 2f64.powi(114)).trunc() / 2f64.powi(114)
@@ -33,7 +33,7 @@ fn within_range(number: f64) -> f64 {
     }
 }
 
-/// In single precision as well, whose range is that of double precision on TPUs.
+/// Also in single precision, which has the range of emulated double precision on TPUs.
 #[test]
 fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
     let (small, large) = (2f64.powi(-114), 2f64.powi(127));
@@ -83,7 +83,8 @@ fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
     });
 }
 
-/// What the factors of a step are computed of has the range of single precision: in its arithmetic they come out, too.
+/// The inputs of a step's factors are within the range of single precision: they can be computed in its arithmetic,
+/// too.
 #[test]
 fn factors_need_no_more_range_than_single_precision_has() {
     with_memory("this test", |memory| {
@@ -117,7 +118,7 @@ fn factors_need_no_more_range_than_single_precision_has() {
 
 #[test]
 fn factors_are_those_of_the_core() {
-    // The last one is a state that is not finite.
+    // The last case has non-finite state.
     let cases = [
         (vec![3.0, 5.0], vec![9.0, 16.0], 4, 0, 1.0),
         (vec![1e-3], vec![1e-30], 7, 0, 1.0),
@@ -148,7 +149,7 @@ fn factors_are_those_of_the_core() {
                 let found = GradientFactors::read(&**memory, QUEUE, Slice::whole(&factors)).unwrap();
                 let wanted = GradientFactors::of(&words, divisor, grad_clip, *was_finite != 0.0);
                 assert_eq!((found.scale, found.finite), (wanted.scale, wanted.finite), "{words:?}");
-                // Digits are added as floats, in an order of the compiler's: a few units in the last place.
+                // Digits are added as floats in an order of the compiler's choice: a few units in the last place.
                 let near = (found.clip - wanted.clip).abs() <= 1e-14 * wanted.clip;
                 assert!(near || !wanted.finite, "{found:?} {wanted:?}");
             }

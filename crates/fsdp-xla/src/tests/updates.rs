@@ -1,4 +1,4 @@
-//! Update rules in programs, beside those of the host with the same gradients.
+//! Compares update rules in programs with those of the host, with the same gradients.
 
 use fsdp_core::layout::{Layout, Segment};
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
@@ -17,8 +17,8 @@ use crate::memory::XlaMemory;
 const QUEUE: Queue = Queue::Compute;
 const STEPS: u64 = 4;
 
-/// Matrices of two row lengths, one of a single row; vectors, with and without a part of a row; three dimensions. Ranks hold
-/// different numbers of each, and the last of eight holds nothing of the shorter rows.
+/// Matrices of two row lengths, one of a single row; vectors with and without a partial row; three dimensions. Ranks
+/// hold different numbers of each, and the last of eight holds none of the shorter rows.
 const SHAPES: [&[usize]; 8] = [&[7, 12], &[12], &[31, 12], &[1, 12], &[30], &[9, 5], &[2, 3, 4], &[5]];
 
 fn spec() -> ModelSpec {
@@ -38,13 +38,13 @@ fn spec() -> ModelSpec {
     }
 }
 
-/// What is trained.
+/// The setup of a training run.
 #[derive(Clone, Copy)]
 struct Case {
-    /// Of parameters and of gradients.
+    /// The dtypes of parameters and gradients.
     dtypes: [DType; 2],
     shards: usize,
-    /// An element of the gradient of the third parameter in the last step.
+    /// Replaces an element of the third parameter's gradient in the last step.
     planted: Option<f64>,
 }
 
@@ -104,7 +104,7 @@ impl<'a, B: Buffer> Held<'a, B> {
         own
     }
 
-    /// Numbers of every parameter, wherever it lies.
+    /// Values of every parameter, independent of its placement.
     fn values(&self, key: u64) -> Vec<f64> {
         let mut values = vec![0.0; self.segment.shard_len()];
         for piece in &self.pieces {
@@ -125,7 +125,7 @@ impl<'a, B: Buffer> Held<'a, B> {
         write(memory, &mut self.gradient, &values);
     }
 
-    /// That the copy is the parameters, rounded.
+    /// Checks that the low-precision copy is the rounded parameters.
     fn assert_copied<M: Memory<Buffer = B>>(&self, memory: &M) {
         for (low, param) in read(memory, &self.low).into_iter().zip(read(memory, &self.params)) {
             assert!((low - param).abs() <= 2f64.powi(-8) * param.abs(), "{low} is a copy of {param}");
@@ -146,7 +146,7 @@ impl<'a, B: Buffer> Held<'a, B> {
     }
 }
 
-/// What some steps leave: of each shard the parameters and the state; and whether anything is noted.
+/// Runs a few steps; returns the parameters and state of each shard, and whether anything was noted.
 fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (Vec<Vec<Vec<f64>>>, bool) {
     let spec = spec();
     let unit = Unit { name: "all".into(), is_root: true, params: (0..SHAPES.len()).map(ParamId).collect() };
@@ -158,7 +158,7 @@ fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (
     for step in 1..=STEPS {
         let planted = case.planted.filter(|_| step == STEPS);
         held.iter_mut().for_each(|held| held.set_gradient(memory, step, planted));
-        // In one of the steps nothing is to change.
+        // One of the steps must change nothing.
         let factors = GradientFactors { scale: 0.25, clip: 0.7, finite: step != 2 };
         let factors = buffer(memory, DType::F64, &factors.to_array());
         let scalars = StepScalars { step, lr: 0.03 / step as f64, factors: Slice::whole(&factors) };
@@ -192,14 +192,14 @@ fn train<M: Memory>(memory: &M, rule: &mut impl UpdateRule<M>, case: &Case) -> (
     (contents.collect(), is_noted)
 }
 
-/// How many rounding errors, of the largest number of its tensor, an element may be off. An element of an update is the result
-/// of at most 20 operations in the type of arithmetic (factors, square, two running means, roots and quotients, products, clipping,
-/// rate), each of which may round otherwise in programs: operations are contracted, and quotients of roots are products with
-/// reciprocal roots there. A running mean has at most the error of what it averages, and 4 of its own in each of the 3
-/// steps; parameters have 2 in each, since updates are a hundredth of them.
+/// The allowed error of an element, in rounding errors of the largest number of its tensor. An element of an update is
+/// the result of at most 20 operations in the type of arithmetic (factors, square, two running means, roots and
+/// quotients, products, clipping, rate), each of which programs may round differently: they contract operations, and
+/// turn quotients of roots into products with reciprocal roots. A running mean has at most the error of its inputs, and
+/// 4 of its own in each of the 3 steps; parameters have 2 in each, since updates are a hundredth of them.
 const ROUNDINGS: f64 = 32.0;
 
-/// Terms of the longest sum in double precision: two orders of them differ by twice as many roundings.
+/// Number of terms of the longest sum in double precision: two orders of summation differ by twice as many roundings.
 const TERMS: f64 = 31.0 * 12.0;
 
 fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R + Sync, case: Case) {
@@ -226,7 +226,7 @@ fn check<R: UpdateRule<HostMemory> + UpdateRule<XlaMemory>>(rule: impl Fn() -> R
     });
 }
 
-/// So many shards of parameters and gradients in f32.
+/// A case with `shards` shards, with parameters and gradients in f32.
 fn shards(shards: usize) -> Case {
     Case { dtypes: [DType::F32, DType::F32], shards, planted: None }
 }
@@ -281,7 +281,7 @@ fn adafactor_has_all_options_of_the_host() {
 fn adafactor_notes_what_is_not_finite() {
     with_memory("this test", |memory| {
         let host = HostMemory::new(HostOptions::default()).unwrap();
-        // A square that is infinite, one that is not, and what is no number.
+        // A square that overflows, one that does not, and NaN.
         for (planted, is_noted) in [(1e25, true), (1e15, false), (f64::NAN, true)] {
             let case = Case { planted: Some(planted), ..shards(3) };
             let noted = [

@@ -1,15 +1,16 @@
-//! The program of a schedule in the making: what has been traced, which arguments it takes, and what it leaves behind.
+//! Traces the program of a schedule: its operations, arguments and results.
 //!
-//! A buffer is no place here, but a name for values: an operation reads the values that its operands stand for, and makes new
-//! ones. Buffers whose first use in a schedule is a read become arguments; those that hold something else at its end, and
-//! still have a handle, become results, in the storage of the argument where there is one (it is *donated*). So nothing names
-//! parameters or optimizer state: what outlives a step is found by what the step does.
+//! A buffer is not a memory location here but a name for values: an operation reads the current values of its operands
+//! and produces new ones. Buffers whose first use in a schedule is a read become arguments; those that hold other
+//! values at its end, and still have a handle, become results, which reuse the storage of their argument if they have
+//! one (it is *donated*). So parameters and optimizer state are never named: the state that outlives a step is found
+//! from what the step does.
 //!
 //! **Waits** of the schedule become barriers: the first operation of a queue after a wait reads its operands behind
-//! everything that it waits for. Without them a compiler merges what is computed twice on purpose, recomputation and the
-//! second gather of a unit, and the memory that this was to save is not. Where no gather stands between a layer and its
-//! recomputation, what is read again is behind the gradient that backward continues from. Each collective is behind the one before on its queue, too,
-//! so that they keep the order of the schedule.
+//! everything that it waits for. Without barriers a compiler merges work that is repeated on purpose (recomputation and
+//! the second gather of a unit), and their memory savings are lost. If no gather separates a layer from its
+//! recomputation, the values that recomputation reads are put behind the gradient that backward continues from. Each
+//! collective is also put behind the one before on its queue, so that collectives keep the order of the schedule.
 
 mod module;
 
@@ -28,15 +29,15 @@ use crate::ops::SCORES_MAX_BYTES;
 
 pub(crate) use module::Module;
 
-/// Where the elements of an argument come from.
+/// The source of an argument's elements.
 pub(crate) enum Source {
-    /// From the host: elements of a buffer.
+    /// A host buffer.
     Host(HostBuffer),
-    /// From the host: numbers of this step.
+    /// Host bytes: numbers of this step.
     Bytes(Vec<u8>),
-    /// They are zero.
+    /// Zeros.
     Zero,
-    /// They are on the device.
+    /// A device buffer.
     Device(Arc<DeviceBuffer>),
 }
 
@@ -44,31 +45,31 @@ pub(crate) enum Source {
 pub(crate) struct Argument {
     pub(crate) shape: Shape,
     pub(crate) source: Source,
-    /// The storage whose elements they are.
+    /// The storage that the elements belong to, if any.
     storage: Option<Weak<Storage>>,
 }
 
-/// What is traced.
+/// A trace in progress.
 pub(crate) struct Trace {
     pub(crate) hlo: Builder,
-    /// What scores of attention may take at a time.
+    /// Maximum bytes of attention scores at a time.
     pub(crate) scores_max_bytes: usize,
     arguments: Vec<Argument>,
-    /// Storage that was touched, in the order of first use.
+    /// Storage that was used, in the order of first use.
     touched: Vec<Weak<Storage>>,
-    /// The last value that was made on each queue.
+    /// The last value produced on each queue.
     last: [Option<Value>; Queue::ALL.len()],
-    /// What operations of each queue wait for.
+    /// The values that operations of each queue wait for.
     awaited: [Awaited; Queue::ALL.len()],
-    /// What the last collective of each queue has made.
+    /// The results of each queue's last collective.
     communicated: [Vec<Value>; Queue::ALL.len()],
 }
 
-/// What a queue waits for.
+/// The values that a queue waits for.
 #[derive(Default)]
 struct Awaited {
     values: Vec<Value>,
-    /// An operation has waited for it.
+    /// Whether an operation has already waited for them.
     is_past: bool,
 }
 
@@ -87,18 +88,18 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Numbers that the host knows, as an argument. They may differ between ranks and steps.
+    /// Adds host data as an argument. It may differ between ranks and steps.
     pub(crate) fn input(&mut self, shape: Shape, bytes: Vec<u8>) -> Value {
         self.argument(Argument { shape, source: Source::Bytes(bytes), storage: None })
     }
 
-    /// Integers without sign, as an argument.
+    /// Adds unsigned integers as an argument.
     pub(crate) fn input_ints(&mut self, numbers: impl IntoIterator<Item = u32>) -> Value {
         let bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
         self.input(Shape::new(&[bytes.len() / 4], Element::U32), bytes)
     }
 
-    /// Numbers in a float type, as an argument.
+    /// Adds numbers as an argument, converted to a float type.
     pub(crate) fn input_floats(&mut self, numbers: &[f64], element: Element) -> Value {
         let bytes = match element {
             Element::F64 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
@@ -115,7 +116,7 @@ impl Trace {
         value
     }
 
-    /// The values that storage holds; it holds nothing until they are put back.
+    /// Takes the values of a storage, which is undefined until they are put back.
     fn open(&mut self, storage: &Arc<Storage>) -> BTreeMap<usize, Value> {
         let source = match storage.take() {
             Content::Traced(values) => return values,
@@ -130,7 +131,7 @@ impl Trace {
         source.map(|source| (0, self.argument(argument(source)))).into_iter().collect()
     }
 
-    /// All elements as one value; what is undefined is zero.
+    /// Joins all elements into one value; undefined elements become zero.
     fn whole(&mut self, storage: &Storage, values: &BTreeMap<usize, Value>) -> Value {
         let room = storage.room();
         if let Some(value) = values.get(&0).filter(|value| value.len() == room) {
@@ -151,12 +152,12 @@ impl Trace {
         self.hlo.concatenate(&parts, 0)
     }
 
-    /// The elements of a range, as a vector, for an operation of a queue.
+    /// Reads a range as a vector, for an operation of a queue.
     pub(crate) fn load(&mut self, queue: Queue, slice: Slice<'_, XlaBuffer>) -> Value {
         self.load_range(queue, &slice.buffer.storage, slice.offset..slice.offset + slice.len)
     }
 
-    /// All elements that a buffer has in programs: at least as many as it has itself.
+    /// Reads all elements that a buffer has in programs, padding included.
     pub(crate) fn load_room(&mut self, queue: Queue, buffer: &XlaBuffer) -> Value {
         self.load_range(queue, &buffer.storage, 0..buffer.storage.room())
     }
@@ -186,12 +187,13 @@ impl Trace {
         self.hlo.range(&value, range.start - start..end - start)
     }
 
-    /// Lets a range hold a value of as many elements, converted to the buffer's type. It ends an operation of the queue.
+    /// Sets a range to a value of the same length, converted to the buffer's dtype. It completes an operation of the
+    /// queue.
     pub(crate) fn store(&mut self, queue: Queue, slice: &SliceMut<'_, XlaBuffer>, value: &Value) {
         self.store_range(queue, &slice.buffer.storage, slice.offset..slice.offset + slice.len, value);
     }
 
-    /// Lets a buffer hold as many elements as it has in programs.
+    /// Sets all elements that a buffer has in programs, padding included.
     pub(crate) fn store_room(&mut self, queue: Queue, buffer: &mut XlaBuffer, value: &Value) {
         self.store_range(queue, &buffer.storage, 0..buffer.storage.room(), value);
     }
@@ -203,7 +205,7 @@ impl Trace {
         if range.len() == storage.room()
             && matches!(*storage.content(), Content::Host(_) | Content::Device(..) | Content::Zero)
         {
-            // Nobody reads what is there: it needs no argument.
+            // The old contents are overwritten completely: no argument is needed.
             storage.put(Content::Undefined);
         }
         let mut values = self.open(storage);
@@ -230,7 +232,7 @@ impl Trace {
         self.last[queue as usize] = Some(value);
     }
 
-    /// What storage holds is not there before what the other one holds.
+    /// Puts the contents of `storage` behind those of `other`.
     pub(crate) fn delay(&mut self, storage: &Arc<Storage>, other: &Arc<Storage>) {
         let [value, other] = [storage, other].map(|storage| {
             let values = self.open(storage);
@@ -242,17 +244,17 @@ impl Trace {
         storage.put(Content::Traced(BTreeMap::from([(0, value)])));
     }
 
-    /// Forgets what storage holds.
+    /// Discards the contents of a storage.
     pub(crate) fn release(&mut self, storage: &Arc<Storage>) {
         storage.put(Content::Undefined);
     }
 
-    /// What a queue has made last.
+    /// The last value produced on a queue.
     pub(crate) fn last(&self, queue: Queue) -> Option<Value> {
         self.last[queue as usize].clone()
     }
 
-    /// The next operation of a queue comes after a value.
+    /// Puts the next operation of a queue behind a value.
     pub(crate) fn wait(&mut self, queue: Queue, value: &Value) {
         let Awaited { values, is_past } = &mut self.awaited[queue as usize];
         if std::mem::take(is_past) {
@@ -263,20 +265,21 @@ impl Trace {
         }
     }
 
-    /// The next operation of a queue is a collective: it comes after the one before, as on all ranks.
+    /// Prepares a collective as the next operation of a queue: it is put behind the queue's last collective, as on all
+    /// ranks.
     pub(crate) fn begin_collective(&mut self, queue: Queue) {
         for value in std::mem::take(&mut self.communicated[queue as usize]) {
             self.wait(queue, &value);
         }
     }
 
-    /// What the collective of a queue has made that is written now.
+    /// Records the results of a queue's newest collective.
     pub(crate) fn end_collective(&mut self, queue: Queue, made: &[Value]) {
         self.communicated[queue as usize] = made.to_vec();
     }
 
-    /// So many rounds, the first of which begins with these values and each other one with what the one before has made. Buffers
-    /// are not touched in a round, since what they held would be values of the loop.
+    /// Adds a loop of `rounds` iterations: the first starts with the values `first`, each other one with the results of
+    /// the one before. An iteration must not touch buffers, since their contents would become values of the loop.
     pub(crate) fn repeat<const N: usize>(
         &mut self,
         rounds: usize,

@@ -1,4 +1,4 @@
-//! The program of a schedule that was traced.
+//! The finished program of a traced schedule.
 
 use std::sync::Arc;
 
@@ -6,31 +6,31 @@ use super::{Argument, Trace};
 use crate::buffer::{Content, Storage};
 use crate::hlo::{Builder, Collective, Name, Shape, Value, list};
 
-/// What is compiled: a program, the same on all ranks.
+/// A program to compile, the same on all ranks.
 #[derive(Clone)]
 pub(crate) struct Module {
     hlo: Builder,
     /// Shapes of the arguments.
     arguments: Vec<Shape>,
     results: Vec<Value>,
-    /// For each argument, the result that has its storage.
+    /// For each argument, the index of the result that reuses its storage.
     aliases: Vec<Option<usize>>,
     replicas: usize,
 }
 
-/// A program with everything that it takes to run it on one rank.
+/// A program, and what is needed to run it on one rank.
 pub(crate) struct Traced {
     pub(crate) module: Module,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
-    /// Where the results go, in order.
+    /// The storage that receives the results, in order.
     pub(crate) results: Vec<Arc<Storage>>,
-    /// Storage of arguments that the program does not change, with the numbers of these.
+    /// Storage of arguments that the program does not change, with the argument indices.
     pub(crate) unchanged: Vec<(usize, Arc<Storage>)>,
 }
 
 impl Trace {
-    /// The program of what was traced, for so many replicas.
+    /// Finishes the trace into a program of `replicas` replicas.
     pub(crate) fn finish(mut self, replicas: usize) -> Traced {
         let (mut results, mut values, mut unchanged) = (Vec::new(), Vec::new(), Vec::new());
         let mut aliases = vec![None; self.arguments.len()];
@@ -63,23 +63,23 @@ impl Trace {
 }
 
 impl Module {
-    /// How many operations it has.
+    /// Number of operations.
     pub(crate) fn operations(&self) -> usize {
         self.hlo.operations()
     }
 
-    /// Its collectives, in order.
+    /// The collectives, in order.
     pub(crate) fn collectives(&self) -> Vec<Collective> {
         self.hlo.collectives()
     }
 
-    /// The same program with its layers in loops, see [`Builder::scan`]; none if nothing became one.
+    /// The same program with its layers in loops (see [`Builder::scan`]); `None` if there are no such loops.
     pub(crate) fn scanned(&self) -> Option<Self> {
         let mut own = self.clone();
         (own.hlo.scan(&own.arguments, &mut own.results) > 0).then_some(own)
     }
 
-    /// Its text, in StableHLO.
+    /// The StableHLO text.
     pub(crate) fn text(&self) -> String {
         let arguments =
             self.arguments.iter().zip(&self.aliases).enumerate().map(|(number, (shape, alias))| {

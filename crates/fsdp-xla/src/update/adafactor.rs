@@ -1,4 +1,4 @@
-//! Adafactor: its statistics are results of the program, too.
+//! Adafactor; the program returns its statistics as well.
 
 use fsdp_core::Error;
 use fsdp_core::update::{SegmentShard, StepScalars, UpdateRule};
@@ -59,7 +59,7 @@ impl UpdateRule<XlaMemory> for Adafactor {
     }
 }
 
-/// Sums as the host's rule reads them.
+/// Host copies of sums, for the host's rule.
 fn copies(memory: &XlaMemory, sums: &[XlaBuffer]) -> Result<Vec<HostBuffer>, Error> {
     sums.iter().map(|sums| memory.on_host(sums)).collect()
 }

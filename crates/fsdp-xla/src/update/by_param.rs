@@ -1,4 +1,4 @@
-//! What Adafactor sums over parameters, and what follows for their steps.
+//! Adafactor's sums over parameters, and the step factors derived from them.
 
 use fsdp_core::Queue;
 use fsdp_core::memory::Slice;
@@ -10,7 +10,7 @@ use crate::buffer::XlaBuffer;
 use crate::hlo::{Element, Value};
 
 impl Pass<'_, '_> {
-    /// Of each parameter: the rate of its step, what is kept of it, and what the update is divided by.
+    /// For each parameter: the rate of its step, the fraction of it that is kept, and the divisor of its update.
     pub(super) fn steps(&mut self, moments: &XlaBuffer, norms: &XlaBuffer) -> [Value; 3] {
         let (squares, norms) =
             (self.sums(moments, |_, factors| factors.start), self.sums(norms, |id, _| id.0));
@@ -37,19 +37,19 @@ impl Pass<'_, '_> {
         [rate, keep, clip].map(|factor| hlo.convert(&factor, self.gradient.element()))
     }
 
-    /// A number of each parameter, in its rows.
+    /// Broadcasts one number per parameter to its rows.
     pub(super) fn of_rows(&mut self, of_params: &Value) -> Value {
         let of_rows = self.trace.hlo.gather(of_params, &self.param);
         self.trace.in_columns(&of_rows, self.segment.row_len)
     }
 
-    /// A number of each parameter that is the same in all steps.
+    /// One number per parameter, constant over all steps.
     pub(super) fn numbers(&mut self, of: impl Fn(&AdafactorFactors) -> f64) -> Value {
         let numbers: Vec<f64> = self.params.iter().map(|(_, factors)| of(factors)).collect();
         self.trace.hlo.floats(&numbers, Element::F64)
     }
 
-    /// A sum of each parameter.
+    /// Looks up one sum per parameter.
     pub(super) fn sums(
         &mut self,
         sums: &XlaBuffer,
@@ -70,7 +70,7 @@ impl Pass<'_, '_> {
         hlo.reshape(&sums, &[sums.len(), 1])
     }
 
-    /// The sums of rows by parameter.
+    /// Sums rows by parameter.
     pub(super) fn by_param(&mut self, rows: &Value) -> Value {
         let table = self.trace.hlo.zeros(&[self.params.len(), rows.dims()[1]], rows.element());
         self.trace.hlo.add_to_rows(&table, &self.param, rows)

@@ -1,4 +1,4 @@
-//! What Adafactor divides a gradient by.
+//! The denominator of Adafactor's update.
 
 use super::factored::{COLUMNS, FULL, Pass, ROWS};
 use crate::buffer::XlaBuffer;
@@ -22,13 +22,13 @@ impl Pass<'_, '_> {
         let roots = hlo.unary("sqrt", &full);
         let others = hlo.divide(&gradient, &roots);
         let others = hlo.reshape(&others, &[others.len(), 1]);
-        // Nothing is there yet.
+        // These elements are still zero.
         let all = hlo.reshape(&direction, &[direction.len(), 1]);
         let all = hlo.add_to_rows(&all, &index, &others);
         hlo.reshape(&all, direction.dims())
     }
 
-    /// That of factored parameters; zero elsewhere.
+    /// The direction of factored parameters; zero elsewhere.
     fn factored_direction(&mut self, moments: &XlaBuffer) -> Value {
         let (rows, width) = (self.segment.rows_per_rank, self.segment.row_len);
         let sums = self.sums(moments, |_, factors| factors.start + usize::from(factors.cols.is_some()));

@@ -1,4 +1,4 @@
-//! What rules that treat elements alike share: one pass over a shard.
+//! Shared code of elementwise rules: one pass over a shard.
 
 use fsdp_core::layout::Segment;
 use fsdp_core::memory::{Buffer, Slice, SliceMut};
@@ -13,9 +13,9 @@ use crate::trace::Trace;
 
 const QUEUE: Queue = Queue::Compute;
 
-/// What a step multiplies elements of a parameter with.
+/// The factors of a step for the elements of each parameter.
 pub(super) struct Factors<'a, const F: usize> {
-    /// Those of a parameter.
+    /// The factors of a parameter.
     pub(super) of: &'a dyn Fn(ParamId) -> [f64; F],
     /// Whether they are the same for all parameters of the model.
     pub(super) is_uniform: bool,
@@ -30,13 +30,13 @@ pub(super) struct Before<const F: usize> {
     pub(super) factors: [Value; F],
 }
 
-/// A shard after an update. Parameters that stay are none.
+/// A shard after an update. `params` is `None` if they are unchanged.
 pub(super) struct After {
     pub(super) params: Option<Value>,
     pub(super) state: Vec<Value>,
 }
 
-/// Runs a rule on a shard; if the step is finite, its results are kept, and a note is left of what is not finite in them.
+/// Applies a rule to a shard. If the step is finite, the results are kept, and non-finite ones are noted.
 pub(super) fn each_element<const F: usize>(
     memory: &XlaMemory,
     shard: &mut SegmentShard<'_, XlaBuffer>,
@@ -64,7 +64,7 @@ impl Trace {
         step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
         let mut params = self.load(QUEUE, Slice::whole(shard.params));
-        // One update after the other: XLA for processors would else make all new parameters before it replaces the old ones.
+        // Updates run one after the other; XLA for CPUs would otherwise compute all new parameters before replacing any old one.
         if let Some(last) = self.last(QUEUE) {
             params = self.hlo.behind(&params, &last);
         }
@@ -90,7 +90,7 @@ impl Trace {
         self.note(shard, &is_finite, &bad);
     }
 
-    /// The gradient, scaled and clipped, in the type of the parameters, and whether the step counts.
+    /// The scaled and clipped gradient in the dtype of the parameters, and whether the step counts.
     pub(super) fn scaled_gradient(
         &mut self,
         shard: &SegmentShard<'_, XlaBuffer>,
@@ -119,7 +119,7 @@ impl Trace {
         })
     }
 
-    /// The factors of all elements: from one number each, or from tables with a number for each row.
+    /// Broadcasts the factors to all elements: from one number each, or from tables with a number per row.
     fn factors<const F: usize>(
         &mut self,
         shard: &SegmentShard<'_, XlaBuffer>,
@@ -134,7 +134,7 @@ impl Trace {
                 self.hlo.fill(&one, &[len])
             });
         }
-        // A row that holds no parameter is padding: multiplied with ones, it stays zero.
+        // A row without a parameter is padding: multiplied by ones, it stays zero.
         let mut rows = vec![[1.0; F]; len / row_len];
         for piece in shard.pieces {
             let own = piece.offset / row_len..(piece.offset + piece.len).div_ceil(row_len);
@@ -148,7 +148,7 @@ impl Trace {
         })
     }
 
-    /// How many elements have no magnitude up to `most`.
+    /// Number of elements whose magnitude exceeds `most` or is NaN.
     pub(super) fn exceeding(&mut self, x: &Value, most: f64) -> Value {
         let hlo = &mut self.hlo;
         let magnitudes = hlo.unary("abs", x);
@@ -159,7 +159,7 @@ impl Trace {
         hlo.sum(&exceeds, &[0])
     }
 
-    /// Sets the note of a shard if anything is counted that the step has kept.
+    /// Sets the note of a shard if `bad` counts any element that the step has kept.
     pub(super) fn note(&mut self, shard: &mut SegmentShard<'_, XlaBuffer>, is_finite: &Value, bad: &[Value]) {
         let note = self.load(QUEUE, Slice::whole(shard.not_finite));
         let none = self.hlo.int(0, &[], Element::I32);

@@ -1,8 +1,8 @@
-//! The passes of Adafactor over one shard, all rows of it at once.
+//! The passes of Adafactor over one shard, over all of its rows at once.
 //!
-//! A shard is a matrix of rows of one length. Which parameter a row is of, and where its state lies, differs between ranks:
-//! tables say that ([`Places`]), which are arguments. Sums over the rows of each parameter are additions to the rows of
-//! a small table, one for each parameter of the segment, which is the same everywhere.
+//! A shard is a matrix of rows of equal length. The parameter of a row and the place of its state differ between ranks
+//! and are given by tables ([`Places`]), which are arguments. Sums over the rows of each parameter are additions into a
+//! small table with one row per parameter of the segment, which is the same on all ranks.
 
 use fsdp_core::Queue;
 use fsdp_core::layout::Segment;
@@ -19,7 +19,7 @@ use crate::trace::Trace;
 
 const QUEUE: Queue = Queue::Compute;
 
-/// The tensors of the state, in the order of the rule.
+/// Indices of the state tensors, in the order of the rule.
 pub(super) const ROWS: usize = 0;
 pub(super) const COLUMNS: usize = 1;
 pub(super) const FULL: usize = 2;
@@ -35,10 +35,10 @@ pub(super) struct Pass<'a, 's> {
     pub(super) places: Places,
     /// The parameter of each row.
     pub(super) param: Value,
-    /// As rows, scaled and clipped.
+    /// The gradient as rows, scaled and clipped.
     pub(super) gradient: Value,
     is_finite: Value,
-    /// Counts of what was written and is not finite.
+    /// Counts of non-finite elements that were written.
     bad: Vec<Value>,
 }
 
@@ -61,7 +61,7 @@ impl<'a, 's> Pass<'a, 's> {
         Self { trace, shard, segment, params, places, param, gradient, is_finite, bad: Vec::new() }
     }
 
-    /// Advances the means of rows and full second moments; sums for phase 0.
+    /// Advances the row means and full second moments; computes the sums of phase 0.
     pub(super) fn moments(mut self, sums: &mut XlaBuffer) {
         let params = self.params();
         let squares = self.square_sums(&params);
@@ -87,7 +87,7 @@ impl<'a, 's> Pass<'a, 's> {
         self.end();
     }
 
-    /// Advances the means of columns; sums for phase 1.
+    /// Advances the column means; computes the sums of phase 1.
     pub(super) fn norms(mut self, moments: &XlaBuffer, sums: &mut XlaBuffer) {
         if self.has(COLUMNS) {
             self.advance_columns(moments);
@@ -104,7 +104,7 @@ impl<'a, 's> Pass<'a, 's> {
         self.end();
     }
 
-    /// Updates the parameters, and the running mean of updates.
+    /// Updates the parameters and the running mean of updates.
     pub(super) fn update(mut self, moments: &XlaBuffer, norms: &XlaBuffer) {
         let direction = self.direction(moments);
         let [rate, keep, clip] = self.steps(moments, norms).map(|of_param| self.of_rows(&of_param));
@@ -140,17 +140,17 @@ impl<'a, 's> Pass<'a, 's> {
         self.trace.hlo.reshape(&params, self.gradient.dims())
     }
 
-    /// Whether some rank has such state of the segment.
+    /// Whether any rank has this state tensor for the segment.
     pub(super) fn has(&self, tensor: usize) -> bool {
         self.shard.state[tensor].storage.room() > 0
     }
 
-    /// A tensor of the state, as long as on the rank that has most of it.
+    /// A state tensor, as long as on the rank with the most of it.
     pub(super) fn state(&mut self, tensor: usize) -> Value {
         self.trace.load_room(QUEUE, &self.shard.state[tensor])
     }
 
-    /// Lets the state be this, if the step is finite.
+    /// Replaces a state tensor, if the step is finite.
     fn keep(&mut self, tensor: usize, new: &Value) {
         let new = self.trace.hlo.reshape(new, &[new.len()]);
         let old = self.state(tensor);
@@ -169,20 +169,20 @@ impl<'a, 's> Pass<'a, 's> {
         hlo.add(&old, &new)
     }
 
-    /// A running mean of squares that has one more.
+    /// Advances a running mean of squares by one step.
     fn advanced(&mut self, old: &Value, new: &Value) -> Value {
         let beta2 = self.trace.input_floats(&[self.params[0].1.beta2], old.element());
         let beta2 = self.trace.hlo.fill(&beta2, old.dims());
         self.mean(&beta2, old, new)
     }
 
-    /// The means of the rows of the shard; something else for rows that have none.
+    /// The means of the shard's rows; unspecified for rows that have none.
     pub(super) fn means_of_rows(&mut self) -> Value {
         let (all, index) = (self.state(ROWS), self.trace.input_places(&self.places.mean));
         self.trace.hlo.gather(&all, &index)
     }
 
-    /// Makes new means of rows; what they add to the sum of each parameter.
+    /// Advances the row means; returns their contributions to the sum of each parameter.
     fn advance_rows(&mut self, squared: &Value) -> Value {
         let sums = self.trace.hlo.sum(squared, &[1]);
         let means = self.trace.hlo.with("divide", &sums, self.segment.row_len as f64);
@@ -234,7 +234,7 @@ impl<'a, 's> Pass<'a, 's> {
 }
 
 impl Trace {
-    /// Indices, as an argument.
+    /// Adds indices as an argument.
     pub(super) fn input_places(&mut self, places: &[usize]) -> Value {
         self.input_ints(places.iter().map(|&place| u32::try_from(place).expect("shards have fewer elements")))
     }

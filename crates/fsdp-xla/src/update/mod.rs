@@ -1,8 +1,9 @@
-//! Update rules: within a schedule one pass over whole shards, the same on every rank; outside of it those of the host.
+//! Update rules: within a schedule, one pass over whole shards, the same on every rank; outside of it, those of the
+//! host.
 //!
-//! Ranks hold different parameters, whose learning rates and weight decay may differ. Where they do, a rank's rows are looked
-//! up in a table, which is an argument. Adafactor has more tables: of where its state lies, which has other lengths on other
-//! ranks, but in programs the largest of them.
+//! Ranks hold different parameters, whose learning rates and weight decay may differ. If they do, a rank looks up its
+//! rows in a table, which is an argument. Adafactor has more tables, for the placement of its state: its lengths differ
+//! between ranks, and programs use the largest.
 
 mod adafactor;
 mod by_param;
@@ -44,7 +45,7 @@ macro_rules! compiled {
 
 compiled!(AdamW, Sgd, Lion, Ema);
 
-/// Rules that programs do not have. Run files that ask for them are refused before ranks start.
+/// Rules that cannot be compiled. Run files that select them are rejected before ranks start.
 macro_rules! missing {
     ($($rule:ty, $name:literal;)*) => {$(
         impl UpdateRule<XlaMemory> for $rule {

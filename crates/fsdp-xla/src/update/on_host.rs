@@ -1,4 +1,4 @@
-//! Rules outside of schedules.
+//! Update rules outside of schedules.
 
 use fsdp_core::Error;
 use fsdp_core::memory::Slice;
@@ -8,7 +8,7 @@ use fsdp_nn::{HostBuffer, HostMemory};
 use crate::buffer::{Content, XlaBuffer};
 use crate::memory::XlaMemory;
 
-/// Shows a shard to a rule of the host's.
+/// Applies a host rule to a shard.
 pub(super) fn with_host_shard(
     memory: &XlaMemory,
     shard: &mut SegmentShard<'_, XlaBuffer>,
@@ -33,7 +33,7 @@ pub(super) fn with_host_shard(
         state: &mut state,
         pieces: shard.pieces,
         segment: shard.segment,
-        // No rule that has directions is there.
+        // Rules that need directions are not available here.
         whole: None,
         not_finite: &mut not_finite,
     };

@@ -1,4 +1,4 @@
-//! Where state lies that has no element for each of the parameters.
+//! The placement of optimizer state that is not elementwise.
 
 use fsdp_core::layout::Segment;
 use fsdp_core::memory::Buffer;
@@ -9,8 +9,8 @@ use fsdp_nn::update::AdafactorFactors;
 use super::elementwise::segment;
 use crate::buffer::XlaBuffer;
 
-/// Lets the state of a shard have, in programs, the length that it has on the rank that holds most of it: programs are the
-/// same on all ranks. What is kept, saved and counted of it is not longer for that.
+/// Gives a shard's state, in programs, the length that it has on the rank with the most of it: programs are the same on
+/// all ranks. The state that is kept, saved and counted is not longer for that.
 pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
     if shard.state.iter().all(|buffer| buffer.storage.is_widened()) {
         return;
@@ -24,26 +24,26 @@ pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
     shard.state.iter().zip(room).for_each(|(buffer, room)| buffer.storage.widen(room));
 }
 
-/// What the rows of a shard are to Adafactor, in tables of one length on all ranks. Parameters are numbered as in the
-/// segment. What is nowhere has the index behind the last one: looked up, it is the last one, which nobody uses, and nothing
-/// is added there.
+/// Index tables of a shard for Adafactor, with equal lengths on all ranks. Parameters are numbered as in the segment. A
+/// missing entry has the index one past the end: a lookup then reads the last element, which is unused, and an addition
+/// is dropped.
 pub(super) struct Places {
     /// For each row of the shard: its parameter.
     pub(super) param: Vec<usize>,
     /// For each row of the shard: its mean, among those of all factored rows.
     pub(super) mean: Vec<usize>,
-    /// For each row of the shard: the columns of its parameter, among those of all factored parameters here.
+    /// For each row of the shard: its parameter's column means, among those of all factored parameters of the shard.
     pub(super) columns: Vec<usize>,
-    /// For each mean of a row: the row.
+    /// For each row mean: its row.
     pub(super) row_of_mean: Vec<usize>,
-    /// For the columns of each factored parameter here: the parameter.
+    /// For the column means of each factored parameter of the shard: the parameter.
     pub(super) param_of_columns: Vec<usize>,
     /// For each full moment: its element of the shard.
     pub(super) element_of_full: Vec<usize>,
 }
 
 impl Places {
-    /// Those of pieces, for so many elements of the means of rows and of columns, and of full moments.
+    /// Builds the tables of pieces; `room` is the number of row means, column means, and full moments.
     pub(super) fn new(
         segment: &Segment,
         params: &[(ParamId, AdafactorFactors)],

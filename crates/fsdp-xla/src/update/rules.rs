@@ -1,4 +1,4 @@
-//! What each rule does to the elements of a shard, operation by operation as on the host.
+//! The elementwise rules, with the same operations as on the host.
 
 use fsdp_core::Error;
 use fsdp_core::model::ParamId;
@@ -10,7 +10,7 @@ use crate::buffer::XlaBuffer;
 use crate::hlo::{Builder, Value};
 use crate::memory::XlaMemory;
 
-/// A rule within a schedule.
+/// A rule that can be traced within a schedule.
 pub(super) trait Traced {
     fn update(
         &self,
@@ -20,7 +20,7 @@ pub(super) trait Traced {
     ) -> Result<(), Error>;
 }
 
-/// `a x + b y`, with numbers for `a` and `b`.
+/// `a x + b y` with constants `a` and `b`.
 fn weighted(hlo: &mut Builder, (a, x): (f64, &Value), (b, y): (f64, &Value)) -> Value {
     let (x, y) = (hlo.with("multiply", x, a), hlo.with("multiply", y, b));
     hlo.add(&x, &y)
@@ -39,7 +39,7 @@ impl Traced for AdamW {
             [keep, root_correction, step_size]
         };
         let factors = Factors { of: &of, is_uniform: self.groups.is_uniform() };
-        // These are the same in all steps.
+        // These factors are the same in all steps.
         let AdamWFactors { weight, by_end, beta2, square, eps, .. } = self.factors(ParamId(0), 1, 0.0);
         each_element(memory, shard, scalars, &factors, |hlo, before| {
             let Before { gradient, params, state, factors: [keep, root_correction, step_size] } = before;
@@ -135,7 +135,7 @@ impl Traced for Ema {
         let factors = Factors { of: &|_| [weight, 1.0 - weight], is_uniform: true };
         each_element(memory, shard, scalars, &factors, |hlo, before| {
             let Before { params, state, factors: [weight, rest], .. } = before;
-            // As PyTorch's `lerp`: from the end for a weight of one half and more.
+            // As in PyTorch's `lerp`: from the end for weights of at least one half.
             let away = hlo.subtract(&params, &state[0]);
             let near = hlo.multiply(&away, &weight);
             let near = hlo.add(&state[0], &near);

@@ -1,7 +1,7 @@
-//! What data sheets say of cards.
+//! GPU peaks from data sheets.
 
-/// Dense products of bf16 matrices with sums in f32, in TFLOP/s. A name is looked for in its order: parts of names come
-/// after names that contain them.
+/// Dense bf16 products with f32 accumulation, in TFLOP/s. Entries are matched in order: a name that is part of another
+/// comes after it.
 const PEAKS: [(&str, f64); 11] = [
     ("GB200", 2500.0),
     ("B200", 2250.0),
@@ -16,7 +16,7 @@ const PEAKS: [(&str, f64); 11] = [
     ("L4", 121.0),
 ];
 
-/// The peak of a card by the name that the driver gives it, if it is known. Nothing is known of parts of cards.
+/// The peak of a GPU by its driver name; `None` if unknown, or for a MIG instance.
 pub(super) fn peak_tflops(name: &str) -> Option<f64> {
     if name.contains("MIG") {
         return None;

@@ -1,4 +1,4 @@
-//! What the device can do at best: one large product in bf16, one large copy.
+//! The device's limits: one large bf16 product, one large copy.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Error, Queue};
@@ -9,29 +9,29 @@ use fsdp_nn::random;
 
 use crate::clock::Clock;
 
-/// A repetition should take so long that neither the clock's grain nor the time to issue it matters.
+/// Minimum time of a repetition, so that clock resolution and issue time do not matter.
 const LONG_ENOUGH_MS: f64 = 20.0;
-/// Repetitions; the best one counts, as for any ceiling.
+/// Repetitions; the best one counts, since this is a ceiling.
 const REPETITIONS: usize = 5;
-/// The most operations that are timed together.
+/// Maximum number of operations timed together.
 const OPERATIONS_MAX: usize = 64;
-/// The edge of the smallest and of the largest matrices.
+/// Edges of the smallest and the largest matrices.
 const EDGES: [usize; 2] = [512, 8192];
-/// The smallest and the largest copy, in elements of four bytes.
+/// Sizes of the smallest and the largest copy, in four-byte elements.
 const COPY_ELEMS: [usize; 2] = [1 << 22, 1 << 28];
 
-/// The best that was seen.
+/// The best results.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ceilings {
-    /// TFLOP/s of a square product in bf16.
+    /// TFLOP/s of a square bf16 product.
     pub(super) matmul_tflops: f64,
-    /// Edge of its matrices.
+    /// The edge of its matrices.
     pub(super) matmul_edge: usize,
     /// GB/s read and written by a copy.
     pub(super) copy_gb_per_s: f64,
 }
 
-/// Measures both, with sizes that grow until they take long enough.
+/// Measures both, increasing sizes until they take long enough.
 pub(super) fn measure<M: Backend + Clock>(memory: &M) -> Result<Ceilings, Error> {
     let [mut edge, largest] = EDGES;
     let mut time = product(memory, edge)?;
@@ -65,7 +65,7 @@ fn product<M: Backend + Clock>(memory: &M, edge: usize) -> Result<f64, Error> {
     };
     let matrix = || zeroed(memory, DType::Bf16, edge * edge);
     let (mut x, mut weight, mut y) = (matrix()?, matrix()?, matrix()?);
-    // Of zeros a product takes less power, and so runs at higher clocks, than training does.
+    // Products of zeros take less power, and so run at higher clocks, than training does.
     for (matrix, seed) in [(&mut x, 1), (&mut weight, 2)] {
         fill(memory, matrix, seed)?;
     }
@@ -92,7 +92,7 @@ fn zeroed<M: Memory>(memory: &M, dtype: DType, len: usize) -> Result<M::Buffer, 
     Ok(buffer)
 }
 
-/// Writes normally distributed numbers, a block of them again and again.
+/// Fills a buffer with normally distributed numbers, repeating one block.
 fn fill<M: Memory>(memory: &M, buffer: &mut M::Buffer, seed: u64) -> Result<(), Error> {
     let block: Vec<f32> = (0..1 << 16).map(|i| random::normal(random::key(&[seed]), i) as f32).collect();
     for start in (0..buffer.len()).step_by(block.len()) {
@@ -102,7 +102,7 @@ fn fill<M: Memory>(memory: &M, buffer: &mut M::Buffer, seed: u64) -> Result<(), 
     Ok(())
 }
 
-/// The shortest mean time of as many operations as take long enough together, after one that does not count.
+/// The shortest mean time per operation, over batches that take long enough, after one operation to warm up.
 fn best<M: Clock>(memory: &M, mut run: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     run()?;
     let mut timed = |count: usize| -> Result<f64, Error> {

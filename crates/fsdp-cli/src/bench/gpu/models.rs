@@ -1,4 +1,4 @@
-//! The models that `fsdp bench gpu` knows by name; bench/gpu/fsdp2_peer.py has the same.
+//! The models that `fsdp bench gpu` knows by name; bench/gpu/fsdp2_peer.py has the same ones.
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -17,16 +17,16 @@ pub(crate) enum ModelName {
     LlamaTiny,
 }
 
-/// What is trained, and how much of it per step.
+/// A model and its work per step.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
     /// `config.json`.
     pub(super) config: Value,
-    /// Classes of modules to wrap.
+    /// Module classes to wrap.
     pub(super) wrap: &'static str,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub(super) seq: usize,
-    /// Sequences of a step, in one micro-batch.
+    /// Sequences per step, in one micro-batch.
     pub(super) batch: usize,
     pub(super) vocab: usize,
     pub(super) layers: usize,
@@ -66,7 +66,7 @@ impl ModelName {
     }
 }
 
-/// Sizes inside of a layer.
+/// Dimensions within a layer.
 struct Inside {
     heads: usize,
     kv_heads: usize,

@@ -1,4 +1,4 @@
-//! Steps under observation: when each queue worked, by marks around every operation.
+//! Observed steps: marks around every operation show when each queue was busy.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::clock::Clock;
 /// Medians over the observed steps, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observed {
-    /// A step, with the marks in it.
+    /// A step, including the marks.
     pub(super) step_ms: f64,
     /// Work on each queue.
     pub(super) busy_ms: [f64; Queue::ALL.len()],
-    /// Work on other queues than compute while compute did nothing.
+    /// Work on queues other than compute while compute was idle.
     pub(super) exposed_ms: f64,
 }
 
@@ -73,7 +73,7 @@ fn one_step<M: Clock>(
     })
 }
 
-/// The work of one operation.
+/// The time span of one operation.
 struct Span<K> {
     queue: Queue,
     begin: K,
@@ -85,7 +85,7 @@ struct Marks<M: Clock> {
     memory: Arc<M>,
     spans: Vec<Span<M::Mark>>,
     open: Option<M::Mark>,
-    /// An observer can not fail; the first failure is told at the end of the step.
+    /// The first failure; an observer cannot fail, so it is reported at the end of the step.
     failure: Option<Error>,
 }
 

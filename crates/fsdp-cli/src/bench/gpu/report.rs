@@ -1,4 +1,4 @@
-//! What was found, as text or JSON.
+//! The results, as text or JSON.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::args::BenchGpuArgs;
 use crate::clock::DeviceBytes;
 use crate::units::{bytes, params, rate};
 
-/// The figures of a benchmark: times are those of the first rank, bytes those of the largest one.
+/// The figures of a benchmark: times of the first rank, bytes of the largest.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     model: String,
@@ -29,45 +29,46 @@ pub(super) struct Report {
     matmul_ceiling_tflops: f64,
     matmul_ceiling_edge: usize,
     copy_ceiling_gb_per_s: f64,
-    /// Over the steps after the warm-up: the device is never idle between them, so no step has a time of its own.
+    /// Over the steps after the warm-up: the device is never idle between them, so single steps have no time of their
+    /// own.
     step_ms_mean: f64,
     step_ms: Vec<f64>,
-    /// The host's time to issue a step to an idle device.
+    /// Host time to issue a step to an idle device.
     issue_ms_median: f64,
     tokens_per_s: f64,
     /// Model TFLOP/s of one rank: 6N + 12·L·d·T per token.
     tflops: f64,
-    /// Of the measured ceiling of products, not of a data sheet.
+    /// As a fraction of the measured matmul ceiling, not of a data sheet.
     of_matmul_ceiling: f64,
-    /// Of the peak that was given, or that is known of the card.
+    /// As a fraction of the given peak, or of the known peak of the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     mfu: Option<f64>,
-    /// Under observation, which costs a little.
+    /// Observation costs a little.
     observed_step_ms: f64,
     busy_ms: Map<String, Value>,
     exposed_communication_ms: f64,
     loss_first: f64,
     loss_last: f64,
-    /// Which of libtorch's attention kernels ran; absent where it has no choice.
+    /// The libtorch attention kernels that ran; absent if there was no choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_kernels: Option<&'static str>,
-    /// What the engine counted; to the byte what the ledger predicts.
+    /// Bytes counted by the engine; exactly what the ledger predicts.
     counted_peak_bytes: usize,
     /// Absent on the host.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     card: Option<Card>,
 }
 
-/// Bytes of the device of the largest rank.
+/// Device memory of the largest rank, in bytes.
 #[derive(Clone, Debug, Serialize)]
 struct Card {
-    /// The most that the driver ever gave, to the engine's memory and to libtorch's allocator.
+    /// Peak bytes obtained from the driver by the engine's memory and by libtorch's allocator.
     peak_bytes: u64,
-    /// Of these, the engine's: what was counted, and blocks kept for the next user.
+    /// The engine's part: counted bytes, and blocks kept for reuse.
     arena_peak_bytes: u64,
-    /// Of these, libtorch's: temporaries of operations, and workspaces.
+    /// libtorch's part: temporaries of operations, and workspaces.
     libtorch_peak_bytes: u64,
-    /// What the driver says is taken, by everybody.
+    /// Bytes in use according to the driver, by all processes.
     device_used_bytes: u64,
 }
 

@@ -1,13 +1,13 @@
-//! When queues worked, and what of it was hidden: sums over intervals of time.
+//! When queues were busy, and how much of it was hidden: sums over time intervals.
 
-/// A span of time, in milliseconds from a common beginning.
+/// A time interval, in milliseconds from a common start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) start: f64,
     pub(super) end: f64,
 }
 
-/// The parts of time that at least one of the intervals covers, in order and apart from each other.
+/// The union of intervals, as disjoint intervals in order.
 fn union(intervals: &[Interval]) -> Vec<Interval> {
     let mut sorted: Vec<Interval> = intervals.iter().copied().filter(|span| span.end > span.start).collect();
     sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
@@ -21,12 +21,12 @@ fn union(intervals: &[Interval]) -> Vec<Interval> {
     apart
 }
 
-/// How long at least one of the intervals lasted.
+/// The total time covered by at least one interval.
 pub(super) fn busy(intervals: &[Interval]) -> f64 {
     union(intervals).iter().fold(0.0, |sum, span| sum + (span.end - span.start))
 }
 
-/// How long some of `intervals` lasted while none of `cover` did.
+/// The total time covered by `intervals` but not by `cover`.
 pub(super) fn exposed(intervals: &[Interval], cover: &[Interval]) -> f64 {
     let all: Vec<Interval> = intervals.iter().chain(cover).copied().collect();
     busy(&all) - busy(cover)

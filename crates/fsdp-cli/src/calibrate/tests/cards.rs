@@ -1,6 +1,6 @@
-//! Cards that are not there: CUDA's memory, queues and kernels and NCCL's communicator, over stand-ins for the libraries.
+//! Fake GPUs: CUDA memory, queues and kernels, and the NCCL communicator, on stand-in libraries.
 //!
-//! What a card leaves to libtorch is done by the host's kernels in the memory of the stand-in.
+//! Operations that a GPU runs through libtorch are computed by host kernels in the stand-in's memory.
 #![expect(unsafe_code, reason = "it calls C functions of the stand-ins")]
 
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::device::Work;
 use crate::error::CliError;
 
-/// Bytes that the stand-in for NCCL carries at once: an embedding and its gradient.
+/// Bytes that the stand-in for NCCL transfers at once: an embedding and its gradient.
 const CARRIED: usize = 1 << 20;
 
 impl Clock for Mixed {
@@ -40,7 +40,7 @@ impl Clock for Mixed {
     }
 }
 
-/// So many cards.
+/// A set of fake GPUs.
 pub(super) struct Cards {
     nccl: Arc<Nccl>,
     devices: Vec<FakeDevice>,
@@ -67,7 +67,7 @@ impl Ranks for Cards {
     }
 }
 
-/// NCCL's stand-in, whose operations come after the work of their streams.
+/// The stand-in for NCCL, whose operations follow the work of their streams.
 fn nccl() -> Arc<Nccl> {
     type Finish = unsafe extern "C" fn(*mut c_void) -> c_int;
     let folder = tempfile::tempdir().unwrap();

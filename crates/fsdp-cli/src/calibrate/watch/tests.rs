@@ -14,20 +14,20 @@ use crate::clock::Clock;
 use crate::device::{self, Work};
 use crate::run_setup::Model;
 
-/// Steps that are traced: of one of them the time outside of all operations is small, however busy the machine is.
+/// Steps that are traced: in at least one of them the time outside of operations is small, however busy the machine.
 const STEPS: u64 = 12;
 
-/// What is left of a step outside of operations and the marks between them, as a part of it: the batch and the loss.
+/// Maximum fraction of a step outside of operations and the marks between them: the batch and the loss.
 const OUTSIDE: f64 = 0.05;
 
-/// A real step: seconds from its begin at which operations began and were done, and those of the whole of it.
+/// A real step: for each operation, the seconds from the step's start to its begin and end; and the step's total.
 #[derive(Clone, Debug)]
 struct Trace {
     ops: Vec<(OpId, f64, f64)>,
     whole: f64,
 }
 
-/// Notes when operations begin and end, beside the marks of [`Watch`].
+/// Records when operations begin and end, besides the marks of [`Watch`].
 struct Stamps<'a, M: Clock> {
     watch: &'a mut Watch<M>,
     begin: Instant,
@@ -48,7 +48,7 @@ impl<M: Clock> Observer for Stamps<'_, M> {
     }
 }
 
-/// Traces of some steps of every rank.
+/// Traces some steps of every rank.
 struct Traced<'a>(&'a Job<Model>);
 
 impl Work for Traced<'_> {
@@ -70,7 +70,7 @@ impl Work for Traced<'_> {
                 trainer.step(step, false, &mut ProgramOrder, &mut stamps)?;
                 let (ops, whole) = (stamps.ops, begin.elapsed().as_secs_f64());
                 let seen = watch.take()?;
-                // The marks of calibration lie within the notes of this test.
+                // The marks of calibration are within the times recorded by this test.
                 for (seen, (op, from, to)) in seen.iter().zip(&ops) {
                     assert!(seen.op == *op && seen.seconds <= to - from + 1e-9);
                 }
@@ -89,7 +89,7 @@ fn traces(ranks: usize) -> (Job<Model>, Vec<Vec<Trace>>) {
     (job, traces)
 }
 
-/// The step in virtual time, in which each operation takes what `seconds` says of it.
+/// Simulates the step in virtual time; operation `i` takes `seconds(i)`.
 fn replayed(schedule: &Schedule, trace: &Trace, pace: Pace, seconds: impl Fn(usize) -> f64) -> Timeline {
     let order: Vec<usize> = trace.ops.iter().map(|(op, ..)| op.0).collect();
     assert_eq!(order, (0..schedule.ops.len()).collect::<Vec<_>>(), "every operation once, in program order");
@@ -98,7 +98,7 @@ fn replayed(schedule: &Schedule, trace: &Trace, pace: Pace, seconds: impl Fn(usi
     simulate(schedule, &work, pace)
 }
 
-/// The traced step whose virtual time is nearest to the real one, as the part by which they differ.
+/// The smallest relative difference between virtual and real time of a traced step.
 fn nearest(traces: &[Trace], virtual_seconds: impl Fn(&Trace) -> f64) -> f64 {
     let off = |trace: &Trace| {
         let seconds = virtual_seconds(trace);
@@ -117,7 +117,8 @@ fn times_of_a_real_step_reproduce_it_in_virtual_time() {
         let schedule = &job.plan.step;
         for rank in &traces {
             let seconds = |trace: &Trace| {
-                // From one end to the next: an operation, what is noted of it, and where ranks are several the waiting for others.
+                // From one end to the next: an operation, its recording, and with several ranks the wait for the
+                // others.
                 let since = |op: usize| op.checked_sub(1).map_or(0.0, |before| trace.ops[before].2);
                 let timeline = replayed(schedule, trace, SERIAL, |op| trace.ops[op].2 - since(op));
                 for (span, (_, _, end)) in timeline.spans.iter().zip(&trace.ops) {
@@ -141,7 +142,7 @@ fn operations_and_the_time_between_them_add_up_to_a_real_step() {
     let seconds = |trace: &Trace| {
         let inside: f64 = trace.ops.iter().map(|(_, begin, end)| end - begin).sum();
         let last = trace.ops.last().unwrap().2;
-        // As calibration knows it: the same for each operation.
+        // As in calibration: the same for each operation.
         let pace = Pace { issue_seconds: (last - inside) / trace.ops.len() as f64, is_serial: true };
         replayed(schedule, trace, pace, |op| trace.ops[op].2 - trace.ops[op].1).end - 1e-9
     };

@@ -1,4 +1,4 @@
-//! A launch with nodes that come, go, fail and return, in scenarios and by seeds.
+//! Launches with nodes that come, go, fail and return, in scenarios and at random.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ fn rules(min: usize, max: usize) -> Rules {
     Rules { min, max, max_restarts: 2, wait: WAIT }
 }
 
-/// A coordinator and the time.
+/// A coordinator and the current time.
 struct Launch {
     coordinator: Coordinator,
     now: Duration,
@@ -151,10 +151,10 @@ fn a_node_that_returns_takes_part_from_the_next_save_on() {
     assert_eq!(launch.after(30), [start(0, &[0])]);
     assert_eq!(launch.joins(1), [tell(0, Order::StopAtSave)]);
     assert_eq!(launch.joins(2), [], "there is no place for it");
-    // It is no failure, and uses up no restart.
+    // This is not a failure and uses up no restart.
     assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0, 1])]);
     assert_eq!(launch.coordinator.known.restarts, 0);
-    // But who is killed while another node waits has failed.
+    // But a process that is killed while another node waits has failed.
     launch.happens(Event::Lost(NodeId(2)));
     launch.happens(Event::Lost(NodeId(1)));
     launch.ends(0, 1, Exit::Temporary);
@@ -203,7 +203,7 @@ fn a_signal_takes_its_node_out_and_on_the_coordinators_it_ends_the_launch() {
     launch.ends(1, 0, Exit::Temporary);
     let all = [0, 1].map(|node| finish(node, Exit::Temporary, None));
     assert_eq!(launch.ends(0, 0, Exit::Temporary), all);
-    // A spare goes at once.
+    // A spare leaves at once.
     let mut launch = begun();
     launch.joins(2);
     assert_eq!(launch.says(2, Message::Leave), [finish(2, Exit::Temporary, None)]);
@@ -249,12 +249,12 @@ fn a_coordinator_that_takes_over_goes_on_counting() {
     assert_eq!(launch.ends(0, 3, Exit::Temporary), [finish(0, Exit::Temporary, Some(why))]);
 }
 
-/// Numbers by a seed.
+/// Random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u64) -> u64 {
-        // SplitMix64, as Steele and others give it.
+        // SplitMix64, by Steele et al.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -263,10 +263,10 @@ impl Dice {
     }
 }
 
-/// Nodes as they really are: an agent runs one attempt at a time, and says what ends.
+/// Simulates real nodes: an agent runs one attempt at a time, and reports its end.
 #[derive(Default)]
 struct Cluster {
-    /// Nodes that are there, and the attempt that runs on each.
+    /// The nodes that are present, and the attempt that runs on each.
     nodes: BTreeMap<NodeId, Option<u32>>,
     finished: BTreeSet<NodeId>,
     started: u32,
@@ -303,7 +303,7 @@ fn whatever_nodes_do_attempts_do_not_overlap_and_the_launch_ends() {
         let (mut coordinator, mut cluster) = (Coordinator::new(rules, Duration::ZERO), Cluster::default());
         let (mut now, mut next) = (Duration::ZERO, 0);
         for turn in 0..400 {
-            // At last nothing fails any more, and nodes come until there are enough.
+            // In the end nothing fails any more, and nodes come until there are enough.
             let is_calm = turn > 200;
             now += Duration::from_secs(dice.roll(20));
             let ids: Vec<NodeId> = cluster.nodes.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! Where the operands of the rounds of a run come from, and what is read of them afterwards.
+//! Finds where operands of a run's rounds come from, and which results are read after the run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -6,36 +6,36 @@ use std::ops::Range;
 use super::runs::Run;
 use super::{Listing, Name, Value};
 
-/// A value is read at most this many rounds after the one that makes it.
+/// A value may be read at most this many rounds after the one that produces it.
 const DISTANCE_MAX: usize = 4;
 
-/// A result of a round: which of its operations makes it, and which of that one's results it is.
+/// A result of a round: the index of its operation, and which of that operation's results it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Made {
     pub(super) operation: usize,
     pub(super) part: usize,
 }
 
-/// Where an operand comes from.
+/// The source of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// The same round.
     Own(Made),
-    /// Before the run, and it is the same in all rounds.
+    /// Before the run, and the same in all rounds.
     Outside(Name),
     /// An earlier round: the first value of a chain.
     Chain(usize),
-    /// Before the run, and every round has its own: an element of a stack.
+    /// Before the run, and different in each round: an element of a stack.
     Stack(usize),
 }
 
-/// A result that is read some rounds later: in each round there are as many values as rounds between, the oldest first.
+/// A result that is read in later rounds. The loop carries one value per round of distance, the oldest first.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chain {
     pub(super) made: Made,
-    /// What the first rounds begin with; none if no round reads it.
+    /// The values before the first round; `None` for one that no round reads.
     pub(super) starts: Vec<Option<Value>>,
-    /// What a round adds.
+    /// The value that a round appends.
     pub(super) value: Value,
 }
 
@@ -43,17 +43,17 @@ pub(super) struct Chain {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Output {
     pub(super) made: Made,
-    /// The chain whose last values include it; without one, the results of all rounds are kept.
+    /// The chain whose final values include it; if `None`, the results of all rounds are kept.
     pub(super) chain: Option<usize>,
-    /// The rounds whose results are read, with the names of these.
+    /// The rounds whose results are read, and the names of these results.
     pub(super) read: BTreeMap<usize, Name>,
 }
 
-/// A run, and how values go through it.
+/// A run and its data flow.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) run: Run,
-    /// Of each operation of a round, where its operands come from.
+    /// For each operation of a round, the sources of its operands.
     pub(super) sources: Vec<Vec<Source>>,
     pub(super) chains: Vec<Chain>,
     /// For each stack, the value of each round.
@@ -62,14 +62,14 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// None where a value goes through the rounds in a way that no loop has.
+    /// Analyzes a run; `None` if its data flow does not fit a loop.
     pub(super) fn of(listing: &Listing<'_>, run: Run) -> Option<Self> {
         let mut flow = Self::within(listing, run)?;
         flow.find_outputs(listing);
         Some(flow)
     }
 
-    /// Without outputs.
+    /// Analyzes a run, except for its outputs.
     fn within(listing: &Listing<'_>, run: Run) -> Option<Self> {
         let mut flow =
             Self { run, sources: Vec::new(), chains: Vec::new(), stacks: Vec::new(), outputs: Vec::new() };
@@ -91,14 +91,14 @@ impl Flow {
         Some(flow)
     }
 
-    /// Bytes that go from each round to the next.
+    /// Bytes carried from one round to the next.
     pub(super) fn carried_bytes(listing: &Listing<'_>, run: Run) -> Option<usize> {
         let flow = Self::within(listing, run)?;
         let bytes = |chain: &Chain| chain.starts.len() * chain.value.shape.byte_len();
         Some(flow.chains.iter().map(bytes).sum())
     }
 
-    /// Which of the values that go from round to round are those of each chain.
+    /// For each chain, the range of its carried values.
     pub(super) fn slots(&self) -> impl Iterator<Item = Range<usize>> {
         self.chains.iter().scan(0, |end, chain| {
             let start = *end;
@@ -107,9 +107,9 @@ impl Flow {
         })
     }
 
-    /// Where an operand comes from that has these names in the rounds.
+    /// The source of an operand that has these names in the rounds.
     fn source(&mut self, listing: &Listing<'_>, names: &[Name]) -> Option<Source> {
-        // How many rounds before it was made, if it was in the run.
+        // The distance in rounds to the producer, if that is in the run.
         let made = |(round, name): (usize, &Name)| {
             let (place, part) = listing.made(*name)?;
             let (own, operation) = self.run.round(place)?;

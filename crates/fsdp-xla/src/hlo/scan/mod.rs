@@ -1,14 +1,15 @@
-//! Loops for what is repeated layer by layer.
+//! Turns operations that are repeated layer by layer into loops.
 //!
-//! A traced program has the operations of every layer one after the other, so compiling takes longer the deeper the model is.
-//! Here stretches of a program that repeat equal operations are found ([`runs`]), each operand is followed to where it
-//! comes from ([`flow`]), and a loop is written whose body is one of the rounds ([`write`]). Nothing is known of layers: what
-//! a schedule does early or late, such as the gather of the next unit, goes from one round to the next as it did before.
-//! What each round has of its own, such as parameters, is copied into one value for all rounds, a *stack*. Only rounds
-//! with products become loops: updates visit parameters and state once, and stacks of these would raise the peak (of a GPT-2 of 2.2
-//! billion parameters on 4 TPUs, 25.3 GiB instead of 20.6, and it compiled no faster).
+//! A traced program lists the operations of every layer one after the other, so compile time grows with depth. This
+//! module finds ranges that repeat equal operations ([`runs`]), traces each operand to its source ([`flow`]), and
+//! writes a loop whose body is one of the rounds ([`write`]). It knows nothing of layers: work that a schedule does
+//! early or late, such as the gather of the next unit, is carried from one round to the next as before. Values of a
+//! single round, such as parameters, are copied into one value for all rounds, a *stack*. Only rounds with matrix
+//! products become loops: updates visit parameters and state once, and stacks of these would raise the peak (for a
+//! GPT-2 of 2.2 billion parameters on 4 TPUs to 25.3 GiB from 20.6, without compiling faster).
 //!
-//! This is loop rerolling, as LLVM calls it; JAX's and PyTorch/XLA's models are written with a `scan` over layers to the same end.
+//! LLVM calls this loop rerolling; models for JAX and PyTorch/XLA are written with a `scan` over layers to the same
+//! end.
 
 mod flow;
 mod runs;
@@ -22,11 +23,11 @@ use flow::Flow;
 use runs::{Run, stretches};
 use stack::Stacks;
 
-/// The operations of a program, and where each value comes from.
+/// The operations of a program, and the source of each value.
 struct Listing<'a> {
     operations: &'a [Operation],
     operands: Vec<Vec<Name>>,
-    /// The place in the list of the operation with a number.
+    /// Index in the list of each operation number.
     places: HashMap<usize, usize>,
     arguments: &'a [Shape],
     results: &'a [Value],
@@ -39,7 +40,7 @@ impl<'a> Listing<'a> {
         Self { operations, operands, places, arguments, results }
     }
 
-    /// The place of the operation that makes a value, and which of its results that is; none of arguments.
+    /// Index of the operation that produces a value, and which of its results it is; `None` for arguments.
     fn made(&self, name: Name) -> Option<(usize, usize)> {
         let part = if let Name::Part(_, part) = name { part } else { 0 };
         self.places.get(&name.number()?).map(|&place| (place, part))
@@ -54,7 +55,7 @@ impl<'a> Listing<'a> {
         Value { name, shape: shape.clone() }
     }
 
-    /// Equal operations have equal numbers.
+    /// Numbers the kinds of operations: equal operations have equal numbers.
     fn kinds(&self) -> Vec<usize> {
         let mut known = HashMap::new();
         let mut number = |kind: String| {
@@ -66,8 +67,8 @@ impl<'a> Listing<'a> {
 }
 
 impl Builder {
-    /// Writes loops for what is repeated, and returns how many. Shapes of the program's arguments and its results are given; results
-    /// get the names that they have then.
+    /// Turns repeated operations into loops and returns their number. `arguments` are the shapes of the program's
+    /// arguments; `results` are renamed to their new names.
     pub(crate) fn scan(&mut self, arguments: &[Shape], results: &mut [Value]) -> usize {
         let (mut stacks, mut loops) = (Stacks::default(), 0);
         while let Some(flow) = self.next_run(arguments, results) {
@@ -78,7 +79,7 @@ impl Builder {
         loops
     }
 
-    /// The shortest rounds first: longer ones may have them within.
+    /// Tries the shortest rounds first, since longer ones may contain them.
     fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let is_product = |run: &Run| self.operations[run.start..run.end()].iter().any(Operation::has_product);
@@ -86,7 +87,7 @@ impl Builder {
         runs.filter(is_product).find_map(|run| Flow::of(&listing, run))
     }
 
-    /// Removes operations whose results nobody reads. Collectives stay: ranks make the same ones.
+    /// Removes operations whose results are not read. Collectives stay: all ranks issue the same ones.
     fn sweep(&mut self, results: &[Value]) {
         let mut read: HashSet<usize> = results.iter().filter_map(|value| value.name.number()).collect();
         let mut kept = Vec::new();

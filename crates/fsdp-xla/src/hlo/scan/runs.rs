@@ -1,4 +1,4 @@
-//! Where a program repeats equal operations.
+//! Finds where a program repeats equal operations.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -6,24 +6,24 @@ use std::ops::Range;
 use super::Listing;
 use super::flow::Flow;
 
-/// Fewer rounds than this are no loop.
+/// Minimum number of rounds for a loop.
 const ROUNDS_MIN: usize = 4;
 
-/// Rounds of fewer operations than this are no loop.
+/// Minimum operations per round for a loop.
 const PERIOD_MIN: usize = 16;
 
-/// Operations that are looked at together to find where they were last.
+/// Length of the window of operations whose previous occurrence is looked up.
 const WINDOW: usize = 16;
 
-/// At most about so many places where the rounds of a run may begin are compared.
+/// Approximate maximum number of start positions to compare for a run.
 const STARTS: usize = 50;
 
-/// Rounds of equal operations, one after the other.
+/// Consecutive rounds of equal operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// The place of the first operation.
+    /// Index of the first operation.
     pub(super) start: usize,
-    /// Operations of a round.
+    /// Operations per round.
     pub(super) period: usize,
     pub(super) rounds: usize,
 }
@@ -33,14 +33,14 @@ impl Run {
         self.start + self.period * self.rounds
     }
 
-    /// The round in which an operation is, and its place there; none before the run.
+    /// The round of an operation and its index within the round; `None` before the run.
     pub(super) fn round(&self, place: usize) -> Option<(usize, usize)> {
         let within = place.checked_sub(self.start)?;
         Some((within / self.period, within % self.period))
     }
 }
 
-/// Operations each of which equals the one a period further on, where that is in the stretch.
+/// A range of operations, each equal to the one a period later if that is in the range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     place: Range<usize>,
@@ -48,12 +48,12 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// The run of all its rounds, begun about where least goes from each round to the next.
+    /// The run of all rounds of the stretch, starting where the fewest bytes are carried from round to round.
     pub(super) fn run(&self, listing: &Listing<'_>) -> Run {
         let (period, rounds) = (self.period, self.place.len() / self.period);
         let starts = self.place.start..=self.place.end - period * rounds;
         let starts = starts.clone().step_by(starts.count() / STARTS + 1);
-        // A few rounds show what goes from each to the next.
+        // A few rounds show what is carried.
         let carried = |start: &usize| {
             let few = Run { start: *start, period, rounds: ROUNDS_MIN };
             Flow::carried_bytes(listing, few).unwrap_or(usize::MAX)
@@ -63,7 +63,7 @@ impl Stretch {
     }
 }
 
-/// All stretches that are long enough, those with the shortest periods first.
+/// All stretches that are long enough, in order of increasing period.
 pub(super) fn stretches(kinds: &[usize]) -> Vec<Stretch> {
     let mut found = Vec::new();
     for period in periods(kinds) {
@@ -80,7 +80,7 @@ pub(super) fn stretches(kinds: &[usize]) -> Vec<Stretch> {
     found
 }
 
-/// The distances at which many operations are repeated, in order.
+/// The distances at which many operations repeat, in increasing order.
 fn periods(kinds: &[usize]) -> Vec<usize> {
     let (mut last, mut distances) = (HashMap::new(), BTreeMap::new());
     for (at, window) in kinds.windows(WINDOW).enumerate() {

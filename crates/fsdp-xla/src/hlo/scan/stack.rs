@@ -1,10 +1,10 @@
-//! Values of one shape, stored as one value.
+//! Values of the same shape, stored as one value.
 
 use std::collections::HashMap;
 
 use super::{Builder, Name, Operation, Shape, Value};
 
-/// Values of one shape, stored as one value.
+/// Values of the same shape, stored as one value.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
     whole: Value,
@@ -12,23 +12,23 @@ pub(super) struct Stack {
     count: usize,
 }
 
-/// An element of a stack, by a number that is known when the program runs.
+/// The index of a stack element, computed at run time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Index<'a> {
-    /// The number of a round.
+    /// The number of the round.
     pub(super) round: &'a Value,
-    /// The element of round 0, and how much further on that of the next one is.
+    /// The element that round 0 accesses, and the distance to that of the next round.
     pub(super) first: usize,
     pub(super) step: isize,
 }
 
 impl Stack {
-    /// A stack over a value that is there.
+    /// Wraps an existing value as a stack.
     pub(super) fn new(whole: Value, element: Shape, count: usize) -> Self {
         Self { whole, element, count }
     }
 
-    /// A copy of values.
+    /// Copies values into a stack.
     pub(super) fn of(builder: &mut Builder, values: &[Value]) -> Self {
         let (element, count) = (values[0].shape.clone(), values.len());
         let one = sizes(&element, 1, count);
@@ -41,26 +41,26 @@ impl Stack {
         builder.zeros(&sizes(element, count, count), element.element)
     }
 
-    /// Sizes of one element in the stack.
+    /// Dimensions of one element within the stack.
     fn one(&self) -> Vec<usize> {
         sizes(&self.element, 1, self.count)
     }
 
-    /// What [`Builder::dynamic_slice`] begins with.
+    /// The start index for [`Builder::dynamic_slice`].
     fn start(&self, builder: &mut Builder, index: Index<'_>) -> Value {
         let scale = if is_flat(&self.element, self.count) { self.element.len() } else { 1 };
         let step = builder.with_int("multiply", index.round, index.step as i64 * scale as i64);
         builder.with_int("add", &step, (index.first * scale) as i64)
     }
 
-    /// An element.
+    /// Reads an element.
     pub(super) fn get(&self, builder: &mut Builder, index: Index<'_>) -> Value {
         let start = self.start(builder, index);
         let found = builder.dynamic_slice(&self.whole, &[(0, &start)], &self.one());
         builder.reshape(&found, &self.element.dims)
     }
 
-    /// An element whose number is known now.
+    /// Reads an element whose index is known at compile time.
     pub(super) fn at(&self, builder: &mut Builder, number: usize) -> Value {
         let one = self.one();
         let mut ranges: Vec<_> = one.iter().map(|&size| 0..size).collect();
@@ -69,7 +69,7 @@ impl Stack {
         builder.reshape(&found, &self.element.dims)
     }
 
-    /// The stack with another element.
+    /// Replaces an element.
     pub(super) fn put(&self, builder: &mut Builder, value: &Value, index: Index<'_>) -> Value {
         let one = builder.reshape(value, &self.one());
         let start = self.start(builder, index);
@@ -77,13 +77,13 @@ impl Stack {
     }
 }
 
-/// Whether elements are vectors, laid end to end, which needs offsets that fit in 32 bits. Others get a dimension for the stack, in
-/// front, so that those in which a TPU tiles memory stay as they are.
+/// Whether elements are vectors, which are stored end to end if offsets fit in 32 bits. Otherwise the stack adds a
+/// leading dimension, so that the dimensions that a TPU tiles in memory are unchanged.
 fn is_flat(element: &Shape, count: usize) -> bool {
     element.dims.len() <= 1 && i32::try_from(element.len() * count).is_ok()
 }
 
-/// Sizes of some elements in a stack of so many.
+/// Dimensions of `some` elements in a stack of `count`.
 fn sizes(element: &Shape, some: usize, count: usize) -> Vec<usize> {
     match is_flat(element, count) {
         true => vec![element.len() * some],
@@ -91,20 +91,20 @@ fn sizes(element: &Shape, some: usize, count: usize) -> Vec<usize> {
     }
 }
 
-/// The stacks of a program, by the values that are in them.
+/// The stacks of a program, by the values in them.
 #[derive(Default)]
 pub(super) struct Stacks {
     places: HashMap<Name, (Stack, usize)>,
 }
 
 impl Stacks {
-    /// Notes that a value is an element of a stack.
+    /// Records that a value is an element of a stack.
     pub(super) fn note(&mut self, name: Name, stack: &Stack, number: usize) {
         self.places.insert(name, (stack.clone(), number));
     }
 
-    /// The stack that has all of these values at equal distances, if it is made by one of these operations; with the number of the
-    /// first value and the distance.
+    /// Finds the stack that holds all of these values at equal distances and that one of the `before` operations
+    /// produces; also returns the index of the first value and the distance.
     pub(super) fn find(&self, values: &[Value], before: &[Operation]) -> Option<(Stack, usize, isize)> {
         let places: Vec<&(Stack, usize)> =
             values.iter().map(|value| self.places.get(&value.name)).collect::<Option<_>>()?;

@@ -1,4 +1,4 @@
-//! A run as a loop.
+//! Rewrites a run as a loop.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,22 +7,23 @@ use super::flow::{Flow, Made, Output, Source};
 use super::stack::{Index, Stack, Stacks};
 use super::{Builder, Name, Operation, Shape, Value};
 
-/// A stack of which every round reads an element.
+/// A stack from which every round reads one element.
 struct Read {
     stack: Stack,
     first: usize,
     step: isize,
-    /// Sizes of what is read.
+    /// Dimensions of the element that is read.
     sizes: Vec<usize>,
 }
 
-/// A result of all rounds, which becomes a stack.
+/// A result that is kept for all rounds, as a stack.
 struct Kept<'a> {
     output: &'a Output,
-    /// What is in the stack: the result, or that of which it is a reshape, whose sizes may suit a device better.
+    /// The value in the stack: the result or, if that is a reshape, its operand, whose dimensions may suit a device
+    /// better.
     made: Made,
     element: Shape,
-    /// Sizes of the result.
+    /// Dimensions of the result.
     sizes: Vec<usize>,
 }
 
@@ -55,7 +56,7 @@ impl Builder {
         }
     }
 
-    /// The stack that has these values already, or a new one.
+    /// Finds the existing stack of these values, or creates one.
     fn read(&mut self, values: &[Value], stacks: &mut Stacks) -> Read {
         let sizes = values[0].shape.dims.clone();
         if let Some((stack, first, step)) = stacks.find(values, &self.operations) {
@@ -66,7 +67,7 @@ impl Builder {
         Read { stack, first: 0, step: 1, sizes }
     }
 
-    /// The loop. Its results are those of chains, one after the other, then the stacks that it makes.
+    /// Writes the loop. Its results are those of the chains, in order, followed by the new stacks.
     fn write_rounds(
         &mut self,
         round: &[Operation],
@@ -98,7 +99,7 @@ impl Builder {
         self.end_loop(open, &ends)
     }
 
-    /// What the first round begins with.
+    /// The initial values of the loop.
     fn first_values(&mut self, flow: &Flow, kept: &[Kept<'_>]) -> Vec<Value> {
         let mut starts = Vec::new();
         for chain in &flow.chains {
@@ -111,13 +112,13 @@ impl Builder {
         starts
     }
 
-    /// What a round reads of a stack.
+    /// Reads a round's element of a stack.
     fn element(&mut self, read: &Read, round: &Value) -> Value {
         let found = read.stack.get(self, Index { round, first: read.first, step: read.step });
         self.reshape(&found, &read.sizes)
     }
 
-    /// The operations of a round, with the values that chains and stacks have there; returns the place of the first.
+    /// Writes the operations of a round, with operands from chains and stacks; returns the index of the first.
     fn write_round(&mut self, round: &[Operation], flow: &Flow, heads: &[Name], elements: &[Name]) -> usize {
         let first = self.operations.len();
         for (operation, sources) in round.iter().zip(&flow.sources) {
@@ -134,7 +135,7 @@ impl Builder {
     }
 }
 
-/// How an output is kept if no chain holds it at the end.
+/// How an output is kept, if no chain holds it at the end.
 fn kept<'a>(round: &[Operation], flow: &Flow, output: &'a Output) -> Option<Kept<'a>> {
     let (made, shape) = (output.made, |made: Made| &round[made.operation].shapes()[made.part]);
     let before = match flow.sources[made.operation][..] {
@@ -145,7 +146,7 @@ fn kept<'a>(round: &[Operation], flow: &Flow, output: &'a Output) -> Option<Kept
     output.chain.is_none().then_some(Kept { output, made: before, element, sizes })
 }
 
-/// The names, after the loop, of results that chains have at its end.
+/// Maps results that chains hold at the end of the loop to their names after it.
 fn names_at_end(flow: &Flow, last: &[Value]) -> HashMap<Name, Name> {
     let slots: Vec<Range<usize>> = flow.slots().collect();
     let mut names = HashMap::new();

@@ -1,4 +1,4 @@
-//! The gradient of attention, whose scores are made again.
+//! The gradient of attention, with recomputed scores.
 
 use fsdp_nn::op::{AttentionDims, Scores};
 
@@ -9,8 +9,8 @@ use crate::hlo::Value;
 use crate::ops::Call;
 use crate::trace::Trace;
 
-/// What the gradient is made of beside queries, keys and values: the output and its gradient, as queries, and logarithms of the
-/// sums of exponentials, one for each query.
+/// Inputs of the gradient besides queries, keys and values: the output and its gradient, in the layout of queries, and
+/// the log-sum-exp of each query.
 struct Outputs {
     y: Value,
     dy: Value,
@@ -23,7 +23,8 @@ impl Trace {
         let rules = Rules { dims, scores, batch: operands.batch };
         let ([qkv, y, lse, dy], [dqkv], _) = operands.split();
         let [qkv, y, dy] = [qkv, y, dy].map(|slice| self.read(slice));
-        // Scores are made again, behind a gradient that forward does not have: else those of forward are kept.
+        // Put the recomputation of scores behind a gradient, which does not exist in forward: otherwise the compiler
+        // keeps the scores of forward.
         let qkv = self.hlo.behind(&qkv, &dy);
         let heads = self.heads(dims, &qkv);
         let lse = self.read_master(lse);
@@ -61,7 +62,7 @@ impl Trace {
         self.write(&dqkv, &all);
     }
 
-    /// Gradients of the queries of a block, and what it adds to those of the keys and values of its samples, in the type of
+    /// Gradients of a block's queries, and its contributions to those of its samples' keys and values, in the type of
     /// arithmetic.
     fn attend_backward_block(
         &mut self,
@@ -100,7 +101,7 @@ impl Trace {
         [dqueries, dkeys, dvalues]
     }
 
-    /// What a probability's gradient is less: the sum of all, each times its probability.
+    /// The term subtracted from each probability's gradient: the sum of all gradients, each times its probability.
     fn own_slopes(&mut self, outputs: &Outputs) -> Value {
         let (y, dy) = (self.hlo.master(&outputs.y), self.hlo.master(&outputs.dy));
         let products = self.hlo.multiply(&y, &dy);

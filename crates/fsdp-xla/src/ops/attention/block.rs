@@ -1,4 +1,4 @@
-//! Blocks of attention: how many samples and queries have their scores in memory at a time.
+//! Attention blocks: how many samples and queries have their scores in memory at a time.
 
 use fsdp_nn::op::{AttentionDims, Scores};
 
@@ -6,19 +6,18 @@ use super::Heads;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
-/// What scores of a block may take, in bytes: as much as keeps the units for products of a TPU busy, and is little beside
-/// its memory.
+/// Maximum bytes of a block's scores: enough to keep a TPU's matrix units busy, and little compared with its memory.
 pub(crate) const SCORES_MAX_BYTES: usize = 128 << 20;
 
-/// Samples and queries whose scores are made together.
+/// The samples and queries whose scores are computed together.
 pub(super) struct Block {
     pub(super) samples: usize,
     pub(super) queries: usize,
-    /// The first sample and the first query, unless the block is all there is.
+    /// The first sample and the first query; `None` if the block is the whole batch.
     pub(super) at: Option<[Value; 2]>,
 }
 
-/// Into how many blocks samples and the queries of each are divided.
+/// Number of blocks along the samples, and along the queries of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Division {
     samples: usize,
@@ -26,8 +25,8 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// As few blocks of equal sizes as have at most so many bytes of scores. First samples are divided; then, where one sample is
-    /// too large, queries.
+    /// The fewest equal blocks of at most `bytes_max` bytes of scores. Samples are divided first; queries only if a
+    /// single sample is too large.
     pub(super) fn new(dims: AttentionDims, scores: Scores, element: Element, bytes_max: usize) -> Self {
         let AttentionDims { batch, seq, heads, .. } = dims;
         let sample = heads * seq * seq * element.byte_len();
@@ -35,17 +34,17 @@ impl Division {
         if samples < batch {
             return Self { samples, queries: 1 };
         }
-        // The generator makes four numbers at a time, so a block of queries begins with the first of four.
+        // The generator produces four numbers at a time, so a block of queries must begin with the first of four.
         let is_whole = |queries| scores.dropout == 0.0 || (queries * seq % 4 == 0 && seq % 2 == 0);
         Self { samples, queries: parts(seq, sample, bytes_max, is_whole).unwrap_or(1) }
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub(super) fn blocks(self) -> usize {
         self.samples * self.queries
     }
 
-    /// A block by its number.
+    /// Returns the block with this number.
     pub(super) fn block(self, trace: &mut Trace, dims: AttentionDims, number: &Value) -> Block {
         let (samples, queries) = (dims.batch / self.samples, dims.seq / self.queries);
         let hlo = &mut trace.hlo;
@@ -61,20 +60,20 @@ impl Division {
     }
 }
 
-/// How many equal parts of `count` things are wanted so that each has at most so many bytes, or up to four times as many parts
-/// where so many are not equal. None where there are none, as with a sequence of a prime number of tokens.
+/// Number of equal parts of `count` items such that each part has at most `bytes_max` bytes. If the least number does
+/// not divide evenly, up to four times as many are tried. `None` if none does, as for a sequence of prime length.
 fn parts(count: usize, bytes: usize, bytes_max: usize, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
     let least = bytes.div_ceil(bytes_max).clamp(1, count);
     (least..=count.min(4 * least)).find(|&parts| count.is_multiple_of(parts) && is_wanted(count / parts))
 }
 
 impl Block {
-    /// All there is.
+    /// The whole batch as one block.
     pub(super) fn whole(dims: AttentionDims) -> Self {
         Self { samples: dims.batch, queries: dims.seq, at: None }
     }
 
-    /// Queries, keys and values of the block.
+    /// The block's queries, keys and values.
     pub(super) fn heads_of(&self, trace: &mut Trace, all: &Heads) -> Heads {
         Heads {
             queries: self.queries_of(trace, &all.queries),
@@ -83,7 +82,7 @@ impl Block {
         }
     }
 
-    /// The samples of a value of which they are the first dimension.
+    /// The block's samples of a value whose first dimension is samples.
     pub(super) fn samples_of(&self, trace: &mut Trace, x: &Value) -> Value {
         let Some([sample, _]) = &self.at else { return x.clone() };
         let mut sizes = x.dims().to_vec();
@@ -91,7 +90,7 @@ impl Block {
         trace.hlo.dynamic_slice(x, &[(0, sample)], &sizes)
     }
 
-    /// The samples and queries of a value of which these are the first and the fourth dimension.
+    /// The block's samples and queries of a value with samples as first and queries as fourth dimension.
     pub(super) fn queries_of(&self, trace: &mut Trace, x: &Value) -> Value {
         let Some([sample, query]) = &self.at else { return x.clone() };
         let mut sizes = x.dims().to_vec();
@@ -99,7 +98,7 @@ impl Block {
         trace.hlo.dynamic_slice(x, &[(0, sample), (3, query)], &sizes)
     }
 
-    /// Puts samples and queries where [`Block::queries_of`] finds them.
+    /// Writes samples and queries to where [`Block::queries_of`] reads them.
     pub(super) fn put_queries(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
         match &self.at {
             None => part.clone(),
@@ -107,7 +106,7 @@ impl Block {
         }
     }
 
-    /// Adds to samples, where [`Block::samples_of`] finds them.
+    /// Adds to the samples that [`Block::samples_of`] reads.
     pub(super) fn add_samples(&self, trace: &mut Trace, whole: &Value, part: &Value) -> Value {
         let Some([sample, _]) = &self.at else { return part.clone() };
         let old = self.samples_of(trace, whole);
@@ -120,7 +119,7 @@ impl Block {
 mod tests {
     use super::*;
 
-    /// Samples and queries of a block, of so many samples and positions, with 6 heads of `f64`.
+    /// Samples and queries per block, for `batch` samples of `seq` positions, with 6 heads of `f64`.
     fn block(batch: usize, seq: usize, bytes_max: usize, dropout: f64) -> [usize; 2] {
         let dims = AttentionDims { batch, seq, heads: 6, kv_heads: 2, head_dim: 4 };
         let division = Division::new(dims, Scores::dropping(dropout), Element::F64, bytes_max);
@@ -140,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_block_begins_with_the_first_of_four_random_numbers() {
-        // 75 queries of 150 keys have 11,250 numbers, which is no multiple of four.
+        // 75 queries of 150 keys have 11,250 numbers, not a multiple of four.
         assert_eq!(block(1, 150, 6 * 150 * 150 * 8 - 1, 0.5), [1, 50]);
         assert_eq!(block(1, 153, 6 * 153 * 153 * 8 - 1, 0.5), [1, 153]);
     }

@@ -1,4 +1,4 @@
-//! Attention's output.
+//! The forward pass of attention.
 
 use fsdp_nn::op::{AttentionDims, Scores};
 
@@ -38,7 +38,7 @@ impl Trace {
         self.write(&y, &out);
     }
 
-    /// Outputs of a block, as its queries, and logarithms of the sums of its exponentials, one for each query.
+    /// The outputs of a block, in the layout of its queries, and the log-sum-exp of each query.
     fn attend_block(&mut self, rules: &Rules<'_>, heads: &Heads, block: &Block) -> [Value; 2] {
         let (x, _) = rules.scores(self, heads, block);
         let largest = self.hlo.largest(&x, &[4]);

@@ -1,7 +1,7 @@
-//! Causal attention over packed projections, and their rotation.
+//! Causal attention over packed projections, and rotary embeddings.
 //!
-//! XLA has no operation of attention. Scores are made block by block, in a loop, where all at once would take too much
-//! memory: as by Rabe and Staats (2021), but with all keys of a query at once, whose softmax therefore is the usual one.
+//! XLA has no attention operation. Scores are computed block by block in a loop if all of them would take too much
+//! memory: as by Rabe and Staats (2021), but with all keys of a query at once, so that the softmax is the ordinary one.
 
 mod backward;
 mod block;
@@ -17,8 +17,8 @@ use crate::trace::Trace;
 
 pub(crate) use block::SCORES_MAX_BYTES;
 
-/// Queries, keys and values; dimensions are sample, key/value head, (query head of it,) position, element. So products are of
-/// matrices that lie in memory one behind the other, and no operation of the program transposes anything as large as scores.
+/// Queries, keys and values; dimensions are sample, key/value head, (query head within it,) position, element. So
+/// products are of contiguous matrices, and the program never transposes anything as large as the scores.
 struct Heads {
     queries: Value,
     keys: Value,
@@ -49,20 +49,20 @@ impl Trace {
         Heads { queries, keys, values }
     }
 
-    /// What there is for each element of each query, as [`Heads::queries`].
+    /// Reorders the elements of each query to the layout of [`Heads::queries`].
     fn by_head(&mut self, dims: AttentionDims, x: &Value) -> Value {
         let AttentionDims { batch, seq, heads, kv_heads, head_dim } = dims;
         let x = self.hlo.reshape(x, &[batch, seq, kv_heads, heads / kv_heads, head_dim]);
         self.hlo.transpose(&x, &[0, 2, 3, 1, 4])
     }
 
-    /// The same in the order of rows: sample, position, key/value head, query head, element.
+    /// Reorders back to rows: sample, position, key/value head, query head, element.
     fn by_row(&mut self, x: &Value) -> Value {
         self.hlo.transpose(x, &[0, 3, 1, 2, 4])
     }
 
-    /// For each sample and key/value head the product of two matrices, summed over one dimension of each. What there is for each
-    /// query (five dimensions) has a row for each query of each query head.
+    /// The product of two matrices for each sample and key/value head, contracted over one dimension of each.
+    /// Five-dimensional operands (per query) have a row for each query of each query head.
     fn product(&mut self, a: &Value, b: &Value, over: [usize; 2], element: Element) -> Value {
         let mut rows = |x: &Value| match *x.dims() {
             [samples, kv_heads, heads, queries, width] => {

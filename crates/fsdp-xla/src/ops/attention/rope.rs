@@ -1,4 +1,4 @@
-//! The rotation of queries and keys.
+//! Rotary embeddings of queries and keys.
 
 use fsdp_core::memory::SliceMut;
 use fsdp_nn::layer::Rope;
@@ -48,8 +48,8 @@ impl Trace {
         self.store(QUEUE, qkv, &all);
     }
 
-    /// Cosines and sines of each sample, position and frequency. As everywhere, an angle is rounded to single precision, and
-    /// its functions are those of double precision.
+    /// Cosines and sines for each sample, position and frequency. As on all devices, an angle is rounded to single
+    /// precision, and its cosine and sine are computed in double precision.
     fn angles(
         &mut self,
         dims: AttentionDims,

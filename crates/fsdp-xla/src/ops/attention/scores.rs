@@ -1,4 +1,4 @@
-//! Scores of a block, and what is done to them.
+//! The scores of a block: scaling, capping, masking and dropout.
 
 use fsdp_nn::backend::BatchFacts;
 use fsdp_nn::op::{AttentionDims, Scores};
@@ -8,7 +8,7 @@ use super::block::Block;
 use crate::hlo::{Element, Value};
 use crate::trace::Trace;
 
-/// What all scores of a call have in common.
+/// Properties common to all scores of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Rules<'a> {
     pub(super) dims: AttentionDims,
@@ -17,15 +17,15 @@ pub(super) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The type in which probabilities weight values: theirs, or, where scores are capped or not all seen, or probabilities
-    /// are dropped, that of arithmetic, as on other devices.
+    /// The type in which probabilities weight values: that of the values, or that of arithmetic if scores are capped or
+    /// not all seen, or probabilities are dropped, as on other devices.
     pub(super) fn weighting(&self, values: &Value) -> Element {
         let is_plain = self.scores == Scores { scale: self.scores.scale, ..Scores::default() };
         if is_plain { values.element() } else { values.element().master() }
     }
 
-    /// Scaled, capped and masked scores of the heads of a block: sample, key/value head, query head, query, key. With them the
-    /// slope of the cap.
+    /// Scaled, capped and masked scores of a block: sample, key/value head, query head, query, key. Also returns the
+    /// slope of the cap, if any.
     pub(super) fn scores(&self, trace: &mut Trace, heads: &Heads, block: &Block) -> (Value, Option<Value>) {
         let Heads { queries, keys, .. } = heads;
         let [samples, kv_heads, heads, positions, _] = queries.dims()[..] else {
@@ -44,7 +44,7 @@ impl Rules<'_> {
         (trace.hlo.select(&is_seen, &x, &never), slope)
     }
 
-    /// Which key a query sees.
+    /// The mask: whether a query sees a key.
     fn seen(&self, trace: &mut Trace, sizes: &[usize], block: &Block) -> Value {
         let mut query = trace.hlo.iota(sizes, 3, Element::I32);
         if let Some([_, first]) = &block.at {
@@ -75,14 +75,14 @@ impl Rules<'_> {
         is_seen
     }
 
-    /// What probabilities of a block are multiplied with, if any are dropped.
+    /// The dropout factors of a block's probabilities; `None` without dropout.
     pub(super) fn kept(&self, trace: &mut Trace, block: &Block, like: &Value) -> Option<Value> {
         let dropout = self.scores.dropout(self.batch.keys)?;
         let AttentionDims { seq, heads, .. } = self.dims;
         let keys = trace.dropout_keys(dropout).map(|keys| block.samples_of(trace, &keys));
         let factors = match &block.at {
             Some([_, first]) if block.queries < seq => {
-                // Of each head of a sample the block has the numbers of consecutive queries.
+                // Within each head of a sample, the block's random numbers belong to consecutive queries.
                 let sizes = [block.samples, heads, block.queries * seq / 4];
                 let mut of_dim = |dim, each: usize| {
                     let index = trace.hlo.iota(&sizes, dim, Element::U64);
@@ -105,7 +105,7 @@ impl Rules<'_> {
 }
 
 impl Trace {
-    /// A number of each query in all of its keys.
+    /// Broadcasts one number per query to all of its keys.
     pub(super) fn over_keys(&mut self, x: &Value, like: &Value) -> Value {
         self.hlo.broadcast(x, &[0, 1, 2, 3], like.dims())
     }

@@ -1,4 +1,4 @@
-//! Programs with loops beside the same ones without, run by a plugin for processors (`FSDP_TEST_PJRT` names its library).
+//! Compares programs with and without loops, run by a CPU plugin (`FSDP_TEST_PJRT` is the path of its library).
 
 use std::cell::Cell;
 use std::path::Path;
@@ -14,27 +14,27 @@ use crate::hlo::Element;
 /// Elements of every value.
 const WIDTH: usize = 6;
 
-/// Operations of a round, beside those that keep numbers small.
+/// Operations per round, apart from those that keep numbers small.
 const STEPS: usize = 10;
 
-/// Where an operand comes from.
+/// The source of an operand.
 #[derive(Clone, Copy, Debug)]
 enum From {
     /// An earlier operation of the round, or an argument if there is none.
     Own(usize),
-    /// An operation so many rounds before, or an argument if there was none.
+    /// An operation `.0` rounds before, or an argument if there was none.
     Before(usize, usize),
-    /// An argument for all rounds.
+    /// An argument shared by all rounds.
     Outside(usize),
-    /// What this round has for itself.
+    /// An argument of this round only.
     Each(usize),
 }
 
-/// Rounds of operations, and which of their results are read afterwards.
+/// Rounds of operations, and those of their results that are read afterwards.
 #[derive(Clone, Debug)]
 struct Rounds {
     steps: Vec<(bool, From, From)>,
-    /// Rounds before the last, and step, of each result that is kept.
+    /// For each result that is kept: how many rounds before the last, and its step.
     kept: Vec<(usize, usize)>,
 }
 
@@ -50,7 +50,7 @@ fn rounds() -> impl Strategy<Value = Rounds> {
     (steps, kept).prop_map(|(steps, kept)| Rounds { steps, kept })
 }
 
-/// What the rounds make; `each` is what every round has for itself.
+/// Traces the rounds; `each` has the arguments of every round.
 fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value; 2]]) -> Vec<Vec<Value>> {
     let mut all: Vec<Vec<Value>> = Vec::new();
     for (round, each) in each.iter().enumerate() {
@@ -65,7 +65,7 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
             };
             let (left, right) = (operand(left), operand(right));
             let made = if adds { hlo.add(&left, &right) } else { hlo.subtract(&left, &right) };
-            // Wide and then flat again, as buffers are.
+            // Reshape to two dimensions and back, as with buffers.
             let wide = hlo.reshape(&made, &[2, WIDTH / 2]);
             let small = hlo.with("minimum", &wide, 9.0);
             let small = hlo.with("maximum", &small, -9.0);
@@ -76,7 +76,7 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
         let sum = hlo.sum(&product, &[0, 1]);
         let all_of_it = hlo.fill(&sum, &[WIDTH]);
         own[STEPS - 1] = hlo.with("minimum", &all_of_it, 5.0);
-        // Operations with several results, and with others within them.
+        // Operations with several results, and with nested operations.
         let both = hlo.barrier(&[own[0].clone(), own[1].clone()]);
         own[..2].clone_from_slice(&both);
         let open = hlo.begin_loop(3, &both);
@@ -90,8 +90,8 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
     all
 }
 
-/// Two runs, the second over what the first has made, from its last round to its first; all of it several times, each with what
-/// the one before has made last.
+/// Traces two runs, the second over the results of the first, from its last round to its first. The whole is repeated,
+/// each time starting with the last results of the time before.
 fn module(counts: [usize; 2], first: &Rounds, second: &Rounds) -> Module {
     let shape = Shape::new(&[WIDTH], Element::F32);
     let argument = |number| Value { name: Name::Argument(number), shape: shape.clone() };
