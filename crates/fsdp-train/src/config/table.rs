@@ -6,7 +6,7 @@
 /// Declares the struct of a table, and how it is read, written and described.
 ///
 /// After `=` comes the method of [`Reader`](super::reader::Reader) that reads the key. The function of the same name in
-/// [`written`](super::written) writes it, and the one in [`schema`](super::schema) describes it for editors, together
+/// [`written`](super::written) writes it, and the one in [`schema`](mod@super::schema) describes it for editors, together
 /// with the doc comment of the field. `as` gives the key if it differs from the name of the field; `also` lists keys
 /// that are read together with others.
 macro_rules! table {

@@ -19,7 +19,7 @@ const ZSTD: &str = "stream.zstd/1";
 /// The location of an item.
 #[derive(Clone, Debug)]
 pub(super) struct Location {
-    /// Index in [`Metadata::files`].
+    /// Index of the file in the list of the metadata.
     pub(super) file: usize,
     pub(super) range: Range<u64>,
     pub(super) is_zstd: bool,
