@@ -190,7 +190,7 @@ def divergences(trial):
         files = [path] if path.is_file() else path.glob("*.safetensors")
         trial.check(all(map(is_finite, files)), f"{path} is not finite: lr {lr}, {settings}")
     if code == 3:
-        trial.check("--resume goes on from step" in text, text)
+        trial.check("--resume continues from step" in text, text)
         code, text = trial.run(trial.command(*settings, f"train.steps={steps}", optimizer("1e-3"), flags=["--resume"]))
         trial.check(code == 0, f"lr {lr}, {settings}: {text}")
 

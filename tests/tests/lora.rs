@@ -399,17 +399,17 @@ fn adapters_that_do_not_fit_are_refused_with_the_way_out() {
     };
     assert_eq!(
         refused(&["adapter.target_modules=['q_prj']"]),
-        "adapter.target_modules: `q_prj` is no module of the model; did you mean `q_proj`?"
+        "adapter.target_modules: `q_prj` is not a module of the model; did you mean `q_proj`?"
     );
     assert_eq!(
         refused(&["adapter.target_modules=['lm_head']"]),
-        "adapter.target_modules: `lm_head` is no linear map inside the model; there are down_proj, gate_proj, k_proj, \
-         o_proj, q_proj, up_proj, v_proj"
+        "adapter.target_modules: `lm_head` is not a linear map inside the model; there are down_proj, \
+         gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
     );
     assert_eq!(
         refused(&["adapter.rank=13"]),
-        "adapter.rank: 13 is more than the 12 that `model.layers.0.self_attn.k_proj` (24 to 12) can have; choose a \
-         lower one"
+        "adapter.rank: 13 is more than 12, the maximum for `model.layers.0.self_attn.k_proj` (24 to 12); \
+         choose a lower one"
     );
     let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['self_attn']"]);
     assert!(
@@ -417,7 +417,7 @@ fn adapters_that_do_not_fit_are_refused_with_the_way_out() {
         "{error}"
     );
     let error = refused(&["adapter.target_modules=['q_proj']", "adapter.modules_to_save=['mlp', 'up_proj']"]);
-    assert!(error.contains("`up_proj` has parameters that another one"), "{error}");
+    assert!(error.contains("`up_proj` shares parameters with another"), "{error}");
 }
 
 #[test]
@@ -450,7 +450,7 @@ fn an_adapter_that_is_no_plain_lora_or_another_one_is_refused_by_name() {
     let error = set("init_lora_weights", "pissa".into());
     assert_eq!(error, "`init_lora_weights` is \"pissa\", which is not supported: only plain LoRA is");
     let error = set("peft_type", "LOHA".into());
-    assert_eq!(error, "peft_type is \"LOHA\", and only \"LORA\" is supported");
+    assert_eq!(error, "peft_type is \"LOHA\", but only \"LORA\" is supported");
     let error = set("r", 4.into());
     assert_eq!(error, "`r` is 4, but adapter.rank of the run file is 3; set that to 4");
 }

@@ -174,8 +174,7 @@ pub fn convert(
     refuse_inside(checkpoint, destination)?;
     let kind = output_kind(conversion.target, destination);
     if conversion.config.is_some() && kind == OutputKind::File {
-        let reason =
-            "a configuration is written into a directory, but this is to be one file; name a directory";
+        let reason = "a configuration needs a directory, but the output is one file; name a directory";
         return Err(Error::wrong_path(destination, reason));
     }
     let staged = match conversion.replaces && kind == OutputKind::File {
@@ -220,9 +219,8 @@ fn refuse_inside(checkpoint: &Checkpoint, destination: &Path) -> Result<(), Erro
     };
     if parent.starts_with(source) {
         let source = source_dir.display();
-        let reason = format!(
-            "it lies in {source}, which is what is to be converted; name a destination outside of it"
-        );
+        let reason =
+            format!("it is inside {source}, which is to be converted; name a destination outside of it");
         return Err(Error::wrong_path(destination, reason));
     }
     Ok(())

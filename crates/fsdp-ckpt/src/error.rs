@@ -33,7 +33,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// A pipe, device or socket where a regular file is expected.
-    #[error("{} is {what}, not a regular file; nothing else is read, so copy its content into a file", path.display())]
+    #[error("{} is {what}, not a regular file; only those are read, so copy its content to one", path.display())]
     NotRegular {
         /// The path.
         path: PathBuf,
@@ -90,7 +90,7 @@ pub enum Error {
         tensor_count: usize,
     },
     /// The tensors of a model differ from the expected ones.
-    #[error("the tensors in {} are not those of the model that was asked for: {differences}", path.display())]
+    #[error("the tensors in {} do not match the requested model: {differences}", path.display())]
     NamesDiffer {
         /// Path of the model.
         path: PathBuf,
@@ -123,7 +123,8 @@ pub enum Error {
     },
     /// The disk does not have enough space for a save.
     #[error(
-        "{}: a save needs {needed} bytes, and the disk has {free} left; make room there, or choose another out_dir",
+        "{}: a save needs {needed} bytes, but the disk has {free} left; make room there, or choose another \
+         out_dir",
         path.display()
     )]
     NoSpace {

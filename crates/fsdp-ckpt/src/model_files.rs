@@ -110,7 +110,7 @@ fn no_model(dir: &Path) -> Result<Error, Error> {
         names if names.iter().any(|name| name.ends_with(".safetensors")) => {
             format!("several files of weights need {INDEX_FILE}: fetch it as well")
         }
-        _ => format!("`{}` makes a model of it that can be named here", conversion_command(dir)),
+        _ => format!("`{}` converts it to a model that can be named here", conversion_command(dir)),
     };
     let reason = format!("it holds neither {SINGLE_FILE} nor {INDEX_FILE}{found}; {way_out}");
     Ok(Error::wrong_path(dir, reason))
@@ -132,8 +132,8 @@ fn conversion_command(dir: &Path) -> String {
 /// The error for a directory that holds, or would hold after an export, both a single model file and a sharded model.
 pub(crate) fn two_models(wanted: &Path, other: &Path) -> Error {
     let reason = format!(
-        "it would be ambiguous beside {}: one is a single file, the other a sharded model; remove the one that is not \
-         wanted, or name a file or another directory",
+        "it would be ambiguous beside {}: one is a single file, the other a sharded model; remove the \
+         unwanted one, or name a file or another directory",
         other.display()
     );
     Error::wrong_path(wanted, reason)

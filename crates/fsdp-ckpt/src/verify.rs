@@ -79,7 +79,8 @@ impl Verification {
 pub fn verify_all(checkpoint: &Checkpoint, options: &Options) -> Result<Verification, Error> {
     let mut found = verify(checkpoint, options)?;
     if checkpoint.tensors.is_empty() {
-        let reason = "no tensor was found in it, so there is nothing to call sound; name the files or folders that hold them";
+        let reason = "no tensor was found in it, so there is nothing to verify; name the files or folders \
+                      that hold them";
         found.problems.push(Error::malformed(&checkpoint.path, reason));
     }
     let beside = beside(checkpoint);

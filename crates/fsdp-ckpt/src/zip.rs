@@ -99,7 +99,7 @@ fn refused(section: Section<'_>, fault: Fault) -> Error {
 
 /// The fault for two records with the same name.
 fn there_twice(name: &str) -> Fault {
-    Fault::new(format!("record `{name}` is there twice"))
+    Fault::new(format!("record `{name}` occurs twice"))
 }
 
 /// The fault for a record or header that is not inside the archive's data.

@@ -78,30 +78,30 @@ pub(crate) struct Args {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Write a run file to begin with
+    /// Write a first run file
     Init(InitArgs),
-    /// Train a model as a run file says
+    /// Train a model as a run file describes
     Train(TrainArgs),
     /// Compare sharded training with plain unsharded training, on your own run file
     Verify(VerifyArgs),
-    /// Start a run as several processes, here or on several nodes, and start it again after failures that can pass
+    /// Start a run as several processes, here or on several nodes, and restart it after temporary failures
     Launch(LaunchArgs),
     /// Compute the loss and the perplexity of a model on a run file's evaluation sets
     Eval(EvalArgs),
-    /// Let a model go on with a text
+    /// Let a model continue a text
     Generate(GenerateArgs),
-    /// Look at everything that a run file names, without running it
+    /// Check everything that a run file names, without running it
     Check(CheckArgs),
     /// Print what a training step does, without running it
     Schedule(ScheduleArgs),
-    /// Say what a run would take on machines that are not here: memory, time, cost, better settings
+    /// Predict what a run would take on other machines: memory, time, cost, better settings
     Plan(PlanArgs),
-    /// Compile a step with XLA for devices that need not be here, and say what it takes
+    /// Compile a step with XLA for devices that need not be present, and report what it takes
     #[cfg(feature = "xla")]
     Compile(CompileArgs),
-    /// Measure what operations and collectives take here, for plans
+    /// Measure how long operations and collectives take on this machine, for plans
     Calibrate(CalibrateArgs),
-    /// Show what runs have told: one HTML file with curves, memory, schedule and configurations
+    /// Show what runs recorded: one HTML file with curves, memory, schedule and configurations
     Report(ReportArgs),
     /// Inspect, convert, verify and compare checkpoints, PyTorch's too
     #[command(subcommand)]
@@ -109,7 +109,7 @@ pub(crate) enum Command {
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Say what this machine has of what devices need, and what can be used
+    /// Report which devices can be used on this machine, and what others lack
     Doctor(DoctorArgs),
     /// Print a script that completes commands and options in a shell
     Completions(CompletionsArgs),
@@ -142,7 +142,7 @@ pub(crate) struct RunFileArgs {
 /// How processes reach each other.
 #[derive(Clone, Copy, Debug, ClapArgs)]
 pub(crate) struct NetworkArgs {
-    /// Let processes on several nodes do without a token: for networks that nobody else can reach
+    /// Connect processes on several nodes without a token: for networks that nobody else can reach
     #[arg(long)]
     pub(crate) insecure_network: bool,
 }
@@ -158,10 +158,10 @@ pub(crate) struct NetworkArgs {
   model/          weights, config.json and the base's tokenizer files, for transformers and others
   checkpoints/    step-00000050, ..: the whole state, as [checkpoint] says; PyTorch reads them too
 
-Ctrl-C (or SIGTERM) stops after the step under way, saves a checkpoint and exports the model; a
-second one exits at once. After SIGTERM the exit code is 75: the same command with --resume goes on.
-Before the first step, SIGTERM (75) and Ctrl-C (130) leave what an earlier run left as it was.
-A run that goes on has the bits of one that never stopped, also on another number of ranks where the
+Ctrl-C (or SIGTERM) stops after the current step, saves a checkpoint and exports the model; a
+second one exits at once. After SIGTERM the exit code is 75: repeat the command with --resume.
+Before the first step, SIGTERM (75) and Ctrl-C (130) leave the files of an earlier run unchanged.
+A resumed run has the bits of one that never stopped, even on another number of ranks where the
 numerics contract holds. train.steps and the optimizer's numbers may change; that is recorded.
 
 --resume-from also takes weights, optimizer state and step from PyTorch's distributed checkpoints
@@ -180,23 +180,23 @@ Examples:
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
-    /// Go on from the newest complete checkpoint in run.out_dir, or begin if there is none
+    /// Continue from the newest complete checkpoint in run.out_dir, or start if there is none
     #[arg(long)]
     pub(crate) resume: bool,
-    /// With --resume: pass over damaged checkpoints, and keep them under names that end in .unsound
+    /// With --resume: skip damaged checkpoints, and keep them under names that end in .unsound
     #[arg(long, requires = "resume")]
     pub(crate) skip_unsound: bool,
-    /// Go on from this checkpoint: a directory step-.. of a run, or the file or folder of another trainer
+    /// Continue from this checkpoint: a directory step-.. of a run, or a file or folder of another trainer
     #[arg(long, value_name = "PATH", conflicts_with = "resume")]
     pub(crate) resume_from: Option<PathBuf>,
-    /// With --resume-from: how many steps were done, where a checkpoint of another trainer does not say
+    /// With --resume-from: the number of steps done, if another trainer's checkpoint does not record it
     #[arg(long, value_name = "N", requires = "resume_from")]
     pub(crate) at_step: Option<u64>,
     /// Replace what an earlier run left in run.out_dir
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Write every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON; of files that are
-    /// there, only an earlier trace is replaced
+    /// Write every operation of the schedule, per rank and queue, as Chrome/Perfetto JSON; of existing
+    /// files, only an earlier trace is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     #[command(flatten)]
@@ -208,10 +208,11 @@ pub(crate) struct TrainArgs {
 #[command(
     after_help = "Each world size trains the same steps as one plain process without sharding. Where the
 numerics contract promises equal bits (worlds and micro-batches that are powers of two, on the
-device \"cpu\"), losses, gradients, parameters and optimizer state must have them; elsewhere gradients
-must lie within a derived bound. Communication must match its closed form and memory its prediction, to the byte.
-Where a launcher has started several processes, they hold the ranks, connected as in training; the first
-one also trains without sharding, compares, and reports.
+device \"cpu\"), losses, gradients, parameters and optimizer state must be equal, bit for bit;
+elsewhere gradients must lie within a derived bound. Communication must match its closed form and
+memory its prediction, to the byte.
+If a launcher has started several processes, they hold the ranks, connected as in training; the
+first one also trains without sharding, compares, and reports.
 
 Examples:
   fsdp verify examples/quickstart.toml --world-sizes 1,2,4
@@ -222,13 +223,13 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) run: RunFileArgs,
     /// Numbers of ranks to try; those that do not fit the run file are skipped, with the reason [default: 1,2,4; in several
-    /// processes, which hold one world, run.ranks]
+    /// processes, which form one world, run.ranks]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = positive)]
     pub(crate) world_sizes: Vec<usize>,
     /// Optimizer steps to train
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: u64,
-    /// Keep units and policies but cut layers, widths, sequences and batches
+    /// Keep units and policies but reduce layers, widths, sequences and batches
     #[arg(long)]
     pub(crate) shrink: bool,
     /// Also write the report as JSON
@@ -308,13 +309,13 @@ pub(crate) struct BenchTrainArgs {
     /// Sequences per forward and backward [default: global batch / ranks]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) micro_batch: Option<usize>,
-    /// Ranks, as threads of this process or over all that were started together [default: one per process]
+    /// Ranks, as threads of this process or of all processes that were started together [default: one per process]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) ranks: Option<usize>,
     /// Steps to run
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = positive)]
     pub(crate) steps: usize,
-    /// Steps that do not count
+    /// Warm-up steps, which are not timed
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) warmup: usize,
     /// Threads that compute, over all ranks [default: one per core]
@@ -329,7 +330,7 @@ pub(crate) struct BenchTrainArgs {
     /// Recompute layers in backward
     #[arg(long)]
     pub(crate) checkpointing: bool,
-    /// Train LoRA adapters of this rank beside all linear maps, and nothing else
+    /// Train LoRA adapters of this rank on all linear maps, and nothing else
     #[arg(long, value_name = "RANK", value_parser = positive)]
     pub(crate) lora_rank: Option<usize>,
     /// Classes of modules to wrap

@@ -59,7 +59,7 @@ fn expect_timed_steps(warmup: usize, steps: usize) -> Result<(), CliError> {
     if warmup < steps {
         return Ok(());
     }
-    let what = format!("{warmup} of {steps} steps leave none to time; give more --steps");
+    let what = format!("{warmup} warm-up steps of {steps} leave none to time; give more --steps");
     Err(CliError::Option { option: "--warmup", what })
 }
 

@@ -260,7 +260,7 @@ fn tell(file: &Path) -> Result<(), CliError> {
     let bytes = fs::metadata(file).map_or(0, |file| file.len());
     output::print(&format!(
         "{} points of {} ({}) in {} ({bytes} bytes)\n\
-         how far a point is from what the others say, left out (mean, by time):\n\
+         error of each point predicted from the others (mean, weighted by time):\n\
          calls {}, other operations {}, collectives {}, whole steps {}\n",
         measured.len(),
         measured.machine,

@@ -116,16 +116,12 @@ impl Findings {
     fn folder(&mut self, setup: &RunSetup) {
         let out_dir = Path::new(&setup.config.run.out_dir);
         if is_url(out_dir) {
-            return self.note(
-                "output",
-                Verdict::Warning,
-                "an object store, which is not looked at".to_owned(),
-            );
+            return self.note("output", Verdict::Warning, "an object store, which is not checked".to_owned());
         }
         match is_filled(out_dir, &setup.config.data) {
             Ok(true) => {
                 let detail = format!(
-                    "{} holds a run: go on with it by --resume, or replace it by --overwrite",
+                    "{} holds a run: continue it with --resume, or replace it with --overwrite",
                     out_dir.display()
                 );
                 self.note("output", Verdict::Warning, detail);
@@ -159,11 +155,11 @@ impl Findings {
     fn gpu(&mut self, rank_bytes: u64, is_shared: bool, ranks: usize) {
         let needed = if is_shared { rank_bytes.saturating_mul(ranks as u64) } else { rank_bytes };
         let (verdict, detail) = match gpu_memory(0) {
-            Err(error) => (Verdict::Warning, format!("not looked at: {error}")),
+            Err(error) => (Verdict::Warning, format!("not checked: {error}")),
             Ok((free, total)) => {
                 let (free, total) = (free as u64, total as u64);
                 let detail = format!(
-                    "{} needed, before what CUDA and NCCL take; {} of {} free",
+                    "{} needed, not counting what CUDA and NCCL take; {} of {} free",
                     bytes(needed),
                     bytes(free),
                     bytes(total)
@@ -191,7 +187,7 @@ impl Findings {
         };
         let (need, free) = match found {
             Ok(found) => found,
-            Err(error) => return self.note("disk", Verdict::Warning, format!("not looked at: {error}")),
+            Err(error) => return self.note("disk", Verdict::Warning, format!("not checked: {error}")),
         };
         let verdict = match free {
             _ if free < need.save_bytes => Verdict::Error,
@@ -199,7 +195,7 @@ impl Findings {
             _ => Verdict::Ok,
         };
         let detail = format!(
-            "a checkpoint takes {}, the model {}, all of them at one time at most {}; {} free",
+            "a checkpoint takes {}, the model {}, all of them together at most {}; {} free",
             bytes(need.save_bytes),
             bytes(need.model_bytes),
             bytes(need.at_most()),

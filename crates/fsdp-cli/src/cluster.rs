@@ -217,7 +217,7 @@ fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
     if models.len() > 1 {
         let models: Vec<&str> = models.into_iter().collect();
         output::warning(&format!(
-            "the nodes have different CPUs ({}): the bits of a run are promised on one model",
+            "the nodes have different CPUs ({}): equal bits are promised only on CPUs of one model",
             models.join("; ")
         ));
     }

@@ -108,7 +108,7 @@ fn setting(option: &str) -> Result<(String, Setting), CliError> {
 
 fn too_few(args: &CompileArgs, target: &Target, ranks: usize) -> CliError {
     let (devices, kind) = (target.devices(), target.kind());
-    let what = format!("{ranks} ranks need as many devices, and {} has {devices} ({kind})", args.topology);
+    let what = format!("{ranks} ranks need as many devices, but {} has {devices} ({kind})", args.topology);
     CliError::Option { option: "--ranks", what }
 }
 

@@ -144,7 +144,7 @@ fn shared_gpu(names: &[String]) -> Option<String> {
     names.iter().enumerate().find_map(|(rank, name)| {
         let owner = owners.insert(name, Rank(rank))?;
         Some(format!(
-            "{owner} and {} would both have {name}: let each process see GPUs of its own (CUDA_VISIBLE_DEVICES), or \
+            "{owner} and {} would both use {name}: let each process see only its own GPUs (CUDA_VISIBLE_DEVICES), or \
              all GPUs of the node; only with run.share_gpu = true and \"tcp\" can ranks share one",
             Rank(rank)
         ))
@@ -164,6 +164,6 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shared_gpu(&names(&["a of host n0", "b of host n0", "a of host n1"])), None);
         let why = shared_gpu(&names(&["a of host n0", "b of host n0", "b of host n0"])).unwrap();
-        assert!(why.starts_with("rank 1 and rank 2 would both have b of host n0: "), "{why}");
+        assert!(why.starts_with("rank 1 and rank 2 would both use b of host n0: "), "{why}");
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn expect_operations(device: Device, option: &'static str) -> Result<
         return Ok(());
     }
     let what = "run.device = \"xla\" runs a step as one program, whose operations can be neither timed nor reordered from \
-                outside: leave the option out, or take another device";
+                outside: leave the option out, or choose another device";
     Err(CliError::Option { option, what: what.to_owned() })
 }
 

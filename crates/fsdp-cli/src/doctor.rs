@@ -129,7 +129,7 @@ fn torch_cpu(findings: &[Finding]) -> Usable {
     let usable = findings.iter().any(|finding| finding.part == libtorch::PART && finding.is_good());
     let with = match usable {
         true => format!("libtorch on {} threads", host::total_threads(0)),
-        false if cfg!(feature = "torch") => "libtorch is of no use".to_owned(),
+        false if cfg!(feature = "torch") => "libtorch is not usable".to_owned(),
         false => "this fsdp was built without the feature `torch`".to_owned(),
     };
     Usable { device: Device::TorchCpu.name().to_owned(), usable, with }
@@ -168,7 +168,7 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
     let bad = findings.iter().filter(|finding| !finding.is_good());
     let parts: Vec<&str> = bad.clone().map(|finding| finding.part.as_str()).collect();
     if bad.clone().any(|finding| !is_card(&finding) && finding.part != "NCCL") {
-        return Err(format!("missing or of no use: {}", parts.join(", ")));
+        return Err(format!("missing or unusable: {}", parts.join(", ")));
     }
     let cards: Vec<&Finding> = findings.iter().filter(is_card).collect();
     let good = cards.iter().filter(|card| card.is_good()).count();
@@ -181,7 +181,7 @@ fn gpus(findings: &[Finding]) -> Result<String, String> {
         0 if good == 0 => return Err("there is no GPU that can be used".to_owned()),
         0 => return Err(format!("ranks use GPUs from number 0 on; {more}")),
         _ if parts.contains(&"NCCL") => {
-            return Ok("one GPU (run.share_gpu = true), for want of NCCL".to_owned());
+            return Ok("one GPU (run.share_gpu = true), because NCCL is missing".to_owned());
         }
         1 => "1 rank, on one GPU, with NCCL".to_owned(),
         _ => format!("up to {first} ranks, one per GPU, with NCCL"),
@@ -205,7 +205,7 @@ fn text(report: &Report) -> String {
     }
     let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
     for finding in report.findings.iter().filter(|finding| !finding.is_good()) {
-        let state = if finding.status == Status::Missing { "not found" } else { "of no use" };
+        let state = if finding.status == Status::Missing { "not found" } else { "unusable" };
         text += &format!("\n{} ({state}): {}\n", finding.part, finding.detail);
     }
     text.push('\n');
@@ -307,10 +307,10 @@ mod tests {
 
     #[test]
     fn only_nccl_can_be_done_without() {
-        let expected = "one GPU (run.share_gpu = true), for want of NCCL";
+        let expected = "one GPU (run.share_gpu = true), because NCCL is missing";
         assert_eq!(gpus(&findings(&[true, true], &["NCCL"])).as_deref(), Ok(expected));
         assert_eq!(gpus(&findings(&[true, false, true], &["NCCL"])).as_deref(), Ok(expected));
         let found = gpus(&findings(&[true], &["NVRTC", "NCCL"]));
-        assert_eq!(found, Err("missing or of no use: NVRTC, NCCL".to_owned()));
+        assert_eq!(found, Err("missing or unusable: NVRTC, NCCL".to_owned()));
     }
 }

@@ -33,10 +33,7 @@ pub(crate) enum CliError {
         "cannot read {}; model.path must be a Hugging Face directory with config.json",
         file.display()
     )]
-    ReadModel {
-        file: PathBuf,
-        source: io::Error,
-    },
+    ReadModel { file: PathBuf, source: io::Error },
     /// A `config.json` does not describe a model that can be run.
     #[error("{origin}: {source}")]
     Model {
@@ -56,8 +53,8 @@ pub(crate) enum CliError {
     Place(#[from] PlaceError),
     /// The started processes cannot hold the ranks of the run.
     #[error(
-        "run.ranks = {ranks}, but {} has started {} processes, which would not hold equal numbers of them: start as many \
-         processes as ranks or a divisor of it, or leave run.ranks out",
+        "run.ranks = {ranks}, but {} has started {} processes, which cannot hold equal numbers of ranks: start one \
+         process per rank or a divisor of run.ranks, or leave run.ranks out",
         place.launched_by, place.processes
     )]
     Processes {
@@ -82,11 +79,11 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Mpi(#[from] MpiError),
     /// The arguments to launch are not a command.
-    #[error("what comes after -- is no command that can be launched: {0}")]
+    #[error("the arguments after -- are not a command that can be launched: {0}")]
     Launched(Box<clap::Error>),
     /// No node coordinates the launch.
     #[error(
-        "the coordinator of the launch was not to be found for {} s: see whether `fsdp launch` runs on the other nodes",
+        "found no coordinator of the launch within {} s: check that `fsdp launch` runs on the other nodes",
         waited.as_secs()
     )]
     NoCoordinator {
@@ -94,7 +91,7 @@ pub(crate) enum CliError {
         waited: Duration,
     },
     /// A part of a launch cannot be started.
-    #[error("can not start {what}: {source}")]
+    #[error("cannot start {what}: {source}")]
     Start {
         /// Names the part.
         what: String,
@@ -139,11 +136,11 @@ pub(crate) enum CliError {
     },
     /// There is no usable PJRT plugin.
     #[cfg(feature = "xla")]
-    #[error("device \"xla\" can not be used: {0}")]
+    #[error("device \"xla\" cannot be used: {0}")]
     Xla(#[from] fsdp_xla::XlaError),
     /// XLA cannot compile a step.
     #[cfg(feature = "xla")]
-    #[error("the step can not be compiled for {topology}")]
+    #[error("the step cannot be compiled for {topology}")]
     Ahead {
         /// The target devices.
         topology: String,
@@ -154,11 +151,11 @@ pub(crate) enum CliError {
     #[error("{0}")]
     ShortOfMemory(Box<crate::short_of_memory::ShortOfMemory>),
     /// There is no usable GPU.
-    #[error("device \"cuda\" can not be used (`fsdp doctor` shows what there is): {0}")]
+    #[error("device \"cuda\" cannot be used (`fsdp doctor` shows what is missing): {0}")]
     Gpu(#[from] DeviceError),
     /// NCCL is missing or unusable.
     #[error(
-        "device \"cuda\" can not be used with one rank per GPU (several ranks on one GPU, run.share_gpu = true, do without \
+        "device \"cuda\" cannot be used with one rank per GPU (several ranks on one GPU, run.share_gpu = true, need no \
          NCCL): {0}"
     )]
     Nccl(#[from] NcclError),
@@ -173,10 +170,7 @@ pub(crate) enum CliError {
     Libtorch(#[from] fsdp_cuda::torch::TorchError),
     /// There is no run to report on.
     #[error("cannot read {}: give the output folder of a run (run.out_dir)", file.display())]
-    Report {
-        file: PathBuf,
-        source: io::Error,
-    },
+    Report { file: PathBuf, source: io::Error },
     /// A cluster description is wrong.
     #[error(transparent)]
     Machines(#[from] fsdp_plan::cluster::ClusterError),
@@ -185,15 +179,10 @@ pub(crate) enum CliError {
     Runs(#[from] fsdp_plan::published::RowError),
     /// A file named by the user cannot be read.
     #[error("cannot read {}", file.display())]
-    ReadFile {
-        file: PathBuf,
-        source: io::Error,
-    },
+    ReadFile { file: PathBuf, source: io::Error },
     /// `RUST_LOG` is not a filter.
     #[error("RUST_LOG: {source}; expected something like fsdp=debug")]
-    LogFilter {
-        source: tracing_subscriber::filter::ParseError,
-    },
+    LogFilter { source: tracing_subscriber::filter::ParseError },
     /// Output cannot be written.
     #[error("cannot write {what}")]
     Write {
@@ -203,9 +192,7 @@ pub(crate) enum CliError {
     },
     /// Signal handlers cannot be installed.
     #[error("cannot handle SIGINT and SIGTERM")]
-    Signal {
-        source: io::Error,
-    },
+    Signal { source: io::Error },
 }
 
 /// What to do when another process has failed.

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
     let length = prompt.len() + args.max_new_tokens;
     if let Some(positions) = model.positions_max().filter(|&positions| length > positions) {
         let what = format!(
-            "{} after a prompt of {} are more than the model's {positions} positions; give fewer",
+            "{} after a prompt of {} exceed the model's {positions} positions; give fewer",
             args.max_new_tokens,
             prompt.len()
         );
@@ -89,10 +89,10 @@ fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> R
     };
     let failed = |what: String| Err(CliError::Option { option, what });
     if ids.is_empty() {
-        return failed("there is no token in it; a model goes on with at least one".to_owned());
+        return failed("it has no tokens; a model needs at least one to continue".to_owned());
     }
     match ids.iter().find(|&&id| id as usize >= vocab) {
-        Some(id) => failed(format!("it has token {id}, and the model has {vocab} tokens")),
+        Some(id) => failed(format!("it has token {id}, but the model has only {vocab} tokens")),
         None => Ok(ids),
     }
 }

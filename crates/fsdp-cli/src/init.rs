@@ -57,11 +57,11 @@ fn expect_free(args: &InitArgs) -> Result<(), CliError> {
     let wrong = |what| Err(CliError::Option { option: "RUN.toml", what });
     let file = args.file.display();
     if !args.force && args.file.symlink_metadata().is_ok() {
-        return wrong(format!("{file} is there already; give another name, or replace it with --force"));
+        return wrong(format!("{file} exists already; give another name, or replace it with --force"));
     }
     match folder_of(&args.file) {
         folder if folder.is_dir() => Ok(()),
-        folder => wrong(format!("{file} lies in {}, which is no folder; make it first", folder.display())),
+        folder => wrong(format!("{file} is in {}, which is not a folder; create it first", folder.display())),
     }
 }
 
@@ -88,7 +88,7 @@ fn choose<R: BufRead, W: Write>(args: &InitArgs, answers: &mut Answers<R, W>) ->
     }
     if choices.lacks_tokenizer && found.is_none_or(|found| found.tokens.is_none()) {
         output::warning(&format!(
-            "{} has no tokenizer.json: text becomes bytes, which its weights do not know; set data.tokenizer",
+            "{} has no tokenizer.json: text becomes bytes, which its weights were not trained on; set data.tokenizer",
             choices.model
         ));
     }
@@ -109,7 +109,7 @@ fn training<R: BufRead, W: Write>(
 ) -> Result<Training, CliError> {
     let has_weights = ModelWeights::are_in(model);
     if args.lora && !has_weights {
-        let what = format!("{model} has no weights, to which adapters would be added");
+        let what = format!("{model} has no weights to add adapters to");
         return Err(CliError::Option { option: "--lora", what });
     }
     let given = match (args.lora, args.from_scratch || !has_weights) {
@@ -198,7 +198,7 @@ fn output_folder(args: &InitArgs) -> Result<String, CliError> {
     let name = args.file.file_stem().and_then(|name| name.to_str());
     let nameless = || CliError::Option {
         option: "--out",
-        what: format!("give it: no folder can be named after {}", args.file.display()),
+        what: format!("give this option: no folder can be named after {}", args.file.display()),
     };
     name.map(|name| format!("runs/{name}")).ok_or_else(nameless)
 }

@@ -127,9 +127,7 @@ impl Reporter for Progress {
             Display::Lines { last } => self.line(last, metrics),
         }
         if self.stop.load(Ordering::Relaxed) && !self.has_told_stop.swap(true, Ordering::Relaxed) {
-            self.say(
-                "stopping after the step under way; interrupt again to exit at once, with nothing saved",
-            );
+            self.say("stopping after the current step; interrupt again to exit at once, with nothing saved");
         }
     }
 
@@ -170,10 +168,10 @@ impl Reporter for Progress {
             path.display()
         ));
         if launch::Note::StopAtSave.is_there() && !self.stop.load(Ordering::Relaxed) {
-            self.say("stopping: other nodes have come, and the run goes on with them");
+            self.say("stopping: other nodes have joined, and the run continues with them");
             // Raises the signal by which the launcher asks to stop at once.
             if let Err(error) = signal_hook::low_level::raise(SIGUSR1) {
-                tracing::warn!("can not stop for other nodes to take part: {error}");
+                tracing::warn!("cannot stop to let other nodes join: {error}");
             }
         }
     }
@@ -182,10 +180,10 @@ impl Reporter for Progress {
 /// Lines about where a run begins.
 fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
     let Some(resumed) = resumed else { return vec!["no checkpoint in run.out_dir yet: starting".to_owned()] };
-    let mut lines = vec![format!("going on from {} after step {}", resumed.path.display(), resumed.step)];
+    let mut lines = vec![format!("resuming from {} after step {}", resumed.path.display(), resumed.step)];
     for Change { key, from, to, .. } in &resumed.changes {
         let [from, to] = [from, to].map(|value| if value.is_empty() { "unset" } else { value });
-        lines.push(format!("{key} was {from}, now {to}: from here on not the bits of an unchanged run"));
+        lines.push(format!("{key} was {from}, now {to}: from here on, bits differ from an unchanged run's"));
     }
     lines.extend(resumed.taken.iter().flat_map(rows));
     lines

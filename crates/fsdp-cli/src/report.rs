@@ -65,7 +65,7 @@ pub(crate) fn expect_replaceable(option: &'static str, path: &Path) -> Result<()
         Ok(_) if head.is_empty() || head == page::HEAD.as_bytes() => Ok(()),
         Ok(_) => {
             let what = format!(
-                "{} is there already, and is no report: it would be lost; choose another file",
+                "{} exists already and is not a report: it would be lost; choose another file",
                 path.display()
             );
             Err(CliError::Option { option, what })
@@ -89,7 +89,7 @@ fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
     for (run, (record, step)) in runs.iter().zip(steps).enumerate() {
         match step {
             Ok(step) => compiled.push((run, step)),
-            Err(error) => page.text(&format!("{}: neither is known here: {error}", record.name)),
+            Err(error) => page.text(&format!("{}: neither is available: {error}", record.name)),
         }
     }
     if !compiled.is_empty() {
@@ -113,7 +113,7 @@ fn overview(page: &mut Page, runs: &[Record]) {
         let planned = run.planned();
         let of = planned.map_or(String::new(), |planned| format!(" of {planned}"));
         let state =
-            if planned.is_some_and(|planned| run.steps < planned) { " (going on, or stopped)" } else { "" };
+            if planned.is_some_and(|planned| run.steps < planned) { " (running, or stopped)" } else { "" };
         let last = run.column("loss").last().map_or("–".to_owned(), |point| value(point.1));
         let who = run.start.as_ref().map_or("–".to_owned(), |start| {
             format!("{} over {}, fsdp {}", start.ranks, start.transport, start.version)
@@ -122,7 +122,7 @@ fn overview(page: &mut Page, runs: &[Record]) {
     };
     page.table(&["run", "steps", "last loss", "ranks"], runs.iter().map(row));
     for run in runs.iter().filter(|run| run.unread > 0) {
-        page.text(&format!("{}: {} lines of metrics.jsonl can not be read.", run.name, run.unread));
+        page.text(&format!("{}: {} lines of metrics.jsonl cannot be read.", run.name, run.unread));
     }
 }
 
@@ -166,7 +166,7 @@ fn evaluation(page: &mut Page, runs: &[Record]) {
 fn waiting(page: &mut Page, runs: &[Record]) {
     if runs.iter().all(|run| run.column("wait_ms").is_empty()) {
         return page.text(
-            "No run has told how long ranks wait: it has one rank, or a device that works behind the host.",
+            "No run recorded how long ranks wait: each has one rank, or a device that runs asynchronously.",
         );
     }
     page.html("<div class=\"charts\">");

@@ -138,7 +138,7 @@ pub(crate) fn expect_model(option: &'static str, dir: &Path, others: &str) -> Re
     let shown = dir.display();
     let what = if dir.join(peft::CONFIG_FILE).exists() {
         format!(
-            "{shown} is an adapter, and not a whole model; go on from a checkpoint of its run with `fsdp train RUN.toml \
+            "{shown} is an adapter, not a whole model; continue from a checkpoint of its run with `fsdp train RUN.toml \
              --resume-from CHECKPOINT --set adapter.merge=true --set run.out_dir=MERGED`, and give MERGED/model"
         )
     } else {

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &ScheduleArgs) -> Result<(), CliError> {
     expect_positions(config, &architecture)?;
     for path in missing(&config.data) {
         output::warning(&format!(
-            "{path} of [data] is not there; a schedule does not need it, but a run does"
+            "{path} of [data] does not exist; a schedule does not need it, but a run does"
         ));
     }
     let evaluates = !config.data.eval.is_empty();

@@ -177,7 +177,7 @@ fn drop_patterns(
     let is_cut = |pattern: &String| names(before, pattern) && !names(after, pattern);
     let cut: Vec<String> = patterns.iter().filter(|pattern| is_cut(pattern)).cloned().collect();
     patterns.retain(|pattern| !cut.contains(pattern));
-    (!cut.is_empty()).then(|| format!("{key} without {}, which names cut layers only", cut.join(", ")))
+    (!cut.is_empty()).then(|| format!("{key} without {}, which names only removed layers", cut.join(", ")))
 }
 
 fn least_common_multiple(a: usize, b: usize) -> usize {

@@ -45,14 +45,14 @@ pub(crate) fn check(path: &Path, config: &Resolved) -> Result<(), CliError> {
     };
     let out_dir = Path::new(&config.run.out_dir);
     if is_output(out_dir, path) {
-        return refused("is for the run to write (run.out_dir)");
+        return refused("is a file that the run writes (run.out_dir)");
     }
     if is_data(&config.data, out_dir, path) {
         return refused("is or would become data of the run ([data])");
     }
     match is_replaceable(path) {
         Ok(true) => Ok(()),
-        Ok(false) => refused("is there already, and is no trace: it would be lost"),
+        Ok(false) => refused("exists already and is not a trace: it would be lost"),
         Err(source) => Err(CliError::Create { option: "--trace", file: path.to_owned(), source }),
     }
 }

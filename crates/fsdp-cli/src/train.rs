@@ -146,7 +146,7 @@ fn concluded(
     }
     let steps = summary.steps;
     cluster::tell_torchrun(&format!(
-        "asked to stop after step {steps}, whose state is saved; go on with --resume"
+        "asked to stop after step {steps}, whose state is saved; continue with --resume"
     ));
     Ok(Exit::Temporary)
 }

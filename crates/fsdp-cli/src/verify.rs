@@ -78,7 +78,7 @@ fn asked(given: &[usize], place: Option<Place>, ranks: usize) -> Result<Vec<usiz
         [world] if world.is_multiple_of(place.processes) => Ok(vec![world]),
         _ => {
             let what = format!(
-                "{} has started {} processes, which hold one world together, in equal parts: give one multiple of that, or \
+                "{} has started {} processes, which form one world together, in equal parts: give one multiple of that, or \
                  leave it out for run.ranks = {ranks}",
                 place.launched_by, place.processes
             );
@@ -181,7 +181,7 @@ fn other_promises(found: &VerifyReport, written: &Resolved) -> Vec<String> {
     let differs = |world: &&WorldReport| world.promise != own;
     let note = |world: &WorldReport| {
         format!(
-            "world {} was held to {}; the run file itself, with its {} ranks and {} micro-batches per step, \
+            "world {} was checked for {}; the run file itself, with its {} ranks and {} micro-batches per step, \
              promises {own}",
             world.world,
             world.promise,

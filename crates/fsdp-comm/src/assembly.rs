@@ -74,7 +74,7 @@ pub trait Assembly: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssemblyError {
     /// Some ranks have not given in time; for an announcement, rank 0 has not made it.
-    #[error("{} said nothing within {} s", join(ranks.iter().map(Rank::to_string)), limit.as_secs_f64())]
+    #[error("{} sent nothing within {} s", join(ranks.iter().map(Rank::to_string)), limit.as_secs_f64())]
     Late {
         /// The ranks that were missing.
         ranks: Vec<Rank>,

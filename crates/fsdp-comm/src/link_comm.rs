@@ -96,7 +96,7 @@ impl LinkComm {
     }
 
     fn thread_ended(&self) -> CommError {
-        let reason = "the thread of its links has ended".to_owned();
+        let reason = "its link thread has ended".to_owned();
         CommError::Transport { rank: self.members[self.rank], reason }
     }
 }
@@ -219,7 +219,7 @@ impl<M: Memory> InFlight<M> for Flight<M> {
     fn wait_on(mut self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let arrived = self.arrived.take();
         let carried = arrived.or_else(|| outcome(&self.results, &*self.alarm)).unwrap_or_else(|| {
-            let reason = "the thread of its links has ended".to_owned();
+            let reason = "its link thread has ended".to_owned();
             Err(CommError::Transport { rank: self.rank, reason })
         })?;
         carried.back(memory, queue)

@@ -10,7 +10,7 @@ use crate::out_of_memory::OutOfMemory;
 pub enum Error {
     /// The mesh does not fit the world.
     #[error(
-        "{replicas} replicas do not divide a world of {world} ranks: their number has to be one of its divisors"
+        "{replicas} replicas do not divide a world of {world} ranks: their number must be a divisor of {world}"
     )]
     Mesh {
         /// Requested size of the replicate axis.
@@ -68,7 +68,7 @@ pub enum Error {
     },
     /// An operation needs a buffer that a collective in flight or an open gradient has taken. Schedules that pass the
     /// checker never do.
-    #[error("buffer {buffer} ({name}) is used by another operation now")]
+    #[error("buffer {buffer} ({name}) is in use by another operation")]
     Absent {
         /// Number of the buffer in the schedule.
         buffer: usize,

@@ -164,7 +164,7 @@ impl ModelSpec {
         }
         let mut params = self.params.iter().zip(is_read);
         if let Some((param, _)) = params.find(|(param, is_read)| param.trainable && !is_read) {
-            return fail(format!("no block reads parameter {}, so it can not be trained", param.fqn));
+            return fail(format!("no block reads parameter {}, so it cannot be trained", param.fqn));
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl ModelSpec {
             let sum = len.and_then(|len| elements.checked_add(len)).filter(|&sum| sum <= ELEMENTS_MAX);
             elements = sum.ok_or_else(|| Error::Model {
                 what: format!(
-                    "with {} of shape {:?} it has more than {ELEMENTS_MAX} (2^48) elements; give it smaller sizes",
+                    "more than {ELEMENTS_MAX} (2^48) elements, counting {} of shape {:?}; choose smaller sizes",
                     param.fqn, param.shape
                 ),
             })?;

@@ -33,7 +33,7 @@ impl fmt::Display for OutOfMemory {
         let Self { kind, category, bytes, in_use } = self;
         let kind = match kind {
             MemoryKind::Device => "device memory",
-            MemoryKind::Pinned => "pinned memory of the host",
+            MemoryKind::Pinned => "pinned host memory",
             MemoryKind::Host => "host memory",
         };
         match bytes {
@@ -49,7 +49,7 @@ pub fn in_use(bytes: &Bytes) -> String {
     let live: Vec<String> =
         live.map(|category| format!("{category} {}", Size(bytes.live(*category)))).collect();
     let live = if live.is_empty() { "nothing".to_owned() } else { live.join(", ") };
-    format!("in use or asked for by this rank: {live}")
+    format!("in use or requested by this rank: {live}")
 }
 
 /// A number of bytes that displays in a human-readable unit.

@@ -74,8 +74,8 @@ impl Plan {
             return Err(Error::Policy {
                 key: "offload",
                 value: "cpu".into(),
-                expected: "an optimizer that sees whole matrices (muon) updates where they are gathered; set offload to \
-                           \"none\", or take another optimizer"
+                expected: "an optimizer of whole matrices (muon) updates them where they are gathered; set offload to \
+                           \"none\", or choose another optimizer"
                     .into(),
             });
         }

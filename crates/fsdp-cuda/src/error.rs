@@ -29,7 +29,7 @@ pub enum DeviceError {
     /// The driver lacks a required function, whatever version it reports.
     #[error(
         "{} has no function {function}: it is not the NVIDIA driver for {} or newer; install that, or remove this file \
-         from where the loader looks",
+         from the loader's search path",
         path.display(), CudaVersion::NEEDED
     )]
     NoFunction {
@@ -56,7 +56,7 @@ pub enum DeviceError {
         count: usize,
     },
     /// The device is full.
-    #[error("{bytes} bytes of device memory can not be had: {free} of {total} bytes are free")]
+    #[error("cannot allocate {bytes} bytes of device memory: {free} of {total} bytes are free")]
     OutOfMemory {
         /// Requested bytes.
         bytes: usize,
@@ -66,7 +66,7 @@ pub enum DeviceError {
         total: usize,
     },
     /// The driver cannot pin that much host memory.
-    #[error("{bytes} bytes of pinned memory of the host can not be had")]
+    #[error("cannot allocate {bytes} bytes of pinned host memory")]
     OutOfPinnedMemory {
         /// Requested bytes.
         bytes: usize,
@@ -99,18 +99,18 @@ pub enum DeviceError {
 fn remedy(code: &str) -> &'static str {
     match code {
         "CUDA_ERROR_ILLEGAL_ADDRESS" | "CUDA_ERROR_LAUNCH_FAILED" | "CUDA_ERROR_MISALIGNED_ADDRESS" => {
-            "; the device is unusable for this process from now on: start again from the last checkpoint"
+            "; this process can no longer use the device: restart from the last checkpoint"
         }
         "CUDA_ERROR_OUT_OF_MEMORY" => {
-            "; the device or the host has no room for what the driver needs itself: see nvidia-smi for other processes, or \
-             take a smaller micro-batch, activation checkpointing, more ranks or offload shards"
+            "; the device or the host has too little memory for the driver itself: check nvidia-smi for other processes, \
+             or use a smaller micro-batch, activation checkpointing, more ranks or offloaded shards"
         }
-        "CUDA_ERROR_ECC_UNCORRECTABLE" => "; the memory of the GPU is faulty: reset it or use another one",
+        "CUDA_ERROR_ECC_UNCORRECTABLE" => "; the GPU's memory is faulty: reset the GPU or use another one",
         "CUDA_ERROR_NO_BINARY_FOR_GPU" | "CUDA_ERROR_INVALID_PTX" => {
-            "; the kernel compiler (libnvrtc) and the driver do not fit: install libnvrtc of the driver's version"
+            "; the kernel compiler (libnvrtc) and the driver do not match: install libnvrtc of the driver's version"
         }
         "CUDA_ERROR_DEVICE_UNAVAILABLE" | "CUDA_ERROR_DEVICES_UNAVAILABLE" => {
-            "; another process has the GPU for itself: see nvidia-smi"
+            "; another process has exclusive use of the GPU: check nvidia-smi"
         }
         _ => "",
     }

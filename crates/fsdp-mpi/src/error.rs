@@ -46,7 +46,8 @@ pub enum MpiError {
     },
     /// The values of its handles and constants are not known.
     #[error(
-        "{} is none of Open MPI, MPICH (or compatible with it) and the standard ABI; it says of itself: {version:?}",
+        "{} is neither Open MPI, nor MPICH (or compatible), nor of the standard ABI; its version text: \
+         {version:?}",
         path.display()
     )]
     Unknown {
@@ -56,11 +57,12 @@ pub enum MpiError {
         version: String,
     },
     /// Another part of this process has initialized MPI.
-    #[error("MPI is initialised in this process already; it can be used by one world per process")]
+    #[error("MPI is already initialised in this process; only one world per process can use it")]
     Initialized,
     /// The library was built without support for threads.
     #[error(
-        "{} allows no threads (it provides level {provided}, and {needed} is needed): use a build of MPI with threads",
+        "{} does not support threads (it provides level {provided}, but {needed} is needed): use a build of \
+         MPI with threads",
         path.display()
     )]
     Threads {
@@ -72,7 +74,7 @@ pub enum MpiError {
         needed: i32,
     },
     /// The thread that owns MPI could not be started.
-    #[error("the thread of MPI could not be started: {0}")]
+    #[error("cannot start the MPI thread: {0}")]
     Thread(#[source] io::Error),
     /// A call of MPI failed.
     #[error("{call}: error {code}: {text}")]
@@ -85,7 +87,7 @@ pub enum MpiError {
         text: String,
     },
     /// The thread that owns MPI has ended: the world was finalized, or that thread panicked.
-    #[error("the thread of MPI has ended")]
+    #[error("the MPI thread has ended")]
     Ended,
     /// MPI is not finalized after a failure, because that would wait for ranks that may never come.
     #[error("MPI is not finalised after a failure: {0}")]

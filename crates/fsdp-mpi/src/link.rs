@@ -35,8 +35,10 @@ impl MpiLink {
         if self.channel < CHANNELS {
             return Ok(self.channel as c_int);
         }
-        let reason =
-            format!("channel {} is in use, and MPI has tags for {CHANNELS}: make fewer groups", self.channel);
+        let reason = format!(
+            "channel {} is beyond the {CHANNELS} that MPI has tags for: make fewer groups",
+            self.channel
+        );
         Err(CommError::Transport { rank: self.shared.rank, reason })
     }
 

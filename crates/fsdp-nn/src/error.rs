@@ -17,7 +17,7 @@ pub enum ModelError {
         got: usize,
     },
     /// A block was called before the call it depends on.
-    #[error("{call} needs {missing}, which no earlier call left behind")]
+    #[error("{call} needs {missing}, which no earlier call produced")]
     OutOfOrder {
         /// The call.
         call: &'static str,
@@ -28,7 +28,7 @@ pub enum ModelError {
     #[error("only the blocks of a repeated layer can be recomputed, and this one belongs to none")]
     NotInLayer,
     /// A micro-batch index beyond the step's micro-batches.
-    #[error("micro-batch {round} was asked for, but this rank's step has {rounds}")]
+    #[error("micro-batch {round} was requested, but this rank's step has {rounds}")]
     NoMicroBatch {
         /// Index of the micro-batch, from 0.
         round: usize,
@@ -37,7 +37,7 @@ pub enum ModelError {
     },
     /// The parts of a batch differ in length.
     #[error(
-        "a batch of {samples} samples of {seq} tokens has {ids} ids, {targets} targets and positions of {positions} tokens"
+        "a batch of {samples} samples of {seq} tokens has {ids} ids, {targets} targets and {positions} positions"
     )]
     BatchShape {
         /// Number of samples.
@@ -52,9 +52,7 @@ pub enum ModelError {
         positions: usize,
     },
     /// A token id outside the vocabulary.
-    #[error(
-        "token id {id} is outside the vocabulary of {vocab}; choose the tokenizer the model was made for"
-    )]
+    #[error("token id {id} is outside the vocabulary of {vocab}; use the model's own tokenizer")]
     Token {
         /// The token id.
         id: u32,
@@ -63,8 +61,8 @@ pub enum ModelError {
     },
     /// A position that neither continues a document nor begins one.
     #[error(
-        "token {row} of the batch has position {position}; a sample begins at 0, and each token has the position after that \
-         of the token before it, or begins a document at 0"
+        "token {row} of the batch has position {position}; positions start at 0 in each sample, and each is \
+         the previous one plus 1, or 0 where a document begins"
     )]
     Position {
         /// Index of the token in the batch.

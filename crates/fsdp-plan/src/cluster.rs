@@ -176,7 +176,7 @@ pub struct Operation {
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// No built-in cluster has this name.
-    #[error("no cluster is called `{name}`; {}known are {}, or give a file with --cluster", near(.name), names().join(", "))]
+    #[error("unknown cluster `{name}`; {}choose one of {}, or pass a file with --cluster", near(.name), names().join(", "))]
     Unknown {
         /// The name.
         name: String,
@@ -190,7 +190,7 @@ pub enum ClusterError {
         source: Box<toml::de::Error>,
     },
     /// A number is outside of the allowed range.
-    #[error("{origin}: `{key}` is {value}, which must be {allowed}")]
+    #[error("{origin}: `{key}` is {value}, but must be {allowed}")]
     Impossible {
         /// The file.
         origin: String,
@@ -202,7 +202,7 @@ pub enum ClusterError {
         allowed: &'static str,
     },
     /// No published run is known for devices of this generation, nor another generation that stands in.
-    #[error("{origin}: `generation` is {generation:?}, which must be that of devices whose runs are known: {}", .known.join(", "))]
+    #[error("{origin}: `generation` is {generation:?}, but must be that of devices with known runs: {}", .known.join(", "))]
     Generation {
         /// The file.
         origin: String,
@@ -212,7 +212,7 @@ pub enum ClusterError {
         known: Vec<&'static str>,
     },
     /// The cluster states no peak for a dtype.
-    #[error("{name} has no `device.peak.{dtype}`: it says {}", .known.join(", "))]
+    #[error("{name} has no `device.peak.{dtype}`, only {}", .known.join(", "))]
     NoPeak {
         /// The cluster.
         name: String,

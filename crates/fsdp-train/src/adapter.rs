@@ -55,15 +55,15 @@ pub fn adapt<A: Architecture>(config: &Resolved, base: A) -> Result<Adapted<A>, 
 /// [`TrainError::Misfit`].
 pub(crate) fn expect(config: &Resolved, description: &Description) -> Result<(), TrainError> {
     if merges(config) && config.model.init == Init::Random {
-        let reason = "random weights (model.init) are in no file that adapters could be added to; remove the key, or \
-                      set model.init = \"pretrained\"";
+        let reason = "adapters cannot be merged with random weights (model.init), which are in no file; \
+                      remove the key, or set model.init = \"pretrained\"";
         return Err(TrainError::Misfit { key: "adapter.merge", reason: reason.to_owned() });
     }
     if config.adapter.is_none() == description.adapters.is_empty() {
         return Ok(());
     }
     let reason =
-        "the model that the job was given was not adapted as the run file says (fsdp_train::adapter::adapt)";
+        "the model of the job was not adapted as the run file specifies (fsdp_train::adapter::adapt)";
     Err(TrainError::Misfit { key: "adapter", reason: reason.to_owned() })
 }
 
@@ -93,7 +93,8 @@ fn targets(description: &Description, targets: &Targets) -> Result<Vec<usize>, T
     for name in names {
         if !all.iter().any(|module| is_called(module, name)) {
             let found = description.spec.modules.iter().any(|module| is_called(&module.fqn, name));
-            let why = if found { "is no linear map inside the model" } else { "is no module of the model" };
+            let why =
+                if found { "is not a linear map inside the model" } else { "is not a module of the model" };
             return Err(unknown(TARGET_MODULES, name, why, &all));
         }
     }
@@ -109,20 +110,14 @@ fn trained(spec: &ModelSpec, names: &[String]) -> Result<BTreeSet<ParamId>, Trai
         let inside: Vec<ParamId> = modules.flat_map(|module| params_of(spec, &module.fqn)).collect();
         if inside.is_empty() {
             let all: Vec<&str> = spec.modules.iter().map(|module| module.fqn.as_str()).collect();
-            return Err(unknown(
-                MODULES_TO_SAVE,
-                name,
-                "is no module of the model that has parameters",
-                &all,
-            ));
+            return Err(unknown(MODULES_TO_SAVE, name, "is not a module of the model with parameters", &all));
         }
         let before = trained.len();
         let new: BTreeSet<ParamId> = inside.into_iter().collect();
         let count = new.len();
         trained.extend(new);
         if trained.len() < before + count {
-            let reason =
-                format!("`{name}` has parameters that another one of these modules has; name them once");
+            let reason = format!("`{name}` shares parameters with another of these modules; name them once");
             return Err(TrainError::Misfit { key: MODULES_TO_SAVE, reason });
         }
     }
@@ -157,7 +152,7 @@ fn expect_rank(module: &str, layer: Linear, rank: usize) -> Result<(), TrainErro
         return Ok(());
     }
     let reason = format!(
-        "{rank} is more than the {most} that `{module}` ({inputs} to {outputs}) can have; choose a lower one"
+        "{rank} is more than {most}, the maximum for `{module}` ({inputs} to {outputs}); choose a lower one"
     );
     Err(TrainError::Misfit { key: "adapter.rank", reason })
 }

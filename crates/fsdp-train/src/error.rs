@@ -71,8 +71,8 @@ pub enum TrainError {
     NotEnoughMemory(Box<Shortage>),
     /// The values of a rank are too large to be sent to another process for comparison.
     #[error(
-        "{rank} has {bytes} bytes to compare, and processes tell each other up to {bytes_max}: verify with --shrink, with \
-         more ranks, or in one process"
+        "{rank} has {bytes} bytes to compare, but processes can exchange at most {bytes_max}: verify with \
+         --shrink, with more ranks, or in one process"
     )]
     TooMuchToCompare {
         /// The rank.
@@ -84,7 +84,8 @@ pub enum TrainError {
     },
     /// The output folder is not empty.
     #[error(
-        "run.out_dir {} is not empty; give --resume to go on, --overwrite to replace it, or another run.out_dir",
+        "run.out_dir {} is not empty; pass --resume to continue, --overwrite to replace it, or choose \
+         another run.out_dir",
         path.display()
     )]
     OutDirNotEmpty {
@@ -99,8 +100,8 @@ pub enum TrainError {
     },
     /// A run that resumes from an older checkpoint would overwrite later ones.
     #[error(
-        "{} holds checkpoints after step {step}, up to step {newest}; give --overwrite to remove these, --resume to \
-         go on from the newest, or another run.out_dir",
+        "{} holds checkpoints after step {step}, up to step {newest}; pass --overwrite to remove them, \
+         --resume to continue from the newest, or choose another run.out_dir",
         dir.display()
     )]
     NewerCheckpoints {
@@ -113,9 +114,9 @@ pub enum TrainError {
     },
     /// The folder holds the model of a finished run, and no checkpoint to resume from.
     #[error(
-        "run.out_dir {} holds {} and no checkpoint: its run has ended, and to go on would be to begin anew. Give \
-         --overwrite to train from the start; to go on from these weights, --set model.init=pretrained --set \
-         model.path={}, with --overwrite or another run.out_dir",
+        "run.out_dir {} holds {} but no checkpoint: its run has ended and cannot be resumed. Pass \
+         --overwrite to train from the start; to continue from these weights, --set model.init=pretrained \
+         --set model.path={}, with --overwrite or another run.out_dir",
         out_dir.display(), model.display(), model.parent().unwrap_or(out_dir).display()
     )]
     OnlyModel {
@@ -136,8 +137,8 @@ pub enum TrainError {
     },
     /// No checkpoint can be read completely.
     #[error(
-        "none of the {count} checkpoints in {} can be read whole; restore one from a copy, or give --overwrite to begin \
-         anew",
+        "none of the {count} checkpoints in {} can be read completely; restore one from a copy, or pass \
+         --overwrite to start over",
         dir.display()
     )]
     NoSoundCheckpoint {
@@ -148,8 +149,8 @@ pub enum TrainError {
     },
     /// The directory of a checkpoint is named after another step.
     #[error(
-        "{} has the name of step {named}, and holds the state after step {step}: it was renamed. Rename it back to {}, \
-         or move it away",
+        "{} is named after step {named} but holds the state after step {step}: it was renamed. Rename it \
+         back to {}, or move it away",
         path.display(), fsdp_ckpt::native::RunDir::name_of(*step)
     )]
     Renamed {
@@ -161,12 +162,12 @@ pub enum TrainError {
         step: u64,
     },
     /// A stop was requested before the first step.
-    #[error("stopped before the first step; what an earlier run left was not touched")]
+    #[error("stopped before the first step; the files of an earlier run were not touched")]
     Stopped,
     /// A checkpoint has done more steps than requested.
     #[error(
-        "{} has done {done} steps, and train.steps is {steps}; extend the run with --set train.steps=N, or go on from \
-         an older checkpoint with --resume-from",
+        "{} has done {done} steps, and train.steps is {steps}; extend the run with --set train.steps=N, or \
+         continue from an older checkpoint with --resume-from",
         path.display()
     )]
     NothingLeft {
@@ -180,7 +181,7 @@ pub enum TrainError {
     /// The path that the user named is not a checkpoint.
     #[error(
         "{} is not the checkpoint of a run: {detail}; give a directory such as runs/a/checkpoints/step-00000050 \
-         (`fsdp ckpt inspect` says what a path is)",
+         (`fsdp ckpt inspect` shows what a path holds)",
         path.display()
     )]
     NoCheckpoint {
@@ -190,15 +191,15 @@ pub enum TrainError {
         detail: String,
     },
     /// The thread that writes a checkpoint could not be started.
-    #[error("can not start the thread that writes a checkpoint: {source}")]
+    #[error("cannot start the thread that writes a checkpoint: {source}")]
     SaveThread {
         /// The underlying error.
         source: io::Error,
     },
     /// Ranks did not write their parts of a checkpoint in time.
     #[error(
-        "ranks {} did not write their parts of the checkpoint within {limit:?} (run.timeout_s); see whether their disk is \
-         slow or hangs",
+        "ranks {} did not write their parts of the checkpoint within {limit:?} (run.timeout_s); check \
+         whether their disk is slow or hangs",
         numbers(ranks)
     )]
     SaveLate {
@@ -208,7 +209,7 @@ pub enum TrainError {
         limit: Duration,
     },
     /// A save was given up because the run has failed elsewhere.
-    #[error("the save was given up because the run failed")]
+    #[error("the save was abandoned because the run failed")]
     SaveAbandoned,
     /// A checkpoint could not be saved.
     #[error("{0}")]
@@ -238,8 +239,8 @@ pub enum TrainError {
     },
     /// The state of a parameter belongs to another step than the rest.
     #[error(
-        "{}: tensor {tensor} says that {got} steps were done, the state of the run says {expected}; \
-         the checkpoint is not the work of one run, go on from another one",
+        "{}: tensor {tensor} counts {got} steps, the rest of the checkpoint {expected}; \
+         it was not written by a single run, resume from another checkpoint",
         path.display()
     )]
     OtherStep {
@@ -254,8 +255,8 @@ pub enum TrainError {
     },
     /// A checkpoint has no state of a run.
     #[error(
-        "{} has no state of a run ({detail}); its tensors can be converted, or trained on with model.init = \
-         \"pretrained\" after `fsdp ckpt convert`",
+        "{} has no run state ({detail}); its tensors can be converted with `fsdp ckpt convert`, and then \
+         trained on with model.init = \"pretrained\"",
         path.display()
     )]
     NoRunState {
@@ -266,8 +267,8 @@ pub enum TrainError {
     },
     /// A checkpoint of another trainer has only weights.
     #[error(
-        "{} has no state of an optimizer that could be gone on from; to train from its weights, set model.init = \
-         \"pretrained\" and model.path to it, or to what `fsdp ckpt convert --to safetensors` makes of it",
+        "{} has no optimizer state to resume from; to train from its weights, set model.init = \
+         \"pretrained\" and model.path to it, or to the output of `fsdp ckpt convert --to safetensors`",
         path.display()
     )]
     NoOptimizerState {
@@ -275,15 +276,15 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// A checkpoint of another trainer does not record how many steps were done.
-    #[error("{} does not say how many steps were done; give --at-step N", path.display())]
+    #[error("{} does not record how many steps were done; pass --at-step N", path.display())]
     NoStep {
         /// The checkpoint.
         path: PathBuf,
     },
     /// The step count of the optimizer differs from `--at-step`.
     #[error(
-        "{}: --at-step {given}, but {tensor} counts {counted} steps, by which the optimizer corrects its moments; leave \
-         --at-step out",
+        "{}: --at-step {given}, but {tensor} counts {counted} steps, which the optimizer uses to correct its \
+         moments; omit --at-step",
         path.display()
     )]
     AtStep {
@@ -297,7 +298,7 @@ pub enum TrainError {
         tensor: String,
     },
     /// A file of the base model cannot be read.
-    #[error("can not read {} (model.path), which is copied beside the exported model: {source}", path.display())]
+    #[error("cannot read {} (model.path), which is copied next to the exported model: {source}", path.display())]
     Base {
         /// The file.
         path: PathBuf,
@@ -305,7 +306,7 @@ pub enum TrainError {
         source: io::Error,
     },
     /// The output folder, or a file in it, cannot be written.
-    #[error("can not {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
+    #[error("cannot {action} {}: {source}; make room there, or choose another run.out_dir", path.display())]
     Io {
         /// The failed operation, as a verb.
         action: &'static str,
@@ -317,7 +318,7 @@ pub enum TrainError {
     /// The loss or the gradient norm is not finite.
     #[error(
         "step {step}: loss {loss}, gradient norm {grad_norm}: not finite; the step was not applied. \
-         Lower the learning rate, clip gradients (train.grad_clip) or look at the data"
+         Lower the learning rate, clip gradients (train.grad_clip) or check the data"
     )]
     NotFinite {
         /// The step, from 1.
@@ -329,9 +330,9 @@ pub enum TrainError {
     },
     /// Gradients overflow in f16 even with a loss scale of 1.
     #[error(
-        "step {step}: loss {loss}, gradient norm {grad_norm}: not finite with a loss scale of 1 either, after {skipped} skipped \
-         steps; the step was not applied. Lower the learning rate, look at the data, or set fsdp.param_dtype to \"bf16\" or \
-         \"f32\", which have more range"
+        "step {step}: loss {loss}, gradient norm {grad_norm}: not finite even with a loss scale of 1, after \
+         {skipped} skipped steps; the step was not applied. Lower the learning rate, check the data, or set \
+         fsdp.param_dtype to \"bf16\" or \"f32\", which have more range"
     )]
     LossScale {
         /// The step, from 1.
@@ -345,8 +346,8 @@ pub enum TrainError {
     },
     /// An update wrote a value that is not finite.
     #[error(
-        "step {step} wrote {value:e} to {tensor}, at {index:?}: not finite in {dtype}; nothing of this state was saved or \
-         exported. Lower the learning rate, or clip gradients (train.grad_clip)"
+        "step {step} wrote {value:e} to {tensor}, at {index:?}: not finite in {dtype}; this state was \
+         neither saved nor exported. Lower the learning rate, or clip gradients (train.grad_clip)"
     )]
     StateNotFinite {
         /// The step that wrote it, from 1.
@@ -362,8 +363,8 @@ pub enum TrainError {
     },
     /// The loss of a model that is only evaluated is not finite.
     #[error(
-        "the loss on \"{set}\" is {loss}: the weights hold values that are not finite, or activations overflow in \
-         fsdp.param_dtype; look at them with `fsdp ckpt inspect`, or evaluate in f32"
+        "the loss on \"{set}\" is {loss}: the weights contain values that are not finite, or activations \
+         overflow in fsdp.param_dtype; check them with `fsdp ckpt inspect`, or evaluate in f32"
     )]
     ModelNotFinite {
         /// The name of the evaluation set.
@@ -373,8 +374,9 @@ pub enum TrainError {
     },
     /// The loss of an evaluation is not finite.
     #[error(
-        "evaluation on \"{set}\" after step {step}: loss {loss}: not finite, though all parameters are, so activations overflow. \
-         Lower the learning rate, clip gradients (train.grad_clip) or look at the data of the evaluation"
+        "evaluation on \"{set}\" after step {step}: loss {loss}: not finite although all parameters are, so \
+         activations overflow. Lower the learning rate, clip gradients (train.grad_clip) or check the \
+         evaluation data"
     )]
     EvaluationNotFinite {
         /// The name of the evaluation set.
@@ -386,7 +388,7 @@ pub enum TrainError {
     },
     /// A checkpoint belongs to another run.
     #[error(
-        "the run can not go on from {}: {}. Give the run what it had, or start another one (model.init = \
+        "the run cannot resume from {}: {}. Undo these changes, or start a new run (model.init = \
          \"pretrained\" starts from exported weights)",
         path.display(), list(differences)
     )]
@@ -469,11 +471,12 @@ fn numbers(ranks: &[Rank]) -> String {
 fn after_damage(sound: Option<&Path>) -> String {
     match sound.map(Path::display) {
         Some(sound) => format!(
-            "The newest sound one is {sound}: go on from it with --resume --skip-unsound (damaged ones are kept, under \
-             names that end in .unsound), or with --resume-from {sound} --overwrite (later ones are removed)"
+            "The newest sound one is {sound}: resume from it with --resume --skip-unsound (damaged ones are \
+             kept, under names that end in .unsound), or with --resume-from {sound} --overwrite (later ones \
+             are removed)"
         ),
         None => {
-            "No older one is sound: restore one from a copy, or give --overwrite to begin anew".to_owned()
+            "No older one is sound: restore one from a copy, or pass --overwrite to start over".to_owned()
         }
     }
 }

@@ -52,17 +52,17 @@ pub(crate) fn start<A>(job: &Job<A>, done: u64) {
 /// The run resumes from a checkpoint.
 pub(crate) fn resumed(resumed: &Resumed) {
     let Resumed { step, path, changes, .. } = resumed;
-    info!(step, path = %path.display(), changes = changes.len(), "going on");
+    info!(step, path = %path.display(), changes = changes.len(), "resuming");
 }
 
 /// The predicted peak memory of a rank, by category, from the ledger.
 pub(crate) fn predicted_memory(usage: &Usage) {
     let (device_bytes, host_bytes) = (usage.device.total_peak_bytes, usage.host.total_peak_bytes);
-    info!(device_bytes, host_bytes, "memory of a rank, predicted");
+    info!(device_bytes, host_bytes, "predicted memory of a rank");
     let by_category = |place: &str, bytes: &Bytes| {
         let peaks = Category::ALL.map(|category| (category.name(), bytes.peak(category)));
         for (category, bytes) in peaks.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            debug!(place, category, bytes, "memory of a rank, predicted");
+            debug!(place, category, bytes, "predicted memory of a rank");
         }
     };
     by_category("device", &usage.device);
@@ -107,7 +107,7 @@ pub(crate) fn checkpoint(outcome: &Outcome) {
 
 /// The Prometheus endpoint is open.
 pub(crate) fn listening(address: SocketAddr) {
-    info!(%address, "metrics are exposed");
+    info!(%address, "serving metrics");
 }
 
 /// The model has been exported.

@@ -43,8 +43,8 @@ pub(crate) fn expect_ranks(config: &Resolved) -> Result<(), TrainError> {
         return Ok(());
     }
     let reason = format!(
-        "{} are too many: ranks are threads of one process, at most {RANKS_MAX}; choose fewer (`fsdp schedule` shows the \
-         schedule and memory of larger worlds)",
+        "{} are too many: a run has at most {RANKS_MAX} over all its processes; choose fewer (`fsdp \
+         schedule` shows the schedule and memory of larger worlds)",
         config.run.ranks
     );
     Err(TrainError::Misfit { key: "run.ranks", reason })
@@ -71,7 +71,7 @@ pub(crate) fn expect_compiled(config: &Resolved, architecture: &impl Architectur
     if config.run.device != Device::Xla || architecture.description().mixtures.is_empty() {
         return Ok(());
     }
-    let reason = "\"xla\" has no mixtures of experts; choose another device".to_owned();
+    let reason = "\"xla\" does not support mixtures of experts; choose another device".to_owned();
     Err(TrainError::Misfit { key: "run.device", reason })
 }
 

@@ -29,7 +29,7 @@ pub enum InputFault {
         what: &'static str,
     },
     /// It exceeds the size limit.
-    #[error("it has more than {bytes_max} bytes, the most that such a file may have")]
+    #[error("it has more than {bytes_max} bytes, the maximum for such a file")]
     TooLong {
         /// The limit in bytes.
         bytes_max: u64,
@@ -88,7 +88,7 @@ fn kind(kind: FileType) -> &'static str {
     } else if kind.is_socket() {
         "a socket"
     } else {
-        "something else"
+        "a special file"
     }
 }
 

@@ -428,9 +428,9 @@ fn parts(config: &Resolved, spec: &ModelSpec, frozen_master: bool) -> Result<Par
     let blocks = spec.blocks.len();
     if rounds > BLOCK_ROUNDS_MAX / blocks {
         let reason = format!(
-            "a step of {rounds} micro-batches per rank over {blocks} blocks of the model has a schedule that is too \
-             long (micro-batches times blocks may be {BLOCK_ROUNDS_MAX}); raise train.micro_batch_size or run.ranks, or \
-             lower train.global_batch_size"
+            "a step of {rounds} micro-batches per rank over {blocks} blocks of the model has a schedule that \
+             is too long (micro-batches times blocks: at most {BLOCK_ROUNDS_MAX}); raise \
+             train.micro_batch_size or run.ranks, or lower train.global_batch_size"
         );
         return Err(TrainError::Misfit { key: "train.global_batch_size", reason });
     }

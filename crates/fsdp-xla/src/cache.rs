@@ -112,7 +112,7 @@ impl Cache {
         write(&path, key, &serialized).map_err(|error| format!("{}: {error}", path.display()))?;
         if let Err(error) = bound::enforce(&self.folder, &path, MOST_BYTES) {
             let folder = self.folder.display();
-            tracing::warn!(target: "fsdp", %folder, %error, "compiled programs can not be deleted");
+            tracing::warn!(target: "fsdp", %folder, %error, "compiled programs cannot be deleted");
         }
         Ok(())
     }

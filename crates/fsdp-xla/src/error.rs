@@ -32,7 +32,7 @@ pub enum XlaError {
         prefixes: Vec<PathBuf>,
     },
     /// The library cannot be opened.
-    #[error("the PJRT plugin {} can not be opened: {reason}", path.display())]
+    #[error("cannot open the PJRT plugin {}: {reason}", path.display())]
     Open {
         /// Path of the library.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum XlaError {
     },
     /// The library is built for another CPU architecture.
     #[error(
-        "the PJRT plugin {} is for {architecture}, and this machine is {}: take the package for this one",
+        "the PJRT plugin {} is for {architecture}, but this machine is {}: install the package for this one",
         path.display(),
         std::env::consts::ARCH
     )]
@@ -53,8 +53,8 @@ pub enum XlaError {
     },
     /// The plugin has no topology of this name.
     #[error(
-        "the plugin {} has no topology \"{name}\". Names that were tried: v4:2x2x1, v5e:2x2, v5p:2x2x1 and v6e:2x2 of libtpu, \
-         cpu:4 of plugins for processors, h100:1x1x8 of that for CUDA (docs/xla.md). The plugin says: {message}",
+        "the plugin {} has no topology \"{name}\". Names that were tried: v4:2x2x1, v5e:2x2, v5p:2x2x1 and v6e:2x2 with libtpu, \
+         cpu:4 with CPU plugins, h100:1x1x8 with the CUDA plugin (docs/xla.md). The plugin says: {message}",
         path.display()
     )]
     Topology {
@@ -77,7 +77,7 @@ pub enum XlaError {
     },
     /// The compiler rejected a program.
     #[error(
-        "the plugin {}{} does not take the program: {message}{}",
+        "the plugin {}{} rejected the program: {message}{}",
         path.display(),
         of_version(*stablehlo),
         asked_for(flags)
@@ -93,14 +93,14 @@ pub enum XlaError {
         message: String,
     },
     /// The library is not a plugin.
-    #[error("{} is no PJRT plugin: it has no function GetPjrtApi, or that gives nothing", path.display())]
+    #[error("{} is not a PJRT plugin: it has no function GetPjrtApi, or that returns nothing", path.display())]
     NoApi {
         /// Path of the library.
         path: PathBuf,
     },
     /// The version of the plugin's API is not supported here.
     #[error(
-        "the plugin {} has version {}.{} of the PJRT API, and {}.{} to {}.x are known: take {} plugin",
+        "the plugin {} has version {}.{} of the PJRT API, but {}.{} to {}.x are supported: use {} plugin",
         path.display(),
         version.0,
         version.1,
@@ -117,7 +117,7 @@ pub enum XlaError {
     },
     /// The plugin's API lacks a required function.
     #[error(
-        "the plugin {} has version {}.{} of the PJRT API, without {function}: take another plugin, or a newer one",
+        "the plugin {} has version {}.{} of the PJRT API, without {function}: use another plugin, or a newer one",
         path.display(),
         version.0,
         version.1
@@ -132,7 +132,7 @@ pub enum XlaError {
     },
     /// There are fewer devices than ranks.
     #[error(
-        "{ranks} ranks need as many devices, and the plugin {} has {devices} ({platform}): set `run.ranks` to at most {devices}",
+        "{ranks} ranks need as many devices, but the plugin {} has {devices} ({platform}): set `run.ranks` to at most {devices}",
         path.display()
     )]
     Devices {
@@ -147,8 +147,8 @@ pub enum XlaError {
     },
     /// The device count of a process differs from its rank count.
     #[error(
-        "process {process} of {processes} holds {ranks} ranks, which need a device each, and the plugin {} ({platform}) gives it \
-         {devices}: if it is as many in every process, set `run.ranks` to {}",
+        "process {process} of {processes} holds {ranks} ranks, which need a device each, but the plugin {} ({platform}) gives it \
+         {devices}: if every process has as many, set `run.ranks` to {}",
         path.display(),
         devices * processes
     )]
@@ -179,8 +179,8 @@ pub enum XlaError {
     },
     /// Processes have different compilers, or different compiler settings.
     #[error(
-        "{rank} has {what} {got}, and {} has {expected}: each process compiles the program, and these would not be the same; give \
-         all processes one version of the plugin and the same flags",
+        "{rank} has {what} {got}, and {} has {expected}: each process compiles the program, and the results would differ; give \
+         all processes the same plugin version and the same flags",
         Rank(0)
     )]
     OtherCompiler {
@@ -195,7 +195,7 @@ pub enum XlaError {
     },
     /// The plugin has not connected the processes.
     #[error(
-        "{} and {} would both have device {id} of the plugin {} ({platform}), which has not joined their processes: TPUs of \
+        "{} and {} would both have device {id} of the plugin {} ({platform}), which has not connected their processes: TPUs of \
          several hosts have to be one slice, which libtpu finds by itself on Google Cloud, and elsewhere by TPU_WORKER_ID and \
          TPU_WORKER_HOSTNAMES",
         ranks[0],
@@ -214,7 +214,7 @@ pub enum XlaError {
     },
     /// The plugin places a program on other devices than requested.
     #[error(
-        "the plugin {} runs the program on its devices {got:?}, and the ranks of this process have {expected:?}: it can not be \
+        "the plugin {} runs the program on its devices {got:?}, but the ranks of this process have {expected:?}: it cannot be \
          used for this run",
         path.display()
     )]
@@ -227,10 +227,10 @@ pub enum XlaError {
         got: Vec<u64>,
     },
     /// Other processes have not announced their plugin and devices.
-    #[error("other processes have not said which plugin and devices they have: {0}")]
+    #[error("other processes have not reported their plugin and devices: {0}")]
     NotHeard(#[from] AssemblyError),
     /// A program's text cannot be written to a file.
-    #[error("a program can not be written to {}: {source}", path.display())]
+    #[error("cannot write a program to {}: {source}", path.display())]
     Dump {
         /// The file.
         path: PathBuf,
@@ -238,7 +238,7 @@ pub enum XlaError {
         source: std::io::Error,
     },
     /// The folder of the compile cache cannot be created.
-    #[error("the folder for compiled programs, {}, can not be made (run.xla.compile_cache): {source}", path.display())]
+    #[error("cannot create the folder for compiled programs, {} (run.xla.compile_cache): {source}", path.display())]
     Cache {
         /// The folder.
         path: PathBuf,
@@ -279,7 +279,7 @@ fn of_version(stablehlo: Option<[u64; 3]>) -> String {
 fn asked_for(flags: &[&str]) -> String {
     match flags {
         [] => String::new(),
-        flags => format!(" (it was asked for {}, which newer ones know)", flags.join(", ")),
+        flags => format!(" (flags {} were requested, which only newer plugins know)", flags.join(", ")),
     }
 }
 

@@ -54,14 +54,14 @@ impl fmt::Display for Order {
         match self {
             Order::Same => f.write_str("that of the schedule"),
             Order::Differs { wanted: Some(wanted), found: Some(found) } => {
-                write!(f, "differs from the schedule's: {found} stands where it has {wanted}")
+                write!(f, "differs from the schedule's: {found} in place of {wanted}")
             }
             Order::Differs { wanted: Some(wanted), found: None } => {
-                write!(f, "differs from the schedule's: {wanted} is not there")
+                write!(f, "differs from the schedule's: {wanted} is missing")
             }
             Order::Differs { found, .. } => {
                 let found = found.as_ref().map_or_else(String::new, Collective::to_string);
-                write!(f, "differs from the schedule's: {found} is one more than it has")
+                write!(f, "differs from the schedule's: {found} is extra")
             }
         }
     }
@@ -97,10 +97,10 @@ mod tests {
         assert_eq!(said(&[3, 0, 1, 2]), "that of the schedule", "another kind");
         assert_eq!(
             said(&[2, 0, 1, 3]),
-            "differs from the schedule's: forward/unit 2/all-gather 2 (8 elements) stands where it has \
+            "differs from the schedule's: forward/unit 2/all-gather 2 (8 elements) in place of \
              forward/unit 1/all-gather 0 (8 elements)"
         );
-        assert!(said(&[0, 2, 1, 3]).contains("unit 1/all-gather 1 (8 elements) is one more than it has"));
+        assert!(said(&[0, 2, 1, 3]).contains("unit 1/all-gather 1 (8 elements) is extra"));
     }
 
     /// With replicas and the tree reduction, gradients are gathered too, on another queue than parameters.
@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn what_is_gone_or_there_twice_is_noticed() {
-        assert!(said(&[0, 1, 3]).contains("forward/unit 2/all-gather 2 (8 elements) is not there"));
-        assert!(said(&[0, 1, 2]).contains("gradient/unit 2/reduce-scatter 3 (8 elements) is not there"));
-        assert!(said(&[0, 2, 0, 3]).contains("forward/unit 1/all-gather 0 (8 elements) is one more"));
+        assert!(said(&[0, 1, 3]).contains("forward/unit 2/all-gather 2 (8 elements) is missing"));
+        assert!(said(&[0, 1, 2]).contains("gradient/unit 2/reduce-scatter 3 (8 elements) is missing"));
+        assert!(said(&[0, 2, 0, 3]).contains("forward/unit 1/all-gather 0 (8 elements) is extra"));
     }
 
     #[test]

@@ -52,8 +52,7 @@ impl Store {
         self.topics.hear(&topic(key), limit).map_err(|error| match error {
             AssemblyError::Late { .. } => {
                 let (key, seconds) = (topic(key), limit.as_secs_f64());
-                let message =
-                    format!("no process has given the plugin's key \"{key}\" a value within {seconds} s");
+                let message = format!("no process has set the plugin's key \"{key}\" within {seconds} s");
                 Refusal { code: DEADLINE_EXCEEDED, message }
             }
             AssemblyError::GivenUp | AssemblyError::Failed(_) => {
@@ -101,7 +100,7 @@ mod tests {
         assert_eq!(store.try_get(b"\xff"), Ok(Vec::new()));
         let late = store.get(b"b", Duration::from_millis(10)).unwrap_err();
         assert_eq!(late.code, DEADLINE_EXCEEDED);
-        assert_eq!(late.message, "no process has given the plugin's key \"b\" a value within 0.01 s");
+        assert_eq!(late.message, "no process has set the plugin's key \"b\" within 0.01 s");
     }
 
     #[test]

@@ -53,10 +53,10 @@ impl fmt::Display for Told {
                 write!(f, "loaded a program of {operations} operations in {:.1} s", took.as_secs_f64())
             }
             Told::Unusable { reason } => {
-                write!(f, "a compiled program is of no use, and is compiled again: {reason}")
+                write!(f, "a cached program is unusable, and is compiled again: {reason}")
             }
             Told::NotKept { reason } => {
-                write!(f, "a compiled program is not kept (run.xla.compile_cache): {reason}")
+                write!(f, "a compiled program is not cached (run.xla.compile_cache): {reason}")
             }
         }
     }

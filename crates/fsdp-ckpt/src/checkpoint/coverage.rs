@@ -49,7 +49,7 @@ impl Tensor {
                 self.files(sources)
             ),
             Some((first, second)) => format!(
-                "held twice, by {} and by {}; files of different checkpoints may lie together",
+                "held twice, by {} and by {}; files of different checkpoints may be mixed",
                 file(first),
                 file(second)
             ),

@@ -95,7 +95,7 @@ fn descend<'a, T: Nested>(
 
 fn unsupported_key(path: &[Key], key: &Value) -> Fault {
     let (at, key) = (join(path), format!("{key:?}").chars().take(100).collect::<String>());
-    let rule = "keys that are text, integers, bools or None have names";
+    let rule = "supported are text, integers, bools and None";
     Fault::unsupported(format!("the dict at `{at}` has the key {key}; {rule}"))
 }
 
@@ -180,9 +180,8 @@ fn place<L>(root: &mut Option<Node<L>>, path: &[Key], leaf: L) -> Result<(), Fau
 /// The error for a node that would have to be two of leaf, dict and list.
 fn two_kinds(at: &[Key], name: &[Key]) -> Fault {
     let (at, name) = (join(at), join(name));
-    let reason = format!(
-        "the name `{name}` does not nest beside the others: `{at}` would be two kinds of things; rename one"
-    );
+    let reason =
+        format!("the name `{name}` conflicts with others: `{at}` would be two kinds of things; rename one");
     Fault::new(reason)
 }
 

@@ -26,8 +26,8 @@ impl Checkpoint {
             return Ok(());
         }
         let reason = format!(
-            "it holds objects of classes that are no part of a checkpoint format: {}; nothing of them was run or read; \
-             without --strict they are left out and everything else is read",
+            "it holds objects of classes that belong to no checkpoint format: {}; none of them was run or \
+             read; without --strict they are left out and everything else is read",
             listed(&self.opaque_texts(), LISTED_MAX)
         );
         Err(Error::unsupported(&self.path, reason))

@@ -73,7 +73,7 @@ impl Checkpoint {
             .collect();
         if self.tensors.is_empty() {
             let keys = listed(&keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>(), LISTED_MAX);
-            let reason = format!("no tensor is under the key `{key}`; keys that hold some are {keys}");
+            let reason = format!("no tensor is under the key `{key}`; keys with tensors are {keys}");
             return Err(Error::bad_request(&self.path, reason));
         }
         if !others.is_empty() {

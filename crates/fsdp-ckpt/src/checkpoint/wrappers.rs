@@ -128,7 +128,7 @@ impl Checkpoint {
         let found: Vec<String> = self.wrappers().into_iter().map(|step| format!("`{step}.`")).collect();
         (!found.is_empty()).then(|| {
             format!(
-                "names have {} in them, which wrappers of modules put there; --strip-wrappers removes it",
+                "names contain {}, which module wrappers add; --strip-wrappers removes it",
                 found.join(", ")
             )
         })

@@ -47,7 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Config, Error> {
     let text = text.ok_or_else(|| bad(format!("it has more than {CONFIG_BYTES_MAX} bytes")))?;
     let json: serde_json::Value = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
     if !json.is_object() {
-        return Err(bad("it is no JSON object".to_owned()));
+        return Err(bad("it is not a JSON object".to_owned()));
     }
     let ties = |part: &serde_json::Value| part["tie_word_embeddings"].as_bool();
     let ties_embeddings = ties(&json).or_else(|| ties(&json["text_config"])).unwrap_or(false);
@@ -64,7 +64,7 @@ pub(super) fn add_head(checkpoint: &Checkpoint, selection: &mut Selection) -> Re
         return Ok(());
     }
     let Some(first) = tensors.iter().position(|tensor| is_one(tensor, &EMBEDDINGS)) else {
-        let reason = format!("it has no embeddings that `{HEAD}` could be tied to; leave --tied out");
+        let reason = format!("it has no embeddings that `{HEAD}` could be tied to; omit --tied");
         return Err(Error::bad_request(&checkpoint.path, reason));
     };
     let mut head = tensors[first].clone();

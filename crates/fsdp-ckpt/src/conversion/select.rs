@@ -78,16 +78,16 @@ fn check_request(checkpoint: &Checkpoint, conversion: &Conversion) -> Result<(),
         return Err(format!("tensors cannot be converted to {dtype}; choose F64, F32, BF16 or F16"));
     }
     if conversion.target == Target::Safetensors && conversion.tied == Some(Tied::Twice) {
-        let reason = "safetensors hold tied weights once; leave --tied twice out, or write another format";
+        let reason = "safetensors hold tied weights once; omit --tied twice, or write another format";
         return Err(reason.to_owned());
     }
     let has_layout = conversion.layout.is_some() && is_in(Role::Optimizer, conversion.part);
     match layout::first_numbered(checkpoint).filter(|_| has_layout) {
         None => Ok(()),
         Some(name) => Err(format!(
-            "parameters of its optimizer go by number (`{name}`), and --layout needs names, which only the model tells: \
-             `fsdp train --resume-from` takes them from the model and saves them, so convert what it saves; or leave \
-             --layout out, or take the model alone with --only model"
+            "its optimizer identifies parameters by number (`{name}`), but --layout needs names, which only \
+             the model has: `fsdp train --resume-from` takes them from the model and saves them, so convert \
+             what it saves; or omit --layout, or convert the model alone with --only model"
         )),
     }
 }
@@ -143,7 +143,7 @@ fn nothing_selected(checkpoint: &Checkpoint) -> String {
     let count = |role| checkpoint.tensors.values().filter(|tensor| tensor.role == role).count();
     let (model, optimizer, other) = (count(Role::Model), count(Role::Optimizer), count(Role::Other));
     let held = format!("{model} model tensors, {optimizer} optimizer tensors, {other} others");
-    format!("it holds nothing of what was selected ({held})")
+    format!("it holds nothing that was selected ({held})")
 }
 
 /// A prefix or renaming that changed nothing is reported as a mistake.
@@ -169,9 +169,7 @@ fn note_wrappers(
     notes: &mut Vec<String>,
 ) -> Result<(), String> {
     match (checkpoint.wrapper_note(), conversion.strip_wrappers) {
-        (None, true) => {
-            Err("no name has a wrapper in it that could be removed; leave --strip-wrappers out".to_owned())
-        }
+        (None, true) => Err("no name contains a wrapper to remove; omit --strip-wrappers".to_owned()),
         (Some(note), false) => {
             notes.push(note);
             Ok(())

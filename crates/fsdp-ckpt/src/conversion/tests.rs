@@ -215,7 +215,7 @@ fn a_layout_of_an_optimizer_by_number_is_refused() {
         for layout in [Layout::Torchtitan, Layout::Flat, Layout::ModelOptimizer] {
             let conversion = Conversion { layout: Some(layout), ..Conversion::new(Target::Dcp) };
             let message = refused(&source, dir.path(), conversion.clone());
-            assert!(message.contains("go by number (`optimizer.state.0.exp_avg`)"), "{message}");
+            assert!(message.contains("by number (`optimizer.state.0.exp_avg`)"), "{message}");
             let model = Conversion { part: Part::Model, ..conversion };
             let out = dir.path().join(format!("{layout:?}"));
             converted(&source, &out, &model).unwrap();

@@ -23,8 +23,8 @@ pub enum Fault {
     },
     /// A pickle names a class or function that is not in the table of known checkpoint types.
     #[error(
-        "it names `{module}.{name}` at byte {offset}, which is no part of a known checkpoint format; nothing of it \
-         was run, and it is not read"
+        "it names `{module}.{name}` at byte {offset}, which belongs to no known checkpoint format; it was \
+         neither run nor read"
     )]
     UnknownGlobal {
         /// Byte offset in the pickle.

@@ -97,10 +97,7 @@ impl fmt::Display for NameDifferences {
         }
         let wrappers: Vec<String> = wrappers.into_iter().map(|wrapper| format!("`{wrapper}.`")).collect();
         let found = wrappers.join(", ");
-        write!(
-            f,
-            "; wrappers of modules have put {found} into names: `fsdp ckpt convert --strip-wrappers` removes it"
-        )
+        write!(f, "; module wrappers added {found} to names: `fsdp ckpt convert --strip-wrappers` removes it")
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum UrlFault {
     NotBuilt,
     /// The scheme is not supported.
     #[cfg_attr(not(feature = "object-store"), expect(dead_code, reason = "the other build has it"))]
-    #[error("no object store has URLs of `{scheme}:`; there are s3, gs, az, abfs, file and memory")]
+    #[error("no object store uses `{scheme}:` URLs; there are s3, gs, az, abfs, file and memory")]
     UnknownScheme {
         /// The scheme.
         scheme: String,

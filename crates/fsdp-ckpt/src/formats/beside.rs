@@ -92,7 +92,7 @@ impl Search {
             let path = dir.join(&name);
             self.searched += 1;
             if depth == 0 || self.searched > SEARCHED_MAX {
-                return self.unread(dir.to_owned(), "there is more in it than is searched; name it");
+                return self.unread(dir.to_owned(), "it has too much content to search; name it");
             }
             if Files::anywhere().is_directory(&path) {
                 self.inner_directory(&path, &name, depth - 1);
@@ -134,7 +134,7 @@ impl Search {
             return;
         }
         if name.ends_with(dcp::ITEMS_ENDING) {
-            return self.unread(path, "the metadata of the checkpoint list nothing in it");
+            return self.unread(path, "the metadata of the checkpoint does not list it");
         }
         if name.starts_with('.') {
             return self.unread(path, "it is hidden");
@@ -143,7 +143,7 @@ impl Search {
         let kind = contents::kind_at(&path);
         match kind {
             Ok(FileKind::Zip | FileKind::Safetensors | FileKind::Legacy) => {}
-            Ok(_) if !is_sure => return self.unread(path, "it is no file of tensors"),
+            Ok(_) if !is_sure => return self.unread(path, "it is not a file of tensors"),
             Ok(_) => {}
             Err(error) => return self.found.problems.push(error),
         }

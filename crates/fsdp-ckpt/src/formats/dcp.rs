@@ -58,8 +58,8 @@ pub(super) fn lacks_metadata(dir: &Path, names: &[String]) -> bool {
 /// The error for a directory whose metadata is missing.
 pub(super) fn no_metadata(dir: &Path) -> Error {
     let reason = format!(
-        "its {METADATA_FILE} is missing, which says what the {ITEMS_ENDING} files in it hold (or {FIRST_RANK_METADATA_FILE}, \
-         after a save without collectives); fetch it"
+        "its {METADATA_FILE} is missing, which describes its {ITEMS_ENDING} files (or \
+         {FIRST_RANK_METADATA_FILE}, after a save without collectives); fetch it"
     );
     Error::malformed(dir, reason)
 }
@@ -138,7 +138,7 @@ fn other_tool(unknown: &Global) -> Option<&'static str> {
 
 /// The error for a checkpoint of another tool that resembles PyTorch's.
 fn of_other_tool(tool: &str) -> Fault {
-    let looks = "which only looks like one of PyTorch";
+    let looks = "which only resembles one of PyTorch";
     Fault::unsupported(format!("it is a checkpoint of {tool}, {looks}; convert it with {tool} first"))
 }
 

@@ -49,7 +49,8 @@ const MODEL_FILES: &str = "_model_states.pt";
 const UNSHARDED: &str = "mp_rank_00_model_states.pt";
 
 /// Names the unsupported kinds of parallelism and the way out.
-const NOT_SUPPORTED: &str = "models that are cut by tensor or pipeline parallelism, and experts, are not supported; gather the model first";
+const NOT_SUPPORTED: &str = "models split by tensor or pipeline parallelism, and experts, are not supported; \
+                             gather the model first";
 
 /// Keys of model files that are read elsewhere or mean nothing outside of a run.
 const KNOWN_KEYS: [&str; 8] = [
@@ -115,9 +116,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     add_others(&models[0], &KNOWN_KEYS, &mut checkpoint)?;
     let cut_models = models.iter().filter(|_| is_model_cut);
     if optimizers.iter().chain(cut_models).any(|file| !file.tells_rank) {
-        checkpoint
-            .limits
-            .push("files of ranks that were swapped: they do not say of which rank they are".to_owned());
+        checkpoint.limits.push("swapped rank files: they do not state their rank".to_owned());
     }
     Ok(checkpoint)
 }
@@ -174,7 +173,7 @@ fn check_uncut(file: &RankFile) -> Result<(), Error> {
         || value(file.root.get("optimizer")).is_none()
     {
         let reason =
-            "its optimizer is in files of its own, and none of them (*_optim_states.pt) is here; fetch them";
+            "its optimizer is in separate files, and none of them (*_optim_states.pt) is here; fetch them";
         return Err(Error::malformed(&file.path, reason));
     }
     match value(file.root.get("mp_world_size")).as_ref().and_then(count) {

@@ -41,7 +41,7 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
     let directory = directory_of(path);
     let around = || contents(&directory).unwrap_or(Contents::Unknown);
     match kind_of(&start) {
-        FileKind::Empty => Err(Error::malformed(path, "it is empty, and no checkpoint")),
+        FileKind::Empty => Err(Error::malformed(path, "it is empty, not a checkpoint")),
         _ if path.to_string_lossy().ends_with(dcp::ITEMS_ENDING) => Err(match dcp::is_at(&directory) {
             true => part_of_directory(path, &directory),
             false => dcp::no_metadata(&directory),
@@ -60,7 +60,7 @@ fn open_file(path: &Path) -> Result<Checkpoint, Error> {
                     _ => format!("; the directory {} holds a checkpoint", directory.display()),
                 };
                 let reason =
-                    format!("it is no checkpoint file of a known format: it begins with {start}{beside}");
+                    format!("it is not a checkpoint file of a known format: it begins with {start}{beside}");
                 Err(Error::wrong_path(path, reason))
             }
         },

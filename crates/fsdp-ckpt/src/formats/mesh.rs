@@ -80,7 +80,8 @@ impl Distribution {
         if self.placements.iter().filter(strided).count() > 1 || !before.is_empty() || pieces != split_factor
         {
             return Err(format!(
-                "a strided shard of dimension {dim} with split factor {split_factor} on the mesh {:?} is no box",
+                "a strided shard of dimension {dim} with split factor {split_factor} on the mesh {:?} is not \
+                 one box",
                 self.mesh
             ));
         }

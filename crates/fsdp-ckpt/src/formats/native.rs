@@ -115,8 +115,8 @@ fn other_name(reader: &NativeReader) -> Option<String> {
     let saved = reader.manifest().run_state.get("step")?.as_u64()?;
     (step_of(name)? != saved).then(|| {
         format!(
-            "the directory is named {name}, but the run had done {saved} steps when it was saved: it was renamed. \
-             `fsdp train --resume` goes by names; name it {} again",
+            "the directory is named {name}, but the run had done {saved} steps when it was saved: it was \
+             renamed. `fsdp train --resume` uses the names; rename it to {}",
             RunDir::name_of(saved)
         )
     })

@@ -6,29 +6,27 @@ use crate::{error::Fault, safetensors::TensorType};
 
 /// No file name contains a rank; `example` is a name that does.
 pub(crate) fn no_rank_files(example: &str) -> Fault {
-    Fault::new(format!("no file is named after a rank in a way that is known (such as {example})"))
+    Fault::new(format!("no file is named after a rank in a known way (such as {example})"))
 }
 
 /// The directory holds files of several checkpoints; `sets` are patterns of file names.
 pub(crate) fn several_sets(sets: &[String]) -> Fault {
     let sets = sets.join(", ");
-    Fault::new(format!(
-        "files of several checkpoints lie together ({sets}); name one of the files of the one to read"
-    ))
+    Fault::new(format!("it holds files of several checkpoints ({sets}); name a file of the one to read"))
 }
 
 /// Companion files are present but the model files are missing. Both arguments are patterns of file names.
 pub(crate) fn no_main_files(main: &str, found: &str) -> Fault {
     Fault::new(format!(
-        "the files of the model ({main}) are missing beside {found}; fetch them, or name one of the files that are there to \
-         read these alone"
+        "the files of the model ({main}) are missing beside {found}; fetch them, or name one of the others \
+         to read those alone"
     ))
 }
 
 /// Two files belong to the same rank.
 pub(crate) fn same_rank(rank: usize, first: &Path, second: &Path) -> Fault {
     let (first, second) = (first.display(), second.display());
-    let way_out = "remove the one that is not of this checkpoint";
+    let way_out = "remove the one that does not belong to this checkpoint";
     Fault::new(format!("{first} and {second} are both of rank {rank}; {way_out}"))
 }
 
@@ -36,7 +34,7 @@ pub(crate) fn same_rank(rank: usize, first: &Path, second: &Path) -> Fault {
 /// space, a comma or a semicolon.
 pub(crate) fn disagrees(what: &str, expected: impl Display, got: impl Display, because: &str) -> Fault {
     Fault::new(format!(
-        "its {what} is {got}, where {expected} was expected{because}; it is of another checkpoint"
+        "its {what} is {got}, where {expected} was expected{because}; it belongs to another checkpoint"
     ))
 }
 
@@ -52,7 +50,7 @@ pub(crate) fn not_in_rank(tensor: &str, other: &Path) -> Fault {
 pub(crate) fn other_shape(tensor: &str, expected: &[u64], got: &[u64], other: &Path) -> Fault {
     let other = other.display();
     Fault::new(format!(
-        "tensor `{tensor}` has the shape {got:?} in it, where {expected:?} follows from {other}"
+        "tensor `{tensor}` has the shape {got:?} in it, but {expected:?} follows from {other}"
     ))
 }
 
@@ -64,32 +62,32 @@ pub(crate) fn other_type(tensor: &str, expected: TensorType, got: TensorType, ot
 /// The shards of a parameter have too few elements in total.
 pub(crate) fn too_short(tensor: &str, expected: u64, got: u64) -> Fault {
     Fault::new(format!(
-        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
-         {expected}; the file was cut or is of another checkpoint"
+        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, but its parameters \
+         have {expected}; the file was truncated or belongs to another checkpoint"
     ))
 }
 
 /// A shard is not stored as one contiguous run of elements.
 pub(crate) fn strided(tensor: &str) -> Fault {
-    let supported = "shards that lie in one run are supported";
+    let supported = "only contiguous shards are supported";
     Fault::unsupported(format!("its shard of `{tensor}` is a strided view; {supported}"))
 }
 
 /// A tensor is distributed in a way that cannot be merged.
 pub(crate) fn placement(tensor: &str, why: impl Display) -> Fault {
-    Fault::new(format!("tensor `{tensor}` cannot be put together: {why}"))
+    Fault::new(format!("tensor `{tensor}` cannot be assembled: {why}"))
 }
 
 /// Two parameters have the same name once the names of wrapping modules are removed.
 pub(crate) fn same_name(tensor: &str) -> Fault {
-    Fault::new(format!("two tensors have the name `{tensor}` when names of wrappers are removed from it"))
+    Fault::new(format!("two tensors have the name `{tensor}` when wrappers are removed from names"))
 }
 
 /// A file is named after another rank than the one it was saved as.
 pub(crate) fn other_name(saved_as: &str, saved: usize, named: usize) -> Fault {
     Fault::new(format!(
-        "it was saved as {saved_as}, the file of rank {saved}, and has the name of rank {named}: files of ranks were swapped, \
-         or one was copied over another; give each its own name, or fetch them again"
+        "it was saved as {saved_as}, the file of rank {saved}, but has the name of rank {named}: files of \
+         ranks were swapped, or one was copied over another; give each its own name, or fetch them again"
     ))
 }
 

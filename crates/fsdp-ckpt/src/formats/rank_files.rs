@@ -92,7 +92,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
         let added = checkpoint.tensors.iter_mut().filter(|(name, _)| before.binary_search(name).is_err());
         added.for_each(|(_, tensor)| tensor.role = role);
         if !is_optimizer && set.len() > 1 {
-            checkpoint.notes.push("of the ranks' extra states, the first one is read".to_owned());
+            checkpoint.notes.push("only the first rank's extra state is read".to_owned());
         }
     }
     Ok(checkpoint)

@@ -62,7 +62,7 @@ pub fn open_files(dir: &Path, names: &[String]) -> Result<Checkpoint, Error> {
         if count != names.len() {
             let missing = count.abs_diff(names.len());
             let reason = format!(
-                "{missing} of the {count} files that its name counts are missing; fetch or save them again"
+                "{missing} of the {count} files that its name states are missing; fetch or save them again"
             );
             return Err(Error::malformed(dir, reason));
         }
@@ -98,8 +98,8 @@ fn refuse_native(reader: &SafetensorsReader) -> Result<(), Error> {
         return Err(part_of_directory(reader.path(), &directory));
     }
     let reason = format!(
-        "it is part of a native checkpoint whose {MANIFEST_FILE} is missing: the save was not completed, or the file \
-         was lost; without it nothing says that the tensors are whole"
+        "it is part of a native checkpoint whose {MANIFEST_FILE} is missing: the save was not completed, or \
+         the file was lost; without it the tensors cannot be known to be whole"
     );
     Err(Error::malformed(reader.path(), reason))
 }

@@ -88,8 +88,8 @@ pub(super) fn is_flat(name: &str) -> bool {
 pub(super) fn part(name: &str, class: &Global) -> Fault {
     if class.name == "ShardedTensor" && is_flat(name) {
         return Fault::unsupported(format!(
-            "it is a local state of FSDP1 (`{name}`): flat parameters without the names and shapes of what is in them, \
-             which only the model's code knows; save a sharded or full state dict instead"
+            "it is a local state of FSDP1 (`{name}`): flat parameters without the names and shapes of their \
+             contents, which only the model's code has; save a sharded or full state dict instead"
         ));
     }
     let Global { module, name: class } = class;

@@ -51,7 +51,7 @@ const OTHERS: [(&str, &str); 10] = [
 
 /// The loss that a folder without a list of its files cannot reveal.
 const UNLISTED: &str =
-    "files that are gone from the folder: trainers keep no list of what lies beside a model";
+    "files that are gone from the folder: trainers keep no list of the files beside a model";
 
 /// Maximum number of names in the description of a checkpoint.
 const LISTED_MAX: usize = 4;
@@ -98,7 +98,8 @@ pub(super) fn check_saved_name(path: &Path, folder: &str) -> Result<(), Fault> {
         return Ok(());
     }
     let reason = format!(
-        "it was saved as `{folder}` and has the name of `{stem}`: one file was copied over another; fetch them again"
+        "it was saved as `{folder}` but has the name of `{stem}`: one file was copied over another; fetch \
+         them again"
     );
     Err(Fault::new(reason))
 }
@@ -139,8 +140,8 @@ pub(super) fn add(model: &mut Checkpoint, dir: &Path, names: &[String]) -> Resul
 /// The error for a trainer's folder without a model.
 pub(super) fn no_model(dir: &Path, beside: &[String]) -> Error {
     let reason = format!(
-        "it holds what trainers leave beside a model ({}), and no model: fetch the folder again, or name one of these to \
-         read it alone",
+        "it holds what trainers leave beside a model ({}), but no model: fetch the folder again, or name one \
+         of these to read it alone",
         listed(beside, LISTED_MAX)
     );
     Error::malformed(dir, reason)

@@ -44,7 +44,7 @@ impl<'de> Deserialize<'de> for Attempt {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Attempt, D::Error> {
         let text = String::deserialize(deserializer)?;
         Attempt::named(&text)
-            .ok_or_else(|| serde::de::Error::custom("16 lower-case hexadecimal digits were expected"))
+            .ok_or_else(|| serde::de::Error::custom("expected 16 lower-case hexadecimal digits"))
     }
 }
 

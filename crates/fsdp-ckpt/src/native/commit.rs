@@ -48,8 +48,8 @@ impl RunLock {
                 Ok(there) if there == manifest && !self.run().renames() => {}
                 Ok(there) if is_twin(&there, &manifest) => self.discard(step)?,
                 Ok(_) => {
-                    let reason = "it was saved by another run meanwhile, with other content: two runs write here; stop \
-                                  one of them";
+                    let reason = "another run saved it meanwhile with different content: two runs write \
+                                  here; stop one of them";
                     return Err(Error::wrong_path(complete, reason));
                 }
                 Err(_) => return Err(error),
@@ -102,12 +102,13 @@ impl Commit<'_> {
         let layout = self.plan.lay_out(rank)?;
         if report.plan != self.plan.digest() {
             let reason = format!(
-                "rank {rank} saved other tensors or rows than rank 0 expects; all ranks need the same model and world"
+                "rank {rank} saved different tensors or rows than rank 0 expects; all ranks need the same \
+                 model and world"
             );
             return Err(Error::unplanned(&self.dir, reason));
         }
         if !fits(&report, &layout, rank) {
-            let reason = format!("rank {rank} reports another file than the one that is planned for it");
+            let reason = format!("rank {rank} reports a different file than the plan has for it");
             return Err(Error::unplanned(&self.dir, reason));
         }
         if !self.is_on_disk {
@@ -162,7 +163,7 @@ pub(crate) fn manifest(plan: &SavePlan, files: Vec<ManifestFile>, run_state: Map
 /// The error for a rank's file that rank 0 does not find.
 fn gone(path: &Path, rank: usize) -> Error {
     let reason = format!(
-        "it was written by rank {rank} and is not there for rank 0: all processes need the same out_dir, and nobody else \
+        "rank {rank} wrote it, but rank 0 cannot find it: all processes need the same out_dir, and no others \
          may remove files there"
     );
     Error::unavailable(path, reason)

@@ -125,7 +125,8 @@ impl Manifest {
         let (expected, got) = (manifest.files.len(), manifest.world_size);
         if expected != got || got == 0 {
             let reason = format!(
-                "it says that {got} ranks saved it, but lists {expected} files, one for each rank; use another checkpoint"
+                "it says that {got} ranks saved it, but lists {expected} files, not one for each rank; use \
+                 another checkpoint"
             );
             return Err(Fault::new(reason));
         }
@@ -175,8 +176,8 @@ impl Manifest {
         if expected != Some(got) {
             let expected = expected.unwrap_or(0);
             let reason = format!(
-                "file `{file}` has {got} checksums for rows {start}..{end} of tensor `{tensor}`, not {expected} as \
-                 {chunk_rows} rows a chunk make"
+                "file `{file}` has {got} checksums for rows {start}..{end} of tensor `{tensor}`, not \
+                 {expected}, with {chunk_rows} rows per chunk"
             );
             return Err(Fault::new(reason));
         }

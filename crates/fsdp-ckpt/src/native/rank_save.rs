@@ -148,7 +148,8 @@ impl RankSave {
         let next = rows.start + self.progress[shard].bytes.checked_div(row_bytes).unwrap_or(0) as usize;
         if count > 0 && first_row != next {
             let reason = format!(
-                "row {first_row} of tensor `{name}` was written where row {next} is next; rows of a tensor are in order"
+                "row {first_row} of tensor `{name}` was written, but row {next} is next; rows of a tensor \
+                 must be written in order"
             );
             return Err(Error::unplanned(path, reason));
         }

@@ -198,8 +198,7 @@ fn compare(manifest: &Manifest, listed: &ManifestFile, header: &Header) -> Resul
         };
         if (entry.dtype(), entry.shape()) != (dtype, &shape[..]) {
             let got = format!("{} {:?}", entry.dtype(), entry.shape());
-            let reason =
-                format!("tensor `{name}` is {got} in it, but the manifest makes it {dtype} {shape:?}");
+            let reason = format!("tensor `{name}` is {got} in it, but the manifest says {dtype} {shape:?}");
             return Err(Fault::new(reason));
         }
         placed.insert(name);

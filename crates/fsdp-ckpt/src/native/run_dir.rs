@@ -192,8 +192,8 @@ impl RunLock {
             return self.clear_objects();
         }
         if files.kind_of_name(checkpoints) != Some(FileKind::Directory) {
-            let reason = "it is a link to a directory with checkpoints, which can not be cleared in one step; remove what \
-                          is there, or choose another out_dir";
+            let reason = "it is a link to a directory with checkpoints, which cannot be cleared in one step; \
+                          remove what is there, or choose another out_dir";
             return Err(Error::wrong_path(checkpoints, reason));
         }
         self.remove_cleared()?;

@@ -72,7 +72,7 @@ impl<'a> Machine<'a> {
     fn header(&mut self) -> Result<(), Fault> {
         match (self.input.byte("the protocol")?, self.input.byte("the protocol")?) {
             (op::PROTO, 2..=5) => Ok(()),
-            _ => Err(Fault::unsupported("it is of no protocol from 2 to 5")),
+            _ => Err(Fault::unsupported("its protocol is not 2, 3, 4 or 5")),
         }
     }
 
@@ -331,7 +331,7 @@ impl<'a> Machine<'a> {
 
 /// The fault for an opcode that needs another kind of value than it finds on the stack.
 pub(super) fn wrong_operand(at: usize, expected: &str, found: &Node) -> Fault {
-    Fault::at(at, format!("an opcode needs {expected} and finds {}", found.kind()))
+    Fault::at(at, format!("an opcode needs {expected} but finds {}", found.kind()))
 }
 
 /// The fault for a use of a known global that no format makes. `used` is a participle such as "called".

@@ -145,9 +145,9 @@ fn known_names_do_only_what_the_formats_do_with_them() {
 
 #[test]
 fn containers_are_filled_only_as_what_they_are() {
-    assert!(fault(b"]K\x01K\x02s").contains("needs a dict and finds a list"));
-    assert!(fault(b"}K\x01a").contains("needs a list and finds a dict"));
-    assert!(fault(b"](K\x01\x90").contains("needs a set and finds a list"));
+    assert!(fault(b"]K\x01K\x02s").contains("needs a dict but finds a list"));
+    assert!(fault(b"}K\x01a").contains("needs a list but finds a dict"));
+    assert!(fault(b"](K\x01\x90").contains("needs a set but finds a list"));
     assert!(fault(b"ccollections\nOrderedDict\nK\x01K\x02s").contains("a class or function"));
     assert!(fault(b"K\x01}b").contains("finds an integer"));
 }
@@ -181,7 +181,7 @@ fn shared_parts_are_not_written_out_without_end() {
     let lists = [b"(", &body[..], b"t"].concat();
     let graph = parse(&pickle(&lists)).unwrap();
     let value = graph.value(graph.root(), &mut Budget::default());
-    assert!(value.unwrap_err().to_string().starts_with("written out, its shared parts need more than"));
+    assert!(value.unwrap_err().to_string().starts_with("expanded, its shared parts need more than"));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn refuses_what_is_left_over_or_missing() {
     let parsed = |bytes: &[u8]| parse(bytes).unwrap_err();
     assert_eq!(parsed(b""), Fault::at(0, "it ends inside the protocol"));
     for pickle in [&b"\x80\x06N."[..], b"(lp0\n."] {
-        assert_eq!(parsed(pickle), Fault::unsupported("it is of no protocol from 2 to 5"));
+        assert_eq!(parsed(pickle), Fault::unsupported("its protocol is not 2, 3, 4 or 5"));
     }
     assert_eq!(parsed(b"\x80\x02N.N"), Fault::at(4, "1 bytes follow its end"));
     for body in [&b"NN"[..], b"", b"N(a", b"}(K\x01u"] {

@@ -20,7 +20,7 @@ impl Budget {
     /// Takes the bytes of one value whose own data has `len` bytes.
     pub(crate) fn take(&mut self, len: usize) -> Result<(), Fault> {
         let need = (size_of::<Value>() + len) as u64;
-        let expansion = || format!("written out, its shared parts need more than {EXPANDED_BYTES_MAX} bytes");
+        let expansion = || format!("expanded, its shared parts need more than {EXPANDED_BYTES_MAX} bytes");
         self.0 = self.0.checked_sub(need).ok_or_else(|| Fault::new(expansion()))?;
         Ok(())
     }

@@ -120,7 +120,7 @@ pub(super) fn check_magic(section: Section<'_>) -> Result<(), Error> {
     }
     let tar_end = TAR_MAGIC_AT + TAR_MAGIC.len() as u64;
     let what = if head.starts_with(MAGIC) {
-        "it has the form of PyTorch before 1.6, which is read from files of their own alone"
+        "it has the form of PyTorch before 1.6, which is read only as a file of its own"
     } else if section.len() >= tar_end && section.read(TAR_MAGIC_AT..tar_end)? == TAR_MAGIC {
         "it is a tar archive, the form of PyTorch before 0.1.10: load it there and save it again"
     } else if head.starts_with(b"\x80") {

@@ -95,15 +95,15 @@ fn storages(section: Section<'_>, pickles: &Pickles) -> Result<Archive, Error> {
     let refused = |reason: String| section.fault(Fault::new(reason));
     let sizes: BTreeMap<&str, u64> = element_bytes(&pickles.root);
     let keys = pickles.keys.items(pickles.keys.root());
-    let keys = keys.ok_or_else(|| refused("its list of storages is no list".to_owned()))?;
+    let keys = keys.ok_or_else(|| refused("its list of storages is not a list".to_owned()))?;
     let mut records = Vec::with_capacity(keys.len());
     let mut at = pickles.end;
     for &key in keys {
         let key =
-            pickles.keys.str(key).ok_or_else(|| refused("the key of a storage is no text".to_owned()))?;
+            pickles.keys.str(key).ok_or_else(|| refused("the key of a storage is not text".to_owned()))?;
         let cut = || refused(format!("it ends inside of storage `{key}`: it was truncated; fetch it again"));
         let size = sizes.get(key).copied();
-        let size = size.ok_or_else(|| refused(format!("nothing in it says the type of storage `{key}`")))?;
+        let size = size.ok_or_else(|| refused(format!("nothing in it gives the type of storage `{key}`")))?;
         let start = at.checked_add(LEN_BYTES).filter(|start| *start <= section.len()).ok_or_else(cut)?;
         let len = section.read(at..start)?.try_into().map(u64::from_le_bytes).expect("eight bytes were read");
         let end = len.checked_mul(size).and_then(|len| start.checked_add(len));

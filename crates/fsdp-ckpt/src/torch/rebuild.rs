@@ -75,7 +75,7 @@ impl Builder<'_> {
     fn subclass(&self, args: &[NodeId], budget: &mut Budget) -> Result<Item, Fault> {
         let function = "_rebuild_from_type_v2";
         let [maker, class, maker_args, state] = args else {
-            return Err(bad(function, "it has not four arguments"));
+            return Err(bad(function, "it does not have four arguments"));
         };
         let (maker, class) = match (&self.graph[*maker], &self.graph[*class]) {
             (Node::Global(maker), Node::Global(class)) => (maker, class),
@@ -85,14 +85,14 @@ impl Builder<'_> {
             (Node::Unknown(class), _) => {
                 return self.opaque(&class.global, &[*maker_args, *state], &[], budget);
             }
-            _ => return Err(bad(function, "function and class are no names")),
+            _ => return Err(bad(function, "function and class are not names")),
         };
         if maker.is("torch._utils", "_rebuild_wrapper_subclass") {
             let state = Box::new(self.item(*state, budget)?);
             return Ok(Item::Wrapped { class: class.to_global(), state });
         }
         let args =
-            self.graph.items(*maker_args).ok_or_else(|| bad(function, "the arguments are no tuple"))?;
+            self.graph.items(*maker_args).ok_or_else(|| bad(function, "the arguments are not a tuple"))?;
         let is_plain = matches!(
             (class.module(), class.name()),
             ("torch", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer")
@@ -217,24 +217,24 @@ impl Builder<'_> {
             ("_rebuild_tensor_v3", [_, _, dtype]) => (Some(self.dtype(*dtype)?), None),
             ("_rebuild_tensor_v3", [_, _, dtype, metadata]) => (Some(self.dtype(*dtype)?), Some(*metadata)),
             ("_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", _) => {
-                return Err(bad("it has another number of arguments"));
+                return Err(bad("it has a wrong number of arguments"));
             }
-            _ => return Err(bad("it makes no plain tensor")),
+            _ => return Err(bad("it does not make a plain tensor")),
         };
         let is_lazy = |metadata| !matches!(graph[metadata], Node::None) && graph.pairs(metadata) != Some(&[]);
         if metadata.is_some_and(is_lazy) {
             return Err(bad("it is conjugated or negated lazily"));
         }
-        let offset = graph.u64(offset).ok_or_else(|| bad("the first element is no index"))?;
-        let shape = graph.dims(shape).ok_or_else(|| bad("the shape is no tuple of sizes"))?;
-        let strides = graph.dims(strides).ok_or_else(|| bad("the strides are no tuple of distances"))?;
+        let offset = graph.u64(offset).ok_or_else(|| bad("the first element is not an index"))?;
+        let shape = graph.dims(shape).ok_or_else(|| bad("the shape is not a tuple of sizes"))?;
+        let strides = graph.dims(strides).ok_or_else(|| bad("the strides are not a tuple of distances"))?;
         budget.take((shape.len() + strides.len()) * size_of::<u64>())?;
         storage(graph, self.container, storage_id)?.view(dtype, offset, shape, strides)
     }
 
     fn dtype(&self, id: NodeId) -> Result<TensorType, Fault> {
         let Node::Global(global) = self.graph[id] else {
-            return Err(bad("_rebuild_tensor_v3", "the dtype is none"));
+            return Err(bad("_rebuild_tensor_v3", "the dtype is invalid"));
         };
         dtype(global).ok_or_else(|| unsupported_dtype(global))
     }

@@ -64,15 +64,15 @@ pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> R
         [kind, class, key, _location, count] => (kind, class, key, count),
         // Before PyTorch 1.6, the identifier could describe a view of another storage, but no writer made one.
         [kind, class, key, _location, count, view] if graph[*view] == Node::None => (kind, class, key, count),
-        _ => return Err(bad("its identifier has not five parts")),
+        _ => return Err(bad("its identifier does not have five parts")),
     };
     if graph.str(*kind) != Some("storage") {
         return Err(bad("its identifier is of another kind"));
     }
-    let Node::Global(class) = graph[*class] else { return Err(bad("its class is no class")) };
+    let Node::Global(class) = graph[*class] else { return Err(bad("its class is not a class")) };
     let dtype = storage_dtype(class).ok_or_else(|| unsupported_dtype(class))?;
-    let key = graph.str(*key).ok_or_else(|| bad("its key is no text"))?;
-    let count = graph.u64(*count).ok_or_else(|| bad("its element count is no count"))?;
+    let key = graph.str(*key).ok_or_else(|| bad("its key is not text"))?;
+    let count = graph.u64(*count).ok_or_else(|| bad("its element count is not a count"))?;
     let name = format!("data/{key}");
     let record = container.record(&name).ok_or_else(|| missing_record(&name))?;
     let got = record.data.end - record.data.start;
@@ -82,7 +82,7 @@ pub(super) fn storage(graph: &Graph, container: &Container<'_>, id: NodeId) -> R
         Some(len) if fits => Ok(Storage { key: key.to_owned(), dtype, start: record.data.start, len }),
         _ => {
             let expected = expected.unwrap_or(u64::MAX);
-            Err(Fault::new(format!("storage `{key}` should have {expected} bytes and has {got}")))
+            Err(Fault::new(format!("storage `{key}` should have {expected} bytes, but has {got}")))
         }
     }
 }
@@ -99,7 +99,7 @@ impl Storage {
         let bad = |detail| bad("a tensor", detail);
         let dtype = dtype.or(self.dtype).ok_or_else(|| bad("its storage has no type"))?;
         if shape.len() != strides.len() {
-            return Err(bad("it has not as many strides as dimensions"));
+            return Err(bad("it does not have as many strides as dimensions"));
         }
         let size = dtype.size_bytes() as u64;
         let len = len_bytes(&shape, dtype.size_bytes()).ok_or_else(|| bad("its size cannot be counted"))?;

@@ -50,9 +50,9 @@ pub(super) fn names(
         if parameters.len() != members.len() || parameters.iter().any(|&index| names[index].is_some()) {
             let (expected, got) = (parameters.len(), members.len());
             let reason = format!(
-                "the optimizer's state goes by the number of a parameter, and a group has {got} of them where the model \
-                 has {expected} that it could be: it can not be told which they are. Save the optimizer by name (DCP, \
-                 `get_optimizer_state_dict`), or see that the same parameters decay here and there"
+                "the optimizer's state identifies parameters by number, and a group has {got} of them where \
+                 the model has {expected} to choose from: they cannot be matched. Save the optimizer by name \
+                 (DCP, `get_optimizer_state_dict`), or let the same parameters decay here and there"
             );
             return Err(Error::bad_request(&checkpoint.path, reason));
         }

@@ -78,7 +78,7 @@ impl<'a> StateRows<'a> {
         let checkpoint = self.sources.checkpoint;
         let tensor = tensor(checkpoint, name)?;
         if tensor.len() != 1 {
-            let reason = format!("`{name}` is no number: it has the shape {:?}", tensor.shape);
+            let reason = format!("`{name}` is not a number: it has the shape {:?}", tensor.shape);
             return Err(Error::bad_request(&checkpoint.path, reason));
         }
         self.read(&TensorReader::new(name, tensor), 0..1)?;

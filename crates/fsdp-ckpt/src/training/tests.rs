@@ -110,7 +110,7 @@ fn what_is_missing_or_of_another_shape_is_named() {
     let made = made(&tensors, &[]);
     let wanted = [wanted("a.w", 2, true), wanted("b.w", 3, true), wanted("d.w", 3, true)];
     let error = Found::new(made.checkpoint, &wanted).unwrap_err().to_string();
-    let of = error.split_once("asked for: ").unwrap().1;
+    let of = error.split_once("requested model: ").unwrap().1;
     let expected = "3 missing: `model.d.w`, `exp_avg of b.w`, `exp_avg of d.w`; 1 not expected: `model.c.w`; \
                     1 of the wrong shape: `optim.state.a.w.exp_avg` (expected [2], got [3]); check that config and \
                     weights belong together";

@@ -180,8 +180,8 @@ fn refuse_existing(files: &Files, destination: &Path, kind: OutputKind) -> Resul
         }
         // The rename would replace the link itself, not the directory.
         Some(FileKind::Other(_)) if files.is_directory(destination) => {
-            let reason = "it is a symbolic link to a directory, which an output can not take the place of; name the \
-                          directory that it leads to, which must be empty, or another destination";
+            let reason = "it is a symbolic link to a directory, which an output cannot replace; name the \
+                          directory that it points to, which must be empty, or another destination";
             Err(Error::wrong_path(destination, reason))
         }
         Some(_) => {

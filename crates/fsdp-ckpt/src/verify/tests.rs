@@ -124,7 +124,7 @@ fn a_verdict_on_a_directory_covers_what_lies_beside_the_checkpoint() {
     let unread: Vec<_> = found.unread.iter().map(|one| (one.path.file_name().unwrap(), one.reason)).collect();
     assert_eq!(
         unread,
-        [(".git".as_ref(), "it is hidden"), ("notes.txt".as_ref(), "it is no file of tensors")]
+        [(".git".as_ref(), "it is hidden"), ("notes.txt".as_ref(), "it is not a file of tensors")]
     );
     // A file that should contain tensors but does not is a problem, and so is damage anywhere.
     fs::write(dir.path().join("b.pt"), "words").unwrap();

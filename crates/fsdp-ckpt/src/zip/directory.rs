@@ -154,7 +154,7 @@ fn check_local(entry: &Entry, local: &[u8]) -> Result<u64, Fault> {
     if usize::from(u16_at(local, 26)) != entry.name.len()
         || &local[LOCAL_LEN as usize..] != entry.name.as_bytes()
     {
-        return bad("it has another name");
+        return bad("it has a different name");
     }
     Ok(u64::from(u16_at(local, 28)))
 }

@@ -112,7 +112,7 @@ fn refuses_compressed_and_encrypted_records() {
 #[test]
 fn refuses_names_that_are_there_twice() {
     let bytes = archive(&[written("same", b"1"), written("same", b"2")]);
-    assert_eq!(open(&bytes), Err("record `same` is there twice".into()));
+    assert_eq!(open(&bytes), Err("record `same` occurs twice".into()));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn refuses_records_that_share_bytes() {
     assert_eq!(open(&overlapping), Err("records `a` and `b` overlap".into()));
     // Both entries point at the first record.
     let twice = patch(&patch(&bytes, second + 46, b"a"), second + 42, &[0; 4]);
-    assert_eq!(open(&twice), Err("record `a` is there twice".into()));
+    assert_eq!(open(&twice), Err("record `a` occurs twice".into()));
 }
 
 #[test]

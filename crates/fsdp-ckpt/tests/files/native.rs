@@ -248,7 +248,7 @@ fn a_save_whose_directory_was_removed_says_so() {
     fs::remove_dir_all(dir.path().join(unfinished)).unwrap();
     let error = lock.commit(&plan, 1, Map::new(), vec![report]).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    assert!(error.to_string().contains("written by rank 0 and is not there"), "{error}");
+    assert!(error.to_string().contains("rank 0 wrote it"), "{error}");
     // The next one is not in its way.
     lock.discard(1).unwrap();
     save(&lock, &plan, 1, 1);
@@ -283,7 +283,7 @@ fn rejects_a_rank_that_saved_by_another_plan() {
     };
     let reports = [(0, &plan), (1, &other)].map(report).into();
     let error = lock.commit(&plan, 1, Map::new(), reports).unwrap_err();
-    let is_other = |reason: &str| reason.starts_with("rank 1 saved other tensors or rows");
+    let is_other = |reason: &str| reason.starts_with("rank 1 saved different tensors or rows");
     assert!(matches!(&error, Error::Unplanned { reason, .. } if is_other(reason)), "{error}");
 }
 
@@ -301,7 +301,7 @@ fn rejects_rows_that_do_not_fit_the_plan() {
     assert!(error.to_string().contains("`w`, the buffer has 15"), "{error}");
     let error = part.write_rows("w", 20, &[0; 16]).unwrap_err();
     let is_out_of_order =
-        |reason: &str| reason.starts_with("row 20 of tensor `w` was written where row 19 is next");
+        |reason: &str| reason.starts_with("row 20 of tensor `w` was written, but row 19 is next");
     assert!(matches!(&error, Error::Unplanned { reason, .. } if is_out_of_order(reason)), "{error}");
     let error = part.write_rows("w", 19, &[0; 19 * 16]).unwrap_err();
     assert!(error.to_string().contains("do not exist"), "{error}");

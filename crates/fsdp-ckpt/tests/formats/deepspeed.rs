@@ -148,7 +148,7 @@ fn files_of_ranks_that_were_swapped_or_copied_are_an_error() {
         assert!(copied.contains("holds the same bytes as"), "{copied}");
         let renamed = [(&zero[..], "x_rank_0_optim_states.pt"), (&one, "x_rank_1_optim_states.pt")];
         let limits = deepspeed::open(copy(stage, &[&zero, &one], &renamed).path()).unwrap().limits;
-        assert!(limits[0].contains("do not say of which rank"), "{limits:?}");
+        assert!(limits[0].contains("do not state their rank"), "{limits:?}");
         assert!(open(stage).limits.is_empty());
     }
 }
@@ -197,7 +197,7 @@ fn copies_of_renamed_files_of_cut_models_are_found_and_swaps_are_a_limit() {
         fs::rename(path(&old), path(&format!("x_rank_{rank}_model_states.pt"))).unwrap();
     }
     let limits = deepspeed::open(dir.path()).unwrap().limits;
-    assert!(limits.len() == 1 && limits[0].contains("do not say of which rank"), "{limits:?}");
+    assert!(limits.len() == 1 && limits[0].contains("do not state their rank"), "{limits:?}");
     fs::copy(path("x_rank_0_model_states.pt"), path("x_rank_1_model_states.pt")).unwrap();
     let message = message(dir.path());
     assert!(message.contains("holds the same bytes as"), "{message}");

@@ -97,7 +97,7 @@ fn a_missing_rank_is_named() {
 fn one_rank_under_two_names_is_an_error() {
     let message = message(copies(&[(RANK0, RANK0), (RANK0, RANK1)]).path());
     let expected =
-        "the file of rank 0, and has the name of rank 1: files of ranks were swapped, or one was copied";
+        "the file of rank 0, but has the name of rank 1: files of ranks were swapped, or one was copied";
     assert!(message.contains(RANK1) && message.contains(expected), "{message}");
 }
 

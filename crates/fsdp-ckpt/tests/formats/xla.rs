@@ -172,7 +172,7 @@ fn one_rank_under_two_names_is_an_error() {
     let dir = copies(&[(RANK0, RANK0), (RANK0, RANK1)]);
     let message = message(dir.path());
     assert!(
-        message.contains(RANK1) && message.contains("the file of rank 0, and has the name of rank 1"),
+        message.contains(RANK1) && message.contains("the file of rank 0, but has the name of rank 1"),
         "{message}"
     );
 }

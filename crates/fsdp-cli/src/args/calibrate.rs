@@ -10,13 +10,13 @@ use super::{DeviceArg, NetworkArgs, positive};
 #[derive(Clone, Debug, ClapArgs)]
 #[command(
     after_help = "Small models of several shapes are trained for a few steps, on one rank and on as many as there are
-cores or GPUs; what each operation takes is noted with its sizes. Then collectives are timed: between
-ranks of this process, and on the CPU between processes too, which `fsdp launch` starts. All points go
-to the file, with the machine, the version and the date. It is the description of a cluster, which
-`fsdp plan --cluster FILE` takes; what is not measured (network, price, failures) is that of --like, and
-said to be so. It takes some minutes; other work on the machine makes the times wrong.
+cores or GPUs; the time of each operation is recorded with its sizes. Then collectives are timed:
+between ranks of this process, and on the CPU also between processes, which `fsdp launch` starts.
+All points go to the file, with the machine, the version and the date. The file describes a cluster,
+for `fsdp plan --cluster FILE`; what is not measured (network, price, failures) is taken from --like
+and marked so. It takes some minutes; other work on the machine makes the times wrong.
 
-Where a launcher has started several processes, only collectives between them are timed, and added to
+If a launcher has started several processes, only collectives between them are timed, and added to
 a file of the same machine, device and version.
 
 Examples:
@@ -26,13 +26,13 @@ Examples:
   fsdp plan run.toml --cluster mine.toml"
 )]
 pub(crate) struct CalibrateArgs {
-    /// Where the points go; of files that are there, only an earlier calibration is replaced
+    /// Where the points go; of existing files, only an earlier calibration is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// What computes
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
-    /// The cluster by name that says what is not measured [default: cpu-2core on CPUs]
+    /// The named cluster that supplies what is not measured [default: cpu-2core on CPUs]
     #[arg(long, value_name = "NAME")]
     pub(crate) like: Option<String>,
     /// The most ranks on this machine [default: twice its cores, or its GPUs]
@@ -41,7 +41,7 @@ pub(crate) struct CalibrateArgs {
     /// Steps of each model that are timed, in each of three passes over all models
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = positive)]
     pub(crate) steps: usize,
-    /// So many of the models, the smallest first [default: all]
+    /// Number of models, smallest first [default: all]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) models: Option<usize>,
     #[command(flatten)]

@@ -7,10 +7,10 @@ use super::RunFileArgs;
 /// `fsdp check`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Nothing is run, written or tokenized: the run file and those it extends, the device, the model and its
-weights, the files of the data with their first records, the tokenizer, the output folder, the
-schedule and the memory are looked at, and all that is wrong is listed. The exit code is 2 when
-something is.
+    after_help = "Nothing is run, written or tokenized: the run file and those it extends, the device, the model and
+its weights, the data files with their first records, the tokenizer, the output folder, the
+schedule and the memory are checked, and all problems are listed. The exit code is 2 if there are
+any.
 
 Examples:
   fsdp check run.toml

@@ -12,11 +12,11 @@ use super::sizes::size;
 /// What can be done with a checkpoint.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CkptCommand {
-    /// Say what a checkpoint is and what is in it
+    /// Show the format and contents of a checkpoint
     Inspect(InspectArgs),
     /// Convert a checkpoint of any format into another one
     Convert(ConvertArgs),
-    /// Read all of a checkpoint and say what is damaged
+    /// Read all of a checkpoint and report what is damaged
     Verify(VerifyCkptArgs),
     /// Compare two checkpoints of any formats
     Diff(DiffArgs),
@@ -26,8 +26,8 @@ pub(crate) enum CkptCommand {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Only metadata is read, so this is quick for a checkpoint of any size; `fsdp ckpt verify` reads
-the rest. The format is told by what is in the files, not by their names. PATH is a file, or the
-directory that all ranks wrote; of files per rank, any one will do.
+the rest. The format is detected from what is in the files, not from their names. PATH is a file, or
+the directory that all ranks wrote; if there is a file per rank, any one will do.
 
 JSON keys: path, format, world_size (null where the format does not say), tensor_count,
 tensor_bytes, files (path, bytes), groups (role, dtype, tensors, elements, bytes), run_state,
@@ -68,17 +68,17 @@ Writes:
   torch        a file for torch.load
 
 Weights are never held in memory as a whole. Pickles are read as inert data; nothing in them is
-run, and objects of classes that are no part of a checkpoint format are left out and listed. DST
-must not exist; it appears when it is complete, or not at all, also after Ctrl-C.
+run, and objects of classes that no checkpoint format uses are left out and listed. DST must not
+exist; it appears when it is complete, or not at all, even after Ctrl-C.
 
 Layouts, for readers of the optimizer (dcp, torch); without one, names stay as SRC has them:
   torchtitan       the model's names at the top, optimizer.state.<parameter>.<state>, flattened
   flat             one flat dict: the model's names, optim.state.<parameter>.<state>
   model-optimizer  {model, optimizer}, as get_state_dict of PyTorch returns them
 
-Renaming: --strip-wrappers and --layout first, then --strip-prefix, then each --rename in its order.
-$1 or ${name} stand for groups. Names of parameters inside the optimizer's state are changed alike;
-what does not match such a name may match the whole name of the state.
+Renaming: --strip-wrappers and --layout first, then --strip-prefix, then each --rename in order.
+$1 or ${name} stand for groups. Parameter names inside the optimizer's state are changed too; a
+pattern that does not match such a name may match the whole name of the state.
 
 JSON keys: source, source_format, destination, target, tensors, values, bytes, files, checksums,
 seconds, bytes_per_second, left_out (model, optimizer, other), dropped_values, tied (tensor,
@@ -96,7 +96,7 @@ pub(crate) struct ConvertArgs {
     /// The checkpoint to read
     #[arg(value_name = "SRC")]
     pub(crate) source: PathBuf,
-    /// The file or directory to make
+    /// The file or directory to create
     #[arg(value_name = "DST")]
     pub(crate) destination: PathBuf,
     #[command(flatten)]
@@ -104,10 +104,10 @@ pub(crate) struct ConvertArgs {
     /// The format to write
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub(crate) to: TargetArg,
-    /// Ranks that the output is for (dcp, native) [default: 1]
+    /// Ranks to write the output for (dcp, native) [default: 1]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) world_size: Option<usize>,
-    /// The most bytes of tensors in a file of a safetensors directory, such as 5GB or 500MiB
+    /// Maximum bytes of tensors per file of a safetensors directory, such as 5GB or 500MiB
     /// [default: 5GB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) max_shard_size: Option<u64>,
@@ -120,10 +120,10 @@ pub(crate) struct ConvertArgs {
     /// Where model and optimizer go (dcp, torch)
     #[arg(long, value_name = "LAYOUT", value_enum)]
     pub(crate) layout: Option<LayoutArg>,
-    /// How often tied weights are written [default: as SRC has them]
+    /// How many times tied weights are written [default: as in SRC]
     #[arg(long, value_name = "COUNT", value_enum)]
     pub(crate) tied: Option<TiedArg>,
-    /// Remove what wrappers of modules put into names (_orig_mod., module., _fsdp_wrapped_module.,
+    /// Remove what module wrappers add to names (_orig_mod., module., _fsdp_wrapped_module.,
     /// _checkpoint_wrapped_module.)
     #[arg(long)]
     pub(crate) strip_wrappers: bool,
@@ -154,7 +154,7 @@ byte, and compares all checksums that the format keeps: those of native checkpoi
 byte, records of PyTorch's zip files have a CRC-32, safetensors have none. Bytes that nothing
 protects are counted: damage there, if the file stays readable, cannot be found.
 
-Of a directory everything is looked at: what belongs to the checkpoint, other checkpoints beside
+In a directory everything is considered: what belongs to the checkpoint, other checkpoints beside
 it, and the rest, which is listed with the reason why it is not read.
 
 Exit code: 0 if sound, 1 if something is damaged or missing, or no tensor was found, 2 if PATH is
@@ -187,8 +187,8 @@ pub(crate) struct VerifyCkptArgs {
 #[command(
     after_help = "Tensors are matched by name and compared bit by bit; floating-point tensors of different types by
 value. With a tolerance, values may differ by atol + rtol * |b|, where b is the value in B. A NaN
-equals a NaN. Values that are no tensors are compared where both checkpoints have them. Where no
-name is in both, a key is looked for under which one has just the tensors of the other.
+equals a NaN. Values that are not tensors are compared if both checkpoints have them. If they share
+no name, a key is looked for under which one has exactly the tensors of the other.
 
 Exit code: 0 if nothing differs, 1 if something does, 2 if a checkpoint cannot be read.
 
@@ -223,7 +223,7 @@ pub(crate) struct DiffArgs {
     /// What to compare
     #[arg(long, value_name = "PART", value_enum, default_value_t = PartArg::All)]
     pub(crate) only: PartArg,
-    /// Compare names without what wrappers of modules put into them (see convert)
+    /// Compare names without what module wrappers add to them (see convert)
     #[arg(long)]
     pub(crate) strip_wrappers: bool,
     #[command(flatten)]
@@ -239,7 +239,7 @@ pub(crate) struct ReadArgs {
     /// Refuse objects of unknown classes; else they are left out and listed
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Take only what is under this key, such as `model` in {"model": ..}
+    /// Read only what is under this key, such as `model` in {"model": ..}
     #[arg(long, value_name = "KEY")]
     pub(crate) from_key: Option<String>,
 }
@@ -247,7 +247,7 @@ pub(crate) struct ReadArgs {
 /// How much memory the work may take.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct MemoryArgs {
-    /// The most that all buffers may take, beside what describes the tensors
+    /// Maximum size of all buffers together, not counting the descriptions of tensors
     #[arg(long = "memory", value_name = "SIZE", default_value = "256MiB", value_parser = size)]
     pub(crate) window_bytes: u64,
 }

@@ -9,13 +9,14 @@ use super::{RunFileArgs, positive};
 /// `fsdp compile`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "No device, data or weights are needed: the step is written down as on run.device = \"xla\", on stand-in
-tokens and parameters that take no memory, and compiled by the plugin for devices that need not be here.
+    after_help = "No device, data or weights are needed: the step is traced as for run.device = \"xla\", on stand-in
+tokens and parameters that take no memory, and compiled by the plugin, for devices that may be
+absent.
 
-Topologies are named as the plugin does: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:2x4 (libtpu); cpu:4 is four
-devices of this processor, h100:1x1x8 eight GPUs of one host (the plugin for CUDA). Other GPUs have
+Topologies have the plugin's names: v4:2x2x1, v5e:4x4, v5p:2x2x2, v6e:2x4 (libtpu); cpu:4 is four
+devices of this processor, h100:1x1x8 eight GPUs of one host (the CUDA plugin). Other GPUs need
 options: --topology-option target_config=@b200.txtpb --topology-option topology=1x1x8.
-libtpu asks a metadata server for the machine unless TPU_SKIP_MDS_QUERY=1 is set.
+libtpu asks a metadata server about the machine unless TPU_SKIP_MDS_QUERY=1 is set.
 
 Examples:
   fsdp compile examples/quickstart.toml --topology cpu:4 --plugin pjrt_c_api_cpu_plugin.so

@@ -9,13 +9,13 @@ use super::{NetworkArgs, RunFileArgs};
 /// `fsdp eval`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "The model is one of these:
-  a directory of Hugging Face, or the model/ that a run exports
+  a Hugging Face directory, or the model/ that a run exports
   a checkpoint of a run, such as runs/a/checkpoints/step-00000050: the model that it was saved from
   an adapter in PEFT's format, such as the adapter/ of a run, on the model of the run file
 
-The data is that of data.eval, in the batches of training and over its ranks: the loss has the
-bits of the evaluation that training makes of the same weights. No training data is read, nothing
-is written, and there is room for neither gradients nor optimizer state.
+The data is that of data.eval, in the batches and on the ranks of training: the loss has the same
+bits as an evaluation of the same weights during training. No training data is read, nothing is
+written, and no memory is needed for gradients or optimizer state.
 
 Examples:
   fsdp eval examples/quickstart.toml --model runs/quickstart/model --set \"data.eval=['README.md']\"

@@ -9,9 +9,9 @@ use super::{DtypeArg, positive};
 /// `fsdp generate`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "To see what a run has learned: one text, in one process, on this machine's processor. The model is a
-directory of Hugging Face, or the model/ that a run exports. The likeliest token is taken, unless
---temperature says to draw; the same seed draws the same text. It ends with the model's end token
+    after_help = "To see what a run has learned: one text, in one process, on this machine's CPU. The model is a
+Hugging Face directory, or the model/ that a run exports. The likeliest token is taken, unless
+--temperature is given; the same seed gives the same text. It ends with the model's end token
 (generation_config.json, config.json or the tokenizer) or after --max-new-tokens.
 
 Text needs a tokenizer.json beside the model, or a model of 256 tokens, which are bytes.
@@ -25,25 +25,25 @@ pub(crate) struct GenerateArgs {
     /// The model
     #[arg(value_name = "MODEL_DIR")]
     pub(crate) model: PathBuf,
-    /// The text to go on with
+    /// The text to continue
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids")]
     pub(crate) prompt: Option<String>,
-    /// Its tokens, instead
+    /// Its token IDs, instead of --prompt
     #[arg(long, value_name = "ID,ID,...", value_delimiter = ',', conflicts_with = "prompt")]
     pub(crate) prompt_ids: Vec<u32>,
-    /// Tokens to add at most
+    /// Maximum number of tokens to add
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = positive)]
     pub(crate) max_new_tokens: usize,
-    /// Draw tokens, with logits divided by this
+    /// Sample tokens, with logits divided by this
     #[arg(long, value_name = "T", value_parser = above_zero)]
     pub(crate) temperature: Option<f64>,
-    /// Draw among the likeliest tokens that together have this probability
+    /// Sample from the likeliest tokens that together have this probability
     #[arg(long, value_name = "P", value_parser = share, requires = "temperature")]
     pub(crate) top_p: Option<f64>,
-    /// Draw among so many of the likeliest tokens
+    /// Sample from this many of the likeliest tokens
     #[arg(long, value_name = "K", value_parser = positive, requires = "temperature")]
     pub(crate) top_k: Option<usize>,
-    /// What the draws follow from
+    /// Seed of the samples
     #[arg(long, value_name = "S", default_value_t = 0, requires = "temperature")]
     pub(crate) seed: u64,
     /// Dtype of weights and of compute

@@ -10,11 +10,11 @@ use crate::bench::gpu::ModelName;
 /// `fsdp bench gpu`.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(
-    after_help = "Parameters and compute are bf16, master weights and reductions f32; the optimizer is AdamW with gradients
-clipped at 1.0. Steps are timed, then a few more are observed: when each queue worked, and what of
-the communication was not hidden behind compute; then the ceilings of the device are measured (a
-large product, a large copy). Model FLOPs are 6N + 12 L d T per token. The mean is over the
-steps after the warm-up.
+    after_help = "Parameters and compute are bf16, master weights and reductions f32; the optimizer is AdamW with
+gradients clipped at 1.0. Steps are timed, then a few more are observed: when each queue was busy,
+and how much communication was not hidden behind compute; then the ceilings of the device are
+measured (a large matrix product, a large copy). Model FLOPs are 6N + 12 L d T per token. The mean
+is over the steps after the warm-up.
 
 Examples:
   fsdp bench gpu --model gpt2-124m
@@ -40,10 +40,10 @@ pub(crate) struct BenchGpuArgs {
     /// Steps to run
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = positive)]
     pub(crate) steps: usize,
-    /// Steps that do not count
+    /// Warm-up steps, which are not timed
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) warmup: usize,
-    /// Peak in TFLOP/s, for the MFU [default: the data sheet's, for cards that are known]
+    /// Peak in TFLOP/s, for the MFU [default: the data sheet's, for known cards]
     #[arg(long, value_name = "TFLOP/S")]
     pub(crate) peak_tflops: Option<f64>,
     /// Print JSON
@@ -56,7 +56,7 @@ pub(crate) struct BenchGpuArgs {
 pub(crate) enum CheckpointingArg {
     /// Nothing
     None,
-    /// Layers, but for products and attention
+    /// Layers, except matrix products and attention
     Selective,
     /// Layers
     Full,
@@ -77,13 +77,13 @@ impl CheckpointingArg {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(
     after_help = "Looks for the NVIDIA driver and its GPUs, for NVRTC, cuBLAS and NCCL, and for libtorch if this
-fsdp was built with it: beside libtorch first, then where the system's loader looks. What is not
-there is no failure; the last lines say which devices a run file may name.
+fsdp was built with it: beside libtorch first, then where the system's loader looks. A missing part
+is not a failure; the last lines show which devices a run file may name.
 
-Where a launcher has started several processes, they come together as for a run, and the first one
-says what was recognised, how fast nodes reach each other, how their clocks, CPUs and libraries
+If a launcher has started several processes, they connect as for a run, and the first one reports
+what was recognised, how fast nodes reach each other, how their clocks, CPUs and libraries
 differ, and whether all see the output folder of the run file (without one: the current folder).
-What would fail a run is exit code 1, and names the node.
+A problem that would fail a run gives exit code 1, and names the node.
 
 Examples:
   fsdp doctor
@@ -99,7 +99,7 @@ pub(crate) struct DoctorArgs {
     /// Change a key of the run file (may be repeated)
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE", requires = "file")]
     pub(crate) overrides: Vec<String>,
-    /// Look at what processes need to work together, also where there is only this one
+    /// Check what processes need to work together, even if there is only this one
     #[arg(long)]
     pub(crate) launch: bool,
     /// Print JSON

@@ -10,13 +10,13 @@ use super::{DeviceArg, positive};
 #[derive(Debug, ClapArgs)]
 #[command(
     after_help = "The run file has comments, and the keys that people change; all others have defaults. It trains
-the whole model where the directory has weights, and new ones where it has only config.json. The
-tokenizer is the directory's tokenizer.json, or bytes. What data holds is told by its name and its
-first records: conversations are packed, with the loss on answers; text is one stream.
+the whole model if the directory has weights, and new weights if it has only config.json. The
+tokenizer is the directory's tokenizer.json, or bytes. The kind of data is detected from its name
+and first records: conversations are packed, with the loss on answers; text is one stream.
 
-At a terminal, what options leave open is asked; elsewhere, and with --yes, it has its default,
-and --model and --data must be given. The file is looked at as by `fsdp check` before it is
-written: where something is wrong, that is printed, nothing is written, and the exit code is 2.
+At a terminal, init asks for what options leave open; elsewhere, and with --yes, it uses defaults,
+and --model and --data must be given. The file is checked as by `fsdp check` before it is written:
+if something is wrong, that is printed, nothing is written, and the exit code is 2.
 
 Examples:
   fsdp init
@@ -30,10 +30,10 @@ pub(crate) struct InitArgs {
     /// The model: a Hugging Face directory with config.json
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<String>,
-    /// Train LoRA adapters beside the model, which stays as it is
+    /// Train LoRA adapters on the model, which stays unchanged
     #[arg(long)]
     pub(crate) lora: bool,
-    /// Train new weights, although the directory has some
+    /// Train new weights even if the directory has some
     #[arg(long, conflicts_with = "lora")]
     pub(crate) from_scratch: bool,
     /// What to train on: a file, a folder or a pattern (may be repeated)
@@ -42,13 +42,13 @@ pub(crate) struct InitArgs {
     /// What to evaluate on while training (may be repeated)
     #[arg(long, value_name = "PATH")]
     pub(crate) eval: Vec<String>,
-    /// What the files hold, where their names do not say: a value of data.format, such as tokens-u16
+    /// Format of the files, if their names do not show it: a value of data.format, such as tokens-u16
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<String>,
-    /// The field or column with the document, where it has another name than messages, text or input_ids
+    /// The field or column with the document, if it is not called messages, text or input_ids
     #[arg(long, value_name = "NAME")]
     pub(crate) column: Option<String>,
-    /// What computes [default: cuda where it can be used, else cpu]
+    /// What computes [default: cuda if it can be used, else cpu]
     #[arg(long, value_name = "DEVICE", value_enum)]
     pub(crate) device: Option<DeviceArg>,
     /// Ranks [default: one per GPU, or 1]
@@ -60,7 +60,7 @@ pub(crate) struct InitArgs {
     /// The output folder of the run [default: runs/NAME of NAME.toml]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<String>,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub(crate) force: bool,
     /// Ask nothing

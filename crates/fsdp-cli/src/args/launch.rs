@@ -39,9 +39,9 @@ impl FromStr for Nodes {
         let (min, max) = text.split_once(':').unwrap_or((text, text));
         let number = |text: &str| text.parse().ok().filter(|number: &usize| (1..=4096).contains(number));
         let nodes = number(min).zip(number(max)).filter(|(min, max)| min <= max);
-        let (min, max) = nodes.ok_or("expected a number from 1 to 4096, or two of them as in 2:4")?;
+        let (min, max) = nodes.ok_or("expected a number from 1 to 4096, or a range such as 2:4")?;
         if min < max && min.next_power_of_two() > max {
-            return Err(format!("of a range a power of two is used, and there is none from {min} to {max}"));
+            return Err(format!("a range needs a power of two, and there is none from {min} to {max}"));
         }
         Ok(Nodes { min, max })
     }
@@ -58,16 +58,16 @@ fn endpoint(text: &str) -> Result<(String, u16), String> {
 /// `fsdp launch`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "The processes end together: when one fails, the others hear of it and end within seconds. After exit
-code 75 or a death by a signal all are started again, and `train` goes on from its newest checkpoint
-(checkpoint.every). Configuration errors and failures that would come again end the launch at once.
+    after_help = "The processes end together: when one fails, the others are told and end within seconds. After exit
+code 75 or death by a signal all are restarted, and `train` continues from its newest checkpoint
+(checkpoint.every). Configuration errors and failures that would recur end the launch at once.
 SIGTERM, SIGINT and SIGUSR1 are passed on: the run saves and stops. A second SIGTERM or SIGINT
 ends it at once.
 
-On several nodes, start it on each of them (by srun, ssh or in pods: variables PET_* stand for options).
-With MIN:MAX, after a failure the run goes on with as many of the nodes as there are after --node-wait,
-the largest power of two of them, which keeps the bits; others are spares. Nodes that come later take
-part from the next checkpoint on. A signal takes its node out; on the coordinator's, it ends the launch.
+On several nodes, start it on each of them (by srun, ssh or in pods: PET_* variables set options).
+With MIN:MAX, after a failure the run continues with the nodes that are present after --node-wait:
+the largest power of two of them, which keeps the bits; others are spares. Nodes that come later
+join at the next checkpoint. A signal removes its node; on the coordinator's, it ends the launch.
 
 torchrun, srun and mpirun start `fsdp train` just as well: see docs/clusters.md.
 
@@ -77,7 +77,7 @@ Examples:
   fsdp launch --nnodes 2:4 --nproc 8 --max-restarts 100 --log-dir logs -- train run.toml --resume"
 )]
 pub(crate) struct LaunchArgs {
-    /// Processes to start; run.ranks is a multiple of it, and this number if the run file leaves it out
+    /// Processes to start; run.ranks is a multiple of this number, and equal to it if not set
     #[arg(long, value_name = "N", default_value = "1", env = "PET_NPROC_PER_NODE", value_parser = processes)]
     pub(crate) nproc: usize,
     /// Nodes: a number, or MIN:MAX; `fsdp launch` is started on each of them
@@ -86,16 +86,16 @@ pub(crate) struct LaunchArgs {
     /// Where the nodes meet: host:port of the first one [default: a folder in run.out_dir]
     #[arg(long, value_name = "HOST:PORT", env = "PET_RDZV_ENDPOINT", value_parser = endpoint)]
     endpoint: Option<(String, u16)>,
-    /// The number of this node, from 0: in this order they hold ranks [default: as they come]
+    /// The number of this node, from 0: ranks are assigned in this order [default: order of arrival]
     #[arg(long, value_name = "R", env = "PET_NODE_RANK")]
     pub(crate) node_rank: Option<usize>,
-    /// How long missing nodes are waited for when there are enough, in seconds
+    /// How long to wait for missing nodes once there are enough, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) node_wait: u64,
-    /// How often all processes are started again
+    /// How many times all processes may be restarted
     #[arg(long, value_name = "K", default_value_t = 3, env = "PET_MAX_RESTARTS")]
     pub(crate) max_restarts: u32,
-    /// Write what processes say to DIR/attempt-A/rank-R/ (the first one also speaks here)
+    /// Write the output of processes to DIR/attempt-A/rank-R/ (the first one's is also shown here)
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
     /// What to start: `train RUN.toml ..`, `bench train ..`, `verify RUN.toml ..` or `doctor ..`

@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct LogArgs {
-    /// Print no progress and no notes: warnings, errors and results stay
+    /// Print no progress or notes, only warnings, errors and results
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     /// Write stderr as `text` for people, or as `json`: one object per line, with time, level, message and figures

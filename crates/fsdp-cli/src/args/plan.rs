@@ -17,8 +17,8 @@ simulated with the queues and waits of the engine. No GPU, network or training d
 Memory is exact; times are as good as docs/planning.md says, and come with a band.
 
 Clusters by name: a100-40-sxm, a100-40-pcie, a100-80-sxm, a100-80-pcie, h100-sxm, h100-pcie, h200-sxm,
-b200-sxm, mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core, cpu-96core; shorter where it is the usual one: a100-40, a100-80 or
-a100, h100, h200, b200. A file of your own begins as a copy: --print-cluster.
+b200-sxm, mi300x, tpu-v4, tpu-v5e, tpu-v5p, cpu-2core, cpu-96core; short names for the usual ones:
+a100-40, a100-80 or a100, h100, h200, b200. To describe your own, copy one with --print-cluster.
 
 Examples:
   fsdp plan examples/llama-8b.toml --on h100-sxm --nodes 8
@@ -39,13 +39,13 @@ pub(crate) struct PlanArgs {
     /// Change a key of the run file, such as --set train.steps=50 (may be repeated)
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     overrides: Vec<String>,
-    /// Machines that are known by name
+    /// A built-in cluster, by name
     #[arg(long, value_name = "NAME")]
     pub(crate) on: Option<String>,
-    /// Machines as a file describes them
+    /// A cluster described by a file
     #[arg(long, value_name = "FILE")]
     pub(crate) cluster: Option<PathBuf>,
-    /// How many nodes, all of whose devices are ranks [default: `nodes` of the cluster's file, or what run.ranks needs]
+    /// Number of nodes, all of whose devices are ranks [default: `nodes` of the cluster's file, or what run.ranks needs]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) nodes: Option<usize>,
     /// Try settings of the table `fsdp`, micro-batches and meshes, and print the best that fit
@@ -60,10 +60,10 @@ pub(crate) struct PlanArgs {
     /// US dollars for a device and hour [default: the cluster's]
     #[arg(long, value_name = "DOLLARS", value_parser = above_zero, allow_negative_numbers = true)]
     pub(crate) price: Option<f64>,
-    /// Write the predicted step as Chrome/Perfetto JSON; of files that are there, only an earlier trace is replaced
+    /// Write the predicted step as Chrome/Perfetto JSON; of existing files, only an earlier trace is replaced
     #[arg(long, value_name = "FILE", conflicts_with = "search")]
     pub(crate) trace: Option<PathBuf>,
-    /// Write a report with pictures: one HTML file that needs no network; of files that are there, only a report is replaced
+    /// Write a report with charts: one HTML file that needs no network; of existing files, only a report is replaced
     #[arg(long, value_name = "FILE", conflicts_with = "search")]
     pub(crate) report: Option<PathBuf>,
     /// Print the description of the cluster, with the source of every number, and nothing else
@@ -88,17 +88,17 @@ impl PlanArgs {
 /// Other things to do with predictions.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanCommand {
-    /// Predict the runs of a CSV, and say how far predictions are from what was measured
+    /// Predict the runs of a CSV, and report how far predictions are from measurements
     Check(PlanCheckArgs),
 }
 
 /// `fsdp plan check`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "The columns are those of crates/fsdp-plan/data/published.csv; layers, hidden, heads, ffn, vocab, seq, micro_batch,
-devices, device_type, sharding and act_ckpt must be there. A run is compiled as a schedule with the
-policies of its software, and priced with what that does differently; runs that the model does not
-cover are told apart by a reason.
+    after_help = "The columns are those of crates/fsdp-plan/data/published.csv; layers, hidden, heads, ffn, vocab,
+seq, micro_batch, devices, device_type, sharding and act_ckpt are required. A run is compiled as a
+schedule with the policies of its software, and priced with what that does differently; runs that
+the model does not cover are listed with the reason.
 
 Examples:
   fsdp plan check crates/fsdp-plan/data/published.csv

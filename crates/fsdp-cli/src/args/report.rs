@@ -7,11 +7,11 @@ use clap::Args as ClapArgs;
 /// `fsdp report`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "The report is one HTML file that needs no network: curves of loss, evaluation, learning rate, gradient
-norm, speed and waiting, several runs over each other; predicted memory by category, the operations
-of a step on their queues, and the configurations with their differences. It is made of metrics.jsonl
-and resolved.toml in each folder; memory and schedule also need the model's config.json, where
-model.path says. A run may go on meanwhile. Of a file that is there, only a report is replaced.
+    after_help = "The report is one HTML file that needs no network: curves of loss, evaluation, learning rate,
+gradient norm, speed and waiting, with several runs overlaid; predicted memory by category, the
+operations of a step on their queues, and the configurations with their differences. It is made from
+metrics.jsonl and resolved.toml in each folder; memory and schedule also need the config.json in
+model.path. Runs may still be in progress. An existing file is replaced only if it is a report.
 
 Examples:
   fsdp report runs/quickstart

@@ -22,8 +22,8 @@ pub(crate) struct CompletionsArgs {
 /// `fsdp schema`.
 #[derive(Debug, ClapArgs)]
 #[command(
-    after_help = "Editors that read JSON schemas of TOML (taplo, Even Better TOML) complete keys with it, show what they are
-for, and mark unknown ones and wrong types. What several keys decide together is for `fsdp check`.
+    after_help = "Editors that read JSON schemas of TOML (taplo, Even Better TOML) complete keys with it, explain
+them, and mark unknown ones and wrong types. Only `fsdp check` finds keys that do not fit together.
 
 Examples:
   fsdp schema > run.schema.json      (and in a run file, as its first line: #:schema ./run.schema.json)"
@@ -37,7 +37,7 @@ pub(crate) struct SchemaArgs {}
 Examples:
   fsdp man ~/.local/share/man/man1 && man fsdp-train")]
 pub(crate) struct ManArgs {
-    /// The folder, which is made if it is not there
+    /// The folder, which is created if needed
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
 }

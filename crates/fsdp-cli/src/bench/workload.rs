@@ -34,7 +34,8 @@ pub(super) fn job(args: &BenchTrainArgs) -> Result<Job<Model>, CliError> {
 fn heads(args: &BenchTrainArgs) -> Result<(), CliError> {
     let BenchTrainArgs { hidden, heads, kv_heads, .. } = *args;
     if heads > 0 && !heads.checked_mul(2).is_some_and(|parts| hidden.is_multiple_of(parts)) {
-        let what = format!("{heads} heads do not cut --hidden {hidden} into parts of even width; change one");
+        let what =
+            format!("{heads} heads do not split --hidden {hidden} into parts of even width; change one");
         return Err(CliError::Option { option: "--heads", what });
     }
     if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {

@@ -55,7 +55,7 @@ pub(super) fn expect_own(what: &str, own: &str, theirs: &str, file: &Path) -> Re
         return Ok(());
     }
     let what = format!(
-        "{} is of another {what}: \"{theirs}\", and this one is \"{own}\"; times of different ones do not go together, so \
+        "{} is from another {what}: \"{theirs}\", but this one is \"{own}\"; their times cannot be mixed, so \
          choose another file",
         file.display()
     );
@@ -80,11 +80,11 @@ pub(super) fn expect_replaceable(file: &Path, machine: &str) -> Result<(), CliEr
         return Ok(());
     }
     let refused = |what: &str| {
-        let what = format!("{} is there, and is {what}; choose another file", file.display());
+        let what = format!("{} exists already and is {what}; choose another file", file.display());
         CliError::Option { option: "--out", what }
     };
     let measured = earlier(file).ok().and_then(|cluster| cluster.measured);
-    let measured = measured.ok_or_else(|| refused("no calibration"))?;
+    let measured = measured.ok_or_else(|| refused("not a calibration"))?;
     let model =
         |machine: &str| machine.rsplit_once(", ").map_or(machine.to_owned(), |(model, _)| model.to_owned());
     if model(&measured.machine) != model(machine) {

@@ -24,7 +24,7 @@ impl Findings {
         let tokenizer = self.tokenizer(&config.data.tokenizer);
         for Part { subject, paths, config, role } in parts(config) {
             if paths.iter().any(is_url) {
-                let detail = "in an object store, which is not looked at".to_owned();
+                let detail = "in an object store, which is not checked".to_owned();
                 self.note(&subject, Verdict::Warning, detail);
                 continue;
             }
@@ -84,7 +84,7 @@ fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<
     let ids = found.tokenizer_ids;
     if ids > vocab {
         doubts.push(format!(
-            "tokenizer {} has {} ids, and the model's vocab_size is {}: text that has one of the others is refused; use the model's own \
+            "tokenizer {} has {} ids, but the model's vocab_size is {}: text with ids beyond it is refused; use the model's own \
              tokenizer",
             data.tokenizer,
             grouped(ids as u64),
@@ -97,7 +97,7 @@ fn doubts(found: &Outlook, data: &DataConfig, role: &Role, vocab: usize) -> Vec<
         && samples < global_batch as u64
     {
         doubts.push(format!(
-            "a global batch has {} samples, and there may be fewer; add data, or lower data.seq_len or \
+            "a global batch has {} samples, but there may be fewer; add data, or lower data.seq_len or \
              train.global_batch_size",
             grouped(global_batch as u64)
         ));

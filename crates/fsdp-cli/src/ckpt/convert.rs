@@ -43,8 +43,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), CliError> {
 /// Translates the options.
 fn conversion(args: &ConvertArgs) -> Result<Conversion, CliError> {
     let useless = |option, targets: &str| {
-        let what =
-            format!("it has no meaning for --to {}, only for {targets}; leave it away", args.to.name());
+        let what = format!("it does not apply to --to {}, only to {targets}; leave it out", args.to.name());
         Err(CliError::Option { option, what })
     };
     if args.world_size.is_some() && !matches!(args.to, TargetArg::Dcp | TargetArg::Native) {

@@ -71,7 +71,7 @@ fn open(args: &DiffArgs, part: Part, side: usize) -> Result<Checkpoint, CliError
     checkpoint.tensors.retain(|_, tensor| is_in(tensor.role, part));
     checkpoint.values.retain(|_, object| is_in(object.role, part));
     if checkpoint.tensors.is_empty() && part != Part::All {
-        let what = format!("{} has no such tensors; leave it away", checkpoint.path.display());
+        let what = format!("{} has no such tensors; leave it out", checkpoint.path.display());
         return Err(CliError::Option { option: "--only", what });
     }
     Ok(checkpoint)
@@ -141,7 +141,7 @@ impl Report<'_> {
         let name = ["A", "B"][*side];
         match others {
             0 => format!(" under `{key}.` of {name}"),
-            _ => format!(" under `{key}.` of {name}, which has {} beside that", counted(*others, "tensor")),
+            _ => format!(" under `{key}.` of {name}, which also has {}", counted(*others, "tensor")),
         }
     }
 

@@ -29,7 +29,7 @@ fn write_at(text: impl FnOnce(u64) -> String) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     if let Err(error) = replace(&path, &text(now)) {
         // torchrun then shows only the exit code.
-        tracing::warn!("can not write {}: {error}", path.display());
+        tracing::warn!("cannot write {}: {error}", path.display());
     }
 }
 

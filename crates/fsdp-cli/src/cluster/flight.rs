@@ -60,7 +60,7 @@ impl Record {
         let (record, first) = (self.clone(), json!({ "verdict": verdict }));
         let write = move || {
             if let Err(error) = record.try_write(&first) {
-                tracing::info!("no flight record in {}: {error}", record.file.display());
+                tracing::info!("cannot write the flight record {}: {error}", record.file.display());
             }
             record.set(Progress::Done);
         };

@@ -58,11 +58,11 @@ impl Carrier {
             Transport::Nccl => {
                 let ranks = match run.device {
                     Device::Cuda => "share one (run.share_gpu)",
-                    Device::Xla => "are connected by XLA, but for what they do on the host",
+                    Device::Xla => "are connected by XLA, except for their work on the host",
                     Device::Cpu | Device::TorchCpu => "are on CPUs",
                 };
                 let why = format!(
-                    "\"nccl\" connects GPUs, one for each rank, and these ranks {ranks}; choose \"auto\", \"mpi\" or \
+                    "\"nccl\" connects GPUs, one for each rank, but these ranks {ranks}; choose \"auto\", \"mpi\" or \
                      \"tcp\""
                 );
                 return Err(CliError::Transport { why });
@@ -74,13 +74,13 @@ impl Carrier {
         let ranks_here = run.ranks / place.processes;
         let found = match MpiLibrary::find() {
             _ if ranks_here > 1 => {
-                Err(format!("a process holds {ranks_here} ranks; over MPI it can hold one"))
+                Err(format!("a process holds {ranks_here} ranks, but over MPI it can hold only one"))
             }
             Ok(library) if is_foreign(&place, &library) => {
                 let why = foreign(
                     &place,
                     library.version(),
-                    "it would take this process for a world of its own, or end it",
+                    "it would treat this process as a world of one, or end it",
                 );
                 if run.transport == Transport::Mpi || MpiLibrary::is_named() {
                     return Err(CliError::Transport { why });
@@ -104,7 +104,7 @@ impl Carrier {
             (None, Ok(library)) => Self::open(cluster, library, run),
             (Some(why), _) if run.transport == Transport::Mpi => Err(CliError::Transport { why }),
             (Some(why), _) => {
-                tracing::info!("over TCP and not MPI: {why}");
+                tracing::info!("over TCP instead of MPI: {why}");
                 Ok(Carrier::Tcp)
             }
             (None, Err(why)) => Err(CliError::Transport { why }),
@@ -116,7 +116,7 @@ impl Carrier {
         let version = library.version().to_owned();
         let world = MpiWorld::open(library, Duration::from_secs_f64(run.timeout_s), cluster.alarm())?;
         if (world.rank(), world.size()) != (Rank(place.process), place.processes) {
-            let takes = format!("it takes this process for {} of {}", world.rank(), world.size());
+            let takes = format!("it sees this process as {} of {}", world.rank(), world.size());
             return Err(CliError::Transport { why: foreign(&place, &version, &takes) });
         }
         let world = Arc::new(world);
@@ -151,7 +151,7 @@ fn is_foreign(place: &Place, library: &MpiLibrary) -> bool {
 fn foreign(place: &Place, version: &str, shown_by: &str) -> String {
     let Place { launched_by, process, processes, .. } = place;
     format!(
-        "{launched_by} has started this process as number {process} of {processes}, and the MPI library ({version}) is not \
+        "{launched_by} has started this process as number {process} of {processes}, but the MPI library ({version}) is not \
          that launcher's: {shown_by}; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\""
     )
 }

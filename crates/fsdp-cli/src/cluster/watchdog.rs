@@ -80,14 +80,14 @@ pub(crate) fn watch_launcher() -> Result<(), CliError> {
 
 /// This process hangs and cannot be interrupted.
 #[derive(Debug, thiserror::Error)]
-#[error("this process has not ended {GRACE:?} after the run has failed: exiting ({verdict})")]
+#[error("this process was still running {GRACE:?} after the run failed: exiting ({verdict})")]
 struct Hung {
     verdict: Verdict,
 }
 
 /// The launcher has exited.
 #[derive(Debug, thiserror::Error)]
-#[error("the process that has started this one ({launcher}) has ended: exiting")]
+#[error("the process that started this one ({launcher}) has ended: exiting")]
 struct Orphaned {
     launcher: u32,
 }

@@ -117,7 +117,7 @@ fn write(folder: &Path, probe: &Probe) -> io::Result<File> {
 fn view(folder: &Path, probe: &Probe, process: usize) -> View {
     let mut view = View { free_bytes: free(folder), ..View::default() };
     if folder.exists() && !folder.is_dir() {
-        view.faults.push(format!("{} is no folder", folder.display()));
+        view.faults.push(format!("{} is not a folder", folder.display()));
         return view;
     }
     let begin = Instant::now();
@@ -136,7 +136,7 @@ fn view(folder: &Path, probe: &Probe, process: usize) -> View {
     } else {
         let waited = SEEN_WITHIN.as_secs();
         view.faults.push(format!(
-            "what process 0 has written to {} is not seen within {waited} s: it is not the same folder",
+            "a file that process 0 wrote to {} did not appear within {waited} s: it is not the same folder",
             folder.display()
         ));
     }
@@ -170,7 +170,7 @@ fn free(folder: &Path) -> Option<u64> {
 }
 
 fn said(action: &str, folder: &Path, error: &io::Error) -> String {
-    format!("can not {action} {}: {error}", folder.display())
+    format!("cannot {action} {}: {error}", folder.display())
 }
 
 /// Folders created for the probe.
@@ -219,6 +219,6 @@ mod tests {
         fs::write(dir.path().join("file"), "").unwrap();
         let views = look(&Circle::of(None), &dir.path().join("file"), true).unwrap().unwrap();
         let faults = &views[0].as_ref().unwrap().faults;
-        assert!(faults[0].starts_with("can not write to ") && faults[0].contains("file"), "{faults:?}");
+        assert!(faults[0].starts_with("cannot write to ") && faults[0].contains("file"), "{faults:?}");
     }
 }

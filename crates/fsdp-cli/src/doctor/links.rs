@@ -76,7 +76,7 @@ impl Lane {
             Exchanged::Done => Ok(()),
             Exchanged::Late { peer } => Err(failed(peer, "it did not answer in time")),
             Exchanged::Differs { .. } => {
-                Err(failed(peer.unwrap_or_default(), "it sent what nobody has asked for"))
+                Err(failed(peer.unwrap_or_default(), "it sent an unexpected message"))
             }
         }
     }

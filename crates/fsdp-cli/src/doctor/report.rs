@@ -54,7 +54,7 @@ fn head(found: &Together) -> String {
                 launcher.variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
             line("started by", &format!("{} ({})", launcher.name, variables.join(", ")));
         }
-        None => line("started by", "no launcher that is known: this process is alone"),
+        None => line("started by", "no known launcher: this process is alone"),
     }
     line("processes", &format!("{} on {}", found.processes, count(found.nodes.len(), "node")));
     found.found_by.iter().for_each(|by| line("found by", by));

@@ -87,7 +87,7 @@ impl From<Finding> for Library {
         let state = match found.status {
             Status::Found => found.version.unwrap_or_else(|| "found".to_owned()),
             Status::Missing => "not found".to_owned(),
-            Status::Unusable => format!("of no use: {}", found.detail),
+            Status::Unusable => format!("unusable: {}", found.detail),
         };
         Self { part: found.part, is_good: found.status == Status::Found, state }
     }
@@ -220,7 +220,7 @@ impl Together {
             let cpus: Vec<String> =
                 cpus.iter().map(|(cpu, on)| format!("{cpu} ({})", on.join(", "))).collect();
             warnings.push(format!(
-                "the nodes have different CPUs: {}; the bits of a run are promised on one model",
+                "the nodes have different CPUs: {}; equal bits are promised only on CPUs of one model",
                 cpus.join("; ")
             ));
         }
@@ -229,8 +229,8 @@ impl Together {
             broken.extend(faults.iter().map(|fault| format!("{name}: {fault}")));
             let none = match lock {
                 Some(Lock::Excludes) | None => None,
-                Some(Lock::Ignored) => Some("a lock that process 0 holds is not seen"),
-                Some(Lock::Unsupported) => Some("there are no locks"),
+                Some(Lock::Ignored) => Some("a lock held by process 0 has no effect"),
+                Some(Lock::Unsupported) => Some("locks are not supported"),
             };
             warnings.extend(none.map(|what| {
                 format!("{name}: {what} in {}: a second run there would not be noticed", self.out_dir)
@@ -238,7 +238,7 @@ impl Together {
             if let Some(after) = seen_after_ms.filter(|&after| after > SEEN_MS_MAX) {
                 let seconds = after / 1e3;
                 warnings.push(format!(
-                    "{name} sees what process 0 writes to {} after {seconds:.1} s",
+                    "{name} sees a file that process 0 writes to {} only after {seconds:.1} s",
                     self.out_dir
                 ));
             }

@@ -51,7 +51,7 @@ fn started(path: &Path) -> Result<String, XlaError> {
 
 fn opened(path: PathBuf) -> Result<String, XlaError> {
     versions(&path)?;
-    Ok(format!("whatever devices {} has when all processes ask for them", path.display()))
+    Ok(format!("the devices that {} has once all processes ask for them", path.display()))
 }
 
 /// The message that no plugin is configured, and which are available.

@@ -75,7 +75,7 @@ impl<R: BufRead, W: Write> Answers<R, W> {
 }
 
 fn not_given(options: &str) -> CliError {
-    let what = format!("give {options}: there is no default, and nobody to ask");
+    let what = format!("give {options}: there is no default, and no terminal to ask on");
     CliError::Option { option: "fsdp init", what }
 }
 

@@ -10,13 +10,13 @@ use super::choices::{Choices, Training};
 const COMMENTS: usize = 40;
 
 /// The comment on `eos`.
-const SEPARATES: &str = "what ends a text, since the tokenizer puts nothing there";
+const SEPARATES: &str = "ends each text, since the tokenizer adds nothing there";
 
 /// Formats the run file.
 pub(super) fn of(choices: &Choices) -> String {
     let mut text = Text(
         "# A run file: `fsdp check` looks at it, `fsdp train` runs it. Paths are relative to the current directory.\n\
-         # Keys that are not here have defaults; README.md of fsdp has all of them, under \"Run files\".\n"
+         # Keys not listed here have defaults; README.md of fsdp has all of them, under \"Run files\".\n"
             .to_owned(),
     );
     model(&mut text, choices);
@@ -26,7 +26,7 @@ pub(super) fn of(choices: &Choices) -> String {
     data(&mut text, choices);
     train(&mut text, choices);
     sharding(&mut text, choices);
-    text.table("checkpoint", &["When the whole state is saved; `fsdp train --resume` goes on from it."]);
+    text.table("checkpoint", &["When the whole state is saved; `fsdp train --resume` continues from it."]);
     text.key("every", (choices.steps / 5).max(1), "steps");
     text.key("keep_last", 2, "older ones are deleted");
     text.table("run", &["Where it runs, and where results go. Often changed: ranks, out_dir."]);
@@ -41,9 +41,9 @@ fn model(text: &mut Text, choices: &Choices) {
     text.key("path", string(&choices.model), "");
     match choices.training {
         Training::New => {
-            text.key("init", string("random"), "\"pretrained\" begins with the weights in the directory");
+            text.key("init", string("random"), "\"pretrained\" starts from the weights in the directory");
         }
-        _ => text.key("init", string("pretrained"), "\"random\" begins with new weights"),
+        _ => text.key("init", string("pretrained"), "\"random\" starts from new weights"),
     }
 }
 
@@ -51,7 +51,7 @@ fn adapter(text: &mut Text, choices: &Choices) {
     text.table(
         "adapter",
         &[
-            "LoRA: the model stays as it is, and small matrices beside its linear maps are trained.",
+            "LoRA: the model stays unchanged, and small matrices added to its linear maps are trained.",
             "Often changed: rank (larger ones learn more), target_modules, merge.",
         ],
     );
@@ -101,7 +101,7 @@ fn data(text: &mut Text, choices: &Choices) {
         Some(TokenRef::Id(id)) => text.key("eos", id, SEPARATES),
         None => {}
     }
-    let most = format!("tokens of a sample; the model was made for {}", choices.positions);
+    let most = format!("tokens per sample; the model is made for up to {}", choices.positions);
     text.key("seq_len", choices.seq_len, &most);
 }
 

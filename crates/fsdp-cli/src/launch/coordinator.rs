@@ -214,7 +214,7 @@ impl Coordinator {
         let nproc = self.nodes.values().next().map_or(facts.nproc, |node| node.facts.nproc);
         if self.is_over() || facts.nproc != nproc {
             let over = format!(
-                "node {} has --nproc {}, and the others have {nproc}: give all nodes the same",
+                "node {} has --nproc {}, but the others have {nproc}: give all nodes the same",
                 facts.host, facts.nproc
             );
             let (code, because) = match self.is_over() {
@@ -231,11 +231,11 @@ impl Coordinator {
             let there = self.nodes.len() + 1;
             let fewest = self.rules.min;
             let waits = if there < fewest {
-                format!("; it waits for {fewest}, however long they take")
+                format!("; waiting for {fewest}, however long it takes")
             } else {
                 String::new()
             };
-            let note = format!("node {} is there: {there} of {}{waits}", facts.host, self.rules.max);
+            let note = format!("node {} has joined: {there} of {}{waits}", facts.host, self.rules.max);
             actions.push(Action::Note(note));
         }
         self.nodes.insert(id, Node { facts, is_leaving: false });
@@ -344,10 +344,10 @@ impl Coordinator {
             Exit::Temporary if is_asked => Next::Again { pause: 0 },
             Exit::Temporary if left == 0 => {
                 let max = self.rules.max_restarts;
-                Next::Finish(Some(format!("{because}; no restart is left (--max-restarts {max})")))
+                Next::Finish(Some(format!("{because}; no restarts are left (--max-restarts {max})")))
             }
             Exit::Temporary => {
-                let more = format!("{because}; starting all processes again ({left} more times at most)");
+                let more = format!("{because}; restarting all processes (at most {left} more times)");
                 actions.push(Action::Note(more));
                 self.known.restarts += 1;
                 Next::Again { pause: (self.known.restarts - 1).min(PAUSE_MAX) }
@@ -376,7 +376,7 @@ impl Coordinator {
         let (there, Rules { min, .. }) = (self.nodes.len(), self.rules);
         let Some(size) = self.rules.size(there) else {
             let waited = (now - since).as_secs();
-            let why = format!("{there} of at least {min} nodes are there after {waited} s");
+            let why = format!("{there} of at least {min} nodes have joined after {waited} s");
             return self.finish(Exit::Temporary, Some(why), actions);
         };
         let mut order: Vec<(Option<usize>, NodeId)> =

@@ -185,7 +185,7 @@ pub(super) fn admit(listener: TcpListener, token: Token, heard: Sender<Heard>) -
                 busy.fetch_sub(1, Ordering::Relaxed);
                 match proof {
                     Ok(()) => attend(stream, NodeId(next.fetch_add(1, Ordering::Relaxed)), &heard),
-                    Err(error) => tracing::info!("a stranger at the port of the launch: {error}"),
+                    Err(error) => tracing::info!("an unknown client at the launch port: {error}"),
                 }
             };
             if thread::Builder::new().name("node".to_owned()).spawn(attend).is_err() {

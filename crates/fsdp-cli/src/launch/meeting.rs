@@ -98,7 +98,8 @@ impl<'a> Meeting<'a> {
             }
             (None, Some(folder)) => Where::Folder(folder.join(LAUNCH_FOLDER)),
             (None, None) => {
-                let what = "the nodes of this command have no folder in common to meet; give host:port of the first one";
+                let what =
+                    "the nodes of this command share no folder to meet in; give host:port of the first one";
                 return Err(CliError::Option { option: "--endpoint", what: what.to_owned() });
             }
         };
@@ -168,7 +169,7 @@ impl<'a> Meeting<'a> {
                 Err(CliError::Option { option: "FSDP_TOKEN", what })
             }
             Err(error) => {
-                tracing::info!("who answers in {LAUNCH_FOLDER} is no coordinator: {error}");
+                tracing::info!("the process that answers in {LAUNCH_FOLDER} is not a coordinator: {error}");
                 Ok(false)
             }
         }

@@ -45,7 +45,7 @@ impl Note {
     pub(super) fn leave_in(self, folder: &Path) {
         if let Err(error) = fs::write(self.file(folder), "") {
             // Without the note the outcome is still correct, but later, or from an older checkpoint.
-            tracing::warn!("can not leave a note in {}: {error}", folder.display());
+            tracing::warn!("cannot leave a note in {}: {error}", folder.display());
         }
     }
 
@@ -69,7 +69,7 @@ pub(crate) fn leave_verdict(verdict: &Verdict, process: usize) {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
     if let Err(error) = replace(&folder, &verdict.to_string(), process) {
         // The launcher then reports the process that ended first.
-        tracing::warn!("can not leave a note in {}: {error}", folder.display());
+        tracing::warn!("cannot leave a note in {}: {error}", folder.display());
     }
 }
 

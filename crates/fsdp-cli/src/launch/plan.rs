@@ -35,7 +35,7 @@ impl Plan {
             | Command::Doctor(_)
             | Command::Calibrate(_) => None,
             _ => {
-                let what = "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` have several processes; start anything else by itself";
+                let what = "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` run as several processes; start other commands directly";
                 return Err(CliError::Option { option: "--", what: what.to_owned() });
             }
         };

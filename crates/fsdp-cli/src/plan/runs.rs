@@ -35,7 +35,7 @@ pub(super) fn run(args: &PlanCheckArgs) -> Result<(), CliError> {
     let file = args.file.display().to_string();
     let Runs { rows, ignored } = read(&super::read(&args.file)?, &file)?;
     for column in &ignored {
-        output::warning(&format!("{file}: column `{column}` is not one that runs have, and not read"));
+        output::warning(&format!("{file}: column `{column}` is unknown, and ignored"));
     }
     let check = check(&rows, &Constants::fitted());
     output::print(&if args.json { format!("{:#}\n", json(&check, &ignored)) } else { text(&check) })
@@ -122,7 +122,7 @@ fn errors(check: &Check) -> String {
     let over_sources = check.mean_over_sources();
     let over_sources = over_sources.map(|mean| format!("mean over sources: {}\n", percent(mean)));
     let (known, right) = check.fitting();
-    let fits = format!("fits or not: right for {right} of {known} runs of which it is known\n");
+    let fits = format!("fits or not: right for {right} of {known} runs for which it is known\n");
     let errors = if rows.is_empty() { NO_ERRORS.to_owned() } else { table(header, rows) };
     errors + &over_sources.unwrap_or_default() + if known > 0 { &fits } else { "" }
 }

@@ -134,9 +134,9 @@ impl Candidate {
         }
         let (here, there) = (&self.settings, &best.settings);
         let because = match () {
-            () if here.checkpointing != there.checkpointing => "more is computed again",
+            () if here.checkpointing != there.checkpointing => "more is recomputed",
             () if here.micro_batch != there.micro_batch => "smaller operations, more often",
-            () => "more of it is beside transfers, or for what is gathered",
+            () => "more of it overlaps transfers, or processes gathered data",
         };
         format!("computing takes {} longer: {because}", span(computing))
     }
@@ -174,7 +174,7 @@ impl Found {
     fn text(&self, front: &[&Candidate], here: &Settings, capacity: u64, best: Option<&Best<'_>>) -> String {
         let (all, fitting) = (self.candidates.len(), self.candidates.iter().filter(|one| one.fits).count());
         let mut text = format!(
-            "{} settings tried: {fitting} fit, {} need more than {} of a device, {} can not be had on this mesh\n\n",
+            "{} settings tried: {fitting} fit, {} need more than {} of a device, {} are impossible on this mesh\n\n",
             all + self.impossible,
             all - fitting,
             bytes(capacity),
@@ -209,7 +209,7 @@ impl Found {
         }
         text += &table(["step", "may be", "tokens/s", "memory", "exposed", "what to set"], rows);
         if front.len() > SHOWN {
-            let _ = writeln!(text, "and {} between them, which --json has", front.len() - SHOWN);
+            let _ = writeln!(text, "and {} between them (--json lists all)", front.len() - SHOWN);
         }
         let losers = self.losers().into_iter().take(SHOWN);
         let losers = losers.map(|Loser { change, slower, why, .. }| [change, format!("{slower:+.1} %"), why]);

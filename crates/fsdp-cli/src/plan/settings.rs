@@ -30,7 +30,7 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
         *config = config.at_world(ranks).map_err(|error| refused(error.to_string()))?;
         if config.fsdp.mesh.replicate != replicas {
             return Err(refused(format!(
-                "{ranks} ranks can not be fsdp.mesh.replicate = {replicas} replicas: give another number of either"
+                "{ranks} ranks cannot form fsdp.mesh.replicate = {replicas} replicas: change one of them"
             )));
         }
     }
@@ -44,7 +44,7 @@ pub(super) fn place(config: &mut Resolved, cluster: &Cluster, nodes: Option<usiz
     }
     if ranks > per_node && !ranks.is_multiple_of(per_node) {
         return Err(refused(format!(
-            "run.ranks = {ranks} fill no whole nodes of {per_node} devices ({})",
+            "run.ranks = {ranks} do not fill whole nodes of {per_node} devices ({})",
             cluster.name
         )));
     }

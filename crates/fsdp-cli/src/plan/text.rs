@@ -107,7 +107,7 @@ fn left(ahead: &Ahead<'_>) -> Result<String, String> {
     let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     match there.checked_sub(needed) {
         Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(there))),
-        None => Err(format!("does not fit: {} are needed, {} are there", bytes(needed), bytes(there))),
+        None => Err(format!("does not fit: {} are needed, {} are available", bytes(needed), bytes(there))),
     }
 }
 
@@ -130,7 +130,7 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[Str
             ),
         ),
         ("MFU", format!("{} (6 N + 12 L d T), {} (6 N)", percent(mfu), percent(mfu_6n))),
-        ("HFU", format!("{} (the first, and what is computed again)", percent(mfu * again))),
+        ("HFU", format!("{} (the first, including recomputation)", percent(mfu * again))),
     ];
     let mut rows: Vec<[String; 2]> = rows.map(|(name, value)| [name.to_owned(), value]).into();
     if let Some([compiled, eager]) = fsdp2 {
@@ -264,9 +264,7 @@ fn times(cost: &Cost) -> String {
     if cost.whole.is_finite() {
         format!("{seconds} of steps, {} with saves and failures", span(cost.whole))
     } else {
-        format!(
-            "{seconds} of steps; it never ends: failures come too often for a restart and what is done again"
-        )
+        format!("{seconds} of steps; it never ends: failures leave no time for a restart and repeated work")
     }
 }
 
@@ -325,7 +323,7 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
         }));
     } else if let Some(other) = stand_in(&cluster.generation) {
         all.push(format!(
-            "{} devices reach the part of their peak that {other} ones do: no run was fitted, and steps may take twice as long",
+            "{} devices are assumed to reach the same part of their peak as {other}: no run was fitted, and steps may take twice as long",
             cluster.generation
         ));
     }

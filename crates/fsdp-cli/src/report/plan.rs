@@ -94,7 +94,7 @@ pub(super) fn write_timeline(page: &mut Page, name: &str, step: &Step) {
     let colours: BTreeSet<usize> = ops.iter().map(|op| colour(&op.kind, lane(&op.kind))).collect();
     page.legend(colours.into_iter().map(|colour| (COLOURED[colour], colour, "")));
     page.html(
-        "<p class=\"note\">An operation stands behind those that it waits for. Its length is one place, not a time; \
+        "<p class=\"note\">An operation is placed after those that it waits for. Its length is one slot, not a time; \
          fsdp train --trace writes times.</p></figure>",
     );
 }

@@ -33,8 +33,8 @@ fn a_run_that_goes_on_is_read_up_to_its_incomplete_line() {
     assert!(run.evaluations["books"].perplexity[0].1.is_nan());
     assert_eq!(run.slowest.into_iter().collect::<Vec<_>>(), [(1, 2)]);
     let html = render(&[Record::read(&path).unwrap()], vec![missing()]);
-    assert!(html.contains("2 of 9 (going on, or stopped)") && html.contains("not finite"), "{html}");
-    assert!(html.contains("1 lines of metrics.jsonl can not be read"));
+    assert!(html.contains("2 of 9 (running, or stopped)") && html.contains("not finite"), "{html}");
+    assert!(html.contains("1 lines of metrics.jsonl cannot be read"));
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn runs_lie_over_each_other_in_their_own_colours() {
     let runs = [Record::read(&a).unwrap(), Record::read(&b).unwrap()];
     let html = render(&runs, vec![missing(), missing()]);
     assert!(html.contains("class=\"line c0\"") && html.contains("class=\"line c1\""));
-    assert!(html.contains("No run was evaluated") && html.contains("neither is known here"));
+    assert!(html.contains("No run was evaluated") && html.contains("neither is available"));
     assert!(!html.contains("<h3>Gradient norm</h3>"), "what no run has is not drawn");
 }
 

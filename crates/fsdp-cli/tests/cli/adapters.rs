@@ -96,7 +96,7 @@ fn keys_that_contradict_an_adapter_are_refused_by_name() {
         ),
         ("--set adapter.ranks=2", "unknown key `adapter.ranks`; did you mean `adapter.rank`?"),
         ("--set adapter.target_modules=['q_pro']", "did you mean `q_proj`?"),
-        ("--set adapter.merge=true", "random weights (model.init) are in no file"),
+        ("--set adapter.merge=true", "adapters cannot be merged with random weights"),
     ] {
         let ran = sandbox.fsdp(&format!("train run.toml --set adapter.rank=2 {change}"));
         assert_eq!(ran.code, Some(2), "{change}: {}", ran.stderr);

@@ -161,9 +161,9 @@ fn a_nested_key_is_named_with_its_object() {
 #[test]
 fn a_model_of_another_family() {
     insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
-    error: model: config.json: `model_type` = "mamba" is not supported; the most similar family that
-    is: "llama", all: "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral",
-    "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3" and "starcoder2"
+    error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
+    "llama", all: "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
+    "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3" and "starcoder2"
     "#);
 }
 
@@ -278,7 +278,7 @@ fn a_reduction_that_there_is_not() {
 #[test]
 fn heads_of_a_benchmark_that_do_not_divide() {
     insta::assert_snapshot!(Sandbox::new().refused("bench train --heads 7"), @r"
-    error: --heads: 7 heads do not cut --hidden 256 into parts of even width; change one
+    error: --heads: 7 heads do not split --hidden 256 into parts of even width; change one
     ");
 }
 
@@ -384,8 +384,8 @@ fn an_output_folder_that_is_not_empty() {
     let ran = sandbox.fsdp("train run.toml");
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: run.out_dir out is not empty; give --resume to go on, --overwrite to replace it, or another
-    run.out_dir
+    error: run.out_dir out is not empty; pass --resume to continue, --overwrite to replace it, or
+    choose another run.out_dir
     ");
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
     // It is found before data are read, which can take long.
@@ -410,7 +410,7 @@ fn going_on_with_another_run() {
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r"
     error: out/checkpoints/step-00000003 has done 3 steps, and train.steps is 2; extend the run with
-    --set train.steps=N, or go on from an older checkpoint with --resume-from
+    --set train.steps=N, or continue from an older checkpoint with --resume-from
     ");
     let ran = sandbox.fsdp("train run.toml --resume-from model --set run.out_dir=other");
     assert_eq!(ran.code, Some(2));
@@ -420,9 +420,9 @@ fn going_on_with_another_run() {
     let ran = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.seed=1 --set run.ranks=4");
     assert_eq!(ran.code, Some(2));
     insta::assert_snapshot!(folded(&ran.stderr), @r#"
-    error: the run can not go on from out/checkpoints/step-00000003: data.seed was 0, now 1;
-    config.json rms_norm_eps was 0.00001, now 1e-6. Give the run what it had, or start another one
-    (model.init = "pretrained" starts from exported weights)
+    error: the run cannot resume from out/checkpoints/step-00000003: data.seed was 0, now 1;
+    config.json rms_norm_eps was 0.00001, now 1e-6. Undo these changes, or start a new run (model.init
+    = "pretrained" starts from exported weights)
     "#);
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
 }

@@ -122,8 +122,8 @@ fn a_tensor_that_is_missing() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9
-    missing: `model.layers.2.self_attn.q_proj.weight`, `model.layers.2.self_attn.k_proj.weight`,
+    error: the tensors in model/model.safetensors do not match the requested model: 9 missing:
+    `model.layers.2.self_attn.q_proj.weight`, `model.layers.2.self_attn.k_proj.weight`,
     `model.layers.2.self_attn.v_proj.weight`, `model.layers.2.self_attn.o_proj.weight`,
     `model.layers.2.mlp.gate_proj.weight`, `model.layers.2.mlp.up_proj.weight`,
     `model.layers.2.mlp.down_proj.weight`, `model.layers.2.input_layernorm.weight`,
@@ -136,8 +136,8 @@ fn a_tensor_that_is_too_many() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 9 not
-    expected: `model.layers.1.input_layernorm.weight`, `model.layers.1.mlp.down_proj.weight`,
+    error: the tensors in model/model.safetensors do not match the requested model: 9 not expected:
+    `model.layers.1.input_layernorm.weight`, `model.layers.1.mlp.down_proj.weight`,
     `model.layers.1.mlp.gate_proj.weight`, `model.layers.1.mlp.up_proj.weight`,
     `model.layers.1.post_attention_layernorm.weight`, `model.layers.1.self_attn.k_proj.weight`,
     `model.layers.1.self_attn.o_proj.weight`, `model.layers.1.self_attn.q_proj.weight`,
@@ -150,8 +150,8 @@ fn a_tensor_of_the_wrong_shape() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 6 of
-    the wrong shape: `model.layers.0.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
+    error: the tensors in model/model.safetensors do not match the requested model: 6 of the wrong
+    shape: `model.layers.0.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
     `model.layers.0.mlp.up_proj.weight` (expected [32, 16], got [24, 16]),
     `model.layers.0.mlp.down_proj.weight` (expected [16, 32], got [16, 24]),
     `model.layers.1.mlp.gate_proj.weight` (expected [32, 16], got [24, 16]),
@@ -170,9 +170,9 @@ fn a_tensor_that_is_no_float() {
     });
     let message = sandbox.refused_with("");
     insta::assert_snapshot!(message, @r"
-    error: the tensors in model/model.safetensors are not those of the model that was asked for: 1 of a
-    type that is not F64, F32, BF16 or F16: `model.embed_tokens.weight` (I32); check that config and
-    weights belong together
+    error: the tensors in model/model.safetensors do not match the requested model: 1 of a type that is
+    not F64, F32, BF16 or F16: `model.embed_tokens.weight` (I32); check that config and weights belong
+    together
     ");
     assert_eq!(sandbox.refused("verify run.toml"), message);
 }

@@ -73,7 +73,7 @@ fn a_machine_is_measured_and_plans_stand_on_it() {
     fs::write(&file, text.replacen(&format!("machine = \"{machine}\""), "machine = \"an abacus\"", 1))
         .unwrap();
     let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out mine.toml");
-    assert!(error.contains("mine.toml is of another machine: \"an abacus\""), "{error}");
+    assert!(error.contains("mine.toml is from another machine: \"an abacus\""), "{error}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_file_of_something_else_is_kept() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("mine.toml"), "important").unwrap();
     let error = refused(&sandbox, SMALL);
-    assert!(error.contains("mine.toml is there, and is no calibration"), "{error}");
+    assert!(error.contains("mine.toml exists already and is not a calibration"), "{error}");
     assert_eq!(fs::read_to_string(sandbox.path("mine.toml")).unwrap(), "important");
     let error = refused(&sandbox, "launch --nproc 2 -- calibrate --out none.toml");
     assert!(error.contains("cannot read none.toml"), "{error}");

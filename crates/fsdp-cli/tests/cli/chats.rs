@@ -66,7 +66,7 @@ fn a_conversation_is_shown_that_is_not_among_the_first_samples() {
     assert!(ran.stderr.contains("first sample: 30 tokens, of which 8 count"), "{}", ran.stderr);
     assert!(ran.stderr.contains("tokens/s with padding"), "{}", ran.stderr);
     let ended = sandbox.succeed(&format!("train run.toml {lists} --overwrite --set data.eos=0"));
-    let said = "warning: data.train: data.bos and data.eos are not put around 16 conversations";
+    let said = "warning: data.train: data.bos and data.eos are not added to 16 conversations";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
 }
 
@@ -76,7 +76,7 @@ fn other_tokens_that_count_are_another_run() {
     sandbox.succeed("train run.toml --set checkpoint.every=2");
     let refused = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.loss_on=all");
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("the run can not go on from"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("the run cannot resume from"), "{}", refused.stderr);
     sandbox.succeed("train run.toml --resume --set train.steps=5");
 }
 
@@ -86,11 +86,11 @@ fn a_conversation_that_the_template_refuses_is_named_by_line() {
     let wrong = "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}\n";
     sandbox.write("data.jsonl", format!("{}{wrong}", line("Hi", "Hello")));
     insta::assert_snapshot!(sandbox.refused("train run.toml"), @r"
-    error: data.jsonl: line 2: the chat template refuses it: A user begins!
+    error: data.jsonl: line 2: the chat template rejects it: A user begins!
     ");
     sandbox.write("data.jsonl", "{\"messages\": []}\n");
     insta::assert_snapshot!(sandbox.refused("train run.toml"), @r#"
-    error: data.jsonl: line 1: "messages" holds no message
+    error: data.jsonl: line 1: "messages" has no messages
     "#);
 }
 
@@ -107,9 +107,9 @@ fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
     sandbox.write("data.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n".repeat(16));
     let no_answer = sandbox.refused("train run.toml");
     insta::assert_snapshot!(no_answer, @r#"
-    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers"): there
-    is no message of the assistant and no completion in them, or the chat template marks none as
-    generated; give data with answers, or count all tokens with data.loss_on = "all"
+    error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers"): they
+    have no assistant message and no completion, or the chat template marks none as generated; provide
+    data with answers, or count all tokens with data.loss_on = "all"
     "#);
     assert_eq!(sandbox.refused("train run.toml --set data.packing=stream"), no_answer);
     let checked = sandbox.fsdp("check run.toml");
@@ -127,7 +127,10 @@ fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
     sandbox.edit("run.toml", "chat_template = \"chat.jinja\"\n", "");
     // Leaving records out is no way around it.
     let missing = sandbox.refused("train run.toml --set data.malformed=skip");
-    assert!(missing.contains("has no chat template, which `messages` need; data.chat_template"), "{missing}");
+    assert!(
+        missing.contains("has no chat template, which `messages` need; set data.chat_template"),
+        "{missing}"
+    );
 }
 
 #[test]

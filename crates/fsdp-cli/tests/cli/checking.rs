@@ -142,8 +142,8 @@ fn what_only_all_of_long_text_would_show_is_a_warning() {
     let ran = sandbox.fsdp("check run.toml --set train.global_batch_size=800000");
     let warnings: Vec<&str> = ran.stdout.lines().filter(|line| line.starts_with("warning  data ")).collect();
     let [ids, samples] = *warnings else { panic!("{}", ran.stdout) };
-    assert!(ids.contains("tokenizer bytes has 256 ids, and the model's vocab_size is 100"), "{ids}");
-    assert!(samples.contains("a global batch has 800,000 samples, and there may be fewer"), "{samples}");
+    assert!(ids.contains("tokenizer bytes has 256 ids, but the model's vocab_size is 100"), "{ids}");
+    assert!(samples.contains("a global batch has 800,000 samples, but there may be fewer"), "{samples}");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn settings_that_no_run_can_have_are_refused() {
     sandbox.edit("run.toml", "[train]", sources);
     let checked = sandbox.fsdp("check run.toml").stdout;
     assert!(
-        checked.contains("error    settings      data.source[1] has less than one of 65536"),
+        checked.contains("error    settings      data.source[1] gets less than one of 65536"),
         "{checked}"
     );
 }
@@ -199,7 +199,10 @@ fn what_a_run_will_warn_of_is_a_warning_before_it() {
     let checked = sandbox.succeed(&format!("check {args}")).stdout;
     // 32 bytes and eos, of which 8 inputs and a target are used.
     let told = |documents: usize| {
-        format!("{documents} documents are clipped to data.seq_len: {} tokens of them", 24 * documents)
+        format!(
+            "{documents} documents are clipped to data.seq_len, which leaves out {} tokens",
+            24 * documents
+        )
     };
     assert!(checked.contains(&format!("warning  data          {}", told(9))), "{checked}");
     assert!(checked.contains(&format!("warning  evaluation held  {}", told(2))), "{checked}");

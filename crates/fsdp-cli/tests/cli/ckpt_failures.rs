@@ -113,13 +113,13 @@ fn options_that_make_no_sense() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     let refused = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
     insta::assert_snapshot!(refused("--to torch --world-size 2"), @r"
-    error: --world-size: it has no meaning for --to torch, only for dcp and native; leave it away
+    error: --world-size: it does not apply to --to torch, only to dcp and native; leave it out
     ");
     insta::assert_snapshot!(refused("--to dcp --max-shard-size 5GB"), @r"
-    error: --max-shard-size: it has no meaning for --to dcp, only for safetensors; leave it away
+    error: --max-shard-size: it does not apply to --to dcp, only to safetensors; leave it out
     ");
     insta::assert_snapshot!(refused("--to native --config config.json"), @r"
-    error: --config: it has no meaning for --to native, only for safetensors; leave it away
+    error: --config: it does not apply to --to native, only to safetensors; leave it out
     ");
     insta::assert_snapshot!(refused("--to safetensors --strip-prefix module."), @r"
     error: dcp_2rank: no name begins with `module.`; names are, for example,
@@ -179,8 +179,8 @@ fn a_destination_that_exists_stays_as_it_is() {
     fs::create_dir(sandbox.path("empty")).unwrap();
     std::os::unix::fs::symlink("empty", sandbox.path("link")).unwrap();
     insta::assert_snapshot!(sandbox.failed_conversion("full.pth link --to dcp"), @r"
-    error: link: it is a symbolic link to a directory, which an output can not take the place of; name
-    the directory that it leads to, which must be empty, or another destination
+    error: link: it is a symbolic link to a directory, which an output cannot replace; name the
+    directory that it points to, which must be empty, or another destination
     ");
     sandbox.failed_conversion("full.pth model --to dcp");
     assert_eq!(sandbox.names("model"), ["config.json"]);

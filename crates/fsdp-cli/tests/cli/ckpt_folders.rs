@@ -17,7 +17,7 @@ fn a_verdict_on_a_folder_lists_what_was_read_and_what_was_not() {
     assert_eq!(report["also_read"], json!([]));
     let unread = report["not_read"].as_array().unwrap();
     assert_eq!(unread.len(), 2, "{unread:?}");
-    assert_eq!(unread[0]["reason"], "it is no file of tensors");
+    assert_eq!(unread[0]["reason"], "it is not a file of tensors");
     // Damage in a file that only lies beside the checkpoint counts.
     sandbox.flip("trainer/single/checkpoint-10/training_args.bin", 200);
     let ran = sandbox.find_fault("ckpt verify trainer/single/checkpoint-10");
@@ -33,7 +33,7 @@ fn a_folder_of_accelerate_is_not_sound_over_a_part_of_it() {
     let model = sandbox.path(folder).join("pytorch_model_fsdp_0");
     fs::copy(model.join("__1_0.distcp"), model.join("__2_0.distcp")).unwrap();
     let report = sandbox.json(&format!("ckpt verify {folder}"));
-    assert_eq!(report["not_read"][0]["reason"], "the metadata of the checkpoint list nothing in it");
+    assert_eq!(report["not_read"][0]["reason"], "the metadata of the checkpoint does not list it");
     for name in ["pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__0_0.distcp"] {
         let path = sandbox.path(folder).join(name);
         let kept = fs::read(&path).unwrap();
@@ -46,7 +46,7 @@ fn a_folder_of_accelerate_is_not_sound_over_a_part_of_it() {
     let ran = sandbox.find_fault(&format!("ckpt verify {folder}"));
     let text = folded(&ran.stdout).replace('\n', " ");
     assert!(
-        text.contains("what trainers leave beside a model (optimizer_0, ") && text.contains("and no model"),
+        text.contains("what trainers leave beside a model (optimizer_0, ") && text.contains("but no model"),
         "{text}"
     );
 }

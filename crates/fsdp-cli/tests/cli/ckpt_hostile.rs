@@ -115,7 +115,7 @@ fn a_checkpoint_with_the_name_of_another_step_says_so() {
         insta::allow_duplicates! {
             insta::assert_snapshot!(folded(note), @r"
             note: the directory is named step-00000020, but the run had done 3 steps when it was saved: it was
-            renamed. `fsdp train --resume` goes by names; name it step-00000003 again
+            renamed. `fsdp train --resume` uses the names; rename it to step-00000003
             ");
         }
     }

@@ -82,7 +82,7 @@ fn a_schedule_needs_no_data_and_says_what_is_missing() {
     let sandbox = Sandbox::new();
     let ran =
         sandbox.succeed("schedule run.toml --set data.train=[\"data.txt\",\"books\",\"none-*.parquet\"]");
-    let expected = "warning: books of [data] is not there; a schedule does not need it, but a run does\n\
-                    warning: none-*.parquet of [data] is not there; a schedule does not need it, but a run does\n";
+    let expected = "warning: books of [data] does not exist; a schedule does not need it, but a run does\n\
+                    warning: none-*.parquet of [data] does not exist; a schedule does not need it, but a run does\n";
     assert_eq!(ran.stderr, expected);
 }

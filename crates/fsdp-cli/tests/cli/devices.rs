@@ -36,7 +36,7 @@ fn a_device_that_is_not_built_in() {
 fn ranks_on_cpus_are_not_connected_by_nccl() {
     let ran = Sandbox::new().fsdp("launch --nproc 2 -- train run.toml --set run.transport=nccl");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    let expected = "\"nccl\" connects GPUs, one for each rank, and these ranks are on CPUs";
+    let expected = "\"nccl\" connects GPUs, one for each rank, but these ranks are on CPUs";
     assert!(ran.stderr.contains(expected), "{}", ran.stderr);
 }
 
@@ -122,16 +122,16 @@ mod xla {
         let refused = sandbox.refused(train);
         assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
         let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
-        assert!(refused.contains("the PJRT plugin run.toml can not be opened: run.toml: "), "{refused}");
+        assert!(refused.contains("cannot open the PJRT plugin run.toml: run.toml: "), "{refused}");
         // Nobody has looked at the data.
         let refused = sandbox.refused(&format!("{train} --set data.train=[\"nowhere\"]"));
         assert!(refused.contains("no PJRT plugin is named"), "{refused}");
         let checked = sandbox.fsdp("check run.toml --set run.device=xla --set run.xla.plugin=run.toml");
         assert_eq!(checked.code, Some(2), "{}", checked.stdout);
         assert!(
-            checked
-                .stdout
-                .contains("error    device        device \"xla\" can not be used: the PJRT plugin run.toml"),
+            checked.stdout.contains(
+                "error    device        device \"xla\" cannot be used: cannot open the PJRT plugin run.toml"
+            ),
             "{}",
             checked.stdout
         );
@@ -184,7 +184,7 @@ mod xla {
         assert!(ran.stdout.contains("peak, as the ledger predicts"), "{}", ran.stdout);
         for (more, said) in [
             ("--topology v9:2x2", "has no topology \"v9:2x2\""),
-            ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, and cpu:2 has 2"),
+            ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, but cpu:2 has 2"),
             ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
             ("--topology cpu:2 --set train.optimizer.name=adamw8bit", "adamw8bit"),
         ] {

@@ -65,9 +65,9 @@ fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let [done] = RunDir::new(sandbox.path("out")).steps().unwrap()[..] else { panic!("{}", ran.stderr) };
     insta::assert_snapshot!(failure(&ran).replace(&done.to_string(), "N"), @r"
-    error: can not write out/metrics.jsonl: File too large (os error 27); make room there, or choose
-    another run.out_dir; the state after step N is in out/checkpoints/step-0000N: when this is
-    mended, --resume goes on from there, or exports the model if no step is left
+    error: cannot write out/metrics.jsonl: File too large (os error 27); make room there, or choose
+    another run.out_dir; the state after step N is in out/checkpoints/step-0000N: once this is
+    fixed, --resume continues from there, or exports the model if no steps are left
     ");
     assert!(sandbox.path("out/model/model.safetensors").exists());
 }

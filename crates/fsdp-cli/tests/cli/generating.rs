@@ -76,12 +76,12 @@ fn what_can_not_be_generated_is_refused_with_the_way_out() {
     refused("out/model", "--prompt");
     refused("out/model --prompt a --top-k 3", "--temperature");
     refused("out/model --prompt a --temperature 0", "above 0");
-    refused("out/model --prompt-ids 256", "it has token 256, and the model has 256 tokens");
+    refused("out/model --prompt-ids 256", "it has token 256, but the model has only 256 tokens");
     refused("nowhere --prompt a", "MODEL_DIR: nowhere has no config.json; give");
     refused("model --prompt a", "model.safetensors");
     sandbox.write("model/config.json", GPT2.replace("256", "300"));
     refused("model --prompt a", "model has no tokenizer.json; give --prompt-ids");
-    refused("model --prompt-ids 1 --max-new-tokens 16", "are more than the model's 16 positions; give fewer");
+    refused("model --prompt-ids 1 --max-new-tokens 16", "exceed the model's 16 positions; give fewer");
 }
 
 /// What `docs/training.md` says of the best states.
@@ -109,7 +109,7 @@ fn a_state_becomes_a_model_or_an_adapter_with_all_that_belongs_beside_it() {
     assert!(sandbox.path("best-lora/adapter/adapter_model.safetensors").exists());
     let refused = sandbox.fsdp("generate best-lora/adapter --prompt sha");
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    let said = "MODEL_DIR: best-lora/adapter is an adapter, and not a whole model";
+    let said = "MODEL_DIR: best-lora/adapter is an adapter, not a whole model";
     assert!(
         refused.stderr.contains(said) && refused.stderr.contains("--set adapter.merge=true"),
         "{}",

@@ -70,7 +70,7 @@ fn sizes_of_a_run_file_that_no_machine_has() {
     let many = "--set run.ranks=8192 --set train.global_batch_size=16384";
     sandbox.write("data.txt", "x".repeat(1 << 18));
     insta::assert_snapshot!(refused(&sandbox, &format!("train run.toml {many}")), @r"
-    error: run.ranks: 8192 are too many: ranks are threads of one process, at most 4096; choose fewer
+    error: run.ranks: 8192 are too many: a run has at most 4096 over all its processes; choose fewer
     (`fsdp schedule` shows the schedule and memory of larger worlds)
     ");
     assert_eq!(confined(&sandbox, &format!("schedule run.toml {many}")).code, Some(0));
@@ -156,8 +156,8 @@ fn a_tokenizer_that_would_take_eight_gigabytes() {
         "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
     sandbox.write("tokenizer.json", tokenizer);
     insta::assert_snapshot!(refused(&sandbox, "train run.toml --set data.tokenizer=tokenizer.json"), @r#"
-    error: cannot load tokenizer tokenizer.json: its precompiled_charsmap says that it has a table of
-    4294967295 bytes, and has 8 in all; data.tokenizer must be "bytes" or a tokenizer.json
+    error: cannot load tokenizer tokenizer.json: its precompiled_charsmap claims a table of 4294967295
+    bytes, but has 8 in total; data.tokenizer must be "bytes" or a tokenizer.json
     "#);
 }
 

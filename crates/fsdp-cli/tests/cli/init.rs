@@ -109,7 +109,7 @@ fn a_file_that_is_there_is_replaced_only_when_that_is_asked_for() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
     insta::assert_snapshot!(sandbox.refused("init --model model --data data.txt"), @"
-    error: RUN.toml: run.toml is there already; give another name, or replace it with --force
+    error: RUN.toml: run.toml exists already; give another name, or replace it with --force
     ");
     assert_eq!(sandbox.files("."), before);
     sandbox.succeed("init --model model --data data.txt --force");
@@ -126,16 +126,16 @@ fn what_is_missing_or_wrong_leaves_nothing() {
     let before = sandbox.files(".");
     let refused = |args: &str| sandbox.refused(&format!("init made.toml {args}"));
     insta::assert_snapshot!(refused(""), @"
-    error: fsdp init: give --model and --data: there is no default, and nobody to ask
+    error: fsdp init: give --model and --data: there is no default, and no terminal to ask on
     ");
     insta::assert_snapshot!(refused("--model model"), @"
-    error: fsdp init: give --data: there is no default, and nobody to ask
+    error: fsdp init: give --data: there is no default, and no terminal to ask on
     ");
     insta::assert_snapshot!(refused("--model model --data data.txt --lora"), @"
-    error: --lora: model has no weights, to which adapters would be added
+    error: --lora: model has no weights to add adapters to
     ");
     insta::assert_snapshot!(sandbox.refused("init gone/made.toml --model model --data data.txt"), @"
-    error: RUN.toml: gone/made.toml lies in gone, which is no folder; make it first
+    error: RUN.toml: gone/made.toml is in gone, which is not a folder; create it first
     ");
     assert!(refused("--model nowhere --data data.txt").contains("cannot read nowhere/config.json"));
 

@@ -134,12 +134,12 @@ fn more_processes_than_gpus() {
     let one = Machine { gpus: "1", ..machine };
     let ran = one.fsdp_with(&[("CUDA_VISIBLE_DEVICES", "0")], &format!("launch --nproc 2 {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    let expected = "rank 0 and rank 1 would both have GPU-00000000-0000-0000-0000-000000000000 of host ";
+    let expected = "rank 0 and rank 1 would both use GPU-00000000-0000-0000-0000-000000000000 of host ";
     assert!(ran.stderr.contains(expected), "{}", ran.stderr);
     let ran =
         one.fsdp(&format!("launch --nproc 2 {train} --set run.share_gpu=true --set run.transport=nccl"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    assert!(ran.stderr.contains("and these ranks share one (run.share_gpu)"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("but these ranks share one (run.share_gpu)"), "{}", ran.stderr);
 }
 
 #[test]
@@ -186,6 +186,6 @@ fn another_libtorch_than_the_one_that_it_was_built_with() {
     let message = machine.refused("bench train --steps 4 --device torch-cpu");
     assert!(message.contains("2.4.1+cu121"), "{message}");
     let text = machine.fsdp("doctor").stdout;
-    assert!(text.contains("libtorch (of no use)") && text.contains(&file), "{text}");
+    assert!(text.contains("libtorch (unusable)") && text.contains(&file), "{text}");
     assert!(text.contains("run.device = \"torch-cpu\": not usable"), "{text}");
 }

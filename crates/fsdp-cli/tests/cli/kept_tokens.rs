@@ -88,7 +88,7 @@ fn processes_and_runs_share_a_folder_of_tokens() {
     // Where it can not be written, the run goes on without.
     let ran = sandbox.succeed("train run.toml --set data.cache=/proc/fsdp --set run.out_dir=fourth");
     assert!(
-        ran.stderr.contains("warning: data.train: tokens are not kept in /proc/fsdp, so each start"),
+        ran.stderr.contains("warning: data.train: tokens are not cached in /proc/fsdp, so each start"),
         "{}",
         ran.stderr
     );
@@ -108,7 +108,7 @@ fn one_of_several_processes_tokenizes_for_all() {
     for (args, out) in [("", "out"), ("--set run.out_dir=other --set data.cache=shared", "other")] {
         let ran = ran(args);
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-        assert_eq!(ran.stderr.matches("text is tokenized").count(), 1, "{}", ran.stderr);
+        assert_eq!(ran.stderr.matches("tokenizing text").count(), 1, "{}", ran.stderr);
         assert_eq!(sandbox.column(out, "loss").len(), 3);
     }
     sandbox.kept("out/cache");

@@ -118,7 +118,7 @@ fn a_process_that_is_killed_costs_no_more_than_the_steps_since_the_last_checkpoi
     send("TERM", launch.id());
     let ran = launch.end();
     assert_eq!(ran.code, Some(75), "stopped, and not started again: {}", ran.stderr);
-    assert_eq!(ran.stderr.matches("starting all processes again").count(), 2, "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches("restarting all processes").count(), 2, "{}", ran.stderr);
     let steps: Vec<u64> = sandbox.metrics("out").iter().map(|step| step["step"].as_u64().unwrap()).collect();
     assert!(steps.iter().copied().eq(1..=steps.len() as u64), "no step is missing or there twice");
     assert_eq!(newest(&sandbox), steps.len() as u64);
@@ -152,7 +152,7 @@ fn restarts_have_a_limit() {
     send("KILL", launch.workers()[0]);
     let ran = launch.end();
     assert_eq!(ran.code, Some(75), "{}", ran.stderr);
-    assert!(ran.stderr.contains("no restart is left (--max-restarts 0)"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no restarts are left (--max-restarts 0)"), "{}", ran.stderr);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn what_would_fail_again_is_not_started_again() {
         ("train run.toml --set run.ranks=x", "run.ranks"),
         (
             "check run.toml",
-            "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` have several processes",
+            "only `train`, `bench train`, `verify`, `schedule`, `calibrate` and `doctor` run as several processes",
         ),
     ] {
         let ran = sandbox.fsdp(&format!("launch --nproc 2 -- {args}"));

@@ -38,7 +38,7 @@ fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
     let Some(ran) = on_small_disk(&sandbox, 4000, script) else { return };
     assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
     let error = error_of(&ran);
-    assert!(error.contains("can not write disk/out/metrics.jsonl: No space left on device"), "{error}");
+    assert!(error.contains("cannot write disk/out/metrics.jsonl: No space left on device"), "{error}");
     let steps = RunDir::new(sandbox.path("")).steps().unwrap();
     let [step] = steps[..] else { panic!("{steps:?}: {error}") };
     assert!(
@@ -108,7 +108,7 @@ fn a_state_that_fits_nowhere_leaves_nothing_behind() {
     let Some(ran) = on_small_disk(&sandbox, 1200, script) else { return };
     assert!(ran.stdout.contains("code 75"), "{} {}", ran.stdout, ran.stderr);
     let error = error_of(&ran);
-    assert!(error.contains("nor anywhere else"), "{error}");
+    assert!(error.contains("nor could it be saved elsewhere"), "{error}");
     assert_eq!(fs::read_to_string(sandbox.path("names")).unwrap(), "");
 }
 
@@ -121,7 +121,7 @@ fn a_folder_that_goes_away_costs_no_state() {
     run.signal("TERM");
     let ran = run.end();
     let error = error_of(&ran);
-    assert!(error.contains("run.out_dir can not be written, so the state after step"), "{error}");
+    assert!(error.contains("run.out_dir cannot be written, so the state after step"), "{error}");
     let dir = error.split_whitespace().find(|word| word.contains("fsdp-state-")).unwrap();
     let checkpoint = dir.trim_end_matches(':');
     // It is as the message says.
@@ -206,7 +206,7 @@ fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() 
             }
             assert_eq!(ran.code, Some(3), "{optimizer}: {}", ran.stderr);
             let error = error_of(&ran);
-            assert!(error.contains("--resume goes on from step"), "{optimizer}: {error}");
+            assert!(error.contains("--resume continues from step"), "{optimizer}: {error}");
             let on = train(&good, 12, &["--resume"]);
             assert_eq!(on.code, Some(0), "{optimizer}, every {every}: {error} then {}", on.stderr);
         }

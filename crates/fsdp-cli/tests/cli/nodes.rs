@@ -185,11 +185,11 @@ fn nodes_that_can_not_take_part_are_told_why() {
     wait_until("a checkpoint", || newest(&sandbox) > 0);
     let other = Agent::start(&sandbox, &run(2)).end();
     assert_eq!(other.code, Some(2), "{}", other.stderr);
-    assert!(other.stderr.contains("has --nproc 2, and the others have 1"), "{}", other.stderr);
+    assert!(other.stderr.contains("has --nproc 2, but the others have 1"), "{}", other.stderr);
     first.signal("INT");
     assert_eq!(first.end().code, Some(75));
     for (args, message) in [
-        ("--nnodes 5:7 -- train run.toml", "a power of two is used, and there is none from 5 to 7"),
+        ("--nnodes 5:7 -- train run.toml", "a range needs a power of two, and there is none from 5 to 7"),
         ("--nnodes 2 -- bench train", "give host:port"),
         ("--nnodes 2 --nproc none -- train run.toml", "expected a number from 1 to 4096, auto, gpu or cpu"),
     ] {

@@ -118,10 +118,10 @@ fn what_was_taken_is_told_before_the_first_step() {
     let ran = sandbox.succeed(&run);
     let told = ran.stderr.replace(&sandbox.path("").canonicalize().unwrap().display().to_string(), "");
     insta::assert_snapshot!(folded(&told), @r#"
-    going on from /fsdp2/dcp after step 10
-    train.optimizer.lr was 0.01, now 0.02: from here on not the bits of an unchanged run
+    resuming from /fsdp2/dcp after step 10
+    train.optimizer.lr was 0.01, now 0.02: from here on, bits differ from an unchanged run's
     train.optimizer.weight_decay of model.layers.0.input_layernorm.weight and 2 more was 0, now 0.1:
-    from here on not the bits of an unchanged run
+    from here on, bits differ from an unchanged run's
       format    PyTorch DCP 1.0.0
       taken     12 parameters; exp_avg, exp_avg_sq of 12; step 10
     (optim.state.model.embed_tokens.weight.step)
@@ -148,17 +148,17 @@ fn what_can_not_be_gone_on_from_says_why() {
     config["num_hidden_layers"] = 2.into();
     sandbox.write("other/config.json", config.to_string());
     insta::assert_snapshot!(refused("--resume-from fsdp2/model.safetensors"), @r#"
-    error: fsdp2/model.safetensors has no state of an optimizer that could be gone on from; to train
-    from its weights, set model.init = "pretrained" and model.path to it, or to what `fsdp ckpt convert
-    --to safetensors` makes of it
+    error: fsdp2/model.safetensors has no optimizer state to resume from; to train from its weights,
+    set model.init = "pretrained" and model.path to it, or to the output of `fsdp ckpt convert --to
+    safetensors`
     "#);
     insta::assert_snapshot!(refused("--resume-from fsdp2/dcp --at-step 12"), @r#"
-    error: fsdp2/dcp: --at-step 12, but optim.state.model.embed_tokens.weight.step counts 10 steps, by
-    which the optimizer corrects its moments; leave --at-step out
+    error: fsdp2/dcp: --at-step 12, but optim.state.model.embed_tokens.weight.step counts 10 steps,
+    which the optimizer uses to correct its moments; omit --at-step
     "#);
     let other = "--set model.path=other --set model.init=random --resume-from fsdp2/dcp";
     insta::assert_snapshot!(refused(other), @r#"
-    error: the tensors in fsdp2/dcp are not those of the model that was asked for: 27 missing:
+    error: the tensors in fsdp2/dcp do not match the requested model: 27 missing:
     `model.model.layers.1.self_attn.q_proj.weight`, `model.model.layers.1.self_attn.k_proj.weight`,
     `model.model.layers.1.self_attn.v_proj.weight`, `model.model.layers.1.self_attn.o_proj.weight`,
     `model.model.layers.1.mlp.gate_proj.weight`, `model.model.layers.1.mlp.up_proj.weight`,
@@ -178,13 +178,12 @@ fn what_can_not_be_gone_on_from_says_why() {
     that config and weights belong together
     "#);
     insta::assert_snapshot!(refused("--resume-from fsdp2"), @r#"
-    error: fsdp2 has no state of an optimizer that could be gone on from; to train from its weights,
-    set model.init = "pretrained" and model.path to it, or to what `fsdp ckpt convert --to safetensors`
-    makes of it
+    error: fsdp2 has no optimizer state to resume from; to train from its weights, set model.init =
+    "pretrained" and model.path to it, or to the output of `fsdp ckpt convert --to safetensors`
     "#);
     insta::assert_snapshot!(refused("--resume-from nowhere"), @r#"
     error: nowhere is not the checkpoint of a run: No such file or directory (os error 2); give a
-    directory such as runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` says what a path is)
+    directory such as runs/a/checkpoints/step-00000050 (`fsdp ckpt inspect` shows what a path holds)
     "#);
 }
 
@@ -226,7 +225,7 @@ fn every_layout_can_be_gone_on_from() {
         sandbox.succeed(&format!("ckpt convert {saved} dcp-{layout} {options}"));
         let ran = sandbox.succeed(&format!("{run} --set run.out_dir={layout} --resume-from dcp-{layout}"));
         assert!(!ran.stderr.contains("settings of the optimizer"), "{}", ran.stderr);
-        assert!(!ran.stderr.contains("not the bits"), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("bits differ"), "{}", ran.stderr);
         assert!(weights("whole") == weights(layout), "{layout}: weights are equal in bits");
     }
 }

@@ -173,12 +173,12 @@ fn what_can_not_be_is_told() {
     let world = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 3");
     assert!(world.contains("--nodes: ") && world.contains("micro-batches"), "{world}");
     let replicas = refused(&sandbox, "plan 8b.toml --on h100-sxm --nodes 1 --set fsdp.mesh.replicate=16");
-    assert!(replicas.contains("8 ranks can not be fsdp.mesh.replicate = 16 replicas"), "{replicas}");
+    assert!(replicas.contains("8 ranks cannot form fsdp.mesh.replicate = 16 replicas"), "{replicas}");
     let partial = refused(
         &sandbox,
         "plan 8b.toml --on h100-sxm --set run.ranks=12 --set train.global_batch_size=12 --set fsdp.mesh.replicate=1",
     );
-    assert!(partial.contains("no whole nodes of 8 devices"), "{partial}");
+    assert!(partial.contains("do not fill whole nodes of 8 devices"), "{partial}");
     let peak = refused(&sandbox, &format!("{ON_16} --set fsdp.param_dtype=f64 --set fsdp.reduce_dtype=f64"));
     assert!(peak.contains("`device.peak.f64`"), "{peak}");
 }
@@ -209,15 +209,15 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
     let wrong = || refused(&sandbox, "plan check runs.csv");
 
     with(header, "");
-    assert!(wrong().contains("runs.csv: there is no run below the names of the columns"));
+    assert!(wrong().contains("runs.csv: there are no runs below the header"));
     with(&header.replace("step_time_ms", "step_time"), runs);
-    assert!(wrong().contains("runs.csv: there is a column `step_time`; did you mean `step_time_ms`?"));
+    assert!(wrong().contains("runs.csv: unknown column `step_time`; did you mean `step_time_ms`?"));
     with(&header.replace("mfu", "seq"), runs);
-    assert!(wrong().contains("runs.csv: column `seq` is there twice, as number 10 and 22"));
+    assert!(wrong().contains("runs.csv: column `seq` occurs twice, as number 10 and 22"));
     for impossible in ["nan", "0", "-4191.0"] {
         with(header, &runs.replacen("4191.0", impossible, 1));
         let expected =
-            format!("runs.csv: line 2, column `step_time_ms`: \"{impossible}\" is no number above 0");
+            format!("runs.csv: line 2, column `step_time_ms`: \"{impossible}\" is not a number above 0");
         assert!(wrong().contains(&expected), "{}", wrong());
     }
     with(header, &runs.replacen(",seed", "", 1));
@@ -230,11 +230,7 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
     // A column of one's own is said to be ignored, and where nothing was measured nothing is compared.
     with(&header.replace("group", "notes"), &runs.replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
     let ran = sandbox.succeed("plan check runs.csv --json");
-    assert!(
-        ran.stderr.contains("runs.csv: column `notes` is not one that runs have, and not read"),
-        "{}",
-        ran.stderr
-    );
+    assert!(ran.stderr.contains("runs.csv: column `notes` is unknown, and ignored"), "{}", ran.stderr);
     let found: Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(found["summary"]["ignored_columns"], serde_json::json!(["notes"]));
     assert_eq!((&found["summary"]["rows"], &found["summary"]["all"]["runs"]), (&6.into(), &5.into()));

@@ -290,7 +290,7 @@ fn what_is_wrong_in_one_process_ends_all_with_its_code() {
     let sandbox = Sandbox::new();
     // Another learning rate: all are told which ranks differ. Missing data: only that process can tell.
     let cases = [
-        ("--set train.optimizer={name=\"adamw\",lr=1e-9}", 3, "would run another schedule"),
+        ("--set train.optimizer={name=\"adamw\",lr=1e-9}", 3, "would run a different schedule"),
         ("--set data.train=[\"none.txt\"]", 2, "none.txt"),
     ];
     for (wrong, code, message) in cases {

@@ -65,7 +65,7 @@ fn stops_after_the_step(signal: &str, code: i32) {
     run.signal(signal);
     let ran = run.end();
     assert_eq!(ran.code, Some(code), "{}", ran.stderr);
-    assert!(ran.stderr.contains("stopping after the step under way"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("stopping after the current step"), "{}", ran.stderr);
     let steps = sandbox.metrics("out").len();
     assert!(steps < 1_000_000);
     let told = format!("steps         {steps} of 1000000, stopped early");

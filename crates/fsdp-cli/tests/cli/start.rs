@@ -32,10 +32,9 @@ fn a_finished_run_without_checkpoints_is_not_begun_again() {
     }
     let ran = sandbox.fsdp("train run.toml --resume");
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: run.out_dir out holds out/model/model.safetensors and no checkpoint: its run has ended, and
-    to go on would be to begin anew. Give --overwrite to train from the start; to go on from these
-    weights, --set model.init=pretrained --set model.path=out/model, with --overwrite or another
-    run.out_dir
+    error: run.out_dir out holds out/model/model.safetensors but no checkpoint: its run has ended and
+    cannot be resumed. Pass --overwrite to train from the start; to continue from these weights, --set
+    model.init=pretrained --set model.path=out/model, with --overwrite or another run.out_dir
     ");
     // The ways out that it names.
     let on = "--set model.init=pretrained --set model.path=out/model --set run.out_dir=on";
@@ -92,7 +91,7 @@ fn a_run_that_was_killed_while_it_replaced_another_never_goes_on_from_a_part_of_
             break;
         }
         let ran = sandbox.succeed("train run.toml --resume --set run.out_dir=copy --set train.steps=4");
-        if ran.stderr.contains("going on from copy/checkpoints/step-00000003 after step 3") {
+        if ran.stderr.contains("resuming from copy/checkpoints/step-00000003 after step 3") {
             old += 1;
         } else {
             assert!(
@@ -227,7 +226,7 @@ fn a_checkpoint_with_the_name_of_another_step_is_to_be_renamed_back() {
     }
     let ran = sandbox.fsdp("train run.toml --set train.steps=30 --resume");
     insta::assert_snapshot!(folded(&ran.stderr), @r"
-    error: out/checkpoints/step-00000020 has the name of step 20, and holds the state after step 3: it
+    error: out/checkpoints/step-00000020 is named after step 20 but holds the state after step 3: it
     was renamed. Rename it back to step-00000003, or move it away
     ");
     fs::rename(sandbox.path(wrong), sandbox.path(right)).unwrap();

@@ -67,7 +67,7 @@ fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence()
         assert_eq!(ran.code, Some(75), "{victim}: {}", ran.stderr);
         let last = ran.stderr.lines().last().unwrap();
         let names_it = format!("process {victim} (pid {} on host ", workers[victim]);
-        for part in [&names_it, "it was silent for 6 s", "its last collective was", "no restart is left"] {
+        for part in [&names_it, "it was silent for 6 s", "its last collective was", "no restarts are left"] {
             assert!(last.contains(part), "{victim}: {part}: {}", ran.stderr);
         }
         assert!(!workers.iter().any(Launch::is_there), "{victim}");

@@ -44,7 +44,7 @@ fn processes_hold_one_world_and_all_end_alike() {
         assert_eq!([ran[0].code, ran[1].code], [Some(2); 2], "{}", ran[0].stderr);
         assert_eq!(
             ran[0].stderr,
-            "error: --world-sizes: torchrun has started 2 processes, which hold one world together, in equal parts: give \
+            "error: --world-sizes: torchrun has started 2 processes, which form one world together, in equal parts: give \
              one multiple of that, or leave it out for run.ranks = 2\n"
         );
         assert_eq!(ran[1].stderr, "", "it is said once");
@@ -154,7 +154,7 @@ fn the_doctor_names_the_node_where_something_is_wrong() {
         ran[0].stderr
     );
     let broken: Vec<&str> = ran[0].stdout.lines().filter(|line| line.starts_with("broken:")).collect();
-    assert_eq!(broken, [format!("broken: {}:2: out is no folder", host())]);
+    assert_eq!(broken, [format!("broken: {}:2: out is not a folder", host())]);
     // Without locks a run works, and a second one would not be noticed.
     let ran = doctor(&sandbox, "doctor run.toml --insecure-network", |number, command| {
         if number == 2 {
@@ -162,8 +162,10 @@ fn the_doctor_names_the_node_where_something_is_wrong() {
         }
     });
     assert!(ran.iter().all(|ran| ran.code == Some(0)), "{}", ran[0].stderr);
-    let warning =
-        format!("warning: {}:2: there are no locks in out: a second run there would not be noticed", host());
+    let warning = format!(
+        "warning: {}:2: locks are not supported in out: a second run there would not be noticed",
+        host()
+    );
     assert!(ran[0].stdout.contains(&warning), "{}", ran[0].stdout);
 }
 
@@ -174,7 +176,7 @@ fn the_doctor_can_be_launched_and_can_be_alone() {
     assert!(ran.stdout.contains("processes       3 on 1 node\n"), "{}", ran.stdout);
     assert_eq!(ran.stdout.matches("nothing is wrong").count(), 1, "{}", ran.stdout);
     let ran = sandbox.succeed("doctor --launch run.toml --set run.out_dir=other");
-    assert!(ran.stdout.contains("no launcher that is known: this process is alone"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("no known launcher: this process is alone"), "{}", ran.stdout);
     assert!(ran.stdout.contains("output folder other\n"), "{}", ran.stdout);
     assert!(!sandbox.path("other").exists(), "nothing is left of it");
     sandbox.refused("doctor none.toml");

@@ -14,7 +14,7 @@ fn a_trace_replaces_nothing_but_a_trace() {
         assert_eq!(sandbox.read(file), before);
     }
     insta::assert_snapshot!(sandbox.refused("train run.toml --trace run.toml"), @r"
-    error: --trace: run.toml is there already, and is no trace: it would be lost; choose another file
+    error: --trace: run.toml exists already and is not a trace: it would be lost; choose another file
     ");
     insta::assert_snapshot!(sandbox.refused("train run.toml --trace data.txt"), @r"
     error: --trace: data.txt is or would become data of the run ([data]); choose another file
@@ -35,7 +35,7 @@ fn a_trace_is_not_put_where_the_run_writes_or_reads() {
         ["model/t.json", "checkpoints/t.json", "metrics.jsonl", "resolved.toml", "./model/../model/t.json"];
     for file in files {
         let text = sandbox.refused(&format!("train run.toml --trace out/{file}"));
-        assert!(text.contains("is for the run to write (run.out_dir)"), "{file}: {text}");
+        assert!(text.contains("is a file that the run writes (run.out_dir)"), "{file}: {text}");
     }
     fs::create_dir(sandbox.path("texts")).unwrap();
     sandbox.write("texts/a.txt", "0123456789".repeat(30));

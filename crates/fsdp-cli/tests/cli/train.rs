@@ -184,7 +184,7 @@ fn a_step_that_is_not_finite_is_not_saved_and_the_weights_that_gave_it_are_set_a
     let saved = fsdp_ckpt::native::RunDir::new(sandbox.path("out")).steps().unwrap();
     assert_eq!(saved, (1..applied).collect::<Vec<_>>());
     assert!(sandbox.path(&format!("out/checkpoints/step-{applied:08}.diverged/manifest.json")).exists());
-    assert!(ran.stderr.contains("begin again with a lower learning rate and --overwrite"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("start over with a lower learning rate and --overwrite"), "{}", ran.stderr);
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_run_saves_and_goes_on_on_other_ranks() {
     let resume = "train run.toml --resume --set train.steps=6 --set checkpoint.every=2 --set run.ranks=4";
     let ran = sandbox.succeed(resume);
     assert!(
-        ran.stderr.contains("going on from out/checkpoints/step-00000004 after step 4"),
+        ran.stderr.contains("resuming from out/checkpoints/step-00000004 after step 4"),
         "{}",
         ran.stderr
     );

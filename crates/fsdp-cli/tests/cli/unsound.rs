@@ -69,9 +69,9 @@ fn survives(damage: Damage) {
     }
     assert_eq!(sandbox.files("out"), before, "{damage:?}: nothing was touched");
     let ran = sandbox.succeed(&format!("{on} --skip-unsound"));
-    let passed_over = "warning: out/checkpoints/step-00000003 is damaged and is passed over: ";
+    let passed_over = "warning: out/checkpoints/step-00000003 is damaged and was skipped: ";
     assert!(ran.stderr.contains(passed_over), "{damage:?}: {}", ran.stderr);
-    assert!(ran.stderr.contains("going on from out/checkpoints/step-00000002"), "{damage:?}: {}", ran.stderr);
+    assert!(ran.stderr.contains("resuming from out/checkpoints/step-00000002"), "{damage:?}: {}", ran.stderr);
     assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"), "{damage:?}");
     assert_eq!(sandbox.steps("out"), [1, 2, 3, 4, 5]);
     // It is kept for inspection, and is no checkpoint; --overwrite removes it.
@@ -94,7 +94,7 @@ fn damage_is_told_with_its_place_and_the_way_out() {
     error: out/checkpoints/step-00000003 is damaged:
     out/checkpoints/step-00000003/shard-00002-model-00001-of-00001.safetensors: it has 56308 bytes, but
     the manifest says 56348; it was cut off or replaced. The newest sound one is
-    out/checkpoints/step-00000002: go on from it with --resume --skip-unsound (damaged ones are kept,
+    out/checkpoints/step-00000002: resume from it with --resume --skip-unsound (damaged ones are kept,
     under names that end in .unsound), or with --resume-from out/checkpoints/step-00000002 --overwrite
     (later ones are removed)
     ");
@@ -106,7 +106,7 @@ fn all_unsound_checkpoints_are_passed_over() {
     Damage::FlippedBit.strike(&sandbox, 2);
     Damage::CutManifest.strike(&sandbox, 3);
     let ran = sandbox.succeed("train run.toml --resume --skip-unsound --set train.steps=5");
-    assert!(ran.stderr.contains("going on from out/checkpoints/step-00000001"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("resuming from out/checkpoints/step-00000001"), "{}", ran.stderr);
     assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"));
     assert_eq!(sandbox.steps("out"), [1]);
     let aside = |step: u64| sandbox.path(&format!("out/checkpoints/step-{step:08}.unsound")).is_dir();
@@ -125,8 +125,8 @@ fn a_run_never_begins_anew_where_no_checkpoint_is_sound() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let error = ran.stderr.lines().find(|line| line.starts_with("error")).unwrap();
     insta::assert_snapshot!(folded(error), @r"
-    error: none of the 3 checkpoints in out/checkpoints can be read whole; restore one from a copy, or
-    give --overwrite to begin anew
+    error: none of the 3 checkpoints in out/checkpoints can be read completely; restore one from a
+    copy, or pass --overwrite to start over
     ");
     assert_eq!(sandbox.files("out"), before, "nothing was touched");
 }

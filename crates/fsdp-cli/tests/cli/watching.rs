@@ -42,7 +42,7 @@ fn the_log_tells_of_start_plan_memory_data_checkpoints_and_evaluation() {
     for event in [
         "start version=",
         "plan parameters=",
-        "memory of a rank, predicted device_bytes=",
+        "predicted memory of a rank device_bytes=",
         "category=\"optimizer state\"",
         "training data samples=16",
         "evaluation data set=\"eval\"",
@@ -63,7 +63,7 @@ fn the_log_tells_of_start_plan_memory_data_checkpoints_and_evaluation() {
     );
     let resumed = logged(&sandbox, "fsdp=info", &format!("{RUN} --resume --set train.steps=5"));
     assert!(
-        resumed.stderr.contains("going on step=4 path=out/checkpoints/step-00000004"),
+        resumed.stderr.contains("resuming step=4 path=out/checkpoints/step-00000004"),
         "{}",
         resumed.stderr
     );
@@ -156,7 +156,7 @@ fn prometheus_can_ask_while_a_run_goes_on() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let objects = lines.by_ref().map(|line| serde_json::from_str::<Value>(&line).unwrap());
     let mut fields = objects.map(|line| line["fields"].clone());
-    let listening = fields.by_ref().find(|fields| fields["message"] == "metrics are exposed");
+    let listening = fields.by_ref().find(|fields| fields["message"] == "serving metrics");
     let address = listening.expect("the run begins")["address"].as_str().unwrap().to_owned();
     fields.find(|fields| fields["message"] == "training").expect("the first step is told");
     let mut stream = TcpStream::connect(address).unwrap();
@@ -174,7 +174,7 @@ fn an_address_that_is_taken_is_a_warning() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let ran = sandbox.succeed(&format!("train run.toml --set run.metrics_listen=\"{address}\""));
-    let warning = format!("nobody can ask for metrics at run.metrics_listen = \"{address}\"");
+    let warning = format!("metrics are not served at run.metrics_listen = \"{address}\"");
     assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
 }
 
@@ -221,7 +221,5 @@ fn a_report_does_without_the_model_of_a_run() {
     sandbox.succeed(RUN);
     std::fs::remove_dir_all(sandbox.path("model")).unwrap();
     sandbox.succeed("report out");
-    assert!(
-        sandbox.read("report.html").contains("out: neither is known here: cannot read model/config.json")
-    );
+    assert!(sandbox.read("report.html").contains("out: neither is available: cannot read model/config.json"));
 }

@@ -28,7 +28,7 @@ fn who_is_late_is_named() {
     assert_eq!(error, AssemblyError::Late { ranks: vec![Rank(0), Rank(2)], limit: SHORT });
     assert_eq!(assembly.given("topic"), 1, "what was given is kept");
     let error = assembly.hear("topic", SHORT).unwrap_err();
-    assert_eq!(error.to_string(), "rank 0 said nothing within 0.02 s");
+    assert_eq!(error.to_string(), "rank 0 sent nothing within 0.02 s");
 }
 
 #[test]

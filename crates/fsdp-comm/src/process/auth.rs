@@ -52,11 +52,11 @@ impl Side {
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
     /// The connection failed or was closed, or the time limit was exceeded.
-    #[error("the connection failed while its ends proved that they know the token: {0}")]
+    #[error("the connection failed during authentication: {0}")]
     Connection(#[from] io::Error),
     /// The other end runs another program, or another version of this one.
     #[error(
-        "the other end says {got:02x?}, expected {VERSION:02x?}: it is no process of fsdp, or of another version; \
+        "the other end sent {got:02x?}, expected {VERSION:02x?}: it is not an fsdp process, or has another version; \
          start the same program everywhere"
     )]
     Version {
@@ -67,7 +67,7 @@ pub enum AuthError {
     #[error("the other end has another token: start all processes of a run with the same one")]
     Token,
     /// The operating system cannot provide random numbers.
-    #[error("no random numbers can be had: {0}")]
+    #[error("cannot get random numbers: {0}")]
     Random(#[from] getrandom::Error),
 }
 

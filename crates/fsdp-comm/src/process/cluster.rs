@@ -69,18 +69,18 @@ pub enum ClusterError {
     Join(#[from] JoinError),
     /// There is no token to keep strangers out.
     #[error(
-        "the processes of several nodes have no token: anybody who reaches their ports could take part. Give \
-         FSDP_TOKEN_FILE (a file of 64 hexadecimal digits that only you can read), or a folder that all nodes share"
+        "processes on several nodes have no token: anyone who can reach their ports could join; set FSDP_TOKEN_FILE \
+         (a file of 64 hexadecimal digits that only you can read), or use a folder that all nodes share"
     )]
     NoToken,
     /// The leader has not published its address in time.
-    #[error("process 0 has not said within {} s where it can be reached: see whether it was started", waited.as_secs())]
+    #[error("process 0 has not published its address within {} s: check that it was started", waited.as_secs())]
     NoLeader {
         /// How long this process has waited.
         waited: Duration,
     },
     /// The operating system cannot open a port.
-    #[error("can not open a port for the data of other processes: {0}")]
+    #[error("cannot open a port for data from other processes: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -137,7 +137,7 @@ impl Cluster {
             let addresses = interface::reachable(listener.local_addr()?)?;
             let published = meet.publish(&addresses)?;
             if let Some(address) = addresses.first().filter(|_| !meet.is_at_port()) {
-                met_by += &format!(", which leads to {address}");
+                met_by += &format!(", which points to {address}");
             }
             (Control::lead(listener, options)?, (door, token), Some(published))
         } else {

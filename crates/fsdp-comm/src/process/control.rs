@@ -171,7 +171,7 @@ impl Control {
             return Ok(());
         }
         let reason =
-            format!("{topic:?} has {} bytes; processes tell each other up to {VALUE_MAX}", value.len());
+            format!("{topic:?} has {} bytes; processes can exchange at most {VALUE_MAX}", value.len());
         Err(CommError::Transport { rank: Rank(self.local().start), reason })
     }
 }

@@ -32,11 +32,11 @@ pub(super) struct Frame {
 /// Why bytes are not a valid frame.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FrameError {
-    #[error("it sent a message of {text} + {value} bytes; up to {text_max} + {value_max} are taken")]
+    #[error("it sent a message of {text} + {value} bytes; the limit is {text_max} + {value_max}")]
     Length { text: usize, value: usize, text_max: usize, value_max: usize },
-    #[error("it sent a message that nobody knows: {0}")]
+    #[error("it sent an unknown message: {0}")]
     Unknown(#[from] serde_json::Error),
-    #[error("it sent {len} bytes with a message ({message:?}) that has none")]
+    #[error("it sent {len} bytes with a message ({message:?}) that carries none")]
     Value { message: Message, len: usize },
     #[error("its connection was closed in the middle of a message")]
     Torn,

@@ -20,7 +20,7 @@ pub struct Interface {
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// The operating system cannot list the interfaces.
-    #[error("can not list the network interfaces of this machine: {0}")]
+    #[error("cannot list the network interfaces of this machine: {0}")]
     List(#[from] io::Error),
     /// No interface matches.
     #[error("{variable} is `{value}`, which matches none of the network interfaces {}", names(there))]

@@ -36,7 +36,7 @@ pub struct Processes<M> {
 
 /// A launch asked for a world of another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a world of {asked} ranks was asked for, and the processes that were started hold {there}")]
+#[error("a world of {asked} ranks was requested, but the started processes hold {there}")]
 pub struct OtherWorld {
     /// Number of ranks in the launch.
     pub asked: usize,

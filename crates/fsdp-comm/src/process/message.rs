@@ -118,7 +118,7 @@ pub enum Refusal {
     },
     /// It expects another number of processes.
     #[error(
-        "it was told of {got} processes, but process 0 of {expected}: give every process the same number"
+        "it expects {got} processes, but process 0 expects {expected}: give every process the same number"
     )]
     Processes {
         /// As the leader expects.
@@ -136,7 +136,7 @@ pub enum Refusal {
     },
     /// Another process with the same index is connected.
     #[error(
-        "process {process} is there already (pid {pid} on host {host}): give every process its own index"
+        "process {process} has already joined (pid {pid} on host {host}): give every process its own index"
     )]
     Duplicate {
         /// The index.
@@ -147,7 +147,7 @@ pub enum Refusal {
         pid: u32,
     },
     /// The world has begun without it.
-    #[error("the processes of this run have begun already: it can not join them before the next start")]
+    #[error("this run has already begun: the process cannot join before the next start")]
     Started,
 }
 

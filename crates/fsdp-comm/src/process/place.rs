@@ -124,7 +124,9 @@ pub enum PlaceError {
         value: Option<String>,
     },
     /// An index is out of range.
-    #[error("{launched_by} says that this is process {process} of {processes}, by {variable}")]
+    #[error(
+        "according to {variable} of {launched_by}, this is process {process} of {processes}, counted from 0"
+    )]
     Range {
         /// The launcher.
         launched_by: LaunchedBy,

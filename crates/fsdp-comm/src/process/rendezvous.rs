@@ -76,7 +76,7 @@ pub enum RendezvousError {
     },
     /// Processes on several nodes have no common folder or address.
     #[error(
-        "the processes that {launched_by} has started on several nodes do not know where to meet: give FSDP_RENDEZVOUS \
+        "the processes that {launched_by} started on several nodes have no meeting point: set FSDP_RENDEZVOUS \
          (host:port of the node of process 0) and FSDP_TOKEN_FILE"
     )]
     Nowhere {
@@ -84,7 +84,7 @@ pub enum RendezvousError {
         launched_by: LaunchedBy,
     },
     /// A folder or file used for the rendezvous is not accessible.
-    #[error("can not {action} {}, by which processes find each other: {source}", path.display())]
+    #[error("cannot {action} {}, through which processes find each other: {source}", path.display())]
     Io {
         /// The attempted operation.
         action: &'static str,
@@ -100,7 +100,7 @@ pub enum RendezvousError {
         path: PathBuf,
     },
     /// The port or store cannot be reached.
-    #[error("can not reach {what} at {host}:{port}, by which processes find each other: {source}")]
+    #[error("cannot reach {what} at {host}:{port}, through which processes find each other: {source}")]
     Network {
         /// The service there.
         what: &'static str,
@@ -300,7 +300,7 @@ impl Rendezvous {
         if !self.is_private {
             return Ok(());
         }
-        let found = fs::symlink_metadata(&self.folder).map_err(io_failed("look at", &self.folder))?;
+        let found = fs::symlink_metadata(&self.folder).map_err(io_failed("inspect", &self.folder))?;
         let is_own = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
         if is_own && found.mode() & 0o077 == 0 {
             Ok(())
@@ -387,7 +387,7 @@ fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, Re
     let wrong = |_| RendezvousError::Variable {
         variable: "MASTER_PORT",
         value: port.clone(),
-        expected: "a number of a port",
+        expected: "a port number",
     };
     let port = port.trim().parse().map_err(wrong)?;
     let has_store = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");

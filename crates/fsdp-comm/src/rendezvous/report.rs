@@ -92,6 +92,6 @@ mod as_header {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Fingerprint, D::Error> {
-        call_of(&Deserialize::deserialize(from)?).ok_or_else(|| D::Error::custom("these bytes are no call"))
+        call_of(&Deserialize::deserialize(from)?).ok_or_else(|| D::Error::custom("not the bytes of a call"))
     }
 }

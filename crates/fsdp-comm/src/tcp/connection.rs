@@ -117,7 +117,7 @@ impl Shared {
             stream.write_all(&name.to_bytes())?;
             Connection::open(stream, world.direct_from)
         };
-        let mut failed = io::Error::other("it has told no address");
+        let mut failed = io::Error::other("it has published no address");
         for address in addresses {
             match call(address) {
                 Ok(connection) => return Ok(connection),

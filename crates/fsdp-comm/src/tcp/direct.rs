@@ -103,7 +103,7 @@ impl Places {
         } else {
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "a message has parts of another length than its own",
+                "the parts of a message do not add up to its length",
             ))
         }
     }

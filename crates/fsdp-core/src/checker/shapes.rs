@@ -43,7 +43,7 @@ pub(super) fn check(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violatio
         let fits = to.len.map(|len| len * parts) == from.len.map(|len| len * times) && to.dtype == from.dtype;
         if !fits || [from.place, to.place] != places {
             let expected =
-                format!("{times}/{parts} times buffer {}, from and to {places:?}", names.buffer(read));
+                format!("{times}/{parts} the length of buffer {}, from/to {places:?}", names.buffer(read));
             return Err(misfit(names, at, write, expected));
         }
     }
@@ -66,7 +66,7 @@ fn check_update(names: Names<'_>, at: usize, op: &Op) -> Result<(), Violation> {
     for (gradient, master) in of_role(&op.reads, Role::ShardedGradient).into_iter().zip(masters) {
         let (found, shard) = (names.schedule.buffer(gradient), names.schedule.buffer(master));
         if found.len != shard.len || found.place != shard.place {
-            let expected = format!("as long, and in the place, as buffer {}", names.buffer(master));
+            let expected = format!("the length and place of buffer {}", names.buffer(master));
             return Err(misfit(names, at, gradient, expected));
         }
     }

@@ -53,7 +53,7 @@ pub enum Violation {
         buffer: String,
     },
     /// An operation waits for a later one, or for one on its own queue.
-    #[error("operation {op} waits for operation {target}, which does not come before it on another queue")]
+    #[error("operation {op} waits for operation {target}, which is not an earlier one on another queue")]
     BadWait {
         /// The operation.
         op: String,
@@ -61,7 +61,7 @@ pub enum Violation {
         target: usize,
     },
     /// A join does not name an earlier collective that certainly completes before.
-    #[error("operation {op} joins operation {target}, which is no collective that comes before it")]
+    #[error("operation {op} joins operation {target}, which is not an earlier collective")]
     BadJoin {
         /// The operation.
         op: String,

@@ -35,8 +35,8 @@ pub enum CommError {
     },
     /// Two ranks called collectives of two groups in different orders, and these groups share a connection.
     #[error(
-        "collectives diverge: {rank} called {call} of group {group} where {peer} called one of group {peer_group}; \
-         these groups are connected once, so their collectives have one order, the same on every rank"
+        "collectives diverge: {rank} called {call} of group {group}, but {peer} called one of group {peer_group}; \
+         these groups share a connection, so every rank must call their collectives in the same order"
     )]
     Order {
         /// The rank whose call is out of order.
@@ -52,8 +52,8 @@ pub enum CommError {
     },
     /// Some ranks were started with different settings.
     #[error(
-        "{} would run another schedule, layout or configuration than {reference}: start every rank with the same \
-         program, run file and overrides",
+        "{} would run a different schedule, layout or configuration than {reference}: start every rank with the \
+         same program, run file and overrides",
         join_ranks(ranks)
     )]
     Differs {
@@ -83,7 +83,7 @@ pub enum CommError {
     /// A collective did not finish within the time limit.
     #[error(
         "{rank} has waited {seconds} s in {call}: {}{}",
-        if missing.is_empty() { "all ranks have entered it, but it does not end".to_owned() }
+        if missing.is_empty() { "all ranks have entered it, but it has not finished".to_owned() }
         else { format!("{} did not enter it", join_ranks(missing)) },
         table(status)
     )]
@@ -138,7 +138,7 @@ pub enum CommError {
         got: DType,
     },
     /// An average of integers, which is undefined.
-    #[error("{call}: integers on {rank} can not be averaged; sum them, and divide where the mean is used")]
+    #[error("{call}: integers on {rank} cannot be averaged; sum them and divide where the mean is used")]
     IntegerAverage {
         /// The caller.
         rank: Rank,

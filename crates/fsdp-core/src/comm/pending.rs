@@ -48,7 +48,7 @@ impl<M: Memory> Pending<M> {
 impl<M: Memory> Drop for Pending<M> {
     fn drop(&mut self) {
         if let Some(in_flight) = self.in_flight.take() {
-            in_flight.abandon(format!("{} was given up before its end", self.call));
+            in_flight.abandon(format!("{} was abandoned before it finished", self.call));
         }
     }
 }

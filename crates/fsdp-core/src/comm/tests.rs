@@ -144,7 +144,7 @@ impl InFlight<NoMemory> for Recorded {
     }
 
     fn abandon(self: Box<Self>, reason: String) {
-        assert_eq!(reason, format!("{} was given up before its end", self.call));
+        assert_eq!(reason, format!("{} was abandoned before it finished", self.call));
         self.log.lock().unwrap().push(Event::Abandoned(self.call.sequence));
     }
 }
@@ -288,7 +288,7 @@ fn averages_of_integers_are_refused() {
     let error = failure(comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Scalars, None, integers));
     assert_eq!(
         error.to_string(),
-        "#0 all-reduce by average (scalars, 4 x i64): integers on rank 5 can not be averaged; sum them, and divide \
+        "#0 all-reduce by average (scalars, 4 x i64): integers on rank 5 cannot be averaged; sum them and divide \
          where the mean is used"
     );
     let (whole, part) = (buffers(DType::U32, &[4]), buffers(DType::U32, &[2]));

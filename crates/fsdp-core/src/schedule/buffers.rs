@@ -135,7 +135,7 @@ impl BufferDecl {
             Role::ShardedGradient => "sharded gradient".into(),
             Role::Scalars | Role::SpareScalars => "scalars".into(),
             Role::Factors => "factors".into(),
-            Role::NotFinite => "note of what is not finite".into(),
+            Role::NotFinite => "non-finite flag".into(),
             Role::Statistics(phase) => format!("statistics {phase}"),
         }
     }

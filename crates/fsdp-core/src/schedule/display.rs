@@ -26,7 +26,7 @@ impl Schedule {
             let _ = match section.kind {
                 SectionKind::Prologue => writeln!(text, "prologue"),
                 SectionKind::MicroBatch(Round(round)) if alike > 0 => {
-                    let note = if same == alike { "" } else { " but for the sums they add" };
+                    let note = if same == alike { "" } else { " except for the sums they add" };
                     writeln!(text, "micro-batches {round} to {} (alike{note})", round + alike)
                 }
                 SectionKind::MicroBatch(Round(round)) => writeln!(text, "micro-batch {round}"),

@@ -150,7 +150,7 @@ impl Policy {
             return Err(Error::Policy {
                 key: "reduce_dtype",
                 value: self.reduce_dtype.to_string(),
-                expected: "gradients are sums over all targets, for which f16 has no range; set f32 or bf16"
+                expected: "gradients are sums over all targets, which can overflow f16; set f32 or bf16"
                     .into(),
             });
         }

@@ -225,7 +225,7 @@ fn models_that_contradict_themselves_are_refused() {
     assert_invalid(|spec| spec.blocks[0].params.push(ParamId(99)), "block embed reads unknown parameter 99");
     assert_invalid(
         |spec| spec.blocks[0].params.truncate(1),
-        "no block reads parameter scale, so it can not be trained",
+        "no block reads parameter scale, so it cannot be trained",
     );
     let rest = Sketch::plain(1).spec().elements() - Sketch::plain(1).spec().params[0].len();
     let most = ELEMENTS_MAX - rest;

@@ -10,11 +10,11 @@ use crate::error::DeviceError;
 pub(crate) fn explain(error: DeviceError, category: Category, usage: Option<&Usage>) -> Error {
     let (kind, bytes, mut said, used) = match error {
         DeviceError::OutOfMemory { bytes, free, total } => {
-            let free = format!("{} of {} of the GPU are free", Size(free), Size(total));
+            let free = format!("{} of the GPU's {} are free", Size(free), Size(total));
             (MemoryKind::Device, bytes, vec![free], usage.map(|usage| in_use(&usage.device)))
         }
         DeviceError::OutOfPinnedMemory { bytes } => {
-            let limit = "a limit of locked memory (ulimit -l) or of a container may be the cause".to_owned();
+            let limit = "a limit on locked memory (ulimit -l) or of a container may be the cause".to_owned();
             (MemoryKind::Pinned, bytes, vec![limit], usage.map(|usage| in_use(&usage.host)))
         }
         other => return Error::Device(Box::new(other)),

@@ -238,7 +238,7 @@ impl Range<'_> {
 /// Logs the failure to free something; a drop cannot report it.
 pub(super) fn ended(freed: Result<(), DeviceError>) {
     if let Err(error) = freed {
-        tracing::debug!(%error, "not given back to the driver");
+        tracing::debug!(%error, "could not be freed");
     }
 }
 

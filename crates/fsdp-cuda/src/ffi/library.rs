@@ -55,7 +55,7 @@ pub enum LibraryError {
     },
     /// The opened file lacks a function: it is another library, or far too old.
     #[error(
-        "{} has no function {symbol}: it is not {name}, or much older than what is needed",
+        "{} has no function {symbol}: it is not {name}, or much too old",
         path.display()
     )]
     NoSymbol {

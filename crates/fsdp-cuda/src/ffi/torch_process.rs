@@ -102,7 +102,7 @@ pub fn allocator_bytes(device: usize) -> Result<AllocatorBytes, Error> {
 pub fn reset_allocator_peaks(device: usize) -> Result<(), Error> {
     // SAFETY: no pointers.
     let text = unsafe { fsdp_torch_reset_allocator_peaks(number(device)) };
-    needed("forgetting the allocator's peaks", text)
+    needed("resetting the allocator's peaks", text)
 }
 
 /// Makes libtorch's allocator return its cached memory of all CUDA devices to the driver; returns whether the current

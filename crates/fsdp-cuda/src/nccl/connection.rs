@@ -83,7 +83,7 @@ impl<M: DeviceMemory> Connection<M> {
         if (size, index) == (members, seat) {
             return Ok(());
         }
-        let reason = format!("NCCL made {rank} number {index} of {size}, instead of {seat} of {members}");
+        let reason = format!("NCCL gave {rank} place {index} of {size} instead of {seat} of {members}");
         let error = CommError::Transport { rank, reason };
         self.world.fail(Failure { culprit: rank, error: error.clone() });
         Err(error)

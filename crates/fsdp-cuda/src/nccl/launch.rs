@@ -62,9 +62,9 @@ const IDS: &str = "ids";
 enum NoIds {
     #[error(transparent)]
     Nccl(#[from] NcclError),
-    #[error("process 0 has not told NCCL's ids: {0}")]
+    #[error("process 0 did not send NCCL ids: {0}")]
     NotHeard(#[from] AssemblyError),
-    #[error("process 0 has told ids of {len} bytes, and two of NCCL have {}", 2 * UniqueId::LEN)]
+    #[error("process 0 sent NCCL ids of {len} bytes, expected {}", 2 * UniqueId::LEN)]
     Length { len: usize },
 }
 

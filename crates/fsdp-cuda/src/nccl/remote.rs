@@ -122,7 +122,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
         } else if let Some((rank, call)) = self.world.waits_for(self.peers.beat() * LEADER_LATE) {
             let waited = (self.world.limit() + self.peers.beat() * LEADER_LATE).as_secs();
             let reason =
-                format!("{rank} has waited {waited} s in {call}, and its process has not said for whom");
+                format!("{rank} has waited {waited} s in {call}; its process has not reported for whom");
             self.world.fail(Failure::of_rank(Rank(0), reason));
         }
     }
@@ -155,7 +155,7 @@ impl<'a, M: DeviceMemory> Beats<'a, M> {
             }
             Err(AssemblyError::Late { ranks, .. }) if since.elapsed() >= patience => {
                 let (rank, late) = (ranks[0], since.elapsed().as_secs());
-                let reason = format!("its process has told nothing of its collectives for {late} s");
+                let reason = format!("its process has not reported its collectives for {late} s");
                 self.world.fail(Failure::of_rank(rank, reason));
             }
             // Some reports are missing; if they never arrive, the alarm tells why.
@@ -188,7 +188,7 @@ fn topic(number: u64) -> String {
 
 fn decode(rank: Rank, report: &[u8]) -> Result<Report, Failure> {
     Report::decode(report).map_err(|error| {
-        let reason = format!("what its process tells of its collectives can not be read: {error}");
+        let reason = format!("cannot decode its process's report of collectives: {error}");
         Failure { culprit: rank, error: CommError::Transport { rank, reason } }
     })
 }

@@ -119,7 +119,7 @@ impl<M: DeviceMemory> World<M> {
         meet().map(drop).or_else(|error| {
             // If it was given up or lost, the cause is known.
             self.check()?;
-            let reason = format!("it is not connected with all ranks: {error}");
+            let reason = format!("it is not connected to all ranks: {error}");
             self.fail(Failure { culprit: rank, error: CommError::Transport { rank, reason } });
             self.check()
         })

@@ -23,8 +23,8 @@ pub enum TorchError {
     },
     /// The loaded libtorch has another version than the one that this program was built with.
     #[error(
-        "{} says that the libtorch that is loaded is {found}, but this program was built with {expected}, and versions do \
-         not mix; take its folder out of LD_LIBRARY_PATH, install torch=={expected} there, or build again with that libtorch",
+        "{} says that the loaded libtorch is {found}, but this program needs {expected}, which it was built with; \
+         remove its folder from LD_LIBRARY_PATH, install torch=={expected} there, or rebuild with that libtorch",
         file.display()
     )]
     Version {
@@ -37,8 +37,8 @@ pub enum TorchError {
     },
     /// libtorch's CUDA half cannot use the driver or any device.
     #[error(
-        "libtorch's CUDA half: {what}; install a newer driver of NVIDIA, or the build of torch 2.11.0 for the CUDA version of \
-         this one, or use device = \"torch-cpu\""
+        "libtorch's CUDA half: {what}; install a newer NVIDIA driver, or the build of torch 2.11.0 for the CUDA version of \
+         the present one, or use device = \"torch-cpu\""
     )]
     Driver {
         /// libtorch's message.
@@ -46,7 +46,7 @@ pub enum TorchError {
     },
     /// libtorch's CUDA half cannot be loaded.
     #[error(
-        "libtorch's CUDA half ({library}) can not be loaded: {what}; install the CUDA build of torch 2.11.0 (pip install \
+        "libtorch's CUDA half ({library}) cannot be loaded: {what}; install the CUDA build of torch 2.11.0 (pip install \
          torch==2.11.0), or use device = \"torch-cpu\""
     )]
     Cuda {
@@ -75,7 +75,7 @@ fn is_full(what: &str) -> bool {
 /// Advice for errors that a user can fix.
 fn way_out(what: &str) -> &'static str {
     if is_full(what) {
-        "; smaller micro-batches, activation checkpointing or offloading need less"
+        "; smaller micro-batches, activation checkpointing or offloading need less memory"
     } else {
         ""
     }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(
             failed(what, &usage).to_string(),
             "no room in device memory for workspace: libtorch, in linear: CUDA out of memory. Tried to allocate 2.00 \
-             GiB.; in use or asked for by this rank: parameter shards 3.0 MiB"
+             GiB.; in use or requested by this rank: parameter shards 3.0 MiB"
         );
         for what in [
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

@@ -34,7 +34,7 @@ fn empty_cache(device: usize) -> bool {
         return false;
     }
     ffi::empty_cache().unwrap_or_else(|error| {
-        tracing::debug!(%error, "libtorch's allocator gave nothing back");
+        tracing::debug!(%error, "libtorch's allocator could not free its cache");
         false
     })
 }

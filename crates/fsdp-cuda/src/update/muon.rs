@@ -15,7 +15,7 @@ impl UpdateRule<CudaMemory> for Muon {
         _statistics: &[CudaBuffer],
     ) -> Result<(), Error> {
         let said =
-            "GPUs have no Muon; train on the device \"cpu\" or \"torch-cpu\", or take another optimizer";
+            "Muon does not run on GPUs; train on device \"cpu\" or \"torch-cpu\", or use another optimizer";
         Err(Error::Refused(said.into()))
     }
 }

@@ -123,7 +123,7 @@ fn full_pinned_memory_is_an_error_too() {
         "{error:?}"
     );
     let message = error.to_string();
-    for part in ["3.9 KiB of pinned memory of the host", "parameter shards 8.0 KiB", "ulimit -l"] {
+    for part in ["3.9 KiB of pinned host memory", "parameter shards 8.0 KiB", "ulimit -l"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     assert!(!message.contains("GPU"), "free memory of the device says nothing here: {message}");
@@ -140,7 +140,7 @@ fn the_ring_of_copies_is_pinned_memory_too() {
         matches!(&error, Error::OutOfMemory(full) if full.category == Category::HostStaging),
         "{error:?}"
     );
-    assert!(error.to_string().contains("4.0 MiB of pinned memory"), "{error}");
+    assert!(error.to_string().contains("4.0 MiB of pinned host memory"), "{error}");
 }
 
 #[test]

@@ -263,7 +263,7 @@ fn buffers_of_a_collective_that_was_given_up_are_leaked() {
         seat.gathers.check()
     });
     let text = failure.reason.to_string();
-    let given_up = "#0 all-gather (forward, 6 x f64) was given up before its end";
+    let given_up = "#0 all-gather (forward, 6 x f64) was abandoned before it finished";
     assert_eq!(text, format!("the communicator was aborted on rank 0: {given_up}"));
     for (rank, memory) in memories.into_inner().unwrap() {
         let expected = if rank == Rank(0) { 8 * (2 + 2 * RANKS) } else { 0 };

@@ -43,7 +43,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_file_function_and_versi
         found.detail,
         format!(
             "{} has no function cuGetErrorName: it is not the NVIDIA driver for CUDA 12.8 or newer; install that, or \
-             remove this file from where the loader looks",
+             remove this file from the loader's search path",
             file.display()
         )
     );

@@ -145,5 +145,5 @@ fn a_channel_beyond_the_tags_of_mpi_is_refused() {
     assert_eq!(send(&mut *last, 1, &[1]), Ok(Exchanged::Done));
     let mut beyond = last.subgroup([Rank(0), Rank(1)].into(), last.unused_channel());
     let error = send(&mut *beyond, 1, &[1]).unwrap_err();
-    insta::assert_snapshot!(error, @"rank 0: transport: channel 16384 is in use, and MPI has tags for 16384: make fewer groups");
+    insta::assert_snapshot!(error, @"rank 0: transport: channel 16384 is beyond the 16384 that MPI has tags for: make fewer groups");
 }

@@ -32,7 +32,7 @@ fn a_library_that_lacks_a_function_is_refused() {
 #[test]
 fn a_library_whose_constants_are_not_known_is_refused() {
     let file = build("libmpi.so.12", &["FAMILY_MPICH", "VERSION=\"Another MPI 1.0\""]);
-    insta::assert_snapshot!(refusal(&file), @r#"FILE is none of Open MPI, MPICH (or compatible with it) and the standard ABI; it says of itself: "Another MPI 1.0""#);
+    insta::assert_snapshot!(refusal(&file), @r#"FILE is neither Open MPI, nor MPICH (or compatible), nor of the standard ABI; its version text: "Another MPI 1.0""#);
 }
 
 #[test]

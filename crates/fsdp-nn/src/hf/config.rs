@@ -88,7 +88,7 @@ fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
     let json = |what: String| ConfigError::Json { what };
     match serde_json::from_str(text).map_err(|error| json(error.to_string()))? {
         Value::Object(object) => Ok(object),
-        _ => Err(json("its outermost value is something else".into())),
+        _ => Err(json("its top-level value has another type".into())),
     }
 }
 

@@ -38,7 +38,7 @@ pub enum ConfigError {
     },
     /// A `model_type` that belongs to no family.
     #[error(
-        "config.json: `model_type` = {model_type} is not supported; the most similar family that is: \"{nearest}\", all: {}",
+        "config.json: `model_type` = {model_type} is not supported; the closest supported family is \"{nearest}\", all: {}",
         super::families::supported()
     )]
     Family {

@@ -110,7 +110,7 @@ impl<'a> Keys<'a> {
             list.iter().map(|number| number.as_f64().filter(|&number| number > 0.0)).collect()
         });
         numbers.ok_or_else(|| {
-            self.wrong(key, "a list of one positive number for each pair of elements that rotates")
+            self.wrong(key, "a list with one positive number for each rotated pair of elements")
         })
     }
 
@@ -121,7 +121,7 @@ impl<'a> Keys<'a> {
 
     /// Reads the standard deviation of initial weights.
     pub(super) fn initializer_range(self, absent: f64) -> Result<f64, ConfigError> {
-        self.number("initializer_range", absent, "a number that is not negative", |std| std >= 0.0)
+        self.number("initializer_range", absent, "a non-negative number", |std| std >= 0.0)
     }
 
     /// Reads a boolean.
@@ -133,7 +133,7 @@ impl<'a> Keys<'a> {
     /// Reads a string.
     pub(super) fn text(self, key: &str) -> Result<Option<&'a str>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a text"))
+        value.as_str().map(Some).ok_or_else(|| self.wrong(key, "a string"))
     }
 
     /// Rejects a key that is present and for which `accepts` is false.

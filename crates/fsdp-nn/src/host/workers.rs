@@ -21,7 +21,7 @@ const PARALLEL_PRODUCT_MIN: usize = 1 << 18;
 
 /// The operating system refused to start the threads.
 #[derive(Debug, thiserror::Error)]
-#[error("can not start {threads} threads: {source}")]
+#[error("cannot start {threads} threads: {source}")]
 struct NoThreads {
     threads: usize,
     source: rayon::ThreadPoolBuildError,

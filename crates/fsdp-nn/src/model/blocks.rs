@@ -152,8 +152,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
     }
 
     fn backward<R: Runner<Handle = H>>(&mut self, block: BlockId, runner: &mut R) -> Result<(), Error> {
-        let Frame { plan, mut places } =
-            self.take_frame(block, false, "backward", "a recording of forward")?;
+        let Frame { plan, mut places } = self.take_frame(block, false, "backward", "a recorded forward")?;
         let gradient = self.between.gradient.take();
         let gradient = gradient
             .ok_or_else(|| self.out_of_order(block, "backward", "the gradient of the block above"))?;
@@ -192,7 +191,7 @@ impl<A: Architecture, H: Clone> Blocks<A, H> {
 
     fn take_activation(&mut self, block: BlockId) -> Result<(H, bool), Error> {
         let activation = self.between.activation.take();
-        activation.ok_or_else(|| self.out_of_order(block, "forward", "the output of the block before"))
+        activation.ok_or_else(|| self.out_of_order(block, "forward", "the output of the previous block"))
     }
 
     /// Takes the input of a block's forward, and whether it has another reader; the first block has no input.

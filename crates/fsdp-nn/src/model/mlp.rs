@@ -41,10 +41,10 @@ impl Mlp {
     /// [`Error::Model`] if a size is zero, or the model is tied and its first and last widths differ.
     pub fn new(config: &MlpConfig) -> Result<Self, Error> {
         let (Some(&first), Some(&last)) = (config.widths.first(), config.widths.last()) else {
-            return Err(Error::Model { what: "an MLP has at least one width".into() });
+            return Err(Error::Model { what: "an MLP needs at least one width".into() });
         };
         if config.tied && first != last {
-            let what = format!("a tied MLP of first width {first} and last width {last}");
+            let what = format!("a tied MLP needs equal first and last widths, not {first} and {last}");
             return Err(Error::Model { what });
         }
         let mut describe = Describe::new("Mlp", config.std);

@@ -166,14 +166,14 @@ fn data_that_does_not_fit_the_model_is_rejected() {
     let token = Batch { ids: vec![13; 14], ..good.clone() };
     assert_eq!(
         message(token),
-        "block `micro-batch 0`: token id 13 is outside the vocabulary of 13; choose the tokenizer the model was made for"
+        "block `micro-batch 0`: token id 13 is outside the vocabulary of 13; use the model's own tokenizer"
     );
     let target = Batch { targets: vec![IGNORED_TARGET - 1; 14], ..good.clone() };
     assert!(message(target).contains("outside the vocabulary"));
     assert!(message(batch(1, 10, 13)).contains("exceed the model's 9 positions"));
     assert!(message(Batch { samples: vec![1], ..good.clone() }).contains("has 14 ids"));
     let positions = |positions: &[u32]| Batch { positions: Some(positions.to_vec()), ..good.clone() };
-    assert!(message(positions(&[0; 13])).contains("positions of 13 tokens"));
+    assert!(message(positions(&[0; 13])).contains("13 positions"));
     // A position continues a document or begins one; no document continues in the next sample.
     for (row, position, at) in
         [(0, 1, "token 0 "), (2, 1, "token 2 "), (2, 3, "token 2 "), (7, 7, "token 7 ")]

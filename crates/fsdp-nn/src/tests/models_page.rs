@@ -13,48 +13,49 @@ const INTRODUCTION: &str = "\
 <!-- Written from the table of families by `UPDATE_DOCS=1 cargo test -p fsdp-nn --lib docs_models`. -->
 
 `model.path` names a directory with a Hugging Face `config.json` of one of these families. Spellings of transformers 4 and
-5 are understood, and absent keys have the values that transformers 5.17 gives them, except for sizes, which must be there.
-Every family is held to transformers 5.17.0 on PyTorch 2.11.0, by files that these wrote from small models
-([tests/golden](../tests/golden/README.md)): loss, logits, gradients and steps of optimizers. Sharded training of each is
-compared with unsharded training, bit by bit, and its gradients with differences of the loss.
+5 are both understood, and absent keys have the values that transformers 5.17 gives them, except for sizes, which are required.
+Every family is tested against transformers 5.17.0 on PyTorch 2.11.0, with files that these wrote from small models
+([tests/golden](../tests/golden/README.md)): loss, logits, gradients and optimizer steps. For each family, sharded training is
+compared bit by bit with unsharded training, and gradients with finite differences of the loss.
 
-Of each family's keys below, those under *read* are understood with every value that transformers takes. Those with
-*only* some values are refused with others, and no command runs. All other keys change nothing, because
-transformers' own training of the family does not look at them (`use_cache`, token ids, keys of generation and of older
-versions); an export carries them on. `pad_token_id` is one of them: transformers gives the embedding of that token no
-gradient, here it is a token like others, whose targets `data` leaves out.
+Of each family's keys below, those under *read* accept every value that transformers accepts. Those with
+*only* some values are refused with any other value, and no command runs. All other keys have no effect, because
+transformers' own training of the family ignores them (`use_cache`, token ids, keys of generation and of older
+versions); an export keeps them. `pad_token_id` is one of them: transformers gives the embedding of that token no
+gradient; here it is an ordinary token, whose targets `data` excludes.
 
 ## Rotary positions
 
-Of `rope_scaling`, or `rope_parameters` where that is absent, with `rope_type` (before: `type`):
+Read from `rope_scaling`, or from `rope_parameters` if that is absent, by `rope_type` (formerly `type`):
 
 | `rope_type` | keys |
 |---|---|
 | `default` | `rope_theta` |
 | `linear` | `factor` |
-| `dynamic` | `factor`; acts on sequences (`data.seq_len`) longer than `max_position_embeddings` |
+| `dynamic` | `factor`; affects sequences (`data.seq_len`) longer than `max_position_embeddings` |
 | `llama3` | `factor`, `low_freq_factor`, `high_freq_factor`, `original_max_position_embeddings` |
 | `yarn` | `factor`, `original_max_position_embeddings`, `beta_fast`, `beta_slow`, `attention_factor`, `mscale`, `mscale_all_dim`, `truncate` |
-| `longrope` | `short_factor`, `long_factor`, `original_max_position_embeddings`, `factor`, `attention_factor`; long factors act on sequences longer than the original positions |
+| `longrope` | `short_factor`, `long_factor`, `original_max_position_embeddings`, `factor`, `attention_factor`; long factors affect sequences longer than the original positions |
 
-`rope_theta`, `partial_rotary_factor` and `original_max_position_embeddings` may also stand outside. Other keys of these
-objects are refused. Frequencies are computed in single precision, as in transformers, and held to its own functions.
+`rope_theta`, `partial_rotary_factor` and `original_max_position_embeddings` may also be outside of these objects. Other keys in them
+are refused. Frequencies are computed in single precision, as in transformers, and tested against its own functions.
 
 ## Mixtures of experts
 
-In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Weights of experts have the names of published
-files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts. No token is dropped, so buffers have
-the same sizes whatever the router says, and predicted memory is exact. Products run over the tokens of each expert, so time, and
-`mfu`, follow the experts that tokens are sent to. Equal probabilities go to the expert with the lower number. Adapters take the maps of attention, as in PEFT: neither routers
-nor experts. On `torch-cpu` and `cuda` the order of rows is worked out on the host, which waits for the device in every layer.
+In `mixtral` and `qwen3_moe` a router sends each token to some of the experts of a layer. Expert weights have the names of published
+files, one tensor each, and are sharded by rows like all others; a layer is gathered whole, with all of its experts. No token is dropped, so
+buffers have the same sizes whatever the router selects, and predicted memory is exact. Products run over the tokens of each expert, so time
+and `mfu` depend on the experts that tokens are sent to. Ties between probabilities go to the expert with the lower number. Adapters apply to
+the attention projections, as in PEFT, and not to routers or experts. On `torch-cpu` and `cuda` the order of rows is computed on the host,
+which waits for the device in every layer.
 
-The balancing loss of routers is added in training if `config.json` has `output_router_logits`, with `router_aux_loss_coef`, as in
-transformers; `train.router_aux_loss_coef` of the run file goes before both. It is `load_balancing_loss_func` of transformers, held
-to it by golden files: over the tokens of a micro-batch and of all layers together. Of a step it is the mean over
-micro-batches, weighted by their counted targets (transformers' trainer adds it up where it accumulates gradients), so
-`micro_batch_size` says among how many tokens experts are balanced, and the number of ranks changes nothing. Tokens behind the last
-counted target of their sample, padding among them, are left out; transformers leaves out what `attention_mask` does, which keeps
-tokens that are not padding. Evaluations are of the cross-entropy alone.
+Training adds the load-balancing loss of routers if `config.json` has `output_router_logits`, with `router_aux_loss_coef`, as in
+transformers; `train.router_aux_loss_coef` of the run file overrides both. The loss is `load_balancing_loss_func` of transformers, tested
+against it with golden files: over the tokens of a micro-batch and of all layers together. For a step it is the mean over
+micro-batches, weighted by their counted targets (transformers' trainer sums it when it accumulates gradients).
+`micro_batch_size` therefore sets the number of tokens among which experts are balanced, and the number of ranks changes nothing. Tokens after
+the last counted target of their sample, including padding, are excluded; transformers excludes what `attention_mask` does, which keeps
+tokens that are not padding. Evaluations report the cross-entropy alone.
 ";
 
 fn golden(family: &Family) -> PathBuf {

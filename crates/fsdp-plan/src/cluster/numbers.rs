@@ -78,7 +78,7 @@ impl Cluster {
         let wrong = self.measured.as_ref().and_then(Measured::impossible);
         wrong.map_or(Ok(()), |(key, value)| {
             let (origin, allowed) =
-                (origin.to_owned(), "a number above 0, or at least 0 where it is a time beside others");
+                (origin.to_owned(), "a number above 0 (at least 0 for issue, between_calls and work)");
             Err(ClusterError::Impossible { origin, key, value, allowed })
         })
     }

@@ -43,7 +43,7 @@ impl fmt::Display for Instead {
         match self {
             Instead::Ranks(ranks) => write!(f, "as measured with {ranks}"),
             Instead::Price(price) => f.write_str(price),
-            Instead::Network => f.write_str("by what is specified of the network"),
+            Instead::Network => f.write_str("by the network's specification"),
         }
     }
 }
@@ -102,7 +102,7 @@ impl<'a> Prices<'a> {
             let points = measured.collectives.get(&format!("{} {transport}", collective.name()));
             let instead = match group > self.cluster.devices_per_node() {
                 true => Some(Instead::Network),
-                false => instead(points, group, "by what is specified of links"),
+                false => instead(points, group, "by the links' specification"),
             };
             let of = format!("{} over {transport} between {group} ranks", collective.name());
             all.extend(instead.map(|instead| (of, instead)));

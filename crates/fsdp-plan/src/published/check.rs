@@ -229,13 +229,13 @@ mod tests {
         assert!(row(&[]).is_ok());
         let reasons: [(&[(&str, &str)], &str); 11] = [
             (&[("kv_heads", "3")], "do not share"),
-            (&[("heads", "3"), ("kv_heads", "3"), ("hidden", "63")], "can not rotate"),
+            (&[("heads", "3"), ("kv_heads", "3"), ("hidden", "63")], "cannot rotate"),
             (&[("layers", "1e9")], "layers = 1000000000"),
             (&[("vocab", "1e12")], "vocab = 1000000000000"),
             (&[("devices", "1e12")], "more than any run"),
             (&[("micro_batch", "1e9")], "more than any run"),
             (&[("micro_batch", "0.5")], "a micro-batch of 0.5 samples"),
-            (&[("devices", "12"), ("sharding", "hsdp")], "a mesh that 12 devices"),
+            (&[("devices", "12"), ("sharding", "hsdp")], "a mesh impossible with 12 devices"),
             (&[("hidden", ""), ("act_ckpt", "-")], "incomplete configuration: no hidden, act_ckpt"),
             (&[("seq", "0")], "incomplete configuration: no seq"),
             (&[("sharding", "tp8")], "tensor, pipeline"),

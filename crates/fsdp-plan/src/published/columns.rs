@@ -123,6 +123,6 @@ mod tests {
     #[test]
     fn a_column_that_is_there_twice_is_refused() {
         let error = of(&format!("{},Seq", NEEDED.join(","))).unwrap_err();
-        assert_eq!(error, "runs.csv: column `seq` is there twice, as number 6 and 12; leave one of them");
+        assert_eq!(error, "runs.csv: column `seq` occurs twice, as number 6 and 12; keep one of them");
     }
 }

@@ -6,7 +6,7 @@ use super::columns::NEEDED;
 #[derive(Debug, thiserror::Error)]
 pub enum RowError {
     /// A column is missing.
-    #[error("{origin}: there is no column `{column}`; a file of runs has {}", NEEDED.join(", "))]
+    #[error("{origin}: missing column `{column}`; a file of runs needs {}", NEEDED.join(", "))]
     Column {
         /// The file.
         origin: String,
@@ -14,7 +14,7 @@ pub enum RowError {
         column: &'static str,
     },
     /// A column occurs twice.
-    #[error("{origin}: column `{column}` is there twice, as number {first} and {second}; leave one of them")]
+    #[error("{origin}: column `{column}` occurs twice, as number {first} and {second}; keep one of them")]
     Twice {
         /// The file.
         origin: String,
@@ -26,7 +26,7 @@ pub enum RowError {
         second: usize,
     },
     /// A column's name is almost that of a missing column.
-    #[error("{origin}: there is a column `{column}`; did you mean `{meant}`? If not, call it otherwise")]
+    #[error("{origin}: unknown column `{column}`; did you mean `{meant}`? If not, rename it")]
     Misspelt {
         /// The file.
         origin: String,
@@ -36,14 +36,14 @@ pub enum RowError {
         meant: &'static str,
     },
     /// The file has a header and no runs.
-    #[error("{origin}: there is no run below the names of the columns")]
+    #[error("{origin}: there are no runs below the header")]
     Empty {
         /// The file.
         origin: String,
     },
     /// A line has more or fewer values than the header has columns.
     #[error(
-        "{origin}: line {line} has {found} values for {} columns: {} (a quote that is not closed, or a comma without quotes?)",
+        "{origin}: line {line} has {found} values for {} columns: {} (an unclosed quote, or an unquoted comma?)",
         columns.len(),
         of_lengths(columns, *found)
     )]
@@ -58,7 +58,7 @@ pub enum RowError {
         columns: Vec<String>,
     },
     /// A value is not of the kind that its column requires.
-    #[error("{origin}: line {line}, column `{column}`: \"{value}\" is no {expected}")]
+    #[error("{origin}: line {line}, column `{column}`: \"{value}\" is not a {expected}")]
     Number {
         /// The file.
         origin: String,
@@ -85,6 +85,6 @@ pub enum RowError {
 fn of_lengths(columns: &[String], found: usize) -> String {
     match (columns.get(found), columns.last()) {
         (Some(column), _) => format!("none for `{column}`"),
-        (None, last) => format!("more than up to `{}`", last.map_or("", String::as_str)),
+        (None, last) => format!("extra values after `{}`", last.map_or("", String::as_str)),
     }
 }

@@ -178,15 +178,15 @@ mod tests {
         let wrong = |line: &str| of(&header, &format!("{LINE}\n{line}")).unwrap_err();
         assert_eq!(
             wrong(&LINE.replacen("32", "wide", 1)),
-            "runs.csv: line 3, column `hidden`: \"wide\" is no whole number of at least 0"
+            "runs.csv: line 3, column `hidden`: \"wide\" is not a whole number of at least 0"
         );
         assert_eq!(
             wrong(&LINE.replacen(",4,", ",0.5,", 1)),
-            "runs.csv: line 3, column `heads`: \"0.5\" is no whole number of at least 0"
+            "runs.csv: line 3, column `heads`: \"0.5\" is not a whole number of at least 0"
         );
         assert_eq!(
             wrong(&LINE.replacen(",1,8,", ",inf,8,", 1)),
-            "runs.csv: line 3, column `micro_batch`: \"inf\" is no number of at least 0"
+            "runs.csv: line 3, column `micro_batch`: \"inf\" is not a number of at least 0"
         );
         let with_cr =
             read(&format!("{header}\r\n{LINE}\r\n{}\r\n", LINE.replacen("32", "wide", 1)), "runs.csv");
@@ -197,10 +197,10 @@ mod tests {
         assert!(wrong("1,2").contains("line 3 has 2 values for 11 columns: none for `heads` ("));
         assert!(
             wrong(&format!("{LINE},8"))
-                .contains("line 3 has 12 values for 11 columns: more than up to `act_ckpt`")
+                .contains("line 3 has 12 values for 11 columns: extra values after `act_ckpt`")
         );
         let error = of(&header.replace("heads,", ""), LINE).unwrap_err();
-        assert!(error.contains("there is no column `heads`"), "{error}");
+        assert!(error.contains("missing column `heads`"), "{error}");
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
         for wrong in ["nan", "NaN", "0", "0.0", "-1", "inf", "10ms"] {
             let error = of(&header, &format!("{LINE},,{wrong}")).unwrap_err();
             let expected = format!(
-                "runs.csv: line 2, column `step_time_ms`: \"{wrong}\" is no number above 0; leave it empty where nothing was measured"
+                "runs.csv: line 2, column `step_time_ms`: \"{wrong}\" is not a number above 0; leave it empty where nothing was measured"
             );
             assert_eq!(error, expected);
         }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_file_without_runs_is_refused() {
         let empty = read(&format!("{}\n", NEEDED.join(",")), "runs.csv").unwrap_err();
-        assert_eq!(empty.to_string(), "runs.csv: there is no run below the names of the columns");
+        assert_eq!(empty.to_string(), "runs.csv: there are no runs below the header");
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Run {
         }
         let world = world as usize;
         let mesh = recipe::mesh(words, world, &cluster);
-        let mesh = mesh.ok_or_else(|| format!("a mesh that {world} devices can not have"))?;
+        let mesh = mesh.ok_or_else(|| format!("a mesh impossible with {world} devices"))?;
         let tokens = micro * sizes.seq as f64 * world as f64;
         let accumulated = row.number("global_batch_tokens").map_or(1.0, |global| (global / tokens).max(1.0));
         Ok(Self {

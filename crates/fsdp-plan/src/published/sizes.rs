@@ -96,7 +96,7 @@ impl Sizes {
     /// Describes the properties that were derived from the number of parameters, or assumed.
     pub(super) fn assumed(&self, row: &Row, words: &Words) -> Vec<String> {
         let keys =
-            row.number("kv_heads").is_none().then(|| "kv_heads is not said: as many as heads".to_owned());
+            row.number("kv_heads").is_none().then(|| "kv_heads is not given: as many as heads".to_owned());
         keys.into_iter().chain(self.assumed_of_name(row, words.model.as_str())).collect()
     }
 
@@ -106,10 +106,10 @@ impl Sizes {
         if is_known([UNGATED, GATED]) && is_known([TIED, UNTIED]) && self.hidden.is_multiple_of(self.heads) {
             return None;
         }
-        let by = if row.number("params").is_some() { "by its parameters" } else { "assumed" };
+        let by = if row.number("params").is_some() { "from its parameters" } else { "assumed" };
         let [gate, head] = [
             if self.is_gated { "gated" } else { "without a gate" },
-            if self.is_tied { "tied to the embedding" } else { "of its own" },
+            if self.is_tied { "tied to the embedding" } else { "untied" },
         ];
         Some(format!(
             "model \"{}\": MLP {gate}, head {head}, heads of {} elements ({by})",
@@ -136,7 +136,7 @@ impl Sizes {
             return Some(format!("{heads} heads do not share {kv_heads} key/value heads evenly"));
         }
         let is_odd = head_dim == 0 || self.is_gated && !head_dim.is_multiple_of(2);
-        is_odd.then(|| format!("heads of {head_dim} elements, which can not rotate"))
+        is_odd.then(|| format!("heads of {head_dim} elements, which cannot rotate"))
     }
 
     /// The configuration of a model of these sizes: if gated, with RMS norms and rotary positions; otherwise with layer

@@ -113,7 +113,7 @@ fn failed(path: &Path, what: String) -> TrainError {
 fn expect_lora(fields: &Map<String, Value>) -> Result<(), String> {
     let kind = fields.get("peft_type").and_then(Value::as_str).unwrap_or_default();
     if kind != "LORA" {
-        return Err(format!("peft_type is \"{kind}\", and only \"LORA\" is supported"));
+        return Err(format!("peft_type is \"{kind}\", but only \"LORA\" is supported"));
     }
     for (key, value) in fields {
         let is_unset = match value {

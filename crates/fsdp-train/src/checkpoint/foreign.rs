@@ -100,14 +100,14 @@ impl Foreign {
             }
             (Some((counted, tensor)), ..) => (counted, tensor),
             (None, Some(given), _) => {
-                taken.derived.push(format!("step {given}, as --at-step says"));
+                taken.derived.push(format!("step {given} (--at-step)"));
                 return Ok(given);
             }
             (None, None, Some((step, count))) => (*step, count.name.clone()),
             (None, None, None) => return Err(TrainError::NoStep { path: self.path.clone() }),
         };
         if let Some((other, count)) = trainer.filter(|(other, _)| *other != step) {
-            taken.notes.push(format!("{} says {other} steps; the optimizer's count is taken", count.name));
+            taken.notes.push(format!("{} counts {other} steps; the optimizer's count is used", count.name));
         }
         taken.taken.push(format!("step {step} ({from})"));
         Ok(step)
@@ -144,11 +144,11 @@ impl Foreign {
             taken.derived.push(format!("names without {}", all.join(", ")));
         }
         if self.found.is_numbered {
-            let order = "names of the optimizer's state, which goes by number: from the order of the model's parameters";
+            let order = "names of the optimizer's numbered states, from the order of the model's parameters";
             taken.derived.push(order.to_owned());
         }
         if self.found.settings.iter().all(std::collections::BTreeMap::is_empty) {
-            taken.missing.push("settings of the optimizer: those of the run file hold".to_owned());
+            taken.missing.push("settings of the optimizer: those of the run file apply".to_owned());
         }
         taken.missing.push("random state: dropout follows from the seed and the step".to_owned());
         taken.unused.clone_from(&self.found.unused);

@@ -45,8 +45,8 @@ impl Source {
         }
         if !is_saved(&job.plan, false) {
             let reason = format!(
-                "{} has no state of a run of fsdp, and adapters go on from that only; an adapter in PEFT's format is \
-                 begun with by adapter.path",
+                "{} has no run state of fsdp, which resuming adapters requires; to start from an adapter in \
+                 PEFT's format, set adapter.path",
                 path.display()
             );
             return Err(TrainError::Misfit { key: "adapter", reason });
@@ -130,7 +130,7 @@ pub(super) fn found(path: &Path) -> Result<PathBuf, TrainError> {
         return fs::canonicalize(path).map_err(|source| nothing(source.to_string()));
     }
     if objects::names(path)?.is_empty() && objects::version(path)?.is_none() {
-        return Err(nothing("no object has this name or begins with it".to_owned()));
+        return Err(nothing("no object has this name or prefix".to_owned()));
     }
     Ok(path.to_owned())
 }

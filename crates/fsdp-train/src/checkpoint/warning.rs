@@ -47,14 +47,14 @@ impl fmt::Display for RunWarning {
                 out_dir.display()
             ),
             RunWarning::PassedOver { path, fault } => {
-                write!(f, "{} is damaged and is passed over: {fault}", path.display())
+                write!(f, "{} is damaged and was skipped: {fault}", path.display())
             }
             RunWarning::Data(warning) => warning.fmt(f),
             RunWarning::NotListening { address, fault } => {
-                write!(f, "nobody can ask for metrics at run.metrics_listen = \"{address}\": {fault}")
+                write!(f, "metrics are not served at run.metrics_listen = \"{address}\": {fault}")
             }
             RunWarning::NotReserved { fault } => {
-                write!(f, "no disk space is set aside for the next checkpoint: {fault}")
+                write!(f, "no disk space is reserved for the next checkpoint: {fault}")
             }
         }
     }

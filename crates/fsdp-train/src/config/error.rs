@@ -29,7 +29,7 @@ pub enum ConfigError {
         source: Box<toml::de::Error>,
     },
     /// A file that extends itself, perhaps by way of others.
-    #[error("{origin}: `extends` leads back to {}; take it out of one of the files", file.display())]
+    #[error("{origin}: `extends` leads back to {}; remove it from one of the files", file.display())]
     ExtendsItself {
         /// The file whose `extends` closes the circle.
         origin: String,

@@ -206,8 +206,7 @@ impl OptimizerConfig {
         let optimizer = rule.expect("the name is one of these").1(&reader)?;
         let has_lr = optimizer.groups().iter().any(|group| group.lr.is_some());
         if has_lr && optimizer.lr().is_none_or(|lr| lr == 0.0) {
-            let allowed =
-                "without lr: the optimizer has none above 0 that a schedule could change in proportion";
+            let allowed = "without lr: it is scaled with the lr of the optimizer, which must be above 0";
             return Err(reader.rejected("group", allowed));
         }
         Ok(optimizer)

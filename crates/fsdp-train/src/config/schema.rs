@@ -25,7 +25,7 @@ use super::named::Named;
 pub fn schema() -> Value {
     let mut schema = Resolved::schema();
     let base = described(
-        "Another run file, relative to this one, whose keys hold where this one has none.",
+        "Another run file, relative to this one, whose keys apply where this one has none.",
         ValueSchema::of(&TEXT),
     );
     schema["properties"][extends::KEY] = base;

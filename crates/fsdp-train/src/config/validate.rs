@@ -77,12 +77,12 @@ fn watched(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
     let names: Vec<&str> = config.data.eval.iter().map(|set| &*set.name).collect();
     let best = config.checkpoint.keep_best;
     if names.is_empty() && best > 0 {
-        let allowed = "0 where nothing is evaluated: set data.eval".to_owned();
+        let allowed = "0 unless data.eval is set".to_owned();
         return Err(out_of_range(origin, "checkpoint.keep_best", &best.to_string(), allowed));
     }
     let Some(early_stop) = &config.train.early_stop else { return Ok(()) };
     if names.is_empty() {
-        let allowed = "left out where nothing is evaluated: set data.eval".to_owned();
+        let allowed = "left out unless data.eval is set".to_owned();
         return Err(out_of_range(origin, "train.early_stop", "a table", allowed));
     }
     match &early_stop.set {
@@ -132,7 +132,8 @@ fn adapter(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
             origin: origin.of("fsdp.frozen"),
             first: "adapter".to_owned(),
             second: "fsdp.frozen".to_owned(),
-            remedy: "with an adapter the model is frozen, but for adapter.modules_to_save; remove one of the two",
+            remedy: "with an adapter the model is frozen except for adapter.modules_to_save; remove one of \
+                     the two",
         });
     }
     match Some(&config.run.out_dir).filter(|out_dir| is_url(out_dir)) {
@@ -162,7 +163,7 @@ fn muon(config: &Resolved, origin: &Origin) -> Result<(), ConfigError> {
         (OptimizerConfig::Muon(_), _, Offload::Cpu) => ("fsdp.offload", Offload::Cpu.name(), "\"none\""),
         _ => return Ok(()),
     };
-    let allowed = format!("{allowed} with train.optimizer.name = \"muon\"; or take another optimizer");
+    let allowed = format!("{allowed} with train.optimizer.name = \"muon\"; or choose another optimizer");
     Err(out_of_range(origin, key, &format!("\"{value}\""), allowed))
 }
 

@@ -23,7 +23,7 @@ pub enum Warning {
         needs: &'static str,
     },
     /// A key of the run file that replaces a setting of the `fsdp_config.json`.
-    #[error("`{key}` replaces what the fsdp_config.json says")]
+    #[error("`{key}` overrides the fsdp_config.json")]
     Overridden {
         /// The key, dotted.
         key: String,

@@ -81,7 +81,7 @@ impl Encoder<'_> {
                 self.conversation(Conversation::new(messages, 0, context(&mut object)?).map_err(of_field)?)
             }
             value if name == MESSAGES => {
-                Err(of_field(format!("is {}, and must be a list of messages", kind(&value))))
+                Err(of_field(format!("is {}, but must be a list of messages", kind(&value))))
             }
             value => Ok(self.value(&value).map_err(of_field)?),
         }
@@ -119,7 +119,7 @@ impl Encoder<'_> {
             Value::Array(items) => {
                 Ok(Made { ids: items.iter().map(id).collect::<Result<_, _>>()?, form: Form::Ids })
             }
-            other => Err(format!("is {}, and must be a string or a list of token ids", kind(other))),
+            other => Err(format!("is {}, but must be a string or a list of token ids", kind(other))),
         }
     }
 
@@ -134,7 +134,7 @@ fn id(item: &Value) -> Result<u32, String> {
     let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < SILENT);
     id.ok_or_else(|| {
         let what = if item.is_number() { item.to_string() } else { kind(item).to_owned() };
-        format!("holds {what}, and must be a string or a list of token ids, integers from 0 to 2147483647")
+        format!("contains {what}, but must be a string or a list of token ids, integers from 0 to 2147483647")
     })
 }
 

@@ -51,7 +51,7 @@ pub enum DataError {
         reason: String,
     },
     /// A file changed after it was first read.
-    #[error("{} has changed while it was read; start again when nobody writes to it", file.display())]
+    #[error("{} changed while it was being read; start again when nothing writes to it", file.display())]
     Changed {
         /// The file.
         file: PathBuf,
@@ -124,7 +124,8 @@ pub enum DataError {
     },
     /// The share of a source in a mix is too small.
     #[error(
-        "data.source[{index}] has less than one of {slots} samples by its weight; raise the weight, or remove the source"
+        "data.source[{index}] gets less than one of {slots} samples by its weight; raise the weight, or \
+         remove the source"
     )]
     Share {
         /// Index of the source, from 0.
@@ -146,8 +147,8 @@ pub enum DataError {
 fn why_nothing_counts(seq_len: usize, needed: Option<usize>) -> String {
     match needed {
         Some(needed) => format!(" within data.seq_len = {seq_len}: raise that to at least {needed}"),
-        None => ": there is no message of the assistant and no completion in them, or the chat template marks none as \
-                 generated; give data with answers"
+        None => ": they have no assistant message and no completion, or the chat template marks none as \
+                 generated; provide data with answers"
             .to_owned(),
     }
 }

@@ -120,7 +120,7 @@ fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
     let found = glob::glob_with(pattern.as_str(), LIKE_A_SHELL);
     let malformed = |fault: glob::PatternError| DataError::Malformed {
         file: path.into(),
-        reason: format!("it is no pattern of files: {fault}"),
+        reason: format!("it is not a valid file pattern: {fault}"),
     };
     let mut files = Vec::new();
     for entry in found.map_err(malformed)? {

@@ -63,7 +63,7 @@ pub(super) enum ImageFault {
     #[error(transparent)]
     Read(#[from] io::Error),
     /// The bytes have another format.
-    #[error("it holds no tokens of text")]
+    #[error("it is not a file of tokenized text")]
     Foreign,
     /// The tokens belong to another text.
     #[error("it holds the tokens of another text")]

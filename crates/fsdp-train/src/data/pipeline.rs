@@ -52,7 +52,7 @@ pub(super) fn run<E: From<DataError>>(
 ) -> Result<(), E> {
     let all_bytes =
         text.files.iter().filter_map(|file| file.path.metadata().ok()).map(|found| found.len()).sum();
-    tracing::info!(files = text.files.len(), "text is tokenized");
+    tracing::info!(files = text.files.len(), "tokenizing text");
     let mut told = Tokenizing { read_bytes: 0, all_bytes, documents: 0, tokens: 0, is_done: false };
     let mut reader = Reader::new(text);
     let mut round = reader.round(ROUND_BYTES)?;

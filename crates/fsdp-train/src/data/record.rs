@@ -123,15 +123,15 @@ impl Fields {
             let there = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             match (&self.column, &self.pair) {
                 (Some(column), _) => {
-                    format!("there is no \"{column}\", which data.column names; there are: {there}")
+                    format!("there is no \"{column}\" (data.column); there are: {there}")
                 }
                 (None, Some([prompt, completion])) => format!(
-                    "there is no \"{prompt}\" with \"{completion}\", which data.prompt and data.completion name; there \
+                    "there is no \"{prompt}\" (data.prompt) with \"{completion}\" (data.completion); there \
                      are: {there}"
                 ),
                 (None, None) => format!(
-                    "there is no \"messages\", no \"prompt\" with \"completion\", no \"text\" and no \"input_ids\"; name one \
-                     of these by data.column: {there}"
+                    "there is no \"messages\", no \"prompt\" with \"completion\", no \"text\" and no \
+                     \"input_ids\"; set data.column to one of: {there}"
                 ),
             }
         })

@@ -148,7 +148,7 @@ fn resolved(
         (Some(EndToken::Auto), several) => {
             let count = several.len();
             let reason =
-                format!("is \"auto\", and the tokenizer puts {count} tokens there; give one, or \"none\"");
+                format!("is \"auto\", but the tokenizer puts {count} tokens there; set one, or \"none\"");
             Err(DataError::SpecialToken { key, reason })
         }
         (Some(EndToken::Token(token)), _) => tokenizer.resolve(token, key).map(Some),

@@ -217,7 +217,8 @@ impl Tokenizer {
         id.ok_or_else(|| {
             let tokenizer = &self.name;
             let reason = format!(
-                "is \"{text}\", which tokenizer \"{tokenizer}\" does not have; give a token of it, or an id"
+                "is \"{text}\", which tokenizer \"{tokenizer}\" does not have; use one of its tokens, or an \
+                 id"
             );
             DataError::SpecialToken { key, reason }
         })

@@ -32,8 +32,8 @@ pub enum DataWarning {
     },
     /// Documents are longer than a sample.
     #[error(
-        "{documents} documents are clipped to data.seq_len: {tokens} tokens of them are left out; raise it, or choose \
-         packing = \"stream\""
+        "{documents} documents are clipped to data.seq_len, which leaves out {tokens} tokens; raise it, or \
+         choose packing = \"stream\""
     )]
     Clipped {
         /// Number of documents.
@@ -49,8 +49,8 @@ pub enum DataWarning {
     },
     /// Documents have no token that counts in the loss.
     #[error(
-        "{documents} documents are left out, because of their first {seq_len} tokens none counts (data.loss_on = \
-         \"answers\"): there is no answer in them, or a larger data.seq_len would reach it"
+        "{documents} documents are left out, because none of their first {seq_len} tokens counts \
+         (data.loss_on = \"answers\"): they have no answer, or it needs a larger data.seq_len"
     )]
     Silent {
         /// Number of documents.
@@ -60,7 +60,8 @@ pub enum DataWarning {
     },
     /// Tokens cannot be cached.
     #[error(
-        "tokens are not kept in {}, so each start tokenizes the text: {fault}; data.cache may name another folder",
+        "tokens are not cached in {}, so each start tokenizes the text: {fault}; set data.cache to another \
+         folder",
         folder.display()
     )]
     NotKept {
@@ -80,8 +81,8 @@ pub enum DataWarning {
     },
     /// A token set by `data.bos` or `data.eos` is not added to conversations.
     #[error(
-        "data.bos and data.eos are not put around {conversations} conversations: the chat template writes what begins and \
-         ends them"
+        "data.bos and data.eos are not added to {conversations} conversations: the chat template writes \
+         their beginning and end"
     )]
     Unframed {
         /// Number of conversations.
@@ -90,7 +91,7 @@ pub enum DataWarning {
     /// Documents are joined without a token between them.
     #[error(
         "packing \"stream\" joins {documents} documents without a token between them, so each is continued by the next \
-         one; data.eos (or data.bos) names a token that separates them"
+         one; set data.eos (or data.bos) to a token that separates them"
     )]
     Joined {
         /// Number of documents.

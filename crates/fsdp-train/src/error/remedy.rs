@@ -42,15 +42,15 @@ fn room(full: &OutOfMemory) -> &'static str {
             ". fsdp.offload = \"none\" needs hardly any, and SGD without momentum has no state to keep there"
         }
         (MemoryKind::Device, Category::Activation | Category::Workspace) => {
-            ". A smaller train.micro_batch_size makes room, fsdp.activation_checkpointing too; and fsdp.offload = \"cpu\""
+            ". Lower train.micro_batch_size, or use fsdp.activation_checkpointing or fsdp.offload = \"cpu\""
         }
         (MemoryKind::Device, Category::Unsharded | Category::GradientSlot) => {
-            ". Smaller units (fsdp.wrap) or less prefetching make room; a smaller train.micro_batch_size and \
-             fsdp.offload = \"cpu\" too"
+            ". Use smaller units (fsdp.wrap), less prefetching, a smaller train.micro_batch_size or \
+             fsdp.offload = \"cpu\""
         }
         (MemoryKind::Device, _) => {
-            ". More ranks, fsdp.offload = \"cpu\", a smaller train.micro_batch_size or fsdp.activation_checkpointing \
-             make room"
+            ". Use more ranks, fsdp.offload = \"cpu\", a smaller train.micro_batch_size or \
+             fsdp.activation_checkpointing"
         }
     }
 }
@@ -68,8 +68,8 @@ mod tests {
     fn a_full_memory_is_told_with_the_keys_that_make_room_in_it() {
         assert_eq!(
             full(MemoryKind::Device, Category::Activation),
-            "no room for 3.0 MiB of device memory for activations: nothing. A smaller train.micro_batch_size makes room, \
-             fsdp.activation_checkpointing too; and fsdp.offload = \"cpu\""
+            "no room for 3.0 MiB of device memory for activations: nothing. Lower train.micro_batch_size, or \
+             use fsdp.activation_checkpointing or fsdp.offload = \"cpu\""
         );
         for (kind, category, key) in [
             (MemoryKind::Device, Category::Unsharded, "fsdp.wrap"),

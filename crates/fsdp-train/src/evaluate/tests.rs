@@ -105,5 +105,5 @@ fn weights_that_are_not_finite_are_said_to_be_the_reason() {
     let job = Job::to_evaluate(config, model, init, &Watch::NOBODY).unwrap();
     let error = evaluate(&job, &launcher(), None).unwrap_err();
     assert_eq!(error.kind(), fsdp_core::FailureKind::Permanent);
-    assert!(error.to_string().contains("weights hold values that are not finite"), "{error}");
+    assert!(error.to_string().contains("weights contain values that are not finite"), "{error}");
 }

@@ -33,7 +33,7 @@ pub struct Shortage {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { parts, ranks, needed_bytes, available } = self;
-        write!(f, "{ranks} ranks need {} of memory at one time, and {available}", size(*needed_bytes))?;
+        write!(f, "{ranks} ranks need {} of memory at once, but {available}", size(*needed_bytes))?;
         let width = parts.iter().map(|part| part.name.len()).max().unwrap_or(0);
         for Part { name, per_rank_bytes, bytes } in parts {
             let (per_rank, all) = (size(*per_rank_bytes), size(*bytes));

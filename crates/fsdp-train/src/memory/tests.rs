@@ -131,7 +131,7 @@ fn a_shortage_says_what_is_needed_and_what_helps() {
     let shortage = Shortage { parts, ranks: 2, needed_bytes: (3 << 30) + 1024, available };
     assert_eq!(
         shortage.to_string(),
-        "2 ranks need 3.0 GiB of memory at one time, and this machine leaves 2.0 MiB\n\
+        "2 ranks need 3.0 GiB of memory at once, but this machine leaves 2.0 MiB\n\
          \x20 parameter shards   512 bytes per rank,    1.0 KiB in all\n\
          \x20 unsharded slots      3.0 GiB per rank,    3.0 GiB in all\n\
          Lower train.micro_batch_size, data.seq_len or run.ranks, recompute (fsdp.activation_checkpointing = \"full\"), \

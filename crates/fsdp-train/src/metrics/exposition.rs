@@ -26,7 +26,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The exposed figures of a step: name in `metrics.jsonl`, name and type in Prometheus, and description.
 const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
-    ("loss", "fsdp_loss", "gauge", "Mean cross-entropy over the counted tokens of the global batch."),
+    (
+        "loss",
+        "fsdp_loss",
+        "gauge",
+        "Mean loss over the counted tokens of the global batch, with z-loss and router loss.",
+    ),
     ("grad_norm", "fsdp_grad_norm", "gauge", "Global L2 norm of the gradient, before clipping."),
     ("lr", "fsdp_learning_rate", "gauge", "Learning rate."),
     ("tokens_per_s", "fsdp_tokens_per_second", "gauge", "Input tokens per second, over all ranks."),
@@ -54,7 +59,7 @@ const STEP_FIGURES: [(&str, &str, &str, &str); 13] = [
 /// The exposed figures of an evaluation: name in `metrics.jsonl`, name in Prometheus, and description.
 const EVAL_FIGURES: [(&str, &str, &str); 2] = [
     ("eval_loss", "fsdp_eval_loss", "Mean cross-entropy over the counted tokens of the set."),
-    ("eval_perplexity", "fsdp_eval_perplexity", "e to the loss."),
+    ("eval_perplexity", "fsdp_eval_perplexity", "e to the power of the loss."),
 ];
 
 /// A server that exposes metrics until it is dropped.
@@ -155,7 +160,7 @@ fn serve(listener: &TcpListener, shared: &Shared) {
         }
         let answered = stream.and_then(|stream| answer(stream, || shared.state().text()));
         if let Err(error) = answered {
-            tracing::debug!(%error, "a question for metrics was not answered");
+            tracing::debug!(%error, "a request for metrics failed");
             if !is_of_caller(&error) {
                 thread::sleep(PAUSE);
             }
@@ -182,7 +187,7 @@ fn answer(mut stream: TcpStream, text: impl FnOnce() -> String) -> io::Result<()
     let (status, body) = match (method, path) {
         (b"GET" | b"HEAD", b"/metrics") => ("200 OK", text()),
         (b"GET" | b"HEAD", _) => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed", "only GET and HEAD are answered\n".to_owned()),
+        _ => ("405 Method Not Allowed", "only GET and HEAD are supported\n".to_owned()),
     };
     let len = body.len();
     let mut answer = format!(

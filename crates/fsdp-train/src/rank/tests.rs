@@ -234,8 +234,8 @@ fn a_parameter_that_only_its_copy_can_not_hold_is_named_with_the_type_of_the_cop
     let error = run(&job(dir.path(), optimizer, ["param_dtype = 'bf16'", "2"])).unwrap_err();
     assert_eq!(
         error,
-        "rank 1 failed: step 1 wrote 3.39617752923046e38 to embed.weight, at [8, 1]: not \
-         finite in bf16; nothing of this state was saved or exported. Lower the learning rate, or clip gradients \
+        "rank 1 failed: step 1 wrote 3.39617752923046e38 to embed.weight, at [8, 1]: not finite in bf16; \
+         this state was neither saved nor exported. Lower the learning rate, or clip gradients \
          (train.grad_clip)"
     );
 }

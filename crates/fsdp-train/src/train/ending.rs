@@ -47,17 +47,17 @@ impl fmt::Display for Ending {
         match state {
             Ok(Kept::InOutDir(path)) => write!(
                 f,
-                "the state after step {done} is in {}: when this is mended, --resume goes on from there, or exports \
-                 the model if no step is left",
+                "the state after step {done} is in {}: once this is fixed, --resume continues from there, or \
+                 exports the model if no steps are left",
                 path.display()
             ),
             Ok(Kept::Elsewhere(path)) => write!(
                 f,
-                "run.out_dir can not be written, so the state after step {done} is in {}: go on with --resume-from and \
-                 that directory (and --overwrite, or another run.out_dir)",
+                "run.out_dir cannot be written, so the state after step {done} is in {}: resume with \
+                 --resume-from and that directory (and --overwrite, or another run.out_dir)",
                 path.display()
             ),
-            Err(Some(failure)) => write!(f, "{failure}, nor anywhere else"),
+            Err(Some(failure)) => write!(f, "{failure}; nor could it be saved elsewhere"),
             Err(None) => write!(f, "the state after step {done} is lost"),
         }
     }
@@ -114,12 +114,13 @@ impl fmt::Display for Divergence {
         match &self.newest {
             Some((step, path)) => write!(
                 f,
-                "with a lower learning rate, --resume goes on from step {step}, the newest checkpoint before ({})",
+                "with a lower learning rate, --resume continues from step {step}, the newest earlier \
+                 checkpoint ({})",
                 path.display()
             ),
             None => f.write_str(
-                "there is no earlier checkpoint: begin again with a lower learning rate and --overwrite, and save more \
-                 often (checkpoint.every)",
+                "there is no earlier checkpoint: start over with a lower learning rate and --overwrite, and \
+                 save more often (checkpoint.every)",
             ),
         }
     }

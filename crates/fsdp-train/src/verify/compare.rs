@@ -65,7 +65,7 @@ pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(
     if let (Some(got), Some(want)) = (ranks[0].reports.first(), reference.reports.first())
         && (&got.sums, &got.counts) != (&want.sums, &want.counts)
     {
-        failures.push("the first step has other parts of the loss, or other tokens per expert".into());
+        failures.push("in the first step, parts of the loss or tokens per expert differ".into());
     }
     failures.extend(skipped(promise, &reference.reports, &ranks[0].reports));
     failures.extend(unexpected_traffic(&report.traffic));
@@ -107,10 +107,10 @@ fn skipped(promise: Promise, want: &[StepReport], got: &[StepReport]) -> Vec<Str
     let steps = want.iter().zip(got).zip(1..).take(judged);
     let differ = steps.filter(|((want, got), _)| want.finite != got.finite);
     let mut failures: Vec<String> = differ
-        .map(|(_, step)| format!("step {step} is skipped by the oracle or by the ranks only"))
+        .map(|(_, step)| format!("step {step} is skipped only by the oracle or only by the ranks"))
         .collect();
     if !want.is_empty() && first.is_none() {
-        failures.push("all steps are skipped: take more, or a smaller train.loss_scale.init".to_owned());
+        failures.push("all steps are skipped: run more, or lower train.loss_scale.init".to_owned());
     }
     failures
 }
@@ -120,7 +120,7 @@ fn disagreements(ranks: &[RankRun]) -> Vec<String> {
     let mut failures = Vec::new();
     for (rank, run) in ranks.iter().enumerate() {
         if !run.reports.iter().map(bits).eq(ranks[0].reports.iter().map(bits)) {
-            failures.push(format!("rank {rank} reports other losses or norms than rank 0"));
+            failures.push(format!("rank {rank} reports different losses or norms than rank 0"));
         }
         failures.extend(growth(&run.settled, &run.usage).map(|what| format!("rank {rank}: {what}")));
     }

@@ -58,7 +58,8 @@ pub(super) fn gaps(spec: &ModelSpec, mesh: Mesh, expected: &[Expected], ranks: &
             if distinct != len || repeats {
                 let (what, fqn) = (name(kind), &spec.param(param).fqn);
                 found.push(format!(
-                    "replica {replica} holds {distinct} of the {len} elements of {what} {fqn}, {all} in all"
+                    "replica {replica} holds {distinct} of the {len} elements of {what} {fqn}, {all} with \
+                     duplicates"
                 ));
             }
         }
@@ -83,7 +84,7 @@ pub(super) fn unequal_replicas(mesh: Mesh, ranks: &[&Pieces]) -> Vec<String> {
     for rank in 0..ranks.len() {
         let first = (0..rank).find(|&other| shard(other) == shard(rank));
         if let Some(first) = first.filter(|&first| !same_bits(ranks[first], ranks[rank])) {
-            found.push(format!("rank {rank} holds other bits than rank {first}, a replica of its shard"));
+            found.push(format!("rank {rank} holds different bits than rank {first}, a replica of its shard"));
         }
     }
     found
@@ -165,6 +166,6 @@ mod tests {
         let mesh = Mesh::new(2, 2).unwrap();
         assert_eq!(unequal_replicas(mesh, &[&zero, &one, &zero, &one]), [""; 0]);
         let found = unequal_replicas(mesh, &[&zero, &one, &minus, &one]);
-        assert_eq!(found, ["rank 2 holds other bits than rank 0, a replica of its shard"]);
+        assert_eq!(found, ["rank 2 holds different bits than rank 0, a replica of its shard"]);
     }
 }

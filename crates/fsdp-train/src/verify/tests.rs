@@ -60,7 +60,7 @@ fn values_that_a_rank_does_not_hold_break_the_promise() {
 fn a_replica_with_other_bits_breaks_the_promise() {
     let found = failures("sum", |ranks| ranks[2].last.values[0].values[0] += 1.0);
     assert!(
-        found.contains(&"rank 2 holds other bits than rank 0, a replica of its shard".into()),
+        found.contains(&"rank 2 holds different bits than rank 0, a replica of its shard".into()),
         "{found:?}"
     );
 }

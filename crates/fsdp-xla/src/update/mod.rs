@@ -56,7 +56,7 @@ macro_rules! missing {
                 _scalars: &StepScalars<'_, XlaBuffer>,
                 _statistics: &[XlaBuffer],
             ) -> Result<(), Error> {
-                let said = concat!("XLA devices have adamw, sgd, lion and adafactor, and no ", $name);
+                let said = concat!("XLA devices have adamw, sgd, lion and adafactor, but not ", $name);
                 Err(Error::Refused(said.into()))
             }
         }

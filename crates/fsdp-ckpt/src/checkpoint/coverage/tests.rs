@@ -181,7 +181,7 @@ fn doubled_columns_name_both_files() {
     let (tensor, sources) = tensor(&[2, 3], halves);
     let message = tensor.check_coverage(&sources).unwrap_err().to_string();
     let expected = "elements 1..2 (from index [0, 1]) of tensor `w` of shape [2, 3] are held twice, by file0 and by \
-                    file1; files of different checkpoints may lie together";
+                    file1; files of different checkpoints may be mixed";
     assert_eq!(message, expected);
 }
 

@@ -51,7 +51,7 @@ fn what_is_there_is_refused_unless_it_is_to_be_replaced() {
     let directory = converted(&source, Path::new("memory://refused/out"), &Conversion::new(Target::Dcp));
     assert!(directory.unwrap_err().to_string().contains("exists already"));
     let inside = converted(&formats::open(url.parent().unwrap()).unwrap(), &url.with_file_name("in"), &plain);
-    assert!(inside.unwrap_err().to_string().contains("which is what is to be converted"));
+    assert!(inside.unwrap_err().to_string().contains("which is to be converted"));
     let before = contents(url);
     let bf16 = Conversion { dtype: Some(TensorType::Bf16), replaces: true, ..plain };
     converted(&source, url, &bf16).unwrap();

@@ -6,7 +6,7 @@ use std::{error::Error as _, io};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreFault {
     /// Objects cannot be renamed.
-    #[error("object stores can not give an object another name")]
+    #[error("object stores cannot rename objects")]
     NoRenames,
     /// The store reported an error or did not respond, after all retries.
     #[error("{0}{1}")]

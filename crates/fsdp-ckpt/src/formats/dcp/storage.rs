@@ -94,7 +94,7 @@ impl<'a> Storage<'a> {
         location.ok_or_else(|| {
             let cause = "the save was not completed, or files were mixed";
             let item = item_name(name, offset);
-            Fault::new(format!("it does not say in which file {item} lies; {cause}"))
+            Fault::new(format!("it does not give the file of {item}; {cause}"))
         })
     }
 }
@@ -111,7 +111,7 @@ fn is_zstd(graph: &Graph, item: &str, info: NodeId) -> Result<bool, Fault> {
         [] => Ok(false),
         [ZSTD] => Ok(true),
         _ => {
-            let reason = format!("{item} is stored through {texts:?}; only `{ZSTD}` is supported");
+            let reason = format!("{item} has the transforms {texts:?}; only `{ZSTD}` is supported");
             Err(Fault::unsupported(reason))
         }
     }

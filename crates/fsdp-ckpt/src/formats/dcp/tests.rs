@@ -280,7 +280,7 @@ fn a_missing_chunk_is_found_wherever_it_is_missing() {
     assert!(message.contains('w') && message.contains('9'), "{message}");
     listing.without_item.push((lost.name, vec![3, 0], lost.sizes));
     let fault = listing.fault(dir.path());
-    assert!(fault.starts_with("it does not say in which file `w` at [3, 0] lies"), "{fault}");
+    assert!(fault.starts_with("it does not give the file of `w` at [3, 0]"), "{fault}");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn check_ranks(flats: &[FlatStates], models: &[ModelStates]) -> Result<(), Error
     if models.len() != expected {
         let because = match first.stage {
             3 => ", the number of files of the optimizer",
-            _ => "; models that are cut by tensor parallelism are not supported",
+            _ => "; models split by tensor parallelism are not supported",
         };
         let fault = disagrees("number of files of the model", expected, models.len(), because);
         return Err(fault.in_file(&models[0].path));

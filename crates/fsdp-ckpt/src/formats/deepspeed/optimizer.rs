@@ -80,7 +80,7 @@ fn flat_state(
             let padded = rank.paddings.get(group).and_then(|padding| flat.len.checked_add(*padding));
             let is_as_long = tensor.len() == flat.len || Some(tensor.len()) == padded;
             if !is_as_long || *dtype.get_or_insert(tensor.dtype) != tensor.dtype {
-                return Ok(Err(format!("{} keeps it in another length or type", rank.path.display())));
+                return Ok(Err(format!("{} has it in a different length or type", rank.path.display())));
             }
             state.push(Shard { len: flat.len, ..rank.shard(&label, tensor)? });
         }

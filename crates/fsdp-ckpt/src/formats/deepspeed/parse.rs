@@ -62,7 +62,7 @@ impl FlatStates {
 pub(super) fn flat_states(file: &RankFile) -> Result<FlatStates, Error> {
     let unexpected =
         |place: &str, expected| file.unexpected(format!("`optimizer_state_dict{place}`"), expected);
-    let root = file.root.get("optimizer_state_dict").ok_or_else(|| unexpected("", "there"))?;
+    let root = file.root.get("optimizer_state_dict").ok_or_else(|| unexpected("", "present"))?;
     let value = |name: &str| root.get(name).map(Item::to_value);
     let stage = value("zero_stage").as_ref().and_then(stage_of);
     let stage = stage.filter(|stage| (1..=3).contains(stage));

@@ -185,8 +185,8 @@ fn not_in_rank(tensor: &str, other: &str) -> String {
 /// The message for shards with too few elements in total.
 fn too_short(tensor: &str, expected: u64, got: u64) -> String {
     format!(
-        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
-         {expected}; the file was cut or is of another checkpoint"
+        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, but its parameters \
+         have {expected}; the file was truncated or belongs to another checkpoint"
     )
 }
 
@@ -278,7 +278,7 @@ fn states_of_another_layout_are_left_out_with_a_note() {
     };
     average.shape[0] -= 1;
     let checkpoint = merged(&written).unwrap();
-    let note = "the optimizer's `exp_avg` is left out: optim1 keeps it in another length or type";
+    let note = "the optimizer's `exp_avg` is left out: optim1 has it in a different length or type";
     assert_eq!(checkpoint.notes, [note]);
     assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
 

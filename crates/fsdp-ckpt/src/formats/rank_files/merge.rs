@@ -96,7 +96,7 @@ fn check_same(
                 return Err(other_shape(name, &expected.shape, &d.shape, other));
             }
             if d != expected {
-                let why = format!("{} distributes it in another way", other.display());
+                let why = format!("{} distributes it differently", other.display());
                 return Err(placement(name, why));
             }
             if let Some(got) = part.rank.filter(|got| *got != rank.rank as u64) {
@@ -152,7 +152,7 @@ fn distributed(
     }
     if seen.len() != places {
         let missing = missing_places(distribution, &seen.keys().copied().collect());
-        let why = format!("no file holds the place {missing:?} of its mesh {:?}", distribution.mesh);
+        let why = format!("no file holds position {missing:?} of its mesh {:?}", distribution.mesh);
         return Err(placement(name, why).in_file(&ranks[0].path));
     }
     let first = all[0];

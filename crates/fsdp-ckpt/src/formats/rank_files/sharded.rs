@@ -39,7 +39,7 @@ pub(super) fn parse(
 ) -> Result<ShardedTensor, Error> {
     let name = join(&path);
     let refused = |why: &str| placement(&name, why).in_file(&file.path);
-    let Item::Tuple(parts) = state else { return Err(refused("its state is no tuple")) };
+    let Item::Tuple(parts) = state else { return Err(refused("its state is not a tuple")) };
     let [Item::List(shards), metadata, group, ..] = &parts[..] else {
         return Err(refused("its state has no list of pieces"));
     };
@@ -49,10 +49,10 @@ pub(super) fn parse(
     }
     let shape = field(&metadata.to_value(), "size").and_then(sizes);
     let shape = shape.filter(|shape| element_count(shape).is_some());
-    let shape = shape.ok_or_else(|| refused("its metadata have no shape that is known"))?;
+    let shape = shape.ok_or_else(|| refused("its metadata has no known shape"))?;
     let pieces = shards.iter().map(|shard| piece(file, shard, &shape));
     let pieces = pieces.collect::<Option<_>>();
-    let pieces = pieces.ok_or_else(|| refused("a piece is not a tensor with the box that it says"))?;
+    let pieces = pieces.ok_or_else(|| refused("a piece is not a tensor of the size that it states"))?;
     Ok(ShardedTensor { path, shape, pieces })
 }
 

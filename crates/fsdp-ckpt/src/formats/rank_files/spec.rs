@@ -28,13 +28,13 @@ pub(super) fn parse(file: &RankFile, name: &str, state: &Item) -> Result<(LocalT
         return Err(file.unexpected(format!("`_local_tensor` of `{name}`"), "a tensor"));
     };
     let spec = state.get("_spec").map(Item::to_value);
-    let spec = spec.ok_or_else(|| file.unexpected(format!("`_spec` of `{name}`"), "there"))?;
+    let spec = spec.ok_or_else(|| file.unexpected(format!("`_spec` of `{name}`"), "present"))?;
     let part = part(&spec).map_err(|why| placement_fault(name, why).in_file(&file.path))?;
     Ok((LocalTensor::of(local, file.source), part))
 }
 
 fn part(spec: &Value) -> Result<Part, String> {
-    let missing = |what: &str| format!("its specification has no {what} that is known");
+    let missing = |what: &str| format!("its specification has no known {what}");
     let shape = field(spec, "tensor_meta").and_then(global_shape).ok_or_else(|| missing("shape"))?;
     element_count(&shape).ok_or_else(|| format!("its shape {shape:?} has too many elements"))?;
     let mesh = field(spec, "mesh").ok_or_else(|| missing("mesh"))?;
@@ -90,7 +90,7 @@ fn ranks(dim: &Value) -> Option<u64> {
 
 fn placement(value: &Value) -> Result<Placement, String> {
     let Value::Object { class, args, .. } = value else {
-        return Err("a placement is no object".to_owned());
+        return Err("a placement is not an object".to_owned());
     };
     let number = |name: &str, index: usize| field(value, name).or(args.get(index)).and_then(count);
     let dim = || {
@@ -105,7 +105,7 @@ fn placement(value: &Value) -> Result<Placement, String> {
             let split_factor = split_factor.ok_or("its strided shard has no split factor")?;
             Ok(Placement::StridedShard { dim: dim()?, split_factor })
         }
-        other => Err(format!("its placement is {other}; sharded and replicated tensors can be put together")),
+        other => Err(format!("its placement is {other}; only sharded and replicated tensors are supported")),
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
         assert!(part(&spec(mesh(2), vec![shard(0)])).unwrap_err().contains("outside of its mesh"));
         assert!(part(&spec(mesh(0), vec![shard(2)])).unwrap_err().contains("dimension 2"));
         assert!(part(&spec(mesh(0), vec![])).unwrap_err().contains("0 placements"));
-        assert!(part(&object("DTensorSpec", vec![], &[])).unwrap_err().contains("no shape"));
+        assert!(part(&object("DTensorSpec", vec![], &[])).unwrap_err().contains("no known shape"));
         part(&spec(mesh(1), vec![shard(0)])).unwrap();
     }
 }

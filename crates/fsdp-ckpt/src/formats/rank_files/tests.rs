@@ -208,14 +208,14 @@ fn part(written: &mut Written, rank: usize) -> &mut Part {
 fn ranks_that_disagree_name_file_and_tensor() {
     let mut written = small();
     part(&mut written, 1).distribution.shape = vec![8, 2];
-    let expected = "tensor `t0` has the shape [8, 2] in it, where [7, 2] follows from rank0".to_owned();
+    let expected = "tensor `t0` has the shape [8, 2] in it, but [7, 2] follows from rank0".to_owned();
     assert_eq!(fault(&written), ("rank1".into(), expected));
 
     let mut written = small();
     part(&mut written, 2).distribution.placements = vec![Placement::Shard { dim: 1 }];
     let (path, found) = fault(&written);
     assert_eq!(path, PathBuf::from("rank2"));
-    assert!(found.contains("rank0 distributes it in another way"), "{found}");
+    assert!(found.contains("rank0 distributes it differently"), "{found}");
 
     let mut written = small();
     written.ranks[1].tensors[0].local.dtype = TensorType::F16;
@@ -298,5 +298,5 @@ fn several_equal_meshes_hold_one_tensor() {
         written.ranks[rank].tensors[0].local = local;
         written.ranks[rank].tensors[0].part.as_mut().unwrap().coordinate = vec![0];
     }
-    assert!(fault(&written).1.contains("no file holds the place [1]"));
+    assert!(fault(&written).1.contains("no file holds position [1]"));
 }

@@ -190,7 +190,7 @@ fn numbered<'a>(
     let groups: Vec<_> = groups.into_iter().filter(|(_, members)| !members.is_empty()).collect();
     let count: usize = groups.iter().map(|(_, members)| members.len()).sum();
     if count != sharded.len() {
-        return Err(format!("it has {count} parameters where the model has {} shards", sharded.len()));
+        return Err(format!("it has {count} parameters, but the model has {} shards", sharded.len()));
     }
     let mut numbered = BTreeMap::new();
     for (group, members) in &groups {
@@ -201,7 +201,7 @@ fn numbered<'a>(
         let parameters: Vec<&Sharded> = sharded.iter().filter(is_meant).filter(is_free).collect();
         if parameters.len() != members.len() {
             return Err(format!(
-                "it has {} groups of parameters, and weight decay does not tell which parameters one of {} has",
+                "it has {} groups of parameters, and weight decay does not tell which are in the group of {}",
                 groups.len(),
                 members.len()
             ));
@@ -219,7 +219,7 @@ fn check_shapes(
 ) -> Result<(), String> {
     for (number, items) in &optimizer.states {
         let Some(parameter) = numbered.get(number) else {
-            return Err(format!("it has a state of parameter {number}, which no group has"));
+            return Err(format!("it has a state of parameter {number}, which is in no group"));
         };
         let shape = first.model.get(&parameter.key).map(|tensor| &tensor.shape);
         for (name, item) in items {
@@ -227,9 +227,7 @@ fn check_shapes(
                 && !tensor.shape.is_empty()
                 && Some(&tensor.shape) != shape
             {
-                return Err(format!(
-                    "its state {number}.{name} has another shape than its parameter's shard"
-                ));
+                return Err(format!("its state {number}.{name} differs in shape from its parameter's shard"));
             }
         }
     }

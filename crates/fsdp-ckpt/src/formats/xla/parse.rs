@@ -18,7 +18,7 @@ use crate::{
 /// Reads the state of a rank. A file with only an optimizer has no model.
 pub(super) fn rank_state(file: &RankFile) -> Result<RankState, Error> {
     let metadata = file.root.get("shard_metadata").ok_or_else(|| {
-        file.unexpected("`shard_metadata`", "there; the file is not of PyTorch/XLA FSDP, or holds no shards")
+        file.unexpected("`shard_metadata`", "present; the file is not of PyTorch/XLA FSDP or has no shards")
     })?;
     let metadata = metadata.to_value();
     let number = |name: &str| {
@@ -85,7 +85,7 @@ fn flatten_info(file: &RankFile, metadata: &Value) -> Result<FlattenInfo, Error>
     let entry = |(name, entry): (&str, &Value)| {
         let parts = flattened_parts(entry).ok_or_else(|| {
             let place = format!("the entry of `{name}` in shard_metadata.flatten_info");
-            file.unexpected(place, "names, shapes and the numbers of elements that these have")
+            file.unexpected(place, "names, shapes and matching numbers of elements")
         })?;
         Ok((name.to_owned(), parts))
     };

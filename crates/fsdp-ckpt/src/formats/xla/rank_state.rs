@@ -77,7 +77,7 @@ impl RankState {
         let info = self.shard_info.get(&(module.to_owned(), shard.to_owned()));
         let (name, shape) = info.ok_or_else(|| {
             let place = format!("the entry of `{key}` in shard_metadata.shard_info");
-            Fault::unexpected(place, "there, with its original name and size")
+            Fault::unexpected(place, "present, with its original name and size")
         })?;
         let full = if module.is_empty() { name.clone() } else { format!("{module}.{name}") };
         let too_large = || Fault::unexpected(format!("the size of `{full}`"), "less than 2^64");

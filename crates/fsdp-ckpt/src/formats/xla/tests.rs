@@ -249,8 +249,8 @@ fn not_in_rank(tensor: &str, other: &str) -> String {
 /// The message for shards with too few elements in total.
 fn too_short(tensor: &str, expected: u64, got: u64) -> String {
     format!(
-        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, the parameters in it have \
-         {expected}; the file was cut or is of another checkpoint"
+        "its shard of `{tensor}` is too short: all ranks together hold {got} elements, but its parameters \
+         have {expected}; the file was truncated or belongs to another checkpoint"
     )
 }
 
@@ -357,7 +357,7 @@ fn an_optimizer_that_does_not_fit_the_shards_is_left_out_with_a_note() {
     assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
     assert_eq!(
         checkpoint.notes,
-        ["the optimizer is left out: it has 0 parameters where the model has 2 shards"]
+        ["the optimizer is left out: it has 0 parameters, but the model has 2 shards"]
     );
 
     let mut written = small(Layout::Flat);

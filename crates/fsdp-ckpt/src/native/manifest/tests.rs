@@ -54,12 +54,12 @@ fn a_manifest_reads_to_what_it_says_and_writes_back_the_same() {
 #[test]
 fn rejects_other_formats_and_later_versions() {
     let fault = refused(|text| text["version"] = json!(2));
-    assert_eq!(fault, "it has format version 2, and this program reads version 1; use a newer fsdp");
+    assert_eq!(fault, "it has format version 2, but this program reads version 1; use a newer fsdp");
     // A later version may have any fields.
     let later = refused(|text| (text["version"], text["new"]) = (json!(3), json!(1)));
     assert!(later.contains("use a newer fsdp"), "{later}");
     let other = refused(|text| text["format"] = json!("x"));
-    assert_eq!(other, "it says that it is `x`, not `fsdp native checkpoint`");
+    assert_eq!(other, "its format is `x`, not `fsdp native checkpoint`");
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn rejects_rows_that_are_not_in_exactly_one_file() {
 #[test]
 fn rejects_counts_of_checksums_that_do_not_fit() {
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(1));
-    assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 3 as"), "{fault}");
+    assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 3, with"), "{fault}");
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(0));
     assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 0 as"), "{fault}");
 }
@@ -143,5 +143,5 @@ fn rejects_tensors_that_cannot_be() {
         assert!(fault.ends_with("has more bytes than can be counted"), "{fault}");
     }
     let fault = refused(|text| text["values"]["v"]["value"] = json!({"what": 1}));
-    assert_eq!(fault, "value `v` is none that a manifest can hold");
+    assert_eq!(fault, "value `v` cannot be stored in a manifest");
 }

@@ -108,12 +108,12 @@ pub(super) fn read(text: &[u8]) -> Result<Manifest, Fault> {
     let malformed = |error: serde_json::Error| Fault::new(format!("its text cannot be read: {error}"));
     let kind: Kind = serde_json::from_slice(text).map_err(malformed)?;
     if kind.format != FORMAT {
-        return Err(Fault::new(format!("it says that it is `{}`, not `{FORMAT}`", kind.format)));
+        return Err(Fault::new(format!("its format is `{}`, not `{FORMAT}`", kind.format)));
     }
     if kind.version != VERSION {
         let got = kind.version;
         return Err(Fault::unsupported(format!(
-            "it has format version {got}, and this program reads version {VERSION}; use a newer fsdp"
+            "it has format version {got}, but this program reads version {VERSION}; use a newer fsdp"
         )));
     }
     let text: ManifestText = serde_json::from_slice(text).map_err(malformed)?;
@@ -220,7 +220,7 @@ impl ObjectText {
     fn read(self, name: &str) -> Result<Object, Fault> {
         let value = values::from_json(self.value);
         let value =
-            value.ok_or_else(|| Fault::new(format!("value `{name}` is none that a manifest can hold")))?;
+            value.ok_or_else(|| Fault::new(format!("value `{name}` cannot be stored in a manifest")))?;
         Ok(Object { path: self.path.into_iter().map(KeyText::read).collect(), role: self.role, value })
     }
 }
@@ -251,6 +251,6 @@ impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hex, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         let value = parse_digits(text.as_bytes()).map(Hex);
-        value.ok_or_else(|| D::Error::custom("16 lower-case hexadecimal digits were expected"))
+        value.ok_or_else(|| D::Error::custom("expected 16 lower-case hexadecimal digits"))
     }
 }

@@ -84,7 +84,7 @@ impl Card {
 
     fn text(&self) -> String {
         format!(
-            ", {} given by the driver ({} to the engine, {} to libtorch), {} taken of the device by everybody",
+            ", {} allocated by the driver ({} for the engine, {} for libtorch), {} of the device used by all processes",
             bytes(self.peak_bytes),
             bytes(self.arena_peak_bytes),
             bytes(self.libtorch_peak_bytes),
@@ -160,7 +160,7 @@ impl Report {
              ceilings: {matmul:.2} TFLOP/s (product of {edge} x {edge}, bf16), {copy:.1} GB/s (copy, read and written)\n\
              step {step:.2} ms, issued in {issue:.2} ms: {rate} tokens/s, {tflops:.2} TFLOP/s a rank, \
              {percent:.1} % of the product's ceiling{mfu}\n\
-             busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} of them communication that nothing hid\n\
+             busy ms of an observed step of {observed:.2}: {busy}; {exposed:.2} ms of communication not hidden\n\
              loss {first:.4} first, {last:.4} last\n\
              {attention}memory {counted} counted{card}\n",
             attention = self.attention_kernels.map(|name| format!("attention {name}\n")).unwrap_or_default(),

@@ -45,9 +45,9 @@ fn points_of_another_machine_device_or_version_are_refused() {
         expect_same(machine::cluster(like(), measured, 2, None), device, file).unwrap_err().to_string()
     };
     let error = told(measured("an abacus"), Device::Cpu);
-    assert!(error.contains("mine.toml is of another machine: \"an abacus\""), "{error}");
+    assert!(error.contains("mine.toml is from another machine: \"an abacus\""), "{error}");
     let error = told(measured(&here), Device::TorchCpu);
-    assert!(error.contains("another device: \"cpu\", and this one is \"torch-cpu\""), "{error}");
+    assert!(error.contains("another device: \"cpu\", but this one is \"torch-cpu\""), "{error}");
     let error = told(Measured { version: "0.0.1".into(), ..measured(&here) }, Device::Cpu);
     assert!(error.contains("another version: \"0.0.1\""), "{error}");
     let error = expect_same(like(), Device::Cpu, file).unwrap_err().to_string();

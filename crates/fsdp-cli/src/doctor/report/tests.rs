@@ -118,7 +118,7 @@ fn what_is_wrong_is_said_of_the_node_where_it_is() {
     found.nodes[1].out_dir.lock = Some(Lock::Ignored);
     found.nodes[1].out_dir.seen_after_ms = Some(29_500.0);
     found.nodes[2].out_dir = View {
-        faults: vec!["what process 0 has written to /shared/out is not seen within 65 s".to_owned()],
+        faults: vec!["a file that process 0 wrote to /shared/out did not appear within 65 s".to_owned()],
         ..View::default()
     };
     found.judge();
@@ -141,12 +141,12 @@ fn what_is_wrong_is_said_of_the_node_where_it_is() {
      n1     3.0 TiB          29500.0 ms   not seen
      n2     unknown               never
 
-    warning: the nodes have different CPUs: AMD EPYC 9654 (n0, n2); Intel Xeon 8480 (n1); the bits of a run are promised on one model
-    warning: n1: a lock that process 0 holds is not seen in /shared/out: a second run there would not be noticed
-    warning: n1 sees what process 0 writes to /shared/out after 29.5 s
+    warning: the nodes have different CPUs: AMD EPYC 9654 (n0, n2); Intel Xeon 8480 (n1); equal bits are promised only on CPUs of one model
+    warning: n1: a lock held by process 0 has no effect in /shared/out: a second run there would not be noticed
+    warning: n1 sees a file that process 0 writes to /shared/out only after 29.5 s
     warning: the clock of n1 is 61.0 s behind that of process 0
     warning: the nodes have different versions of NCCL
-    broken: n2: what process 0 has written to /shared/out is not seen within 65 s
+    broken: n2: a file that process 0 wrote to /shared/out did not appear within 65 s
 
     a run would fail
     "#);

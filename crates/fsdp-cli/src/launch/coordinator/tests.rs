@@ -89,7 +89,7 @@ fn one_node_starts_at_once_and_again_until_restarts_are_used_up() {
     assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0])]);
     assert_eq!(launch.ends(0, 1, Exit::Temporary), [], "the second restart is after a pause");
     assert_eq!(launch.after(1), [start(2, &[0])]);
-    let why = "a process of node 0 has failed; no restart is left (--max-restarts 2)";
+    let why = "a process of node 0 has failed; no restarts are left (--max-restarts 2)";
     assert_eq!(launch.ends(0, 2, Exit::Temporary), [finish(0, Exit::Temporary, Some(why))]);
 }
 
@@ -214,7 +214,7 @@ fn too_few_nodes_are_waited_for_but_not_for_ever() {
     let mut launch = Launch::new(rules(2, 4));
     launch.joins(0);
     assert_eq!(launch.after(PATIENCE.as_secs() - 1), []);
-    let why = "1 of at least 2 nodes are there after 600 s";
+    let why = "1 of at least 2 nodes have joined after 600 s";
     assert_eq!(launch.after(1), [finish(0, Exit::Temporary, Some(why))]);
     assert_eq!(launch.joins(1), [finish(1, Exit::Temporary, Some("the launch is over"))]);
 }
@@ -234,7 +234,7 @@ fn missing_nodes_are_waited_for_from_when_there_are_enough() {
 fn nodes_start_equal_numbers_of_processes() {
     let mut launch = Launch::new(rules(1, 2));
     launch.joins(0);
-    let why = "node n1 has --nproc 3, and the others have 2: give all nodes the same";
+    let why = "node n1 has --nproc 3, but the others have 2: give all nodes the same";
     let other = Message::Join(NodeFacts { nproc: 3, ..facts(1) });
     assert_eq!(launch.says(1, other), [finish(1, Exit::Input, Some(why))]);
 }
@@ -245,7 +245,7 @@ fn a_coordinator_that_takes_over_goes_on_counting() {
     let known = NodeFacts { known: Known { attempts: 3, restarts: 2, is_taken_over: true }, ..facts(0) };
     let goes_on = Action::Start { attempt: 3, nodes: vec![NodeId(0)], is_taken_over: true };
     assert_eq!(launch.says(0, Message::Join(known)), [goes_on]);
-    let why = "a process of node 0 has failed; no restart is left (--max-restarts 2)";
+    let why = "a process of node 0 has failed; no restarts are left (--max-restarts 2)";
     assert_eq!(launch.ends(0, 3, Exit::Temporary), [finish(0, Exit::Temporary, Some(why))]);
 }
 

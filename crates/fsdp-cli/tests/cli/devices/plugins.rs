@@ -53,7 +53,10 @@ fn a_library_that_is_no_plugin() {
     library(&sandbox, "fake.so", Path::new("none.c"), &[]);
     for command in [format!("{COMPILE} cpu:4"), format!("{TRAIN}=2")] {
         let refused = told(&sandbox, &command);
-        assert!(refused.contains("./fake.so is no PJRT plugin: it has no function GetPjrtApi"), "{refused}");
+        assert!(
+            refused.contains("./fake.so is not a PJRT plugin: it has no function GetPjrtApi"),
+            "{refused}"
+        );
     }
 }
 
@@ -64,7 +67,7 @@ fn a_plugin_of_another_api() {
         let [major, minor] = version;
         fake_with(&sandbox, 100, 3, "unused", &[&format!("-DMAJOR={major}"), &format!("-DMINOR={minor}")]);
         let said = format!(
-            "the plugin ./fake.so has version {major}.{minor} of the PJRT API, and 0.50 to 0.x are known: take {way_out} plugin"
+            "the plugin ./fake.so has version {major}.{minor} of the PJRT API, but 0.50 to 0.x are supported: use {way_out} plugin"
         );
         for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
             let refused = told(&sandbox, &command);
@@ -78,7 +81,7 @@ fn a_plugin_that_lacks_a_function() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 80, 3, "unused");
     let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
-    let said = "--plugin: the plugin ./fake.so has version 0.70 of the PJRT API, without PJRT_TopologyDescription_Create: take \
+    let said = "--plugin: the plugin ./fake.so has version 0.70 of the PJRT API, without PJRT_TopologyDescription_Create: use \
                 another plugin, or a newer one";
     assert!(refused.contains(said), "{refused}");
     fake(&sandbox, 5, 3, "unused");
@@ -100,7 +103,7 @@ fn a_topology_that_the_plugin_does_not_know() {
 fn a_compiler_that_does_not_take_the_program() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unregistered operation");
-    let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), does not take the program: unregistered operation";
+    let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), rejected the program: unregistered operation";
     for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
         let refused = told(&sandbox, &command);
         assert!(refused.contains(said), "{refused}");
@@ -148,10 +151,10 @@ fn fewer_devices_than_ranks() {
     fake(&sandbox, 100, 3, "unused");
     let refused = told(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
     let said =
-        "8 ranks need as many devices, and the plugin ./fake.so has 4 (fake): set `run.ranks` to at most 4";
+        "8 ranks need as many devices, but the plugin ./fake.so has 4 (fake): set `run.ranks` to at most 4";
     assert!(refused.contains(said), "{refused}");
     let refused = told(&sandbox, &format!("{COMPILE} fake:4 --ranks 8"));
-    assert!(refused.contains("--ranks: 8 ranks need as many devices, and fake:4 has 4 (fake)"), "{refused}");
+    assert!(refused.contains("--ranks: 8 ranks need as many devices, but fake:4 has 4 (fake)"), "{refused}");
 }
 
 #[test]

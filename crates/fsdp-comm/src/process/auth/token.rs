@@ -24,13 +24,13 @@ pub struct Token([u8; LEN]);
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It is not 64 hexadecimal digits. The message does not show the text: it may be a secret.
-    #[error("a token is 64 hexadecimal digits, but this has {got} characters, or others than 0-9 and a-f")]
+    #[error("a token is 64 hexadecimal digits, but this has {got} characters, or some outside 0-9 and a-f")]
     Hex {
         /// Number of characters found.
         got: usize,
     },
     /// The file cannot be read.
-    #[error("can not read the token in {}: {source}", path.display())]
+    #[error("cannot read the token in {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum TokenError {
         source: Box<TokenError>,
     },
     /// Users other than the owner have access to the file.
-    #[error("{} has mode {mode:03o}, so others may know the token: make a new one, with mode 600", path.display())]
+    #[error("{} has mode {mode:03o}, so others may know the token: create a new one with mode 600", path.display())]
     Mode {
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum TokenError {
         mode: u32,
     },
     /// The operating system cannot provide random numbers.
-    #[error("no random numbers can be had: {0}")]
+    #[error("cannot get random numbers: {0}")]
     Random(#[from] getrandom::Error),
 }
 

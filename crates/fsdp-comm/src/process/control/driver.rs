@@ -221,7 +221,7 @@ impl<M: Machine> Driver<M> {
     /// Handles a failure to poll: all connections are closed, and their loss is reported as usual.
     fn break_down(&mut self, error: &io::Error) {
         for id in std::mem::take(&mut self.connections).into_keys() {
-            self.machine.closed(id, &format!("it can not be reached: {error}"));
+            self.machine.closed(id, &format!("it cannot be reached: {error}"));
         }
         self.perform();
     }

@@ -16,10 +16,10 @@ use crate::process::rendezvous::RendezvousError;
 pub enum JoinError {
     /// Some processes did not join the leader in time.
     #[error(
-        "process 0 has waited {} s for {}: look at what they say, or give them more time{}",
+        "process 0 has waited {} s for {}: check their output, or allow more time{}",
         waited.as_secs_f64(),
         join(processes.iter().map(|index| format!("process {index}"))),
-        stranger.as_ref().map(|error| format!("; of a connection that was refused: {error}")).unwrap_or_default()
+        stranger.as_ref().map(|error| format!("; a connection was refused: {error}")).unwrap_or_default()
     )]
     Missing {
         /// The processes that did not join.
@@ -40,13 +40,13 @@ pub enum JoinError {
         obstacle: Obstacle,
     },
     /// The rendezvous does not yield the leader's address.
-    #[error("can not find out where process 0 listens: {0}")]
+    #[error("cannot find out where process 0 listens: {0}")]
     Rendezvous(#[from] RendezvousError),
     /// The operating system cannot serve the connections.
-    #[error("can not serve connections between processes: {0}")]
+    #[error("cannot serve connections between processes: {0}")]
     Io(#[from] io::Error),
     /// The operating system cannot provide random numbers.
-    #[error("no random numbers can be had: {0}")]
+    #[error("cannot get random numbers: {0}")]
     Random(#[from] getrandom::Error),
 }
 
@@ -54,10 +54,10 @@ pub enum JoinError {
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
     /// The leader has not published its address yet.
-    #[error("it has not said yet where it listens")]
+    #[error("it has not published its address yet")]
     NoAddress,
     /// The connection could not be established.
-    #[error("can not connect to {address}: {source}")]
+    #[error("cannot connect to {address}: {source}")]
     Connect {
         /// The address of the leader.
         address: SocketAddr,
@@ -76,13 +76,13 @@ pub enum Obstacle {
     #[error("process 0 refuses it: {0}")]
     Refused(Refusal),
     /// The connection was lost before the world began.
-    #[error("it has lost process 0: {reason}")]
+    #[error("it lost process 0: {reason}")]
     Dropped {
         /// The cause.
         reason: String,
     },
     /// This process has joined, but others have not.
-    #[error("it is connected, but others have not joined yet: look at what process 0 says")]
+    #[error("it is connected, but others have not joined yet: check the output of process 0")]
     Others,
 }
 

@@ -278,7 +278,7 @@ fn a_process_of_another_world_is_not_heard() {
     let leader = leader.join().unwrap().unwrap();
     let verdict = verdict(&leader).to_string();
     assert!(
-        verdict.contains("it is of world") && verdict.contains(&format!("{generation:016x}")),
+        verdict.contains("it belongs to world") && verdict.contains(&format!("{generation:016x}")),
         "{verdict}"
     );
     assert_eq!(leader.given("save"), 0);
@@ -340,7 +340,7 @@ fn another_token_is_refused_and_both_sides_say_so() {
     let error = leader.join().unwrap().err().expect("nobody has joined");
     insta::assert_snapshot!(
         error,
-        @"process 0 has waited 5 s for process 1: look at what they say, or give them more time; of a connection that was refused: the other end has another token: start all processes of a run with the same one"
+        @"process 0 has waited 5 s for process 1: check their output, or allow more time; a connection was refused: the other end has another token: start all processes of a run with the same one"
     );
 }
 
@@ -388,9 +388,9 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
         obstacle.to_string()
     });
     insta::assert_snapshot!(messages.join("\n"), @r"
-    process 0 refuses it: it was told of 3 processes, but process 0 of 2: give every process the same number
+    process 0 refuses it: it expects 3 processes, but process 0 expects 2: give every process the same number
     process 0 refuses it: its index is 5, but there are 2 processes, counted from 0
-    process 0 is there already (pid 100 on host n0): give every process its own index
+    process 0 has already joined (pid 100 on host n0): give every process its own index
     ");
     // None of them holds the missing index.
     let other = thread::spawn(move || follow(address, options(1, 2)));

@@ -84,10 +84,10 @@ fn lengths_beyond_the_limits_are_refused_before_the_bytes_come() {
         ]
         .join("\n"),
         @r"
-    it sent a message of 65537 + 0 bytes; up to 65536 + 0 are taken
-    it sent a message of 2 + 1 bytes; up to 65536 + 0 are taken
-    it sent a message of 16777217 + 0 bytes; up to 16777216 + 1073741824 are taken
-    it sent a message of 2 + 1073741825 bytes; up to 16777216 + 1073741824 are taken
+    it sent a message of 65537 + 0 bytes; the limit is 65536 + 0
+    it sent a message of 2 + 1 bytes; the limit is 65536 + 0
+    it sent a message of 16777217 + 0 bytes; the limit is 16777216 + 1073741824
+    it sent a message of 2 + 1073741825 bytes; the limit is 16777216 + 1073741824
     "
     );
 }
@@ -102,9 +102,9 @@ fn bytes_that_say_nothing_known_are_refused() {
         ]
         .join("\n"),
         @r"
-    it sent a message that nobody knows: expected value at line 1 column 1
-    it sent a message that nobody knows: unknown variant `Dance`, expected one of `Join`, `Ready`, `Failed`, `Give`, `Calling`, `Joined`, `Refused`, `Prepare`, `Go`, `Verdict`, `Announce`, `Heartbeat`, `Goodbye` at line 1 column 7
-    it sent 2 bytes with a message (heartbeat) that has none
+    it sent an unknown message: expected value at line 1 column 1
+    it sent an unknown message: unknown variant `Dance`, expected one of `Join`, `Ready`, `Failed`, `Give`, `Calling`, `Joined`, `Refused`, `Prepare`, `Go`, `Verdict`, `Announce`, `Heartbeat`, `Goodbye` at line 1 column 7
+    it sent 2 bytes with a message (heartbeat) that carries none
     "
     );
 }

@@ -106,7 +106,7 @@ fn what_contradicts_itself_is_told() {
     let mut torchrun = TORCHRUN;
     torchrun[0].1 = "8";
     let error = recognised(&torchrun).unwrap_err();
-    assert_eq!(error.to_string(), "torchrun says that this is process 8 of 8, by RANK");
+    assert_eq!(error.to_string(), "according to RANK of torchrun, this is process 8 of 8, counted from 0");
     let mut torchrun = TORCHRUN;
     torchrun[3].1 = "9";
     assert!(matches!(recognised(&torchrun), Err(PlaceError::Range { .. })));

@@ -104,7 +104,7 @@ impl Member {
                     self.world = Some(World { roster: roster.clone(), verdict: None, is_over: false });
                     self.tell(Event::Go(roster));
                 }
-                _ => self.lose(format!("it began round {round}, which it has not prepared")),
+                _ => self.lose(format!("it began round {round} without preparing it")),
             },
             other => self.lose(unexpected(&other)),
         }
@@ -134,7 +134,7 @@ impl Member {
 }
 
 fn unexpected(message: &Message) -> String {
-    format!("it sent a message that it must not send now ({message:?})")
+    format!("it sent an unexpected message ({message:?})")
 }
 
 impl Machine for Member {
@@ -157,7 +157,7 @@ impl Machine for Member {
         leader.heard = self.pulse.now();
         let own = *leader.generation.get_or_insert(frame.generation);
         if own != frame.generation {
-            return self.lose(format!("it is of world {:016x}, not of {own:016x}", frame.generation));
+            return self.lose(format!("it belongs to world {:016x}, not {own:016x}", frame.generation));
         }
         if self.world.is_none() { self.join(frame.message) } else { self.run(frame.message) }
     }

@@ -35,7 +35,8 @@ pub fn hold(folder: &Path) -> Held {
         Ok::<_, io::Error>(file)
     };
     // Where the system has no locks, others cannot get the lock required for removal either.
-    let folder = lock().inspect_err(|error| tracing::debug!("no lock on {}: {error}", folder.display())).ok();
+    let folder =
+        lock().inspect_err(|error| tracing::debug!("cannot lock {}: {error}", folder.display())).ok();
     Held { _folder: folder }
 }
 
@@ -46,7 +47,7 @@ pub fn remove_abandoned(temporary: &Path) {
             && let Err(error) = remove(&entry.path())
         {
             // Another process has removed it, or it is in use.
-            tracing::debug!("{} stays: {error}", entry.path().display());
+            tracing::debug!("{} was not removed: {error}", entry.path().display());
         }
     }
 }

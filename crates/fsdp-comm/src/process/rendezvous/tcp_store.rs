@@ -46,7 +46,7 @@ impl TcpStore {
         stream.write_all(&[&VALIDATE[..], &[PING], &nonce].concat())?;
         let mut answer = [0; 4];
         stream.read_exact(&mut answer)?;
-        if answer == nonce { Ok(Self { stream }) } else { Err(io::Error::other("it is no store of PyTorch")) }
+        if answer == nonce { Ok(Self { stream }) } else { Err(io::Error::other("it is not a PyTorch store")) }
     }
 
     /// Sets a key.

@@ -73,8 +73,8 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
     assert_eq!(
         error.to_string(),
         format!(
-            "collectives diverge: rank 1 called {first} of group gathers/0 where rank 0 called one of group gathers; \
-             these groups are connected once, so their collectives have one order, the same on every rank"
+            "collectives diverge: rank 1 called {first} of group gathers/0, but rank 0 called one of group gathers; \
+             these groups share a connection, so every rank must call their collectives in the same order"
         )
     );
     assert!(table.enter(gathers[1], call(0), now).is_ok());

@@ -111,7 +111,7 @@ fn micro_batches_that_are_alike_are_shown_once_with_a_line_for_the_sums_of_each(
         let setup = Setup { rounds: 6, policy, ..Setup::plain(Sketch::plain(2)) };
         let (text, built) = (render(&setup), setup.build());
         let titles = titles(&text);
-        let alike = "micro-batches 0 to 4 (alike but for the sums they add)";
+        let alike = "micro-batches 0 to 4 (alike except for the sums they add)";
         assert_eq!(titles, ["prologue", alike, "micro-batch 5", "epilogue"]);
         let lines: Vec<&str> = text.lines().filter(|line| line.contains(" adds, for each unit, ")).collect();
         assert_eq!(lines, sums);

@@ -152,7 +152,7 @@ pub(super) fn set_windows(
 /// Parses the coefficient of the routers' balancing loss. As in transformers, the loss is used only if router logits
 /// are requested.
 pub(super) fn router_loss(keys: Keys<'_>) -> Result<f64, ConfigError> {
-    let expected = "a number that is not negative";
+    let expected = "a non-negative number";
     let coefficient =
         keys.number("router_aux_loss_coef", 0.001, expected, |coefficient| coefficient >= 0.0)?;
     Ok(if keys.flag("output_router_logits", false)? { coefficient } else { 0.0 })

@@ -12,7 +12,7 @@ use crate::model::DecoderConfig;
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
-    about: "Norms before and behind attention and MLP, whose weights are differences from one; scores and logits are capped, \
+    about: "Norms before and after attention and MLP, whose weights are offsets from one; scores and logits are capped, \
             embeddings scaled; every other layer has a window.",
     optional_prefix: None,
     constants: ROTARY_TABLES,

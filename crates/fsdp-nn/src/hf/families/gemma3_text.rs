@@ -14,9 +14,9 @@ use crate::model::{DecoderConfig, QkNorm, RopeConfig};
 pub(super) const FAMILY: Family = Family {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
-    about: "As `gemma2`, with norms of queries and keys, each head by itself, and rarely caps; five of six layers have a window, \
-            and rotary positions of their own (`rope_parameters.sliding_attention`, before: `rope_local_base_freq`; \
-            `rope_scaling` is that of the others).",
+    about: "As `gemma2`, with norms of queries and keys per head, and rarely with caps; five of six layers have a window, \
+            and separate rotary positions (`rope_parameters.sliding_attention`, formerly `rope_local_base_freq`; \
+            `rope_scaling` applies to the other layers).",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

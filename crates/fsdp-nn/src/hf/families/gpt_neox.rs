@@ -14,7 +14,7 @@ use crate::op::Function;
 pub(super) const FAMILY: Family = Family {
     model_type: "gpt_neox",
     class: "GPTNeoXForCausalLM",
-    about: "GPT-NeoX and Pythia: layer norms, biases, an MLP without a gate, attention and MLP side by side, a part of a head rotates \
+    about: "GPT-NeoX and Pythia: layer norms, biases, an MLP without a gate, attention and MLP in parallel, a part of each head rotates \
             (`rotary_pct`).",
     optional_prefix: None,
     constants: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],

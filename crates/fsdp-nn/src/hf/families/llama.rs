@@ -11,7 +11,7 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
-    about: "Llama 1 to 3.3, and what is published as one.",
+    about: "Llama 1 to 3.3, and models published as Llama.",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

@@ -11,7 +11,7 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "mistral",
     class: "MistralForCausalLM",
-    about: "A Llama whose layers all have a window (`sliding_window`; where it is absent, 4096).",
+    about: "A Llama whose layers all have a window (`sliding_window`; 4096 if absent).",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

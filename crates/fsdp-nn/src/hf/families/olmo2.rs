@@ -11,7 +11,7 @@ use crate::model::{DecoderConfig, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
-    about: "Norms stand behind attention and MLP instead of before them; queries and keys have norms over all heads.",
+    about: "Norms come after attention and MLP instead of before them; queries and keys have norms over all heads.",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

@@ -12,7 +12,7 @@ use crate::model::{DecoderConfig, Names};
 pub(super) const FAMILY: Family = Family {
     model_type: "phi3",
     class: "Phi3ForCausalLM",
-    about: "Phi 3, 3.5 and 4: packed projections, LongRoPE (also called `su` and `yarn` here), a part of a head rotates.",
+    about: "Phi 3, 3.5 and 4: packed projections, LongRoPE (also called `su` and `yarn` here), a part of each head rotates.",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

@@ -11,7 +11,7 @@ use crate::model::{DecoderConfig, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
-    about: "Queries and keys have norms, each head by itself; later layers may have a window.",
+    about: "Queries and keys have norms per head; later layers may have a window.",
     optional_prefix: None,
     constants: ROTARY_TABLES,
     parse: |keys| Ok(Arc::new(parse(keys)?)),

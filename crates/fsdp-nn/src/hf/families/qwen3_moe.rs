@@ -14,7 +14,7 @@ use crate::model::{DecoderConfig, Mixture, Names, QkNorm};
 pub(super) const FAMILY: Family = Family {
     model_type: "qwen3_moe",
     class: "Qwen3MoeForCausalLM",
-    about: "Queries and keys have norms, each head by itself; mixtures of experts in every `decoder_sparse_step`-th layer, but \
+    about: "Queries and keys have norms per head; mixtures of experts in every `decoder_sparse_step`-th layer, but \
             not in `mlp_only_layers`; all layers may have a window (`use_sliding_window`).",
     optional_prefix: None,
     constants: ROTARY_TABLES,
@@ -53,5 +53,5 @@ fn dense_layers(keys: Keys<'_>) -> Result<Vec<u64>, ConfigError> {
     let key = "mlp_only_layers";
     let Some(layers) = keys.get(key) else { return Ok(Vec::new()) };
     let numbers = layers.as_array().and_then(|layers| layers.iter().map(Value::as_u64).collect());
-    numbers.ok_or_else(|| keys.wrong(key, "a list of numbers of layers, from 0"))
+    numbers.ok_or_else(|| keys.wrong(key, "a list of layer indices, from 0"))
 }

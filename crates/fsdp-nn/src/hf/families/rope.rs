@@ -108,7 +108,7 @@ fn partial(keys: Keys<'_>, rope: Keys<'_>, family: &Rotary, head_dim: usize) -> 
     let rotary = (head_dim as f64 * partial) as usize;
     if rotary == 0 || !rotary.is_multiple_of(2) {
         return Err(holder
-            .wrong(key, "a part of a head with an even number of elements, because they rotate in pairs"));
+            .wrong(key, "a fraction of a head with an even number of elements, as they rotate in pairs"));
     }
     Ok(partial)
 }
@@ -131,7 +131,7 @@ fn yarn(rope: Keys<'_>, heads: &Heads, original: usize) -> Result<Yarn, ConfigEr
     let factor = factor_of(rope, heads, original)?;
     // As in transformers, 0 is the same as absent.
     let given = |key| {
-        let number = rope.optional_number(key, "a number that is not negative", |number| number >= 0.0)?;
+        let number = rope.optional_number(key, "a non-negative number", |number| number >= 0.0)?;
         Ok(number.filter(|&number| number > 0.0))
     };
     let scale = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };

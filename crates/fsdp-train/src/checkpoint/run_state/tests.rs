@@ -98,8 +98,8 @@ fn a_refusal_shows_both_values_and_the_way_out() {
     let error = TrainError::OtherRun { path: "runs/step-00000005".into(), differences };
     assert_eq!(
         error.to_string(),
-        "the run can not go on from runs/step-00000005: config.json hidden_size was 8, now 16; config.json \
-         rope_theta was 10000.0, now nothing. Give the run what it had, or start another one (model.init = \
+        "the run cannot resume from runs/step-00000005: config.json hidden_size was 8, now 16; config.json \
+         rope_theta was 10000.0, now nothing. Undo these changes, or start a new run (model.init = \
          \"pretrained\" starts from exported weights)"
     );
 }

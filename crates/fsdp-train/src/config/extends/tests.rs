@@ -79,7 +79,7 @@ fn a_file_that_is_not_there_or_no_path_or_itself_is_refused() {
     assert_eq!(number, "run.toml: `extends` is 3; it must be the path of a run file");
     let circle =
         refused(&[("run.toml", "extends = \"a/b.toml\""), ("a/b.toml", "extends = \"../run.toml\"")]);
-    assert_eq!(circle, "a/b.toml: `extends` leads back to a/../run.toml; take it out of one of the files");
+    assert_eq!(circle, "a/b.toml: `extends` leads back to a/../run.toml; remove it from one of the files");
     assert!(refused(&[("run.toml", "extends = \"run.toml\"")]).contains("leads back to run.toml"));
     let inner = refused(&[("run.toml", "extends = \"b.toml\""), ("b.toml", "a = [")]);
     assert!(inner.starts_with("b.toml: not valid TOML"), "{inner}");

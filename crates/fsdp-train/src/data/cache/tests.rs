@@ -187,9 +187,11 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
             (changed, "")
         })
         .collect();
-    faults.extend([0, 1, 55, 56, whole.len() - 1].map(|len| (whole[..len].to_vec(), "no tokens of text")));
+    faults.extend(
+        [0, 1, 55, 56, whole.len() - 1].map(|len| (whole[..len].to_vec(), "not a file of tokenized text")),
+    );
     faults.push((whole[4..].to_vec(), "it has 100 bytes, its trailer says 104"));
-    faults.push((b"#!/bin/sh\n".repeat(20), "it holds no tokens of text"));
+    faults.push((b"#!/bin/sh\n".repeat(20), "it is not a file of tokenized text"));
     let mut other = ImageWriter::new(Vec::new());
     other.push(0, &[1], Form::Text).unwrap();
     faults.push((other.finish(Digest::of(&"another")).unwrap(), "it holds the tokens of another text"));
@@ -235,7 +237,10 @@ fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
         let data = place.load();
         assert_eq!(ids(&data), [1, 2, 3, 1, 2, 3]);
         let warning = data.warnings().last().unwrap().to_string();
-        assert!(warning.starts_with(&format!("tokens are not kept in {folder}, so each start")), "{warning}");
+        assert!(
+            warning.starts_with(&format!("tokens are not cached in {folder}, so each start")),
+            "{warning}"
+        );
     }
 }
 
@@ -257,7 +262,7 @@ fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
     let data = place.load();
     fs::write(place.path("out"), "no folder").unwrap();
     let warning = data.keep().unwrap().to_string();
-    assert!(warning.contains("tokens are not kept"), "{warning}");
+    assert!(warning.contains("tokens are not cached"), "{warning}");
 }
 
 #[test]

@@ -64,13 +64,16 @@ pub(super) fn find(
 /// Returns where the text of an answer starts: after the prompt for it.
 fn start_of(chat: &Chat<'_>, whole: &Rendered, index: usize) -> Result<usize, String> {
     if index == 0 {
-        return Err(unknown(index, "it is the first"));
+        return Err(unknown(index, "no message precedes it"));
     }
     let prompt = chat.render(index, true);
-    let prompt = prompt.map_err(|fault| unknown(index, &format!("of the messages before it, {fault}")))?;
+    let prompt =
+        prompt.map_err(|fault| unknown(index, &format!("with only the messages before it, {fault}")))?;
     match whole.text.starts_with(&prompt.text) {
         true => Ok(prompt.text.len()),
-        false => Err(unknown(index, "without it, the chat template writes the messages before it otherwise")),
+        false => {
+            Err(unknown(index, "without it, the chat template renders the messages before it differently"))
+        }
     }
 }
 
@@ -82,7 +85,8 @@ fn of_message(
 ) -> Result<Range<usize>, String> {
     let start = start_of(chat, whole, index)?;
     let upto = chat.render(index + 1, false);
-    let upto = upto.map_err(|fault| unknown(index, &format!("of the messages up to it, {fault}")))?.text;
+    let upto =
+        upto.map_err(|fault| unknown(index, &format!("with only the messages up to it, {fault}")))?.text;
     if whole.text.starts_with(&upto) && upto.len() >= start {
         let tokens = tokenized.within(&(start..upto.len()));
         let end = tokenized.closing(tokens.clone()).map_or(tokens.end, |closing| closing + 1);
@@ -96,7 +100,10 @@ fn of_message(
     let first = tokens.start;
     let end = tokens.find(|&token| Some(tokenized.tokens.ids[token]) == closing);
     let end = end.ok_or_else(|| {
-        unknown(index, "as the last one the chat template writes it otherwise, and no special token ends it")
+        unknown(
+            index,
+            "the chat template renders it differently as the last one, and no special token ends it",
+        )
     })?;
     Ok(first..end + 1)
 }
@@ -104,7 +111,8 @@ fn of_message(
 fn unknown(index: usize, why: &str) -> String {
     let message = index + 1;
     format!(
-        "which tokens of message {message} are the answer can not be known: {why}. Let the template say it, by \
-         {{% generation %}} (data.chat_template names another template), or count all tokens: data.loss_on = \"all\""
+        "cannot tell which tokens of message {message} are the answer: {why}. Mark them in the template by \
+         {{% generation %}} (data.chat_template can name another template), or count all tokens: \
+         data.loss_on = \"all\""
     )
 }

@@ -27,7 +27,7 @@ impl Conversation {
         context: Map<String, Value>,
     ) -> Result<Conversation, String> {
         if messages.is_empty() {
-            return Err("holds no message".to_owned());
+            return Err("has no messages".to_owned());
         }
         let numbered = messages.into_iter().enumerate();
         let messages = numbered.map(|(index, message)| {
@@ -71,7 +71,7 @@ pub(in crate::data) fn context(record: &mut Map<String, Value>) -> Result<Map<St
 /// and templates test whether a field exists. The content of a message with tool calls may be null.
 fn checked(message: Value) -> Result<Value, String> {
     let Value::Object(mut message) = message else {
-        return Err("is no object with role and content".to_owned());
+        return Err("is not an object with role and content".to_owned());
     };
     message.retain(|name, value| name == "content" || !value.is_null());
     let role = match message.get("role") {
@@ -83,9 +83,7 @@ fn checked(message: Value) -> Result<Value, String> {
         None | Some(Value::Null) if message.contains_key("tool_calls") => {}
         None | Some(Value::Null) => return Err(format!("(of role \"{role}\") has no content")),
         Some(_) => {
-            return Err(format!(
-                "(of role \"{role}\") has a content that is neither text nor a list of parts"
-            ));
+            return Err(format!("(of role \"{role}\") has content that is neither text nor a list of parts"));
         }
     }
     Ok(Value::Object(message))

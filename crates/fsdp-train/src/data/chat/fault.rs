@@ -8,7 +8,7 @@ pub(super) const FUEL: u64 = 50_000_000;
 #[cfg_attr(not(feature = "tokenizers"), expect(dead_code, reason = "no template is rendered"))]
 pub(in crate::data) enum RenderFault {
     /// The template called `raise_exception` with this message.
-    #[error("the chat template refuses it: {0}")]
+    #[error("the chat template rejects it: {0}")]
     Refused(String),
     /// The template exceeds the limit on instructions.
     #[error(
@@ -16,13 +16,13 @@ pub(in crate::data) enum RenderFault {
     )]
     Endless,
     /// The template asks for the date.
-    #[error("the chat template writes today's date; data.date must say which, such as \"2024-07-26\"")]
+    #[error("the chat template writes today's date; set data.date to one, such as \"2024-07-26\"")]
     Date,
     /// The messages contain one of the characters that mark answers in a rendered text.
-    #[error("it holds the character U+{0:04X}, which Unicode keeps out of texts; remove it")]
+    #[error("it contains U+{0:04X}, a Unicode noncharacter; remove it")]
     Noncharacter(u32),
     /// The template fails on the messages.
-    #[error("the chat template fails in line {line}: {reason}")]
+    #[error("the chat template fails at line {line}: {reason}")]
     Failed {
         /// The line of the template, from 1.
         line: usize,

@@ -109,7 +109,7 @@ fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
     let written =
         std::fmt::write(&mut text, format_args!("{}", date.and_time(NaiveTime::MIN).format(format)));
     written.map_err(|_| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know \"{format}\""))
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support \"{format}\""))
     })?;
     Ok(text)
 }

@@ -81,7 +81,7 @@ impl Templates {
         let (plain, with_tools) = (parse(DEFAULT)?, parse(TOOL_USE)?);
         let plain = plain.ok_or_else(|| {
             failed(
-                "it has no chat template, which `messages` need; data.chat_template may name a file with one"
+                "it has no chat template, which `messages` need; set data.chat_template to a file with one"
                     .to_owned(),
             )
         })?;

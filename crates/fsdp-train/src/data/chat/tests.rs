@@ -121,7 +121,7 @@ fn where_answers_can_not_be_known_the_error_says_the_way_out() {
     let turns_of = |messages| answers(&chats("plain", Some("turns")), &messages).unwrap_err();
     let first = turns_of(json!([{"role": "assistant", "content": "A test."}]));
     assert!(
-        first.starts_with("which tokens of message 1 are the answer can not be known: it is the first"),
+        first.starts_with("cannot tell which tokens of message 1 are the answer: no message precedes it"),
         "{first}"
     );
     assert!(first.contains("data.chat_template") && first.contains("data.loss_on = \"all\""), "{first}");
@@ -130,7 +130,7 @@ fn where_answers_can_not_be_known_the_error_says_the_way_out() {
         &json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
     );
     let expected =
-        "the chat template refuses it: Roles must alternate: user, assistant, user, assistant, and so on!";
+        "the chat template rejects it: Roles must alternate: user, assistant, user, assistant, and so on!";
     assert_eq!(refused.unwrap_err(), expected);
 }
 

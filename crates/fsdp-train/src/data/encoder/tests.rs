@@ -52,9 +52,9 @@ fn prompts_and_messages_are_told_from_texts() {
     let made = encode(json!({"text": "x", "prompt": "a"})).unwrap();
     assert_eq!(made, Made { ids: vec![120], form: Form::Text });
     let fault = |record: Value| encode(record).unwrap_err().to_string();
-    assert_eq!(fault(json!({"messages": []})), "\"messages\" holds no message");
-    assert!(fault(json!({"messages": [1]})).starts_with("\"messages\" message 1 is no object"));
-    assert_eq!(fault(json!({"messages": "x"})), "\"messages\" is a string, and must be a list of messages");
+    assert_eq!(fault(json!({"messages": []})), "\"messages\" has no messages");
+    assert!(fault(json!({"messages": [1]})).starts_with("\"messages\" message 1 is not an object"));
+    assert_eq!(fault(json!({"messages": "x"})), "\"messages\" is a string, but must be a list of messages");
     let mixed = fault(json!({"prompt": "a", "completion": [{"role": "assistant", "content": "b"}]}));
     assert_eq!(
         mixed,

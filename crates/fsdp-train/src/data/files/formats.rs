@@ -106,7 +106,7 @@ pub(super) fn of_named(path: PathBuf, format: Format) -> Result<DataFile, DataEr
     if name.compression.is_some() && matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Tokens(_)) {
         return Err(refused(
             &path,
-            "files of tokens, Parquet and Arrow are not read compressed; decompress it",
+            "compressed files of tokens, Parquet or Arrow are not supported; decompress it",
         ));
     }
     Ok(DataFile { path, named: true, kind, compression: name.compression })
@@ -116,13 +116,13 @@ fn by_name(name: &Name) -> Result<Kind, String> {
     if let Some(kind) = name.records() {
         return Ok(kind);
     }
-    let unclear = |which: &str| format!("its name does not say what it holds; set data.format to {which}");
+    let unclear = |which: &str| format!("its name does not show its format; set data.format to {which}");
     match &*name.extension {
         "json" => Err(unclear("\"jsonl\" or \"text\"")),
         "bin" => Err(unclear("\"tokens-u16\" or \"tokens-u32\"")),
         "arrow" if name.compression.is_none() => Ok(Kind::Arrow),
         "arrow" | "parquet" => {
-            Err("files of Parquet and Arrow are not read compressed; decompress it".to_owned())
+            Err("compressed Parquet and Arrow files are not supported; decompress it".to_owned())
         }
         _ => Ok(Kind::Text),
     }
@@ -177,7 +177,7 @@ fn of_all(folder: &Path, found: &[PathBuf]) -> Result<Format, DataError> {
             let first = formats.iter().find(|(count, _)| *count > 0).map_or("", |(_, format)| format);
             let reason = format!(
                 "it holds {parquet} Parquet files, {jsonl} files of JSON lines, {arrow} Arrow files and {count} others{named}; set \
-                 data.format to what is data, such as data.format = \"{first}\", and the rest is not read"
+                 data.format to that of the data, such as data.format = \"{first}\"; the rest is ignored"
             );
             Err(refused(folder, &reason))
         }

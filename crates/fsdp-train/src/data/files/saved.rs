@@ -59,14 +59,16 @@ impl Saved {
     fn of(path: &Path) -> Result<Saved, DataError> {
         let state: State = read(path)?;
         if state.indices.is_some_and(|indices| !indices.is_empty()) {
-            let reason = "it chooses rows by a table of indices; save it again: \
+            let reason = "it selects rows by a table of indices; save it again: \
                           `datasets.load_from_disk(FOLDER).flatten_indices().save_to_disk(OTHER)`";
             return Err(refused(path, reason));
         }
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let files: Vec<PathBuf> = state.data_files.iter().map(|file| folder.join(&file.filename)).collect();
         match files.iter().find(|file| !file.is_file()) {
-            Some(absent) => Err(refused(path, &format!("it names {}, which is not there", absent.display()))),
+            Some(absent) => {
+                Err(refused(path, &format!("it names {}, which does not exist", absent.display())))
+            }
             None => Ok(Saved { folder, files }),
         }
     }
@@ -100,6 +102,6 @@ pub(super) fn expect_one_split(folder: &Path, found: &[PathBuf]) -> Result<(), D
 fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, DataError> {
     let text = fs::read(path).map_err(|source| unreadable(path, source))?;
     serde_json::from_slice(&text).map_err(|fault| {
-        refused(path, &format!("it is not as `save_to_disk` of datasets writes it: {fault}"))
+        refused(path, &format!("`save_to_disk` of datasets does not write such a file: {fault}"))
     })
 }

@@ -105,7 +105,7 @@ fn a_folder_of_sources_is_text_and_what_is_mixed_is_refused() {
     for others in [&["a.jsonl", "b.parquet"][..], &["a.jsonl", "b.rs"]] {
         let mixed = folder(others);
         let fault = found(&mixed, &[""], Format::Auto).unwrap_err();
-        assert!(fault.contains("set data.format to what is data, such as data.format = \""), "{fault}");
+        assert!(fault.contains("set data.format to that of the data, such as data.format = \""), "{fault}");
         assert_eq!(fault.contains("b.rs)"), others[1] == "b.rs", "{fault}");
         assert_eq!(names(found(&mixed, &[""], Format::Jsonl)), ["a.jsonl"]);
     }
@@ -161,13 +161,13 @@ fn a_state_that_does_not_say_what_is_data_is_refused() {
     };
     let absent = of(r#"{"_data_files": [{"filename": "gone.arrow"}]}"#);
     assert!(
-        absent.contains("state.json: it names") && absent.contains("gone.arrow, which is not there"),
+        absent.contains("state.json: it names") && absent.contains("gone.arrow, which does not exist"),
         "{absent}"
     );
     let chosen = of(r#"{"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}"#);
     assert!(chosen.contains("flatten_indices()"), "{chosen}");
     let other = of("[]");
-    assert!(other.contains("it is not as `save_to_disk` of datasets writes it"), "{other}");
+    assert!(other.contains("`save_to_disk` of datasets does not write such a file"), "{other}");
 }
 
 #[test]

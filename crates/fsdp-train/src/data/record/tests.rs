@@ -36,11 +36,7 @@ fn text_comes_before_ids_and_a_named_column_before_both() {
 fn what_is_missing_is_told_with_what_there_is() {
     for (column, line, fragments) in [
         (None, r#"{"content": "a", "id": 1}"#, ["no \"text\"", "content, id"]),
-        (
-            Some("body"),
-            r#"{"text": "a"}"#,
-            ["there is no \"body\", which data.column names", "there are: text"],
-        ),
+        (Some("body"), r#"{"text": "a"}"#, ["there is no \"body\" (data.column)", "there are: text"]),
         (None, "{}", ["no \"text\"", "none"]),
         (None, "[1]", ["expected an object", "every line must be an object"]),
         (None, "{\"text\": \"a\"", ["EOF", "under \"text\""]),

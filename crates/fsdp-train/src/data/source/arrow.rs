@@ -51,24 +51,25 @@ pub(super) fn open(
     let mut opened = input_file::open(&file.path).map_err(failed)?;
     let (begins, ends) = edges(&mut opened).map_err(failed)?;
     if begins.starts_with(FEATHER) {
-        let reason = "it is an Arrow file with a footer (Feather), and only streams are read, as `datasets` writes them; \
-                      write it as Parquet: `pyarrow.parquet.write_table(pyarrow.feather.read_table(FILE), \"a.parquet\")`";
+        let reason = "it is an Arrow file with a footer (Feather), but only streams, as `datasets` writes \
+                      them, are supported; write it as Parquet: \
+                      `pyarrow.parquet.write_table(pyarrow.feather.read_table(FILE), \"a.parquet\")`";
         return Err(malformed(reason.to_owned()));
     }
     if ends != END {
-        let reason = "it does not end as an Arrow stream does; is it truncated, or no Arrow file?";
+        let reason = "it does not end like an Arrow stream; is it truncated, or not an Arrow file?";
         return Err(malformed(reason.to_owned()));
     }
     let reader = Metered { inner: opened, meter: meter.clone() };
     let mut stream = Stream { reader, decoder: StreamDecoder::new(), unread: Buffer::default() };
     let batch = stream.next().map_err(|fault| {
-        malformed(format!("it is no Arrow stream, or a damaged or truncated one: {fault}"))
+        malformed(format!("it is not an Arrow stream, or a damaged or truncated one: {fault}"))
     })?;
     let Some(schema) = stream.decoder.schema() else {
         return Err(malformed("it is an Arrow stream without columns".to_owned()));
     };
     let names: Vec<&str> = schema.fields().iter().map(|field| &**field.name()).collect();
-    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
+    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
     let beside = BESIDE.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
     Ok(Box::new(Rows { index, file: file.clone(), stream, columns, batch, at: 0, row: 0 }))
@@ -154,7 +155,8 @@ impl Rows {
             self.batch = self.stream.next().map_err(|fault| {
                 let (row, columns) = (self.row, self.columns.join("\", \""));
                 let reason = format!(
-                    "row {row} and on, column \"{columns}\" can not be read: {fault}; is it damaged or truncated?"
+                    "column \"{columns}\" cannot be read from row {row} on: {fault}; is it damaged or \
+                     truncated?"
                 );
                 DataError::Malformed { file: self.file.path.clone(), reason }
             })?;
@@ -288,7 +290,7 @@ fn json(array: &dyn Array, row: usize) -> Result<Value, String> {
             let (keys, values) = (entries.column(0), entries.column(1));
             let entry = |at| match text(keys, at) {
                 Some(Ok(key)) => Ok((key, json(values, at)?)),
-                _ => Err("has keys that are no text".to_owned()),
+                _ => Err("has keys that are not text".to_owned()),
             };
             (0..entries.len()).map(entry).collect()
         }
@@ -312,7 +314,9 @@ fn number(array: &dyn Array, row: usize) -> Result<Value, String> {
         DataType::Float16 => array.as_primitive::<Float16Type>().value(row).to_f32().into(),
         DataType::Float32 => of::<Float32Type>(array, row),
         DataType::Float64 => of::<Float64Type>(array, row),
-        other => return Err(format!("is of type {other}; text, numbers, lists and objects are read")),
+        other => {
+            return Err(format!("is of type {other}; only text, numbers, lists and objects are supported"));
+        }
     })
 }
 

@@ -39,7 +39,8 @@ pub(super) fn failed(file: &DataFile, read_bytes: u64, source: io::Error) -> Dat
         None => return files::unreadable(&file.path, source),
     };
     let reason = format!(
-        "it can not be decompressed as {name} behind byte {read_bytes} of its content: {source}; is it truncated?"
+        "it cannot be decompressed as {name} after byte {read_bytes} of its content: {source}; is it \
+         truncated?"
     );
     DataError::Malformed { file: file.path.clone(), reason }
 }

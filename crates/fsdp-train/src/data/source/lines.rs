@@ -47,7 +47,7 @@ impl Lines {
             }
             if len_bytes as u64 > RECORD_BYTES_MAX {
                 let reason = format!(
-                    "line {} has more than {RECORD_BYTES_MAX} bytes, the most that a line may have",
+                    "line {} has more than {RECORD_BYTES_MAX} bytes, the maximum for a line",
                     self.line
                 );
                 return Err(DataError::Malformed { file: self.file.path.clone(), reason });

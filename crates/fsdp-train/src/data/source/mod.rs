@@ -124,7 +124,7 @@ pub(super) fn open(
 
 /// Returns the error for a column of token ids.
 fn no_id(column: &str) -> String {
-    format!("column \"{column}\" holds a number that is no token id, an integer from 0 to 2147483647")
+    format!("column \"{column}\" contains a number that is not a token id, an integer from 0 to 2147483647")
 }
 
 #[cfg(test)]

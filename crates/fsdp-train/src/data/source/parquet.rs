@@ -36,10 +36,10 @@ pub(super) fn open(
     let malformed = |reason: String| DataError::Malformed { file: file.path.clone(), reason };
     let opened = input_file::open(&file.path).map_err(|source| files::unreadable(&file.path, source))?;
     let reader = guarded(|| SerializedFileReader::new(opened))
-        .map_err(|fault| malformed(format!("it is no Parquet file, or a truncated one: {fault}")))?;
+        .map_err(|fault| malformed(format!("it is not a Parquet file, or a truncated one: {fault}")))?;
     let root = reader.metadata().file_metadata().schema();
     let names: Vec<&str> = root.get_fields().iter().map(|field| field.name()).collect();
-    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("of its columns, {fault}")))?;
+    let chosen = fields.choose(&names).map_err(|fault| malformed(format!("in its columns, {fault}")))?;
     let beside = BESIDE.into_iter().filter(|name| names.contains(name));
     let columns: Vec<String> = chosen.names().into_iter().chain(beside).map(str::to_owned).collect();
     let schema = projection(root, &columns).map_err(|fault| malformed(fault.to_string()))?;
@@ -107,7 +107,7 @@ impl Rows {
         row.map_err(|fault| {
             let (row, columns) = (self.row, self.columns.join("\", \""));
             let reason = format!(
-                "row group {group}, row {row}, column \"{columns}\" can not be read: {fault}; is it damaged?"
+                "row group {group}, row {row}, column \"{columns}\" cannot be read: {fault}; is it damaged?"
             );
             DataError::Malformed { file: self.file.path.clone(), reason }
         })

@@ -271,7 +271,7 @@ fn truncated_and_damaged_files_are_refused_wherever_they_are_cut() {
     }
     let path = dir.path().join("plain.jsonl.gz");
     fs::write(&path, lines_of(&documents)).unwrap();
-    assert_refused(&path, &config(), &["can not be decompressed as gzip"]);
+    assert_refused(&path, &config(), &["cannot be decompressed as gzip"]);
 }
 
 fn fixture(name: &str) -> PathBuf {

@@ -33,7 +33,8 @@ fn decompressed(file: &DataFile, meter: &Meter) -> Result<Vec<u8>, DataError> {
     read.map_err(|source| compressed::failed(file, bytes.len() as u64, source))?;
     if bytes.len() as u64 > RECORD_BYTES_MAX {
         let reason = format!(
-            "it is one document of more than {RECORD_BYTES_MAX} bytes, the most that is decompressed; cut it into documents"
+            "it is one document of more than {RECORD_BYTES_MAX} bytes, the maximum to decompress; split it \
+             into documents"
         );
         return Err(DataError::Malformed { file: file.path.clone(), reason });
     }

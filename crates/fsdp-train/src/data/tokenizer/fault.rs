@@ -15,7 +15,7 @@ pub(super) type Source = Box<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum TokenizerFault {
     /// The claimed length of a table exceeds the available bytes.
-    #[error("its {CHARSMAP} says that it has a table of {table_bytes} bytes, and has {bytes} in all")]
+    #[error("its {CHARSMAP} claims a table of {table_bytes} bytes, but has {bytes} in total")]
     Charsmap {
         /// The claimed length of the table.
         table_bytes: u64,
@@ -23,9 +23,7 @@ pub enum TokenizerFault {
         bytes: u64,
     },
     /// The normalizer lengthens texts too much.
-    #[error(
-        "its normalizer makes texts {growth} times as long or more, at most {GROWTH_MAX} times are accepted"
-    )]
+    #[error("its normalizer can make texts {growth} times as long or more; the maximum is {GROWTH_MAX}")]
     Growth {
         /// The factor by which it may lengthen a text.
         growth: u64,
@@ -34,7 +32,7 @@ pub enum TokenizerFault {
     #[error("this fsdp was built without tokenizers; build it with `--features tokenizers`")]
     Feature,
     /// The tokenizer library panicked.
-    #[error("it contradicts itself: {message}")]
+    #[error("it is inconsistent: {message}")]
     Panic {
         /// The message of the panic.
         message: String,

@@ -110,7 +110,7 @@ fn eos_id(fields: &Map<String, Value>) -> Option<u32> {
 }
 
 fn read(file: &Path) -> Result<Map<String, Value>, Source> {
-    let explained = |fault: &dyn std::fmt::Display| format!("{} beside it: {fault}", file.display());
+    let explained = |fault: &dyn std::fmt::Display| format!("{} next to it: {fault}", file.display());
     match input_file::read_text(file, TOKENIZER_BYTES_MAX) {
         Err(fault) if fault.kind() == io::ErrorKind::NotFound => Ok(Map::new()),
         Err(fault) => Err(explained(&fault).into()),

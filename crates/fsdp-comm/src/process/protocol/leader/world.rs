@@ -70,7 +70,7 @@ impl World {
         let (process, ranks) = (live.process, self.roster.processes[live.process].ranks.clone());
         if frame.generation != self.roster.generation {
             let (got, own) = (frame.generation, self.roster.generation);
-            return self.lose(connection, format!("it is of world {got:016x}, not of {own:016x}"), pulse);
+            return self.lose(connection, format!("it belongs to world {got:016x}, not {own:016x}"), pulse);
         }
         match frame.message {
             Message::Heartbeat => {}
@@ -86,7 +86,7 @@ impl World {
             Message::Failed(failure) => self.fail(process, failure, pulse),
             Message::Goodbye => self.end(connection, "it has left"),
             other => {
-                let cause = format!("it sent a message that it must not send now ({other:?})");
+                let cause = format!("it sent an unexpected message ({other:?})");
                 self.lose(connection, cause, pulse);
             }
         }

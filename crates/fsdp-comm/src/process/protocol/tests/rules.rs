@@ -164,7 +164,7 @@ fn a_rank_that_is_not_its_own_is_not_given_for() {
     world.receives(1, Message::Give { topic: "save".to_owned(), rank: 2, value: Vec::new() });
     let verdict = &world.verdicts()[0];
     assert_eq!(verdict.process, 1);
-    assert!(verdict.failure.cause.contains("must not send"), "{verdict}");
+    assert!(verdict.failure.cause.contains("sent an unexpected message"), "{verdict}");
 }
 
 #[test]

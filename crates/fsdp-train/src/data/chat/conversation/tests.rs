@@ -9,9 +9,9 @@ fn fault(messages: Value) -> String {
 
 #[test]
 fn what_is_no_conversation_is_named_by_message() {
-    assert_eq!(fault(json!([])), "holds no message");
+    assert_eq!(fault(json!([])), "has no messages");
     let user = json!({"role": "user", "content": "a"});
-    assert_eq!(fault(json!([user, "b"])), "message 2 is no object with role and content");
+    assert_eq!(fault(json!([user, "b"])), "message 2 is not an object with role and content");
     for message in
         [json!({"content": "b"}), json!({"role": "", "content": "b"}), json!({"role": 1, "content": "b"})]
     {
@@ -23,7 +23,7 @@ fn what_is_no_conversation_is_named_by_message() {
     let number = json!([{"role": "user", "content": 5}]);
     assert_eq!(
         fault(number),
-        "message 1 (of role \"user\") has a content that is neither text nor a list of parts"
+        "message 1 (of role \"user\") has content that is neither text nor a list of parts"
     );
 }
 

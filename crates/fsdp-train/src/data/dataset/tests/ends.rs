@@ -52,7 +52,7 @@ fn a_text_beside_a_conversation_keeps_what_begins_and_ends_it() {
     let (ended, told) = both([Some(EndToken::Auto), id(9)]);
     assert_eq!(ended, [[&none[0][..], &[9]].concat(), none[1].clone()]);
     let [said] = &*told else { panic!("{told:?}") };
-    assert!(said.starts_with("data.bos and data.eos are not put around 1 conversations"), "{said}");
+    assert!(said.starts_with("data.bos and data.eos are not added to 1 conversations"), "{said}");
     let (_, told) = both(AUTO);
     assert!(told.is_empty(), "{told:?}");
 }

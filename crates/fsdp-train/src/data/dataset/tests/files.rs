@@ -49,7 +49,7 @@ fn jsonl_has_one_document_per_line() {
     assert_eq!(files.load(&config).unwrap().len(), 2);
     for (line, fault) in [
         ("{\"txt\": \"a\"}", "no \"text\""),
-        ("{\"text\": 1}", "\"text\" is a number, and must be a string"),
+        ("{\"text\": 1}", "\"text\" is a number, but must be a string"),
         ("text", "a string or token ids under \"text\""),
     ] {
         let files = Files::new(&[("a.jsonl", format!("{{\"text\": \"a\"}}\n{line}\n").as_bytes())]);

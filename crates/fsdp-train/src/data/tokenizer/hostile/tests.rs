@@ -58,7 +58,7 @@ fn the_first_word_of_base64_is_its_first_four_bytes() {
 fn normalizers_that_blow_texts_up_are_refused() {
     let tenfold = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "aaaaaaaaaa"});
     let chain = |steps: usize| json!({"normalizer": {"type": "Sequence", "normalizers": vec![tenfold.clone(); steps]}});
-    refused(chain(4), "10000 times as long or more, at most 1024");
+    refused(chain(4), "10000 times as long or more; the maximum is 1024");
     refused(chain(40), "times as long or more");
     assert_eq!(encoded(chain(1)).unwrap().len(), 1);
 }
@@ -66,11 +66,11 @@ fn normalizers_that_blow_texts_up_are_refused() {
 #[test]
 fn what_panics_inside_the_library_is_an_error() {
     let empty = charsmap("AAAAAGFiY2Q=");
-    refused(empty, "it contradicts itself: index out of bounds");
+    refused(empty, "it is inconsistent: index out of bounds");
     refused(json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}}), "chunk size must be non-zero");
     let prefix = json!({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
         "continuing_subword_prefix": "######"}});
-    refused(prefix, "it contradicts itself");
+    refused(prefix, "it is inconsistent");
 }
 
 #[test]

@@ -56,5 +56,5 @@ fn files_are_not_needed_but_must_be_sound() {
     assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap().special, []);
     std::fs::write(dir.path().join(CONFIG), "[]").unwrap();
     let fault = TokenizerConfig::beside(&tokenizer).unwrap_err().to_string();
-    assert!(fault.contains("tokenizer_config.json beside it: invalid type"), "{fault}");
+    assert!(fault.contains("tokenizer_config.json next to it: invalid type"), "{fault}");
 }
