@@ -83,7 +83,7 @@ fn folder_of_python() -> Result<PathBuf, String> {
     let python = if std::env::var_os("VIRTUAL_ENV").is_some() { "python" } else { "python3" };
     let script = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
     let output = std::process::Command::new(python).args(["-c", script]).output();
-    let output = output.map_err(|error| format!("`{python}` can not be run: {error}"))?;
+    let output = output.map_err(|error| format!("`{python}` cannot be run: {error}"))?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if folder.is_empty() {
         return Err(format!("the `{python}` on the PATH has no module `torch`"));

@@ -226,7 +226,7 @@ fn swapped_reductions_on_one_rank_are_an_error_of_that_rank() {
             matches!(
                 &reason,
                 FailureReason::Error(TrainError::Core(
-                    Error::Absent { .. } | Error::Comm(CommError::Mismatch { rank: Rank(1), .. })
+                    Error::BufferInUse { .. } | Error::Comm(CommError::Mismatch { rank: Rank(1), .. })
                 ))
             ),
             "{reason:?}"

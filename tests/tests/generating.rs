@@ -8,7 +8,7 @@ use fsdp_nn::hf::{FAMILIES, HfConfig, HfModel};
 use fsdp_nn::model::Session;
 use fsdp_nn::sampling::Sampling;
 use fsdp_nn::{HostMemory, HostOptions};
-use fsdp_train::generate::{Continuing, go_on, load};
+use fsdp_train::generate::{GenerateOptions, generate_tokens, load};
 use serde_json::Value;
 
 fn golden(name: &str) -> PathBuf {
@@ -35,8 +35,8 @@ fn session(case: &str, dtype: DType, capacity: usize) -> Session<HfModel> {
     Session::new(memory, model, &weights, capacity).unwrap()
 }
 
-fn greedy(max_new_tokens: usize) -> Continuing {
-    Continuing { max_new_tokens, sampling: None, ends: [].into() }
+fn greedy(max_new_tokens: usize) -> GenerateOptions {
+    GenerateOptions { max_new_tokens, sampling: None, ends: [].into() }
 }
 
 #[test]
@@ -50,7 +50,8 @@ fn greedy_tokens_are_those_of_transformers() {
         let (prompt, tokens) = (ids(&expected["prompt"]), ids(&expected["tokens"]));
         let mut session = session(case, DType::F32, prompt.len() + tokens.len());
         let mut told = Vec::new();
-        let found = go_on(&mut session, &prompt, &greedy(tokens.len()), |token| told.push(token)).unwrap();
+        let found =
+            generate_tokens(&mut session, &prompt, &greedy(tokens.len()), |token| told.push(token)).unwrap();
         assert_eq!(found, tokens, "{case}");
         assert_eq!(told, tokens, "{case}");
     }
@@ -86,9 +87,9 @@ fn a_text_ends_where_it_is_told_to() {
     let (prompt, tokens) = (ids(&case["prompt"]), ids(&case["tokens"]));
     let end = tokens[3];
     let first = tokens.iter().position(|&token| token == end).unwrap();
-    let how = Continuing { ends: [end].into(), ..greedy(tokens.len()) };
+    let how = GenerateOptions { ends: [end].into(), ..greedy(tokens.len()) };
     let mut session = session("llama-gqa", DType::F32, 24);
-    let found = go_on(&mut session, &prompt, &how, |_| ()).unwrap();
+    let found = generate_tokens(&mut session, &prompt, &how, |_| ()).unwrap();
     assert_eq!(found, tokens[..=first]);
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fsdp_comm::conformance;
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::auth::Token;
-use fsdp_comm::{InMemoryLinks, LinkComm, MakeLink, TcpDoor, TcpLinks, TcpWorld, near_links};
+use fsdp_comm::{InMemoryLinks, LinkComm, MakeLink, TcpAcceptor, TcpLinks, TcpWorld, local_links};
 use fsdp_core::Rank;
 use fsdp_core::comm::{Comm, CommError};
 use fsdp_nn::{HostMemory, HostOptions};
@@ -29,10 +29,11 @@ impl OverTcp {
     fn links(self, world: usize, alarm: &InMemoryLinks) -> Vec<Arc<MakeLink>> {
         let each = self.ranks_per_process;
         let processes = 0..world.div_ceil(each);
-        let doors: Vec<_> = processes.map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+        let doors: Vec<_> =
+            processes.map(|_| TcpAcceptor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
         let address = |rank: usize| vec![doors[rank / each].address().unwrap()];
         let addresses: Vec<_> = (0..world).map(address).collect();
-        let open = |(process, door): (usize, TcpDoor)| {
+        let open = |(process, door): (usize, TcpAcceptor)| {
             let (addresses, alarm, timeout) = (addresses.clone(), alarm.alarm(), HANGS_AFTER);
             let tcp = TcpWorld {
                 addresses,
@@ -43,7 +44,7 @@ impl OverTcp {
             };
             let links: TcpLinks = door.open(tcp, Token::open()).unwrap();
             let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
-            near_links(far, process * each..world.min((process + 1) * each), world, timeout, alarm)
+            local_links(far, process * each..world.min((process + 1) * each), world, timeout, alarm)
         };
         doors.into_iter().enumerate().map(open).collect()
     }

@@ -1,5 +1,5 @@
 //! The integration tests of the workspace, one module per theme.
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

@@ -11,8 +11,10 @@ use fsdp_core::plan::Plan;
 use fsdp_nn::hf::HfModel;
 use fsdp_nn::model::Architecture;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_train::{Job, step_ahead};
-use fsdp_xla::{Devices, Program, ProgramForm, ProgramOptions, Reduction, Target, Told, Tracer, XlaMemory};
+use fsdp_train::{Job, trace_step};
+use fsdp_xla::{
+    Devices, Program, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Target, Tracer, XlaMemory,
+};
 
 use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
@@ -108,15 +110,15 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
 }
 
 /// Two steps with a folder of compiled programs: what was told of them.
-fn told_with(plugin: &Path, folder: &Path) -> Vec<Told> {
+fn told_with(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(LLAMA, config(dir.path(), 61, &[LAYERS, "run.device=\"xla\""]));
     let programs = ProgramOptions { compile_cache: Some(folder.into()), ..ProgramOptions::default() };
-    let told: Arc<Mutex<Vec<Told>>> = Arc::default();
+    let told: Arc<Mutex<Vec<ProgramEvent>>> = Arc::default();
     let listener = Arc::clone(&told);
     let devices = Devices::new(plugin, 2, programs, options())
         .unwrap()
-        .heard_by(Arc::new(move |one: &Told| listener.lock().unwrap().push(one.clone())));
+        .with_listener(Arc::new(move |one: &ProgramEvent| listener.lock().unwrap().push(one.clone())));
     let report = verify(&job, &devices, &VerifyOptions::new(&[2], 2)).unwrap();
     assert!(report.holds(), "{report:#?}");
     let told = told.lock().unwrap();
@@ -131,20 +133,20 @@ fn a_program_is_compiled_once_and_found_by_later_runs() {
         std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
     };
     let first = told_with(&plugin, folder.path());
-    assert!(matches!(first[..], [Told::Compiled { .. }]), "{first:?}");
+    assert!(matches!(first[..], [ProgramEvent::Compiled { .. }]), "{first:?}");
     assert_eq!(entries().len(), 1);
     let second = told_with(&plugin, folder.path());
-    assert!(matches!(second[..], [Told::Found { .. }]), "{second:?}");
+    assert!(matches!(second[..], [ProgramEvent::Found { .. }]), "{second:?}");
     // What is cut off is compiled again, and written over.
     let entry = entries().remove(0);
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
     let third = told_with(&plugin, folder.path());
-    let Told::Unusable { reason } = &third[0] else { panic!("{third:?}") };
+    let ProgramEvent::Unusable { reason } = &third[0] else { panic!("{third:?}") };
     assert!(reason.contains("damaged"), "{reason}");
-    assert!(matches!(third[1..], [Told::Compiled { .. }]), "{third:?}");
+    assert!(matches!(third[1..], [ProgramEvent::Compiled { .. }]), "{third:?}");
     let fourth = told_with(&plugin, folder.path());
-    assert!(matches!(fourth[..], [Told::Found { .. }]), "{fourth:?}");
+    assert!(matches!(fourth[..], [ProgramEvent::Found { .. }]), "{fourth:?}");
 }
 
 /// The first steps overflow, so that there are several scales; one program is of all of them.
@@ -186,7 +188,7 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
 /// The program of a step that nobody runs.
 pub(crate) fn traced(job: &Job<HfModel>, form: ProgramForm) -> Program {
     let tracer = Tracer::new(form, options());
-    let step = |seat: Seat<XlaMemory>| step_ahead(&job.config, &job.architecture, &job.plan, seat);
+    let step = |seat: Seat<XlaMemory>| trace_step(&job.config, &job.architecture, &job.plan, seat);
     tracer.launch(job.plan.mesh.world(), &step).unwrap();
     tracer.into_program().unwrap()
 }

@@ -14,7 +14,7 @@ mod opaque;
 mod optimizer_name;
 mod region;
 mod role;
-mod under;
+mod subtree;
 mod value;
 mod wrappers;
 

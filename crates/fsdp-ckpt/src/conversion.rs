@@ -246,7 +246,7 @@ fn plan(
     let world_size = conversion.world_size.get();
     match conversion.target {
         Target::Safetensors => {
-            let unheld = safetensors::drop_unheld(selection);
+            let unheld = safetensors::drop_unsupported(selection);
             report.dropped_values.extend(unheld.values);
             report.tied.extend(unheld.tied);
             let max = (kind == OutputKind::Directory).then_some(conversion.shard_bytes_max);

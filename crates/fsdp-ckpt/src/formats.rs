@@ -14,19 +14,19 @@ pub mod torch_file;
 pub mod torch_index;
 pub mod xla;
 
-mod beside;
 mod contents;
 mod detect;
 mod fields;
 pub(crate) mod local;
 mod mesh;
 mod optimizer;
+mod other_contents;
 mod rank_fault;
 mod rank_file;
 mod rank_names;
 mod shards;
 mod trainer_folder;
 
-pub use beside::{Beside, Unread, beside};
 pub(crate) use contents::{TORCH_INDEX, TORCH_MODEL};
 pub use detect::open;
+pub use other_contents::{OtherContents, Unread, beside};

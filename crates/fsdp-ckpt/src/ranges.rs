@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 /// A part of a whole that is not covered exactly once: the two runs that both contain it, or `None` if no run does.
-pub(crate) type Uneven<T> = (Range<u64>, Option<(T, T)>);
+pub(crate) type CoverageFault<T> = (Range<u64>, Option<(T, T)>);
 
 /// Returns the first part of `0..len` that is not in exactly one of the runs. Runs may be empty, must not run
 /// backwards, and must not extend beyond `len`.
-pub(crate) fn first_uneven<T: Copy + Ord>(
+pub(crate) fn first_coverage_fault<T: Copy + Ord>(
     len: u64,
     runs: impl IntoIterator<Item = (Range<u64>, T)>,
-) -> Option<Uneven<T>> {
+) -> Option<CoverageFault<T>> {
     let mut runs: Vec<(Range<u64>, T)> = runs.into_iter().filter(|(range, _)| !range.is_empty()).collect();
     runs.sort_unstable_by_key(|(range, holder)| (range.start, range.end, *holder));
     let (mut covered, mut last) = (0, None);

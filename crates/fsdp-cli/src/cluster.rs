@@ -24,7 +24,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 use fsdp_train::TrainError;
 use fsdp_train::config::RunConfig;
-use fsdp_train::metrics::{Census, Participant};
+use fsdp_train::metrics::{ProcessInfo, ProcessTable};
 
 use crate::args::NetworkArgs;
 use crate::error::CliError;
@@ -122,8 +122,8 @@ impl Team<'_> {
     }
 
     /// The participants, for the metrics.
-    pub(crate) fn census(&self) -> Census {
-        let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| Participant {
+    pub(crate) fn census(&self) -> ProcessTable {
+        let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| ProcessInfo {
             host: facts.host.clone(),
             pid: facts.pid,
             device: facts.device.clone(),
@@ -132,7 +132,7 @@ impl Team<'_> {
             ranks: ranks.len(),
         };
         let processes = self.cluster.roster().processes.iter().map(participant).collect();
-        Census { transport: self.transport(), processes }
+        ProcessTable { transport: self.transport(), processes }
     }
 }
 

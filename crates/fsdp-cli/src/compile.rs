@@ -11,13 +11,13 @@ use fsdp_core::plan::Plan;
 use fsdp_nn::model::Architecture as _;
 use fsdp_nn::op::Cost;
 use fsdp_train::config::Resolved;
-use fsdp_train::{TrainError, expect_positions, listed, plan, step_ahead};
-use fsdp_xla::{Program, Setting, Target, Told, Tracer, XlaError, XlaMemory};
+use fsdp_train::{TrainError, expect_positions, listed, plan, trace_step};
+use fsdp_xla::{Program, ProgramEvent, Setting, Target, Tracer, XlaError, XlaMemory};
 
 use crate::args::{CompileArgs, RunFileArgs};
 use crate::error::CliError;
+use crate::out_of_memory_report::{OutOfMemoryReport, predicted};
 use crate::run_setup::{Model, RunSetup};
-use crate::short_of_memory::{ShortOfMemory, predicted};
 use crate::{host, logging, output, xla};
 use report::Compiled;
 
@@ -40,15 +40,15 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     let program = trace(config, &model, &plan)?;
     let traced = begin.elapsed();
     if config.run.xla.scan_layers && !program.is_scanned {
-        output::warning(&Told::NotScanned.to_string());
+        output::warning(&ProgramEvent::NotScanned.to_string());
     }
     if let Some(file) = &args.dump {
         std::fs::write(file, &program.text).map_err(CliError::write(file))?;
     }
     let predicted_bytes = predicted(config, &model, &plan)?;
     let report =
-        target.compile(&program).map_err(|source| match ShortOfMemory::of(config, &model, &source) {
-            Some(short) => CliError::ShortOfMemory(Box::new(short)),
+        target.compile(&program).map_err(|source| match OutOfMemoryReport::of(config, &model, &source) {
+            Some(short) => CliError::OutOfMemoryReport(Box::new(short)),
             None => CliError::Ahead { topology: args.topology.clone(), source },
         })?;
     let cost = cost(config, &model, &plan)?;
@@ -115,7 +115,7 @@ fn too_few(args: &CompileArgs, target: &Target, ranks: usize) -> CliError {
 /// Traces the program of a step.
 fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>) -> Result<Program, CliError> {
     let tracer = Tracer::new(xla::form(&config.run), host::world_options(&config.run, false));
-    let step = |seat: Seat<XlaMemory>| step_ahead(config, model, plan, seat);
+    let step = |seat: Seat<XlaMemory>| trace_step(config, model, plan, seat);
     tracer.launch(plan.mesh.world(), &step).map_err(TrainError::from)?;
     Ok(tracer.into_program().expect("the first rank writes its step down"))
 }

@@ -1,9 +1,9 @@
 //! `fsdp doctor`: reports the parts of the machine that were found and the devices that a run may use; with several
 //! processes, also how well they work together.
 
-mod circle;
 mod folder;
 mod links;
+mod process_group;
 mod report;
 mod together;
 #[cfg(feature = "xla")]

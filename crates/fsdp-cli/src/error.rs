@@ -149,7 +149,7 @@ pub(crate) enum CliError {
     /// A step does not fit into the memory of a device.
     #[cfg(feature = "xla")]
     #[error("{0}")]
-    ShortOfMemory(Box<crate::short_of_memory::ShortOfMemory>),
+    OutOfMemoryReport(Box<crate::out_of_memory_report::OutOfMemoryReport>),
     /// There is no usable GPU.
     #[error("device \"cuda\" cannot be used (`fsdp doctor` shows what is missing): {0}")]
     Gpu(#[from] DeviceError),
@@ -248,7 +248,7 @@ impl CliError {
             #[cfg(feature = "xla")]
             CliError::Xla(error) => error.kind(),
             #[cfg(feature = "xla")]
-            CliError::Ahead { .. } | CliError::ShortOfMemory(_) => FailureKind::Input,
+            CliError::Ahead { .. } | CliError::OutOfMemoryReport(_) => FailureKind::Input,
             #[cfg(not(all(feature = "cuda", feature = "xla")))]
             CliError::Device { .. } => FailureKind::Input,
             #[cfg(feature = "torch")]

@@ -8,7 +8,7 @@ use fsdp_nn::sampling::Sampling;
 use fsdp_nn::{HostMemory, HostOptions};
 use fsdp_train::TrainError;
 use fsdp_train::data::Tokenizer;
-use fsdp_train::generate::{Continuing, ends, go_on, load};
+use fsdp_train::generate::{GenerateOptions, ends, generate_tokens, load};
 use serde_json::json;
 
 use crate::args::GenerateArgs;
@@ -48,14 +48,14 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), CliError> {
         seed: args.seed,
     });
     let ends = ends(&args.model, tokenizer.as_ref())?;
-    let how = Continuing { max_new_tokens: args.max_new_tokens, sampling, ends };
+    let how = GenerateOptions { max_new_tokens: args.max_new_tokens, sampling, ends };
     let options = HostOptions { threads: total_threads(0), ..HostOptions::default() };
     let memory = Arc::new(HostMemory::new(options).map_err(TrainError::from)?);
     let weights = load(&memory, &args.model, &model, args.dtype.dtype())?;
     let mut session = Session::new(memory, model, &weights, length).map_err(TrainError::from)?;
     let mut shown = Shown { args, tokenizer: tokenizer.as_ref(), how: &how, tokens: Vec::new(), printed: 0 };
     let (begin, mut first, mut told) = (Instant::now(), None, Ok(()));
-    let tokens = go_on(&mut session, &prompt, &how, |token| {
+    let tokens = generate_tokens(&mut session, &prompt, &how, |token| {
         first.get_or_insert_with(|| begin.elapsed());
         if told.is_ok() {
             told = shown.tell(token);
@@ -101,7 +101,7 @@ fn prompt(args: &GenerateArgs, tokenizer: Option<&Tokenizer>, vocab: usize) -> R
 struct Shown<'a> {
     args: &'a GenerateArgs,
     tokenizer: Option<&'a Tokenizer>,
-    how: &'a Continuing,
+    how: &'a GenerateOptions,
     tokens: Vec<u32>,
     /// Bytes of the text that are printed.
     printed: usize,

@@ -41,10 +41,10 @@ mod error;
 mod exit_code;
 mod host;
 mod logging;
+#[cfg(feature = "xla")]
+mod out_of_memory_report;
 mod output;
 mod progress;
-#[cfg(feature = "xla")]
-mod short_of_memory;
 mod stop_signal;
 #[cfg(feature = "torch")]
 mod torch;

@@ -22,13 +22,13 @@ use crate::error::CliError;
 use crate::logging;
 use crate::output;
 use crate::run_setup::RunSetup;
-use ahead::{Ahead, Foresight};
+use ahead::{Forecaster, RunForecast};
 use cost::Cost;
 use effects::Effect;
 
 /// All predictions of a run.
 struct Outlook<'a> {
-    ahead: Ahead<'a>,
+    ahead: RunForecast<'a>,
     cost: Cost,
     /// Seconds of a step of PyTorch's FSDP2, compiled and not, if they can be predicted.
     fsdp2: Option<[f64; 2]>,
@@ -64,7 +64,7 @@ pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
     warnings.iter().for_each(|warning| output::warning(warning));
     settings::place(&mut setup.config, &cluster, args.nodes)?;
     let constants = Constants::fitted();
-    let foresight = Foresight::new(&setup, &cluster, &constants)?;
+    let foresight = Forecaster::new(&setup, &cluster, &constants)?;
     let ahead = foresight.ahead(&setup.config)?;
     if let Some(file) = &args.trace {
         trace::write(&ahead, file)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use fsdp_train::Evaluation;
-use fsdp_train::checkpoint::{Change, Resumed, RunWarning, Saved, Taken};
+use fsdp_train::checkpoint::{Change, ImportSummary, Resumed, RunWarning, Saved};
 use fsdp_train::metrics::{Scaling, StepMetrics};
 use fsdp_train::train::Reporter;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -190,8 +190,8 @@ fn beginning(resumed: Option<&Resumed>) -> Vec<String> {
 }
 
 /// A table of the contents imported from another trainer's checkpoint.
-fn rows(taken: &Taken) -> Vec<String> {
-    let Taken { format, taken, derived, missing, unused, notes } = taken;
+fn rows(taken: &ImportSummary) -> Vec<String> {
+    let ImportSummary { format, taken, derived, missing, unused, notes } = taken;
     let unused = match unused.len() {
         0 => "-".to_owned(),
         count => format!("{count}: {}", listed(unused)),

@@ -25,10 +25,10 @@ use crate::cluster::Team;
 use crate::device::Work;
 use crate::error::CliError;
 use crate::exit_code::Exit;
+#[cfg(feature = "xla")]
+use crate::out_of_memory_report::OutOfMemoryReport;
 use crate::progress::Progress;
 use crate::run_setup::{Model, RunSetup};
-#[cfg(feature = "xla")]
-use crate::short_of_memory::ShortOfMemory;
 use crate::stop_signal::StopSignal;
 use crate::token_progress::TokenProgress;
 use crate::trace::{SpanObserver, TraceFile};
@@ -124,8 +124,8 @@ fn run_within(
 #[cfg_attr(not(feature = "xla"), expect(unused_variables, reason = "only XLA knows before it begins"))]
 fn explained(job: &Job<Model>, error: TrainError) -> CliError {
     #[cfg(feature = "xla")]
-    if let Some(short) = ShortOfMemory::of_run(&job.config, &job.architecture, &error) {
-        return CliError::ShortOfMemory(Box::new(short));
+    if let Some(short) = OutOfMemoryReport::of_run(&job.config, &job.architecture, &error) {
+        return CliError::OutOfMemoryReport(Box::new(short));
     }
     error.into()
 }

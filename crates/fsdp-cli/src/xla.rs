@@ -11,7 +11,9 @@ use fsdp_core::Rank;
 use fsdp_cuda::device::{gpu_count, gpus_of_process};
 use fsdp_nn::{HostMemory, HostOptions, HostPool};
 use fsdp_train::config::{RunConfig, XlaConfig, XlaReduction};
-use fsdp_xla::{Devices, ProgramForm, ProgramOptions, Reduction, Told, Tracer, XlaError, plugin_named};
+use fsdp_xla::{
+    Devices, ProgramEvent, ProgramForm, ProgramOptions, Reduction, Tracer, XlaError, plugin_named,
+};
 
 use crate::error::CliError;
 use crate::verify::Together;
@@ -53,7 +55,7 @@ pub(crate) fn form(run: &RunConfig) -> ProgramForm {
 pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
     let devices =
         Devices::new(&plugin(&run.xla)?, run.ranks, programs(run), host::world_options(run, false))?;
-    Ok(devices.heard_by(Arc::new(hear)))
+    Ok(devices.with_listener(Arc::new(hear)))
 }
 
 /// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin
@@ -72,7 +74,7 @@ pub(crate) fn processes(
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
     let devices = Devices::among(&plugin(&run.xla)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
-    Ok(devices.heard_by(Arc::new(hear)))
+    Ok(devices.with_listener(Arc::new(hear)))
 }
 
 /// The ranks of this process, one of several, that are compared with the oracle, and the oracle, which is on the host.
@@ -105,12 +107,12 @@ fn programs(run: &RunConfig) -> ProgramOptions {
 }
 
 /// Forwards events about programs to the log, and problems to the user.
-fn hear(told: &Told) {
+fn hear(told: &ProgramEvent) {
     match told {
-        Told::Compiled { operations, took } => {
+        ProgramEvent::Compiled { operations, took } => {
             tracing::info!(target: "fsdp", operations, took_s = took.as_secs_f64(), "a program was compiled");
         }
-        Told::Found { operations, took } => {
+        ProgramEvent::Found { operations, took } => {
             tracing::info!(target: "fsdp", operations, took_s = took.as_secs_f64(), "a compiled program was found");
         }
         _ => output::warning(&told.to_string()),

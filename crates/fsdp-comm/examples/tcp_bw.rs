@@ -18,7 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fsdp_comm::process::auth::Token;
-use fsdp_comm::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, TcpDoor, TcpWorld};
+use fsdp_comm::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, TcpAcceptor, TcpWorld};
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
@@ -72,7 +72,7 @@ fn timed(rounds: usize, mut round: impl FnMut() -> Outcome) -> Outcome<f64> {
 /// The links of this process, and a plain socket beside them; `tell` and `hear` reach the other process.
 fn connect(rank: usize, tell: &mut dyn Write, hear: &mut dyn BufRead) -> Outcome<(Box<dyn Link>, TcpStream)> {
     let (door, listener) =
-        (TcpDoor::bind(Ipv4Addr::LOCALHOST.into())?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+        (TcpAcceptor::bind(Ipv4Addr::LOCALHOST.into())?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
     writeln!(tell, "{} {}", door.address()?, listener.local_addr()?)?;
     tell.flush()?;
     let mut line = String::new();

@@ -4,8 +4,8 @@
 //! saved, whether a save succeeded). It never waits for a device or a queue, so a save cannot disturb a step. For
 //! threads it is implemented in memory ([`InMemoryAssembly`]), for processes by their control plane.
 
-mod board;
 mod in_memory;
+mod topic_store;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use fsdp_core::comm::CommError;
 use fsdp_core::{FailureKind, Rank};
 
-pub(crate) use board::Board;
 pub use in_memory::InMemoryAssembly;
+pub(crate) use topic_store::TopicStore;
 
 /// The meeting point of the ranks of a world. Each process holds some of the ranks; the process that holds rank 0 is
 /// the leader.

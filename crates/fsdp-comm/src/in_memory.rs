@@ -27,7 +27,7 @@ struct State {
     alarm: Option<CommError>,
 }
 
-struct Office {
+struct Mailboxes {
     state: Monitor<State>,
     timeout: Duration,
     /// Number of channels used, by rank.
@@ -39,7 +39,7 @@ struct Office {
 /// How often a waiting thread polls the alarm of a larger world, which cannot wake it.
 const LOOK: Duration = Duration::from_millis(50);
 
-impl Alarm for Office {
+impl Alarm for Mailboxes {
     fn raise(&self, error: CommError) {
         if let Some(outer) = &self.outer {
             outer.raise(error.clone());
@@ -56,7 +56,7 @@ impl Alarm for Office {
 /// The links of a world whose ranks are threads.
 #[derive(Clone)]
 pub struct InMemoryLinks {
-    office: Arc<Office>,
+    office: Arc<Mailboxes>,
     members: Arc<[Rank]>,
 }
 
@@ -70,7 +70,7 @@ impl InMemoryLinks {
     /// too.
     pub(crate) fn within(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
         let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
-        let office = Office { state: Monitor::default(), timeout, channels, outer };
+        let office = Mailboxes { state: Monitor::default(), timeout, channels, outer };
         Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
     }
 
@@ -91,14 +91,14 @@ impl InMemoryLinks {
 }
 
 struct InMemoryLink {
-    office: Arc<Office>,
+    office: Arc<Mailboxes>,
     channel: u64,
     rank: usize,
     members: Arc<[Rank]>,
 }
 
 impl InMemoryLink {
-    fn new(office: Arc<Office>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
+    fn new(office: Arc<Mailboxes>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
         office.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
         Self { office, channel, rank: place(rank, &members), members }
     }

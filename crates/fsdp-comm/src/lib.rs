@@ -42,6 +42,6 @@ pub use flight::{CallNumber, FlightRecorder};
 pub use in_memory::InMemoryLinks;
 pub use link::{Alarm, Exchanged, Header, Incoming, Link, Outgoing, place, scatter};
 pub use link_comm::LinkComm;
-pub use near::{MakeLink, near_links};
-pub use tcp::{TcpDoor, TcpLinks, TcpWorld};
+pub use near::{MakeLink, local_links};
+pub use tcp::{TcpAcceptor, TcpLinks, TcpWorld};
 pub use threads::{ThreadOptions, Threads};

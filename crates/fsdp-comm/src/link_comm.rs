@@ -18,7 +18,7 @@ use crate::algorithms;
 use crate::flight::FlightRecorder;
 use crate::link::{Alarm, Link};
 use crate::session::Session;
-use crate::staging::{self, Carried};
+use crate::staging::{self, StagedBuffers};
 
 /// How often a waiting thread checks whether the world has failed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(2);
 type Job = Box<dyn FnOnce(&mut dyn Link, &mut Vec<u8>) + Send>;
 
 /// What the link's thread returns.
-type Outcome<M> = Result<Carried<M>, CommError>;
+type Outcome<M> = Result<StagedBuffers<M>, CommError>;
 
 /// One rank's handle of a group connected by links.
 pub struct LinkComm {
@@ -122,7 +122,7 @@ fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Op
 fn run<M: Memory>(
     session: &mut Session<'_>,
     call: Fingerprint,
-    carried: &mut Carried<M>,
+    carried: &mut StagedBuffers<M>,
 ) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
     let (moved, sums) = carried.bytes();
@@ -165,7 +165,7 @@ impl<M: Memory> Communicator<M> for LinkComm {
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
         let buffers = Completed { outputs, inputs };
-        let mut carried = Carried::<M>::new(memory, call, self.rank, self.members.len(), buffers)?;
+        let mut carried = StagedBuffers::<M>::new(memory, call, self.rank, self.members.len(), buffers)?;
         let results = self.submit(call, move |session| {
             run(session, call, &mut carried)?;
             Ok(carried)

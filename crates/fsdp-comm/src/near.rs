@@ -16,7 +16,7 @@ pub type MakeLink = dyn Fn(u64, Rank) -> Box<dyn Link> + Send + Sync;
 
 /// Links of a world in which this process holds the ranks `local`; `far` connects all ranks. No receive waits longer
 /// than `timeout`.
-pub fn near_links(
+pub fn local_links(
     far: Arc<MakeLink>,
     local: Range<usize>,
     world: usize,
@@ -29,23 +29,23 @@ pub fn near_links(
     let near = InMemoryLinks::within(world, timeout, Some(alarm));
     Arc::new(move |channel, rank| {
         let (near, far) = (near.link(channel, rank), far(channel, rank));
-        Box::new(NearLink { near, far, local: local.clone() })
+        Box::new(HybridLink { near, far, local: local.clone() })
     })
 }
 
-struct NearLink {
+struct HybridLink {
     near: Box<dyn Link>,
     far: Box<dyn Link>,
     local: Range<usize>,
 }
 
-impl NearLink {
+impl HybridLink {
     fn is_near(&self, member: usize) -> bool {
         self.local.contains(&self.far.members()[member].0)
     }
 }
 
-impl Link for NearLink {
+impl Link for HybridLink {
     fn rank(&self) -> usize {
         self.far.rank()
     }

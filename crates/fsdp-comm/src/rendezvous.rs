@@ -8,9 +8,9 @@
 //!
 //! The rendezvous of processes at startup is another one: `process/rendezvous.rs`.
 
+mod call_sequence;
 mod group;
 mod judge;
-mod line;
 mod report;
 mod table;
 mod waits;
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use fsdp_core::comm::{CommError, Fingerprint};
 use fsdp_core::{Rank, RunClock};
 
+pub use call_sequence::Position;
 pub use group::Group;
 pub use judge::{Ruling, judge};
-pub use line::Position;
 pub use report::Report;
 pub use table::{Seat, Table};
 pub(crate) use waits::{Wait, overdue, stuck};

@@ -18,7 +18,7 @@ use crate::sums;
 compile_error!("elements are sent as they lie in memory, which is little-endian");
 
 /// The buffers of a call, and their bytes while the call is in flight.
-pub(crate) struct Carried<M: Memory> {
+pub(crate) struct StagedBuffers<M: Memory> {
     buffers: Completed<M::Buffer>,
     kind: CollectiveKind,
     /// Copies of the data; `None` if all buffers are in host memory.
@@ -30,7 +30,7 @@ struct Copies {
     sums: Wire,
 }
 
-impl<M: Memory> Carried<M> {
+impl<M: Memory> StagedBuffers<M> {
     /// Prepares the buffers of the rank at position `rank` of `size` for a call: its input, scaled for an average, and
     /// space for its output.
     pub(crate) fn new(
@@ -207,7 +207,7 @@ pub(crate) fn read<M: Memory>(
         DType::I64 => memory.read(queue, src, HostSliceMut::I64(bytemuck::cast_slice_mut(bytes))),
         DType::Bf16 => read_narrow(memory, queue, src, bytes, bf16::from_f32),
         DType::F16 => read_narrow(memory, queue, src, bytes, f16::from_f32),
-        DType::U32 => panic!("token ids can not be read back, so they are not communicated"),
+        DType::U32 => panic!("token ids cannot be read back, so they are not communicated"),
     }
 }
 
@@ -255,6 +255,6 @@ pub(crate) fn write<M: Memory>(
         DType::I64 => memory.write(queue, HostSlice::I64(bytemuck::cast_slice(bytes)), dst),
         DType::Bf16 => write_narrow(memory, queue, bytes, dst, bf16::to_f32),
         DType::F16 => write_narrow(memory, queue, bytes, dst, f16::to_f32),
-        DType::U32 => panic!("token ids can not be read back, so they are not communicated"),
+        DType::U32 => panic!("token ids cannot be read back, so they are not communicated"),
     }
 }

@@ -33,7 +33,7 @@ use crate::link::{Alarm, Exchanged, Incoming, Link, Outgoing, place};
 use crate::monitor::Monitor;
 use crate::process::auth::Token;
 
-pub use door::TcpDoor;
+pub use door::TcpAcceptor;
 
 use connection::{Connection, Name};
 

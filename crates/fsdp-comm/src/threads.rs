@@ -4,8 +4,8 @@
 //! a world of threads reports a failure: of the first rank that failed, or for which others wait in vain.
 
 mod comm;
-mod cores;
 mod exchange;
+mod rank_scheduler;
 
 use std::fmt;
 use std::sync::Arc;

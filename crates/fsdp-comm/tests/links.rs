@@ -1,6 +1,6 @@
 //! The communicator over links, in memory and over TCP, passes the suite of every communicator.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -12,7 +12,9 @@ use std::time::Duration;
 use fsdp_comm::conformance::{self, PlainMemory, outcomes};
 use fsdp_comm::launch::{FailureReason, LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::auth::Token;
-use fsdp_comm::{Alarm, InMemoryLinks, Link, LinkComm, MakeLink, TcpDoor, TcpLinks, TcpWorld, near_links};
+use fsdp_comm::{
+    Alarm, InMemoryLinks, Link, LinkComm, MakeLink, TcpAcceptor, TcpLinks, TcpWorld, local_links,
+};
 use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error, Queue, Rank};
@@ -53,7 +55,7 @@ impl Linked {
                 let near = |(process, far): (usize, TcpLinks)| {
                     let local = process * each..world.min((process + 1) * each);
                     let far: Arc<MakeLink> = Arc::new(move |channel, rank| far.link(channel, rank));
-                    near_links(far, local, world, self.timeout, Arc::clone(&alarm))
+                    local_links(far, local, world, self.timeout, Arc::clone(&alarm))
                 };
                 let links: Vec<_> = far.into_iter().enumerate().map(near).collect();
                 Box::new(move |channel, rank| links[rank.0 / each](channel, rank))
@@ -72,10 +74,10 @@ fn tcp_links(
     direct_from: Option<u64>,
 ) -> Vec<TcpLinks> {
     let processes = 0..world.div_ceil(each);
-    let doors: Vec<_> = processes.map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+    let doors: Vec<_> = processes.map(|_| TcpAcceptor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
     let address = |rank: usize| vec![doors[rank / each].address().unwrap()];
     let addresses: Vec<_> = (0..world).map(address).collect();
-    let open = |door: TcpDoor| {
+    let open = |door: TcpAcceptor| {
         let alarm = Arc::clone(alarm);
         let world = TcpWorld { addresses: addresses.clone(), generation: 1, alarm, timeout, direct_from };
         door.open(world, Token::open()).unwrap()

@@ -69,7 +69,7 @@ pub enum Error {
     /// An operation needs a buffer that a collective in flight or an open gradient has taken. Schedules that pass the
     /// checker never do.
     #[error("buffer {buffer} ({name}) is in use by another operation")]
-    Absent {
+    BufferInUse {
         /// Number of the buffer in the schedule.
         buffer: usize,
         /// The buffer's purpose.

@@ -78,7 +78,7 @@ impl Error {
             | Error::Refused(_) => FailureKind::Input,
             Error::Schedule(_)
             | Error::Viewed { .. }
-            | Error::Absent { .. }
+            | Error::BufferInUse { .. }
             | Error::Shared { .. }
             | Error::Released { .. }
             | Error::OutOfMemory(_)

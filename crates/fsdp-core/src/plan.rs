@@ -43,7 +43,7 @@ impl Plan {
         evaluation_rounds: usize,
     ) -> Result<Self, Error> {
         let Self { spec, layout, policy, step, .. } =
-            Self::unproven(spec, layout, mesh, policy, rule, rounds)?;
+            Self::new_unchecked(spec, layout, mesh, policy, rule, rounds)?;
         checker::check(&step, &spec, &layout)?;
         let compiler = Compiler { spec: &spec, layout: &layout, mesh, policy: &policy, rule };
         let evaluation = match evaluation_rounds {
@@ -61,7 +61,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::Policy`]: also when state is offloaded and the rule needs whole parameters.
-    pub fn unproven(
+    pub fn new_unchecked(
         spec: ModelSpec,
         layout: Layout,
         mesh: Mesh,

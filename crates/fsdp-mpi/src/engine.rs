@@ -10,7 +10,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{Rank, RunClock};
 
 use crate::error::MpiError;
-use crate::exchange::{Answer, Around, Exchange, Order};
+use crate::exchange::{Answer, Exchange, ExchangeContext, Order};
 use crate::ffi::{Mpi, Request};
 
 /// How long to poll without sleeping after the last event: while waiting for messages, and while data moves, because
@@ -115,7 +115,7 @@ impl Engine {
 
     /// Advances all operations once. Returns whether anything has happened.
     fn work(&mut self) -> bool {
-        let mut around = Around { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+        let mut around = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
         let mut has_happened = false;
         self.exchanges.retain_mut(|exchange| {
             has_happened |= exchange.step(&mut around);
@@ -145,7 +145,7 @@ impl Engine {
         self.looked = Instant::now();
         self.now = self.clock.at(self.looked - self.born);
         let alarm = self.alarm.raised();
-        let mut around = Around { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+        let mut around = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
         for exchange in &mut self.exchanges {
             match &alarm {
                 Some(error) => exchange.give_up(Answer::Alarm(error.clone()), &mut around),
@@ -168,7 +168,8 @@ impl Engine {
             Message::Exchange(order, answer) => match self.alarm.raised() {
                 Some(error) => drop(answer.send(Answer::Alarm(error))),
                 None => {
-                    let mut around = Around { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+                    let mut around =
+                        ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
                     self.exchanges.push(Exchange::begin(order, answer, &mut around));
                 }
             },

@@ -94,7 +94,7 @@ enum Receiving {
 }
 
 /// The answer that is sent once no operation is in flight.
-struct Ending {
+struct PendingOutcome {
     answer: Answer,
     since: Duration,
     cancelled: bool,
@@ -107,13 +107,13 @@ pub(crate) struct Exchange {
     receiving: Receiving,
     short: Vec<u8>,
     /// Set once the exchange was given up.
-    ending: Option<Ending>,
+    ending: Option<PendingOutcome>,
     moved_at: Duration,
     answer: Sender<Answer>,
 }
 
 /// The engine state that an exchange works with.
-pub(crate) struct Around<'a> {
+pub(crate) struct ExchangeContext<'a> {
     pub(crate) mpi: &'a Mpi,
     /// Operations that own their memory; the engine completes them.
     pub(crate) loose: &'a mut Vec<Request>,
@@ -123,7 +123,7 @@ pub(crate) struct Around<'a> {
 
 impl Exchange {
     /// Starts every operation that can start at once.
-    pub(crate) fn begin(order: Order, answer: Sender<Answer>, around: &mut Around<'_>) -> Self {
+    pub(crate) fn begin(order: Order, answer: Sender<Answer>, around: &mut ExchangeContext<'_>) -> Self {
         let mut exchange = Self {
             tag: 2 * order.channel,
             sending: Sending::Done,
@@ -142,7 +142,7 @@ impl Exchange {
         &mut self,
         sent: Option<Sent>,
         received: Option<Received>,
-        around: &mut Around<'_>,
+        around: &mut ExchangeContext<'_>,
     ) -> Result<(), MpiError> {
         if let Some(Received { from, expected, messages }) = received {
             let room = Memory::Own(vec![0; PREAMBLE + SHORT_MAX]);
@@ -165,7 +165,7 @@ impl Exchange {
     }
 
     /// Advances as far as possible without blocking. Returns whether anything has happened.
-    pub(crate) fn step(&mut self, around: &mut Around<'_>) -> bool {
+    pub(crate) fn step(&mut self, around: &mut ExchangeContext<'_>) -> bool {
         let moved = self.send(around).and_then(|sent| Ok(self.receive(around)? || sent));
         match moved {
             Ok(moved) => {
@@ -181,7 +181,7 @@ impl Exchange {
         }
     }
 
-    fn send(&mut self, around: &mut Around<'_>) -> Result<bool, MpiError> {
+    fn send(&mut self, around: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
         match &mut self.sending {
             Sending::Done => return Ok(false),
             Sending::Waiting { ready, to, messages } => {
@@ -208,7 +208,7 @@ impl Exchange {
         Ok(true)
     }
 
-    fn receive(&mut self, around: &mut Around<'_>) -> Result<bool, MpiError> {
+    fn receive(&mut self, around: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
         match &mut self.receiving {
             Receiving::Done => return Ok(false),
             Receiving::First { first, .. } => {
@@ -230,7 +230,7 @@ impl Exchange {
     }
 
     /// Handles the first message, which has arrived.
-    fn meet(&mut self, around: &mut Around<'_>) -> Result<(), MpiError> {
+    fn meet(&mut self, around: &mut ExchangeContext<'_>) -> Result<(), MpiError> {
         let receiving = std::mem::replace(&mut self.receiving, Receiving::Done);
         let Receiving::First { first, from, expected, messages } = receiving else {
             unreachable!("it was awaited")
@@ -255,7 +255,7 @@ impl Exchange {
     }
 
     /// Gives up if nothing has moved within the time limit.
-    pub(crate) fn look_at_clock(&mut self, timeout: Duration, around: &mut Around<'_>) {
+    pub(crate) fn look_at_clock(&mut self, timeout: Duration, around: &mut ExchangeContext<'_>) {
         if around.now.saturating_sub(self.moved_at) > timeout {
             let late = match (&self.receiving, &self.sending) {
                 (Receiving::First { from, .. } | Receiving::Moving { from, .. }, _) => *from,
@@ -267,8 +267,8 @@ impl Exchange {
     }
 
     /// Gives up; only the first reason is kept. Operations on the caller's memory run to their end.
-    pub(crate) fn give_up(&mut self, answer: Answer, around: &mut Around<'_>) {
-        self.ending.get_or_insert(Ending { answer, since: around.now, cancelled: false });
+    pub(crate) fn give_up(&mut self, answer: Answer, around: &mut ExchangeContext<'_>) {
+        self.ending.get_or_insert(PendingOutcome { answer, since: around.now, cancelled: false });
         self.sending = match std::mem::replace(&mut self.sending, Sending::Done) {
             Sending::Waiting { ready, .. } => {
                 let_go(ready, around);
@@ -286,7 +286,7 @@ impl Exchange {
     }
 
     /// Whether the exchange is complete; if so, it has sent its answer.
-    pub(crate) fn has_ended(&mut self, around: &mut Around<'_>) -> bool {
+    pub(crate) fn has_ended(&mut self, around: &mut ExchangeContext<'_>) -> bool {
         if let (Sending::Done, Receiving::Done) = (&self.sending, &self.receiving) {
             let short = std::mem::take(&mut self.short);
             let answer = self.ending.take().map_or(Answer::Done(short), |ending| ending.answer);
@@ -307,7 +307,7 @@ impl Exchange {
 }
 
 /// Cancels a receive that is no longer needed. It owns its memory.
-fn let_go(mut receive: Request, around: &mut Around<'_>) {
+fn let_go(mut receive: Request, around: &mut ExchangeContext<'_>) {
     // If MPI refuses to cancel, the receive stays in flight and keeps its memory.
     drop(around.mpi.cancel(&mut receive));
     around.loose.push(receive);

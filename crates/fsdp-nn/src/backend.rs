@@ -159,13 +159,13 @@ pub trait Backend: Memory {
     }
 }
 
-/// Composes [`Pass::BackwardAgain`] of an activation from its two other passes, for backends without a fused one.
+/// Composes [`Pass::BackwardRecompute`] of an activation from its two other passes, for backends without a fused one.
 fn composed<M: Backend + ?Sized>(
     memory: &M,
     op: &Op,
     operands: Operands<'_, '_, M::Buffer>,
 ) -> Result<Outcome, Error> {
-    let Op::Activation(again @ Activation { pass: Pass::BackwardAgain, .. }) = *op else {
+    let Op::Activation(again @ Activation { pass: Pass::BackwardRecompute, .. }) = *op else {
         return Ok(Outcome::Unsupported);
     };
     let [backward, forward] =

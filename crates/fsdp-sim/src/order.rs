@@ -28,7 +28,7 @@ impl SeededOrder {
     /// # Panics
     /// When there are no candidates.
     pub fn choose(&mut self, ready: usize) -> usize {
-        assert!(ready > 0, "one of no candidates can not be chosen");
+        assert!(ready > 0, "one of no candidates cannot be chosen");
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         // The high bits of the product are spread evenly over the candidates, without the bias of a remainder.
         ((u128::from(mix(self.state)) * ready as u128) >> 64) as usize

@@ -20,7 +20,7 @@ use crate::rule::TrainBackend;
 ///
 /// # Errors
 /// Errors of the parts: operations that the memory does not support, ranks that lose their connection.
-pub fn step_ahead<M: TrainBackend, A: Architecture + Clone>(
+pub fn trace_step<M: TrainBackend, A: Architecture + Clone>(
     config: &Resolved,
     architecture: &A,
     plan: &Arc<Plan>,

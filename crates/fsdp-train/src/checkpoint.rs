@@ -6,8 +6,8 @@
 //! | `run_state` | what is saved in addition to the tensors, and how two runs are compared |
 //! | `snapshot` | a copy of a rank's part of the state, in reused buffers |
 //! | `saver` | the saves of one rank, one at a time, blocking or in the background |
-//! | `meeting` | coordinates the ranks of one save and collects their results |
-//! | `tidying` | work between two saves: deletes old checkpoints and reserves disk space |
+//! | `save_coordination` | coordinates the ranks of one save and collects their results |
+//! | `cleanup` | work between two saves: deletes old checkpoints and reserves disk space |
 //! | `start` | where a run begins, and what happens to its output folder |
 //! | `source` | a checkpoint to resume from, of this or of another trainer |
 //! | `folder` | the content of an output folder before a run begins |
@@ -21,12 +21,13 @@
 //! rank writes its rows, and a reader asks for the rows that it needs. `fsdp-ckpt` implements file formats, checksums
 //! and the commit.
 
+mod cleanup;
 mod disk_need;
 mod folder;
 mod foreign;
-mod meeting;
 mod restore;
 mod run_state;
+mod save_coordination;
 mod saved_model;
 mod saver;
 mod settings;
@@ -35,14 +36,13 @@ mod soundness;
 mod source;
 mod start;
 mod table;
-mod tidying;
 mod warning;
 
 pub use disk_need::DiskNeed;
 pub use folder::{is_filled, is_output};
-pub use foreign::{Foreign, Taken};
-pub use meeting::SaveFailure;
+pub use foreign::{Foreign, ImportSummary};
 pub use run_state::{Change, DataPosition, Difference, RunState};
+pub use save_coordination::SaveFailure;
 pub use saved_model::SavedModel;
 pub use saver::Saved;
 pub use start::{Resume, Resumed};
@@ -50,10 +50,10 @@ pub use warning::RunWarning;
 
 pub use crate::loss_scale::LossScale;
 
-pub(crate) use meeting::{Outcome, not_heard};
+pub(crate) use cleanup::{Cleanup, CleanupResult};
 pub(crate) use restore::restore;
+pub(crate) use save_coordination::{Outcome, assembly_error};
 pub(crate) use saver::{Place, SaveOptions, Saver};
 pub(crate) use source::Source;
 pub(crate) use start::Start;
 pub(crate) use table::{StateTable, state_name, state_shape};
-pub(crate) use tidying::{Tidied, Tidying};

@@ -84,7 +84,7 @@ fn id(value: &Value) -> Option<u32> {
 
 /// How a text is continued.
 #[derive(Clone, Debug)]
-pub struct Continuing {
+pub struct GenerateOptions {
     /// Maximum number of tokens to generate.
     pub max_new_tokens: usize,
     /// How tokens are drawn; `None` always takes the likeliest one.
@@ -101,10 +101,10 @@ pub struct Continuing {
 ///
 /// # Panics
 /// If the prompt is empty, or the session has no room for the prompt and the new tokens.
-pub fn go_on<A: Architecture>(
+pub fn generate_tokens<A: Architecture>(
     session: &mut Session<A>,
     prompt: &[u32],
-    how: &Continuing,
+    how: &GenerateOptions,
     mut tell: impl FnMut(u32),
 ) -> Result<Vec<u32>, TrainError> {
     let mut tokens: Vec<u32> = Vec::new();

@@ -394,7 +394,7 @@ pub fn draft(config: &Resolved, described: &ModelSpec) -> Result<Plan, TrainErro
     let Parts { layout, mesh, policy, rounds } = parts(config, &spec, config.adapter.is_none())?;
     let rule: Box<dyn UpdateRule<HostMemory>> = HostMemory::rule(&config.train, &spec)?;
     let rule = rule.declare(policy.param_dtype.master());
-    Ok(Plan::unproven(spec, layout, mesh, policy, &rule, rounds)?)
+    Ok(Plan::new_unchecked(spec, layout, mesh, policy, &rule, rounds)?)
 }
 
 /// Compiles layout and schedule for evaluating a model without training it.

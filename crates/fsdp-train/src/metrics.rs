@@ -20,7 +20,7 @@ use crate::rank::Evaluation;
 
 pub(crate) use csv::{EVALUATIONS, STEPS};
 pub use experts::ExpertLoads;
-pub(crate) use exposition::Exposition;
+pub(crate) use exposition::MetricsServer;
 use file::MetricsFile;
 pub(crate) use file::{METRICS, last_step, last_step_in};
 pub(crate) use mlflow::MLFLOW;
@@ -170,16 +170,16 @@ impl Waiting {
 
 /// The processes of a run, and how they are connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Census {
+pub struct ProcessTable {
     /// The transport between ranks.
     pub transport: String,
     /// The processes, in the order of their ranks.
-    pub processes: Vec<Participant>,
+    pub processes: Vec<ProcessInfo>,
 }
 
 /// A process of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Participant {
+pub struct ProcessInfo {
     /// Name of the host.
     pub host: String,
     /// Process id on that host.
@@ -194,11 +194,11 @@ pub struct Participant {
     pub ranks: usize,
 }
 
-impl Census {
+impl ProcessTable {
     /// Describes a run whose ranks are threads of this process.
     pub(crate) fn alone(device: &str, ranks: usize) -> Self {
         let (host, pid, cpu) = (cluster::host(), std::process::id(), cluster::cpu_model());
-        let this = Participant { host, pid, device: device.to_owned(), cpu, first_rank: 0, ranks };
+        let this = ProcessInfo { host, pid, device: device.to_owned(), cpu, first_rank: 0, ranks };
         Self { transport: "threads".to_owned(), processes: vec![this] }
     }
 }

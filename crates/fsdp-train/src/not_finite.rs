@@ -7,7 +7,7 @@ use fsdp_core::{DType, Memory, Queue};
 
 use crate::checkpoint::{state_name, state_shape};
 use crate::error::TrainError;
-use crate::held::{Kind, runs};
+use crate::shard_runs::{Kind, runs};
 
 /// Values to read at a time.
 const READ_ELEMS: usize = 1 << 16;

@@ -103,7 +103,7 @@ impl RunData {
     /// A tokenizer that cannot be read again.
     pub fn first_sample(&self, config: &DataConfig) -> Result<Option<Preview>, TrainError> {
         let train = self.train();
-        if !train.datasets().any(Dataset::has_silent) {
+        if !train.datasets().any(Dataset::has_ignored) {
             return Ok(None);
         }
         let batches = (0..).flat_map(|step| (0..train.micro_batches()).map(move |index| (step, index)));
@@ -111,7 +111,7 @@ impl RunData {
         let is_shown = |sample: &Sample<'_>| {
             sample
                 .index
-                .filter(|&index| sample.dataset.has_silent() && sample.dataset.is_partly_silent(index))
+                .filter(|&index| sample.dataset.has_ignored() && sample.dataset.is_partly_silent(index))
         };
         let found = samples.find_map(|sample| is_shown(&sample).map(|index| (sample.dataset, index)));
         let Some((dataset, index)) = found else { return Ok(None) };

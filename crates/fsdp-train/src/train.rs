@@ -20,17 +20,17 @@ use fsdp_nn::model::Architecture;
 
 use crate::adapter::merges;
 use crate::adapter::peft::ADAPTER_FILE;
-use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, not_heard};
+use crate::checkpoint::{Resume, Resumed, RunWarning, SaveOptions, Saved, Start, StateTable, assembly_error};
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::export::{Companions, plan_export};
 use crate::job::Job;
 use crate::memory::expect_room_to_train;
-use crate::metrics::{Census, FlopModel, StepMetrics};
+use crate::metrics::{FlopModel, ProcessTable, StepMetrics};
 use crate::rank::Evaluation;
 use crate::rule::TrainBackend;
-use crate::told;
+use crate::wire_result;
 
 pub use ending::{Divergence, Ending, Kept};
 use run::{Log, RankResult, Run};
@@ -75,7 +75,7 @@ pub struct RunOptions<'a> {
     /// The quantities that determine the FLOPs of a token; `None` if utilization is not requested.
     pub flops: Option<FlopModel>,
     /// The participants of the run; `None` if this process is the only one.
-    pub census: Option<Census>,
+    pub census: Option<ProcessTable>,
 }
 
 /// The result of a run.
@@ -173,12 +173,12 @@ where
         let ended = conclude(&run, &saves, (done, &best), cleared);
         let ended =
             ended.and_then(|()| Ok(start.lock().map_or(Ok(()), |lock| lock.remove_other_attempts())?));
-        let told = assembly.announce(OUTCOME, told::encode(ended.as_ref()));
+        let told = assembly.announce(OUTCOME, wire_result::encode(ended.as_ref()));
         ended?;
         told.map_err(fsdp_core::Error::from)?;
     } else {
         let limit = Duration::from_secs_f64(job.config.run.timeout_s);
-        told::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(not_heard)?)?;
+        wire_result::decode::<()>(&assembly.hear(OUTCOME, limit).map_err(assembly_error)?)?;
     }
     let model = if merges(&job.config) { out_dir.join(MODEL) } else { exported.clone() };
     Ok(summary(job, &start, run.into_log(), ranks, begin.elapsed(), model))

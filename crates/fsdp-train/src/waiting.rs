@@ -94,12 +94,12 @@ pub(crate) fn tell(
 }
 
 /// The waiting times that the first rank has received.
-pub(crate) struct Heard {
+pub(crate) struct WaitReports {
     /// The first step (from 0) for which not all ranks have reported.
     next: u64,
 }
 
-impl Heard {
+impl WaitReports {
     /// Starts empty, for a run whose first step is `first`.
     pub(crate) fn new(first: u64) -> Self {
         Self { next: first }
@@ -162,7 +162,7 @@ mod tests {
     fn a_step_is_told_when_all_ranks_have_and_only_once() {
         let assembly = InMemoryAssembly::new(2);
         let give = |step, rank, ms| tell(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
-        let mut heard = Heard::new(5);
+        let mut heard = WaitReports::new(5);
         give(5, 1, 4);
         assert_eq!(heard.newest_before(6, &assembly), None);
         give(5, 0, 8);

@@ -39,13 +39,13 @@ pub struct Program {
 }
 
 /// Collects programs that are compiled but never run.
-pub(crate) struct Paper {
+pub(crate) struct TraceSink {
     replicas: usize,
     scan_layers: bool,
     program: Mutex<Option<Program>>,
 }
 
-impl Paper {
+impl TraceSink {
     fn program(&self) -> MutexGuard<'_, Option<Program>> {
         self.program.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,7 +70,7 @@ impl Paper {
 pub struct Tracer {
     threads: Threads<HostMemory>,
     form: ProgramForm,
-    paper: Mutex<Option<Arc<Paper>>>,
+    paper: Mutex<Option<Arc<TraceSink>>>,
 }
 
 impl Tracer {
@@ -79,7 +79,7 @@ impl Tracer {
         Self { threads: host_threads(threads), form, paper: Mutex::default() }
     }
 
-    fn paper(&self) -> MutexGuard<'_, Option<Arc<Paper>>> {
+    fn paper(&self) -> MutexGuard<'_, Option<Arc<TraceSink>>> {
         self.paper.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,9 +98,9 @@ impl Launcher for Tracer {
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         let ProgramForm { reduction, scan_layers } = self.form;
-        let paper = Arc::new(Paper { replicas: ranks, scan_layers, program: Mutex::default() });
+        let paper = Arc::new(TraceSink { replicas: ranks, scan_layers, program: Mutex::default() });
         *self.paper() = Some(Arc::clone(&paper));
-        let place = |_| Place::Paper(Arc::clone(&paper));
+        let place = |_| Place::TraceSink(Arc::clone(&paper));
         launch_with(&self.threads, ranks, (reduction, &place), body)
     }
 }

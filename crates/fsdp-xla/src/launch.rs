@@ -20,7 +20,7 @@ use crate::comm::XlaComm;
 use crate::error::XlaError;
 use crate::ffi::Plugin;
 use crate::memory::XlaMemory;
-use crate::told::{Listener, Told};
+use crate::program_event::{Listener, ProgramEvent};
 use crate::world::{Place, Programs, Seated, World};
 
 /// How gradients are summed over ranks.
@@ -155,12 +155,12 @@ impl<L> Devices<L> {
         }
         let cache =
             compile_cache.map(|folder| Cache::new(&folder, &devices.client)).transpose()?.map(Arc::new);
-        let programs = Programs { scan_layers, dump, cache, listener: Arc::new(|_: &Told| {}) };
+        let programs = Programs { scan_layers, dump, cache, listener: Arc::new(|_: &ProgramEvent| {}) };
         Ok(Self { devices, host, reduction, programs })
     }
 
     /// Sets the listener for events about programs. By default there is none.
-    pub fn heard_by(mut self, listener: Listener) -> Self {
+    pub fn with_listener(mut self, listener: Listener) -> Self {
         self.programs.listener = listener;
         self
     }

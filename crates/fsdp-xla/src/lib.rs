@@ -25,9 +25,9 @@ mod memory;
 mod ops;
 mod optimized;
 mod order;
+mod program_event;
 mod scalars;
 mod store;
-mod told;
 mod trace;
 mod update;
 mod wheel;
@@ -45,8 +45,8 @@ pub use launch::{
     Devices, PluginReport, PluginVersions, ProgramForm, ProgramOptions, Reduction, inspect, is_for_gpus,
     versions,
 };
-pub use memory::{Moment, XlaMemory};
+pub use memory::{TraceEvent, XlaMemory};
 pub use optimized::Optimized;
 pub use order::Order;
-pub use told::{Listener, Told};
+pub use program_event::{Listener, ProgramEvent};
 pub use wheel::{installed_plugins, plugin_named};

@@ -33,7 +33,7 @@ pub struct XlaMemory {
 
 /// The last value that a queue has produced, within a schedule.
 #[derive(Clone)]
-pub struct Moment(Option<Value>);
+pub struct TraceEvent(Option<Value>);
 
 pub(crate) type In<'a> = Slice<'a, XlaBuffer>;
 pub(crate) type Out<'a> = SliceMut<'a, XlaBuffer>;
@@ -141,7 +141,7 @@ pub(crate) fn writable(buffer: &XlaBuffer) -> Result<(), Error> {
 
 impl Memory for XlaMemory {
     type Buffer = XlaBuffer;
-    type Event = Moment;
+    type Event = TraceEvent;
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<XlaBuffer, Error> {
         Ok(XlaBuffer::new(&self.account, category, dtype, len))
@@ -335,11 +335,11 @@ impl Memory for XlaMemory {
         self.host.read(queue, Slice::new(&from, src.offset, src.len), dst)
     }
 
-    fn record(&self, queue: Queue) -> Moment {
-        Moment(self.lock().as_ref().and_then(|trace| trace.last(queue)))
+    fn record(&self, queue: Queue) -> TraceEvent {
+        TraceEvent(self.lock().as_ref().and_then(|trace| trace.last(queue)))
     }
 
-    fn wait(&self, queue: Queue, event: &Moment) {
+    fn wait(&self, queue: Queue, event: &TraceEvent) {
         if let (Some(trace), Some(value)) = (&mut *self.lock(), &event.0) {
             trace.wait(queue, value);
         }

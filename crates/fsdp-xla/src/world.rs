@@ -12,14 +12,14 @@ use fsdp_core::memory::Slice;
 use fsdp_core::{Digest, Error};
 use fsdp_nn::HostMemory;
 
-use crate::ahead::Paper;
+use crate::ahead::TraceSink;
 use crate::assignment::Assignment;
 use crate::buffer::Content;
 use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
-use crate::told::{Listener, Told};
+use crate::program_event::{Listener, ProgramEvent};
 use crate::trace::{Argument, Module, Source, Trace};
 
 /// The state shared by the ranks of a process.
@@ -91,7 +91,7 @@ impl World {
     fn compile(&self, digest: Digest, traced: &Module) -> Result<(), XlaError> {
         let scanned = self.programs.scan_layers.then(|| traced.scanned());
         if let Some(None) = scanned {
-            (self.programs.listener)(&Told::NotScanned);
+            (self.programs.listener)(&ProgramEvent::NotScanned);
         }
         let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
         let text = module.text();
@@ -120,17 +120,17 @@ impl World {
         if let Some((cache, key)) = &entry {
             match cache.find(client, *key) {
                 Ok(Some(found)) => {
-                    tell(&Told::Found { operations, took: begin.elapsed() });
+                    tell(&ProgramEvent::Found { operations, took: begin.elapsed() });
                     return Ok(found);
                 }
                 Ok(None) => {}
-                Err(reason) => tell(&Told::Unusable { reason }),
+                Err(reason) => tell(&ProgramEvent::Unusable { reason }),
             }
         }
         let executable = client.compile(text, options)?;
-        tell(&Told::Compiled { operations, took: begin.elapsed() });
+        tell(&ProgramEvent::Compiled { operations, took: begin.elapsed() });
         if let Some(Err(reason)) = entry.map(|(cache, key)| cache.keep(key, &executable)) {
-            tell(&Told::NotKept { reason });
+            tell(&ProgramEvent::NotKept { reason });
         }
         Ok(executable)
     }
@@ -153,7 +153,7 @@ pub(crate) enum Place {
     /// Devices, together with the other ranks.
     Devices(Seated),
     /// Nowhere: programs are only traced.
-    Paper(Arc<Paper>),
+    TraceSink(Arc<TraceSink>),
 }
 
 impl Place {
@@ -164,7 +164,7 @@ impl Place {
     pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         match self {
             Place::Devices(seated) => seated.run(host, trace),
-            Place::Paper(paper) => {
+            Place::TraceSink(paper) => {
                 paper.write(trace);
                 Ok(())
             }

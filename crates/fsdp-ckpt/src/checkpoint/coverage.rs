@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::{Checkpoint, Chunk, Region, Source, Tensor, join, region::element_count};
 use crate::{
     error::{Error, listed},
-    ranges::{Uneven, first_uneven},
+    ranges::{CoverageFault, first_coverage_fault},
 };
 
 /// Maximum number of files in a message.
@@ -123,7 +123,7 @@ fn end_in_source(chunk: &Chunk, element_bytes: u64) -> Option<u64> {
 }
 
 /// Elements with a fault, and the two chunks that both contain them; `None` instead of these if no chunk does.
-type Fault = Uneven<usize>;
+type Fault = CoverageFault<usize>;
 
 /// Returns the first fault in C order. All chunks must be inside the shape.
 fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
@@ -143,7 +143,7 @@ fn first_fault(shape: &[u64], chunks: &[Chunk]) -> Option<Fault> {
         }
     }
     if boxes.is_empty() {
-        return first_uneven(len, flats);
+        return first_coverage_fault(len, flats);
     }
     for (range, chunk) in flats {
         split_into_boxes(range, shape, &mut Vec::new(), &mut |bounds| boxes.push(Piece { chunk, bounds }));

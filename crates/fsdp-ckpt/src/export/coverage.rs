@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::ExportPlan;
-use crate::{digest::Digest, error::Error, ranges::first_uneven};
+use crate::{digest::Digest, error::Error, ranges::first_coverage_fault};
 
 /// The rows that one writer has written and made durable. Serializable, for writers in other processes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,8 @@ pub(super) fn check(plan: &ExportPlan, receipts: impl IntoIterator<Item = Receip
             planned.header.entries().iter().enumerate().filter(|(_, entry)| entry.len_bytes() > 0)
         {
             let runs = written.remove(&(file, tensor)).unwrap_or_default();
-            let uneven = first_uneven(entry.row_count() as u64, runs.into_iter().map(|run| (run, ())));
+            let uneven =
+                first_coverage_fault(entry.row_count() as u64, runs.into_iter().map(|run| (run, ())));
             let Some((rows, holders)) = uneven else { continue };
             let what = match holders {
                 None => "were never written; every row needs one writer before the commit",

@@ -115,7 +115,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     merge::merge(&flats, &states, &mut checkpoint)?;
     add_others(&models[0], &KNOWN_KEYS, &mut checkpoint)?;
     let cut_models = models.iter().filter(|_| is_model_cut);
-    if optimizers.iter().chain(cut_models).any(|file| !file.tells_rank) {
+    if optimizers.iter().chain(cut_models).any(|file| !file.rank_is_verified) {
         checkpoint.limits.push("swapped rank files: they do not state their rank".to_owned());
     }
     Ok(checkpoint)

@@ -25,7 +25,7 @@ pub(crate) struct RankFile {
     /// The root of its tree.
     pub(crate) root: Item,
     /// Whether the archive records the file's rank, and its name agrees.
-    pub(crate) tells_rank: bool,
+    pub(crate) rank_is_verified: bool,
 }
 
 impl RankFile {
@@ -33,13 +33,13 @@ impl RankFile {
     pub(crate) fn open(path: &Path, into: &mut Checkpoint) -> Result<RankFile, Error> {
         let (file, len) = PathFile::open(path)?;
         let torch_file = torch::open(Section::new(&file, 0..len, path, ""))?;
-        let tells_rank = check_saved_name(path, &torch_file.folder)?;
+        let rank_is_verified = check_saved_name(path, &torch_file.folder)?;
         let source = into.sources.len();
         into.sources.push(Source::File { path: path.to_owned(), len });
         into.protections.extend(torch_file.protections(source));
         add_opaque(&torch_file.root, &[], &mut into.opaque);
         into.notes.extend(torch_file.note.map(str::to_owned));
-        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root, tells_rank })
+        Ok(RankFile { path: path.to_owned(), source, root: torch_file.root, rank_is_verified })
     }
 
     /// Opens all files of a set, in rank order.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     MANIFEST_FILE, Manifest, ManifestFile, ManifestShard, ManifestTensor, RankFile, RankReport, RunLock,
-    SavePlan, already_there, objects::is_twin, read_header,
+    SavePlan, already_there, objects::describe_equal_checkpoints, read_header,
 };
 use crate::{digest::DigestKind, error::Error, file_io::Files};
 
@@ -46,7 +46,7 @@ impl RunLock {
                 // In an object store an identical manifest is this one: the put succeeded, and the files are already in
                 // place.
                 Ok(there) if there == manifest && !self.run().renames() => {}
-                Ok(there) if is_twin(&there, &manifest) => self.discard(step)?,
+                Ok(there) if describe_equal_checkpoints(&there, &manifest) => self.discard(step)?,
                 Ok(_) => {
                     let reason = "another run saved it meanwhile with different content: two runs write \
                                   here; stop one of them";

@@ -16,7 +16,7 @@ use crate::{
     digest::{Digest, DigestKind},
     error::Fault,
     file_io::is_plain_name,
-    ranges::{first_uneven, wide},
+    ranges::{first_coverage_fault, wide},
     safetensors::{TensorEntry, TensorSpec, TensorType},
 };
 
@@ -194,7 +194,9 @@ impl Manifest {
         }
         for (name, tensor) in &self.tensors {
             let runs = held.remove(name.as_str()).unwrap_or_default();
-            let Some((rows, holders)) = first_uneven(tensor.row_count() as u64, runs) else { continue };
+            let Some((rows, holders)) = first_coverage_fault(tensor.row_count() as u64, runs) else {
+                continue;
+            };
             let place = match holders {
                 None => "no file".to_owned(),
                 Some((first, second)) => format!("both `{first}` and `{second}`"),

@@ -92,7 +92,7 @@ impl RunLock {
 }
 
 /// Whether two manifests describe equal checkpoints, whichever attempts saved them.
-pub(super) fn is_twin(one: &[u8], other: &[u8]) -> bool {
+pub(super) fn describe_equal_checkpoints(one: &[u8], other: &[u8]) -> bool {
     let plain = |text: &[u8]| {
         let mut manifest = Manifest::parse(text.to_vec()).ok()?;
         for file in &mut manifest.files {

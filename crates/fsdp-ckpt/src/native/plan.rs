@@ -13,7 +13,7 @@ use crate::{
     digest::{Digest, DigestKind},
     error::{Error, Fault},
     export,
-    ranges::{first_uneven, wide},
+    ranges::{first_coverage_fault, wide},
     safetensors::{Header, Metadata, TensorSpec},
 };
 
@@ -228,7 +228,9 @@ fn check_rows(tensor: &SavedTensor, world_size: usize) -> Result<(), String> {
         }
     }
     let runs = ranks.map(|(rank, rows)| (wide(rows), rank));
-    let Some((Range { start, end }, holders)) = first_uneven(row_count as u64, runs) else { return Ok(()) };
+    let Some((Range { start, end }, holders)) = first_coverage_fault(row_count as u64, runs) else {
+        return Ok(());
+    };
     let savers = match holders {
         None => "no rank".to_owned(),
         Some((first, second)) => format!("ranks {first} and {second}; replicas save nothing"),

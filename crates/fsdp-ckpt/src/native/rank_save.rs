@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 1 << 20;
 ///
 /// The rows of a tensor are written in order, the tensors in any order.
 #[derive(Debug)]
-#[must_use = "a part that is not finished can not be committed"]
+#[must_use = "a part that is not finished cannot be committed"]
 pub struct RankSave {
     rank: usize,
     plan: SavePlan,

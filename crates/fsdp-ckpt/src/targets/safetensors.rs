@@ -1,7 +1,7 @@
 //! Hugging Face safetensors as a target: one file, or files of a limited size with an index.
 //!
 //! The layout is the one of [`export`](mod@crate::export): wide elements first so that all are aligned, `format: pt`,
-//! shards cut and named as by Hugging Face. The format contains plain tensors only: [`drop_unheld`] removes values and
+//! shards cut and named as by Hugging Face. The format contains plain tensors only: [`drop_unsupported`] removes values and
 //! the copies of tied weights from a selection before it is planned.
 
 use std::{collections::BTreeMap, path::Path};
@@ -17,7 +17,7 @@ use crate::{
 
 /// Parts of a selection that the format cannot represent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unheld {
+pub struct Unsupported {
     /// Names of values that are not tensors.
     pub values: Vec<String>,
     /// Copies of tied weights, each with the name that is kept for it.
@@ -25,9 +25,9 @@ pub struct Unheld {
 }
 
 /// Removes values and the copies of tied weights, and returns what was removed.
-pub fn drop_unheld(selection: &mut Selection) -> Unheld {
+pub fn drop_unsupported(selection: &mut Selection) -> Unsupported {
     let values = selection.values.drain(..).map(|value| join(&value.path)).collect();
-    Unheld { values, tied: selection.drop_tied() }
+    Unsupported { values, tied: selection.drop_tied() }
 }
 
 /// Plans the files of `destination`, which is used for names and messages only: one file if `shard_bytes_max` is
@@ -39,7 +39,7 @@ pub fn drop_unheld(selection: &mut Selection) -> Unheld {
 /// [`Error::WrongPath`] for a destination without a file name.
 ///
 /// # Panics
-/// If the selection contains anything that [`drop_unheld`] removes.
+/// If the selection contains anything that [`drop_unsupported`] removes.
 pub fn plan(
     selection: &Selection,
     destination: &Path,
@@ -125,7 +125,7 @@ mod tests {
         let path = vec![Key::Name("step".to_owned())];
         let values = vec![Object { path, role: Role::Other, value: Value::Int(3) }];
         let mut selection = Selection { tensors, values };
-        let unheld = drop_unheld(&mut selection);
+        let unheld = drop_unsupported(&mut selection);
         assert_eq!(unheld.values, ["step"]);
         assert_eq!(unheld.tied, [("lm_head.weight".to_owned(), "wte.weight".to_owned())]);
         assert_eq!(selection.tensors.len(), 2);

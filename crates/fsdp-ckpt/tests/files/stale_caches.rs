@@ -1,5 +1,5 @@
 //! Clients of a network file system that remember for long what others have changed since: two mounts of one
-//! directory, each with caches of half a minute (bindfs). Skipped where they can not be mounted.
+//! directory, each with caches of half a minute (bindfs). Skipped where they cannot be mounted.
 
 use std::{
     fs,
@@ -66,7 +66,7 @@ fn a_save_of_ranks_on_clients_with_stale_caches_is_committed() {
     fs::create_dir_all(real.join("run/checkpoints")).unwrap();
     let mount = |name: &str| Client::mount(&real, dir.path().join(name));
     let (Some(first), Some(second)) = (mount("first"), mount("second")) else {
-        println!("skipped: bindfs can not mount here");
+        println!("skipped: bindfs cannot mount here");
         return;
     };
     let plan = plan(2);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::circle::Circle;
+use super::process_group::ProcessGroup;
 use crate::error::CliError;
 
 /// Polling interval for what another node has written.
@@ -66,7 +66,7 @@ impl Probe {
 /// # Errors
 /// Those of the circle; problems of the folder are not errors.
 pub(super) fn look(
-    circle: &Circle,
+    circle: &ProcessGroup,
     folder: &Path,
     looks: bool,
 ) -> Result<Option<Vec<Option<View>>>, CliError> {
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn nothing_is_left_of_a_look_and_what_is_wrong_is_said() {
         let dir = tempfile::tempdir().unwrap();
-        let circle = Circle::of(None);
+        let circle = ProcessGroup::of(None);
         let views = look(&circle, &dir.path().join("a/b"), true).unwrap().unwrap();
         assert_eq!(views[0].as_ref().unwrap().lock, Some(Lock::Excludes));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         fs::write(dir.path().join("file"), "").unwrap();
-        let views = look(&Circle::of(None), &dir.path().join("file"), true).unwrap().unwrap();
+        let views = look(&ProcessGroup::of(None), &dir.path().join("file"), true).unwrap().unwrap();
         let faults = &views[0].as_ref().unwrap().faults;
         assert!(faults[0].starts_with("cannot write to ") && faults[0].contains("file"), "{faults:?}");
     }

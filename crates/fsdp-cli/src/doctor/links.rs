@@ -11,7 +11,7 @@ use fsdp_core::comm::CommError;
 use fsdp_core::{Error, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::circle::Circle;
+use super::process_group::ProcessGroup;
 use crate::error::CliError;
 
 /// Maximum partners of a node: all others, up to 16 nodes.
@@ -51,11 +51,11 @@ pub(super) struct Clock {
 }
 
 /// This process's end of the links to all others.
-pub(super) struct Lane {
+pub(super) struct LinkProbe {
     link: Box<dyn Link>,
 }
 
-impl Lane {
+impl LinkProbe {
     /// Opens the links of a process; each process of the cluster has one rank.
     pub(super) fn new(cluster: &Cluster) -> Self {
         Self { link: cluster.link(0, Rank(cluster.place().process)) }
@@ -107,7 +107,7 @@ impl Lane {
         Ok((begin.elapsed(), clock))
     }
 
-    /// Answers all calls of [`Lane::ask`] by a peer.
+    /// Answers all calls of [`LinkProbe::ask`] by a peer.
     fn answer(&mut self, peer: usize) -> Result<(), CliError> {
         (0..WARM_UP + ROUND_TRIPS).try_for_each(|_| {
             self.receive_number(peer)?;
@@ -125,7 +125,7 @@ impl Lane {
         (0..count).try_for_each(|_| self.receive(from, &mut bulk))
     }
 
-    /// Measures latency and bandwidth with a peer, which [serves](Lane::serve).
+    /// Measures latency and bandwidth with a peer, which [serves](LinkProbe::serve).
     fn measure(&mut self, peer: usize, nodes: [usize; 2]) -> Result<Pair, CliError> {
         let mut trips = Vec::new();
         for trip in 0..WARM_UP + ROUND_TRIPS {
@@ -155,7 +155,7 @@ impl Lane {
         Ok(Pair { nodes, latency_us, gb_per_s })
     }
 
-    /// The other end of [`Lane::measure`].
+    /// The other end of [`LinkProbe::measure`].
     fn serve(&mut self, peer: usize) -> Result<(), CliError> {
         self.answer(peer)?;
         for _ in 0..2 {
@@ -173,7 +173,11 @@ impl Lane {
     ///
     /// # Errors
     /// [`CliError`]: a process does not answer.
-    pub(super) fn pairs(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Option<Vec<Pair>>, CliError> {
+    pub(super) fn pairs(
+        &mut self,
+        circle: &ProcessGroup,
+        nodes: &[usize],
+    ) -> Result<Option<Vec<Pair>>, CliError> {
         let own = nodes.iter().position(|&process| process == circle.process());
         let mut measured = Vec::new();
         for (number, round) in rounds(nodes.len()).into_iter().take(PARTNERS_MAX).enumerate() {
@@ -199,8 +203,8 @@ impl Lane {
     /// turns, since a clock is known only as precisely as the round trip is short.
     ///
     /// # Errors
-    /// Those of [`Lane::pairs`].
-    pub(super) fn clocks(&mut self, circle: &Circle, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
+    /// Those of [`LinkProbe::pairs`].
+    pub(super) fn clocks(&mut self, circle: &ProcessGroup, nodes: &[usize]) -> Result<Vec<Clock>, CliError> {
         if circle.process() > 0 {
             if nodes.contains(&circle.process()) {
                 self.answer(0)?;

@@ -11,9 +11,9 @@ use fsdp_mpi::MpiLibrary;
 use fsdp_train::config::{RunConfig, XlaConfig};
 use serde::{Deserialize, Serialize};
 
-use super::circle::Circle;
 use super::folder::{self, Lock, View};
-use super::links::{Clock, Lane, PARTNERS_MAX, Pair};
+use super::links::{Clock, LinkProbe, PARTNERS_MAX, Pair};
+use super::process_group::ProcessGroup;
 use super::{Usable, devices, findings};
 use crate::cluster::{self, Team};
 use crate::error::CliError;
@@ -111,7 +111,7 @@ pub(super) fn examine(
     team: Option<Team<'_>>,
     config: &RunConfig,
 ) -> Result<(bool, Option<Together>), CliError> {
-    let circle = Circle::of(team);
+    let circle = ProcessGroup::of(team);
     let place = team.map(|team| team.cluster.place());
     let is_first_of_node = place.is_none_or(|place| place.local_process == 0);
     let all = circle.gather("processes", &own(team, &config.xla, is_first_of_node))?;
@@ -119,7 +119,7 @@ pub(super) fn examine(
     let firsts: Vec<usize> = circle.share("nodes", all.as_ref().map(starts))?;
     let (clocks, links) = match team {
         Some(team) => {
-            let mut lane = Lane::new(team.cluster);
+            let mut lane = LinkProbe::new(team.cluster);
             (lane.clocks(&circle, &firsts)?, lane.pairs(&circle, &firsts)?)
         }
         None => (Vec::new(), Some(Vec::new())),

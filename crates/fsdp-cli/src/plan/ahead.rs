@@ -28,7 +28,7 @@ const BESIDE_BYTES: u64 = 1 << 30;
 
 /// A run on a cluster.
 #[derive(Debug)]
-pub(super) struct Ahead<'a> {
+pub(super) struct RunForecast<'a> {
     pub(super) config: Resolved,
     pub(super) cluster: &'a Cluster,
     pub(super) plan: Plan,
@@ -44,7 +44,7 @@ pub(super) struct Ahead<'a> {
 }
 
 /// The state shared by all settings of a run, and results cached for some of them.
-pub(super) struct Foresight<'a> {
+pub(super) struct Forecaster<'a> {
     pub(super) config: &'a Resolved,
     pub(super) cluster: &'a Cluster,
     /// The ways to wrap the model into units.
@@ -59,7 +59,7 @@ pub(super) struct Foresight<'a> {
 /// The requests of a micro-batch's calls, and the memory they hold.
 type Asked = (Arc<Calls>, Arc<Footprints>);
 
-impl<'a> Foresight<'a> {
+impl<'a> Forecaster<'a> {
     /// Creates the state for a run file.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl<'a> Foresight<'a> {
     ///
     /// # Errors
     /// [`CliError`]: settings that the mesh does not support, or a dtype without a known peak.
-    pub(super) fn ahead(&self, config: &Resolved) -> Result<Ahead<'a>, CliError> {
+    pub(super) fn ahead(&self, config: &Resolved) -> Result<RunForecast<'a>, CliError> {
         let plan = draft(config, &self.model.description().spec)?;
         let (calls, held) = self.asked(config, &plan)?;
         let tables = rank_tables::<HostMemory>(config, &plan, Rank(0))?;
@@ -118,7 +118,7 @@ impl<'a> Foresight<'a> {
         if plan.mesh.world() > band::LARGE_WORLD {
             most = priced(&band::slower(self.cluster))?.seconds.max(most);
         }
-        Ok(Ahead {
+        Ok(RunForecast {
             done_flops: done_flops(&plan, &work),
             config: config.clone(),
             band: [forecast.seconds * (1.0 - less), most * (1.0 + more)],
@@ -132,12 +132,12 @@ impl<'a> Foresight<'a> {
     }
 }
 
-impl Foresight<'_> {
+impl Forecaster<'_> {
     /// Executed product FLOPs of a step, as a multiple of those without checkpointing.
     ///
     /// # Errors
-    /// Those of [`Foresight::ahead`].
-    pub(super) fn again(&self, ahead: &Ahead<'_>) -> Result<f64, CliError> {
+    /// Those of [`Forecaster::ahead`].
+    pub(super) fn again(&self, ahead: &RunForecast<'_>) -> Result<f64, CliError> {
         let mut config = ahead.config.clone();
         config.fsdp.activation_checkpointing = Checkpointing::None;
         Ok(ahead.done_flops / self.ahead(&config)?.done_flops)
@@ -147,8 +147,8 @@ impl Foresight<'_> {
     /// optimizers that do not need whole matrices.
     ///
     /// # Errors
-    /// Those of [`Foresight::ahead`].
-    pub(super) fn fsdp2(&self, ahead: &Ahead<'_>) -> Result<Option<[f64; 2]>, CliError> {
+    /// Those of [`Forecaster::ahead`].
+    pub(super) fn fsdp2(&self, ahead: &RunForecast<'_>) -> Result<Option<[f64; 2]>, CliError> {
         let (config, plan) = (&ahead.config, &ahead.plan);
         let is_whole = plan.step.lasting.scratch.is_some();
         if self.cluster.kind != Kind::Gpu || config.fsdp.offload != Offload::None || is_whole {
@@ -166,7 +166,7 @@ impl Foresight<'_> {
     }
 }
 
-impl Ahead<'_> {
+impl RunForecast<'_> {
     /// Peak bytes of a device.
     pub(super) fn device_bytes(&self) -> u64 {
         self.usage.device.total_peak_bytes as u64 + self.beside_bytes()

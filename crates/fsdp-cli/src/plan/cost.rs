@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fsdp_train::checkpoint::DiskNeed;
 
-use super::ahead::Ahead;
+use super::ahead::RunForecast;
 use crate::error::CliError;
 
 /// Seconds lost when a run fails and resumes: detection, start, loading and compilation. Assumed.
@@ -40,7 +40,11 @@ impl Cost {
     ///
     /// # Errors
     /// [`CliError`]: checkpoints do not support the state.
-    pub(super) fn of(ahead: &Ahead<'_>, tokens: Option<f64>, price: Option<f64>) -> Result<Self, CliError> {
+    pub(super) fn of(
+        ahead: &RunForecast<'_>,
+        tokens: Option<f64>,
+        price: Option<f64>,
+    ) -> Result<Self, CliError> {
         let per_step = ahead.tokens();
         let steps = tokens.map_or(ahead.config.train.steps as f64, |tokens| (tokens / per_step).ceil());
         let devices = ahead.devices();
@@ -92,7 +96,7 @@ pub(super) struct Save {
 }
 
 impl Save {
-    fn of(ahead: &Ahead<'_>) -> Result<Self, CliError> {
+    fn of(ahead: &RunForecast<'_>) -> Result<Self, CliError> {
         // Replicas have the same state, which one of them writes.
         let shards = ahead.plan.mesh.shards();
         let state = DiskNeed::of(&ahead.config, &ahead.plan)?.save_bytes as f64 / shards as f64;

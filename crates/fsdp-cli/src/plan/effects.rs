@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::ahead::Foresight;
+use super::ahead::Forecaster;
 use super::settings::Settings;
 
 /// A step with another setting.
@@ -17,7 +17,7 @@ pub(super) struct Effect {
 
 /// Tries every setting with each of its other values; those that fit come first, the fastest first. Unsupported
 /// settings are left out.
-pub(super) fn of(foresight: &Foresight<'_>) -> Vec<Effect> {
+pub(super) fn of(foresight: &Forecaster<'_>) -> Vec<Effect> {
     let here = Settings::of(foresight.config);
     let effect = |settings: &Settings| {
         let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;

@@ -4,7 +4,7 @@ use fsdp_core::Queue;
 use serde_json::{Value, json};
 
 use super::Outlook;
-use super::ahead::Ahead;
+use super::ahead::RunForecast;
 use super::cost::Cost;
 use super::effects::Effect;
 use super::text::{assumptions, critical_kinds, sources, waits};
@@ -60,7 +60,7 @@ pub(super) fn json(outlook: &Outlook<'_>) -> Value {
 }
 
 /// The numbers that are not assumed, with their sources.
-pub(super) fn sources_json(ahead: &Ahead<'_>) -> Vec<Value> {
+pub(super) fn sources_json(ahead: &RunForecast<'_>) -> Vec<Value> {
     let source = |[number, value, source]: [String; 3]| json!({ "number": number, "value": value.parse::<f64>().ok(), "source": source });
     sources(ahead).into_iter().map(source).collect()
 }

@@ -9,7 +9,7 @@ use fsdp_core::Queue;
 use fsdp_core::memory::Category;
 use fsdp_nn::model::unsharded::BlockCall;
 
-use super::ahead::{Ahead, Foresight};
+use super::ahead::{Forecaster, RunForecast};
 use super::cost::span;
 use super::{Outlook, text};
 use crate::error::CliError;
@@ -39,7 +39,7 @@ const TIME: [(&str, f64, f64); 3] =
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be written, or has contents other than a report.
-pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
+pub(super) fn write(foresight: &Forecaster<'_>, outlook: &Outlook<'_>, file: &Path) -> Result<(), CliError> {
     let Outlook { ahead, effects, .. } = outlook;
     expect_replaceable("--report", file)?;
     let mut page = Page::default();
@@ -67,7 +67,7 @@ pub(super) fn write(foresight: &Foresight<'_>, outlook: &Outlook<'_>, file: &Pat
 }
 
 /// Draws operations on their queues over time; of a long step only the first ones.
-fn timeline(page: &mut Page, ahead: &Ahead<'_>) {
+fn timeline(page: &mut Page, ahead: &RunForecast<'_>) {
     let ops = &ahead.plan.step.ops;
     let shown = ops.len().min(OPS_MAX);
     let spans = &ahead.forecast.timeline.spans[..shown];
@@ -84,7 +84,7 @@ fn timeline(page: &mut Page, ahead: &Ahead<'_>) {
 }
 
 /// Draws the operations between two times.
-fn lanes(ahead: &Ahead<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
+fn lanes(ahead: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
     let plan = &ahead.plan;
     let queues: Vec<usize> = (0..Queue::ALL.len())
         .filter(|&queue| plan.step.ops.iter().any(|op| lane(&op.kind) == queue))
@@ -124,7 +124,7 @@ fn lanes(ahead: &Ahead<'_>, shown: usize, [from, to]: [f64; 2]) -> String {
 }
 
 /// The memory of a device over time: what the step declares, and what calls within blocks hold in addition.
-fn memory(ahead: &Ahead<'_>) -> Chart {
+fn memory(ahead: &RunForecast<'_>) -> Chart {
     let usage = &ahead.usage.device;
     let declared: usize = Category::ALL
         .iter()
@@ -163,7 +163,7 @@ fn unit(units: &[(&'static str, f64, f64)], value: f64) -> (&'static str, f64) {
     (name, one)
 }
 
-fn waits(page: &mut Page, ahead: &Ahead<'_>) {
+fn waits(page: &mut Page, ahead: &RunForecast<'_>) {
     let waits = text::waits(ahead);
     if waits.is_empty() {
         return;
@@ -177,7 +177,7 @@ fn waits(page: &mut Page, ahead: &Ahead<'_>) {
 }
 
 /// The same work per rank on 1, 2, 4, .. nodes, up to the requested number.
-fn scaling(foresight: &Foresight<'_>, ahead: &Ahead<'_>) -> Chart {
+fn scaling(foresight: &Forecaster<'_>, ahead: &RunForecast<'_>) -> Chart {
     let per_node = ahead.cluster.devices_per_node();
     let config = &ahead.config;
     let nodes = config.run.ranks.div_ceil(per_node);

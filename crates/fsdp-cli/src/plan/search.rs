@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::ahead::{Ahead, Foresight};
+use super::ahead::{Forecaster, RunForecast};
 use super::cost::{Cost, span};
 use super::json::{run_json, sources_json};
 use super::settings::Settings;
@@ -52,7 +52,7 @@ struct Loser {
 }
 
 /// The fastest settings that fit: the cost of the whole run, and its step.
-type Best<'a> = (Cost, Ahead<'a>);
+type Best<'a> = (Cost, RunForecast<'a>);
 
 /// All predictions.
 struct Found {
@@ -66,7 +66,7 @@ struct Found {
 ///
 /// # Errors
 /// [`CliError`]: a file cannot be written, or nothing fits and a run file was requested.
-pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String, CliError> {
+pub(super) fn said(foresight: &Forecaster<'_>, args: &PlanArgs) -> Result<String, CliError> {
     if let Some(file) = args.write.as_ref().filter(|file| file.exists()) {
         // Report this before a long search, not after it.
         return Err(not_created(file, io::ErrorKind::AlreadyExists.into()));
@@ -89,7 +89,7 @@ pub(super) fn said(foresight: &Foresight<'_>, args: &PlanArgs) -> Result<String,
     })
 }
 
-fn found(foresight: &Foresight<'_>) -> Found {
+fn found(foresight: &Forecaster<'_>) -> Found {
     let candidate = |settings: &Settings| {
         let ahead = foresight.ahead(&settings.applied(foresight.config)).ok()?;
         Some(Candidate {

@@ -12,7 +12,7 @@ use fsdp_plan::band::LARGE_WORLD;
 use fsdp_plan::prices::stand_in;
 
 use super::Outlook;
-use super::ahead::Ahead;
+use super::ahead::RunForecast;
 use super::cost::{Cost, span};
 use super::effects::Effect;
 use crate::output::{Paint, table};
@@ -58,7 +58,7 @@ pub(super) fn text(outlook: &Outlook<'_>) -> String {
     text
 }
 
-fn head(ahead: &Ahead<'_>) -> String {
+fn head(ahead: &RunForecast<'_>) -> String {
     let (plan, config) = (&ahead.plan, &ahead.config);
     let per_node = ahead.cluster.devices_per_node();
     format!(
@@ -84,7 +84,7 @@ fn counted(count: usize, what: &str) -> String {
     format!("{} {what}{end}", grouped(count as u64))
 }
 
-fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
+fn device_rows(ahead: &RunForecast<'_>) -> Vec<[String; 2]> {
     let mut rows = memory_rows(&[ahead.usage]);
     if ahead.beside_bytes() > 0 {
         rows.push(["context, workspace, NCCL (assumed)".to_owned(), bytes(ahead.beside_bytes())]);
@@ -92,7 +92,7 @@ fn device_rows(ahead: &Ahead<'_>) -> Vec<[String; 2]> {
     rows
 }
 
-fn memory(ahead: &Ahead<'_>) -> String {
+fn memory(ahead: &RunForecast<'_>) -> String {
     let rows = device_rows(ahead);
     let paint = Paint::of(&io::stdout());
     let verdict = match left(ahead) {
@@ -103,7 +103,7 @@ fn memory(ahead: &Ahead<'_>) -> String {
 }
 
 /// The memory left on a device, or the memory that it lacks.
-fn left(ahead: &Ahead<'_>) -> Result<String, String> {
+fn left(ahead: &RunForecast<'_>) -> Result<String, String> {
     let (needed, there) = (ahead.device_bytes(), ahead.capacity());
     match there.checked_sub(needed) {
         Some(left) => Ok(format!("fits: {} of {} are left", bytes(left), bytes(there))),
@@ -111,7 +111,7 @@ fn left(ahead: &Ahead<'_>) -> Result<String, String> {
     }
 }
 
-fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[String; 2]> {
+fn step_rows(ahead: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[String; 2]> {
     let forecast = &ahead.forecast;
     let [mfu, mfu_6n] = ahead.utilization();
     let percent = |part: f64| format!("{:.1} %", 100.0 * part);
@@ -141,7 +141,7 @@ fn step_rows(ahead: &Ahead<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Vec<[Str
 }
 
 /// The time of a step with its band; only the band if a single number would pretend too much precision.
-fn step_time(ahead: &Ahead<'_>) -> String {
+fn step_time(ahead: &RunForecast<'_>) -> String {
     let [time, least, most] = [ahead.forecast.seconds, ahead.band[0], ahead.band[1]];
     let band = format!("{} to {}", span(least), span(most));
     if ahead.plan.mesh.world() > LARGE_WORLD || most > 2.0 * least {
@@ -167,7 +167,7 @@ pub(super) fn tables(outlook: &Outlook<'_>) -> [(&'static str, Vec<[String; 2]>)
     ]
 }
 
-fn queues(ahead: &Ahead<'_>) -> String {
+fn queues(ahead: &RunForecast<'_>) -> String {
     let rows = Queue::ALL.map(|queue| (queue, ahead.busy(queue))).into_iter().filter(|(_, busy)| *busy > 0.0);
     let part = |busy: f64| format!("{:.1} %", 100.0 * busy / ahead.forecast.timeline.end);
     table(
@@ -177,7 +177,7 @@ fn queues(ahead: &Ahead<'_>) -> String {
 }
 
 /// Seconds that computation waits, by cause, the longest first.
-pub(super) fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
+pub(super) fn waits(ahead: &RunForecast<'_>) -> Vec<(String, f64)> {
     let step = &ahead.plan.step;
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
     for (op, seconds) in ahead.forecast.timeline.exposed(step) {
@@ -188,7 +188,7 @@ pub(super) fn waits(ahead: &Ahead<'_>) -> Vec<(String, f64)> {
     sums
 }
 
-fn exposed(ahead: &Ahead<'_>) -> String {
+fn exposed(ahead: &RunForecast<'_>) -> String {
     let waits = waits(ahead);
     if waits.is_empty() {
         return "nothing\n".to_owned();
@@ -200,7 +200,7 @@ fn exposed(ahead: &Ahead<'_>) -> String {
 }
 
 /// The operations on the critical path, by kind: their number, total seconds, and the longest one.
-pub(super) fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64, String)> {
+pub(super) fn critical_kinds(ahead: &RunForecast<'_>) -> Vec<(&'static str, usize, f64, String)> {
     let (step, timeline) = (&ahead.plan.step, &ahead.forecast.timeline);
     let mut kinds: BTreeMap<&'static str, (usize, f64, f64, String)> = BTreeMap::new();
     for id in timeline.critical_path() {
@@ -221,7 +221,7 @@ pub(super) fn critical_kinds(ahead: &Ahead<'_>) -> Vec<(&'static str, usize, f64
     kinds
 }
 
-fn critical_path(ahead: &Ahead<'_>) -> String {
+fn critical_path(ahead: &RunForecast<'_>) -> String {
     let kinds = critical_kinds(ahead);
     let rows = kinds.iter().filter(|kind| kind.2 > 0.0).take(SHOWN).map(|(kind, count, seconds, longest)| {
         [(*kind).to_owned(), count.to_string(), span(*seconds), longest.clone()]
@@ -229,7 +229,7 @@ fn critical_path(ahead: &Ahead<'_>) -> String {
     table(["operation", "of them", "time", "the longest"], rows)
 }
 
-pub(super) fn effect_rows(ahead: &Ahead<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
+pub(super) fn effect_rows(ahead: &RunForecast<'_>, effects: &[Effect]) -> Vec<[String; 4]> {
     let row = |effect: &Effect| {
         let change = 100.0 * (effect.seconds / ahead.forecast.seconds - 1.0);
         let fits = if effect.fits { "" } else { "does not fit" };
@@ -301,7 +301,7 @@ fn amount(number: f64) -> String {
 }
 
 /// The assumptions behind a plan.
-pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
+pub(super) fn assumptions(ahead: &RunForecast<'_>) -> Vec<String> {
     let cluster = ahead.cluster;
     let mut all: Vec<String> = Vec::new();
     if let Some(measured) = &cluster.measured {
@@ -338,7 +338,7 @@ pub(super) fn assumptions(ahead: &Ahead<'_>) -> Vec<String> {
 }
 
 /// The numbers of a plan that are not assumed, with their values and sources.
-pub(super) fn sources(ahead: &Ahead<'_>) -> Vec<[String; 3]> {
+pub(super) fn sources(ahead: &RunForecast<'_>) -> Vec<[String; 3]> {
     let numbers = ahead.cluster.numbers().into_iter();
     let known = numbers.filter(|(_, number)| !number.source.starts_with("assumed"));
     let mut rows: Vec<[String; 3]> =
@@ -354,6 +354,6 @@ pub(super) fn sources(ahead: &Ahead<'_>) -> Vec<[String; 3]> {
 }
 
 /// The assumptions as lines.
-pub(super) fn assumed(ahead: &Ahead<'_>) -> String {
+pub(super) fn assumed(ahead: &RunForecast<'_>) -> String {
     assumptions(ahead).iter().map(|one| format!("- {one}\n")).collect()
 }

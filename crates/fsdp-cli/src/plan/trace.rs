@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::ahead::Ahead;
+use super::ahead::RunForecast;
 use crate::error::CliError;
 use crate::trace::TraceFile;
 
@@ -10,7 +10,7 @@ use crate::trace::TraceFile;
 ///
 /// # Errors
 /// [`CliError`]: the file cannot be written, or has contents other than a trace.
-pub(super) fn write(ahead: &Ahead<'_>, file: &Path) -> Result<(), CliError> {
+pub(super) fn write(ahead: &RunForecast<'_>, file: &Path) -> Result<(), CliError> {
     crate::trace::check(file, &ahead.config)?;
     let trace = TraceFile::create(file)?;
     for (op, span) in ahead.plan.step.ops.iter().zip(&ahead.forecast.timeline.spans) {

@@ -73,7 +73,7 @@ impl Machine {
         let files = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
         for file in files.filter(|file| file.is_file()) {
             let to = self.torch().join("lib").join(file.file_name().unwrap());
-            // Other file systems, and files of others, can not be linked.
+            // Other file systems, and files of others, cannot be linked.
             if std::fs::hard_link(&file, &to).is_err() {
                 std::fs::copy(&file, &to).unwrap();
             }

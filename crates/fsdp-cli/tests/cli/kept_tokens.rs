@@ -85,7 +85,7 @@ fn processes_and_runs_share_a_folder_of_tokens() {
     sandbox.succeed(&format!("verify run.toml --world-sizes 2 {cache}"));
     sandbox.succeed(&format!("train run.toml {cache} --set run.out_dir=third"));
     assert_eq!(fs::metadata(sandbox.kept("shared/tokens")).unwrap().ino(), inode);
-    // Where it can not be written, the run goes on without.
+    // Where it cannot be written, the run goes on without.
     let ran = sandbox.succeed("train run.toml --set data.cache=/proc/fsdp --set run.out_dir=fourth");
     assert!(
         ran.stderr.contains("warning: data.train: tokens are not cached in /proc/fsdp, so each start"),

@@ -2,7 +2,7 @@
 //!
 //! Every test has a folder of its own, which is also the current directory of the command, so that messages
 //! name relative paths. Snapshots hold what is meant to be read.
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod interposer;
 mod support;

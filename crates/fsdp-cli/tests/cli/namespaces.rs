@@ -122,7 +122,7 @@ fn a_network_that_loses_a_fifth_of_all_packets_costs_time_and_no_bit() {
     for node in ["a", "b"] {
         let ran = nodes.shell.run("loss", &format!("ip netns exec {node} sh -c \"{lossy}\""));
         if ran.code != Some(0) {
-            println!("skipped: packets can not be dropped here: {}", ran.stderr);
+            println!("skipped: packets cannot be dropped here: {}", ran.stderr);
             return;
         }
     }

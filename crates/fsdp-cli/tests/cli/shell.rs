@@ -12,7 +12,7 @@ pub(crate) fn may_make_namespaces() -> bool {
     let tried = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "ip", "link"]).output();
     let may = tried.as_ref().is_ok_and(|tried| tried.status.success());
     if !may {
-        println!("skipped: namespaces with networks can not be made here: {tried:?}");
+        println!("skipped: namespaces with networks cannot be made here: {tried:?}");
     }
     may
 }

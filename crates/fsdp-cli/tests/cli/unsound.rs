@@ -1,4 +1,4 @@
-//! Checkpoints that can not be read whole: the newest sound one is named, and `--skip-unsound` goes on from it.
+//! Checkpoints that cannot be read whole: the newest sound one is named, and `--skip-unsound` goes on from it.
 
 use std::fs;
 

@@ -6,18 +6,18 @@ use std::time::Duration;
 use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 
-use super::{Assembly, AssemblyError, Board};
+use super::{Assembly, AssemblyError, TopicStore};
 
 /// The assembly of a world in one process.
 pub struct InMemoryAssembly {
-    board: Board,
+    board: TopicStore,
     world: usize,
 }
 
 impl InMemoryAssembly {
     /// Creates the assembly of a world of `world` ranks.
     pub fn new(world: usize) -> Self {
-        Self { board: Board::default(), world }
+        Self { board: TopicStore::default(), world }
     }
 
     /// Marks a rank as lost: present and future waits for something that it has not given or announced fail with

@@ -60,7 +60,7 @@ fn waiting_ends_when_it_is_given_up_but_what_is_there_is_taken() {
 
 #[test]
 fn nobody_waits_for_a_rank_that_is_lost_but_what_it_gave_counts() {
-    let board = Board::default();
+    let board = TopicStore::default();
     board.give("before", Rank(1), vec![1]);
     let error = CommError::PeerFailed { rank: Rank(1), reason: "it was killed".to_owned() };
     board.lose(Rank(1), error.clone());

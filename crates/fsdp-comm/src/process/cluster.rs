@@ -20,8 +20,8 @@ use super::{Facts, Failure, Roster, Verdict};
 use crate::assembly::Assembly;
 use crate::flight::FlightRecorder;
 use crate::link::{Alarm, Link};
-use crate::near::{MakeLink, near_links};
-use crate::tcp::{DIRECT_FROM, TcpDoor, TcpWorld};
+use crate::near::{MakeLink, local_links};
+use crate::tcp::{DIRECT_FROM, TcpAcceptor, TcpWorld};
 
 /// How often a process checks whether the leader has published its address.
 const LOOK: Duration = Duration::from_millis(100);
@@ -132,7 +132,7 @@ impl Cluster {
                 Ipv4Addr::UNSPECIFIED.into()
             });
             let listener = meet.bind(address)?;
-            let door = TcpDoor::bind(address)?;
+            let door = TcpAcceptor::bind(address)?;
             let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
             let addresses = interface::reachable(listener.local_addr()?)?;
             let published = meet.publish(&addresses)?;
@@ -150,7 +150,7 @@ impl Cluster {
             // The host name may resolve to loopback, which other nodes cannot reach.
             let is_hidden = asked.is_none() && address.is_loopback() && !place.is_one_node();
             let address = if is_hidden { Ipv4Addr::UNSPECIFIED.into() } else { address };
-            let door = TcpDoor::bind(address)?;
+            let door = TcpAcceptor::bind(address)?;
             let options = joining.control(token.clone(), interface::reachable(door.address()?)?);
             let options = ControlOptions { join_timeout: timeout.saturating_sub(begin.elapsed()), ..options };
             (Control::follow(&|| meet.find(), options)?, (door, token), None)
@@ -168,7 +168,7 @@ impl Cluster {
         let links = door.open(world, token)?;
         let far: Arc<MakeLink> = Arc::new(move |channel, rank| links.link(channel, rank));
         let local = roster.processes[place.process].ranks.clone();
-        let links = near_links(far, local, roster.world(), timeout, control.alarm());
+        let links = local_links(far, local, roster.world(), timeout, control.alarm());
         let recorder = Arc::new(FlightRecorder::new());
         control.record(Arc::clone(&recorder));
         Ok(Self { place, control, links, recorder, met_by, _published: published, _held: held })

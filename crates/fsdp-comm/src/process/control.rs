@@ -4,10 +4,10 @@
 //! leader of hundreds of processes has as many threads as a leader of two. New connections reach this thread only after
 //! they have proven that they know the token.
 
+mod authenticator;
 mod connection;
 mod driver;
 mod error;
-mod gate;
 mod join;
 mod shared;
 

@@ -44,7 +44,7 @@ pub const LAUNCH_FOLDER: &str = ".launch";
 /// The way in which processes find the leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendezvous {
-    way: Way,
+    way: Method,
     /// Where the token is, unless a variable names one; empty if there is no folder.
     folder: PathBuf,
     /// Whether the folder exists only for this purpose and must not be readable by others.
@@ -52,7 +52,7 @@ pub struct Rendezvous {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Way {
+enum Method {
     /// The leader listens on an agreed port.
     Port { host: String, port: u16 },
     /// The leader publishes its address in torchrun's store.
@@ -143,18 +143,18 @@ impl Rendezvous {
         launcher: u32,
     ) -> Result<Self, RendezvousError> {
         if let Some(folder) = variable("FSDP_RENDEZVOUS_DIR") {
-            return Ok(Self { way: Way::File, folder: folder.into(), is_private: true });
+            return Ok(Self { way: Method::File, folder: folder.into(), is_private: true });
         }
         let named = variable("FSDP_RENDEZVOUS").map(|value| endpoint(&value)).transpose()?;
         if place.is_one_node() && named.is_none() {
             let folder = std::env::temp_dir().join(common_name(place.launched_by, variable, launcher));
-            return Ok(Self { way: Way::File, folder, is_private: true });
+            return Ok(Self { way: Method::File, folder, is_private: true });
         }
         let way = match (named, place.launched_by) {
-            (Some((host, port)), _) => Some(Way::Port { host, port }),
+            (Some((host, port)), _) => Some(Method::Port { host, port }),
             (None, LaunchedBy::Torchrun) => torchrun(variable)?,
             (None, LaunchedBy::Srun) => {
-                slurm::first_host(variable).map(|(host, port)| Way::Port { host, port })
+                slurm::first_host(variable).map(|(host, port)| Method::Port { host, port })
             }
             (None, _) => None,
         };
@@ -162,7 +162,7 @@ impl Rendezvous {
         let folder = shared.map(Path::to_owned);
         match (way, folder) {
             (Some(way), folder) => Ok(Self { way, folder: folder.unwrap_or_default(), is_private: false }),
-            (None, Some(folder)) => Ok(Self { way: Way::File, folder, is_private: false }),
+            (None, Some(folder)) => Ok(Self { way: Method::File, folder, is_private: false }),
             (None, None) => Err(nowhere()),
         }
     }
@@ -210,7 +210,7 @@ impl Rendezvous {
 
     /// Whether the leader listens on a port agreed in advance; then any of its addresses may be used.
     pub fn is_at_port(&self) -> bool {
-        matches!(self.way, Way::Port { .. })
+        matches!(self.way, Method::Port { .. })
     }
 
     /// Binds the leader's listener: to the agreed port, or to a port of `address` that the system chooses.
@@ -219,8 +219,8 @@ impl Rendezvous {
     /// [`RendezvousError::Network`].
     pub fn bind(&self, address: IpAddr) -> Result<TcpListener, RendezvousError> {
         let (host, port) = match &self.way {
-            Way::Port { host, port } => (host.clone(), *port),
-            Way::Store { .. } | Way::File => (address.to_string(), 0),
+            Method::Port { host, port } => (host.clone(), *port),
+            Method::Store { .. } | Method::File => (address.to_string(), 0),
         };
         let failed = |source| RendezvousError::Network { what: "a port for the leader", host, port, source };
         TcpListener::bind((address, port)).map_err(failed)
@@ -234,13 +234,13 @@ impl Rendezvous {
         let text: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
         let text = text.join("\n");
         match &self.way {
-            Way::Port { .. } => Ok(Published { file: None, is_private: false }),
-            Way::Store { host, port } => {
+            Method::Port { .. } => Ok(Published { file: None, is_private: false }),
+            Method::Store { host, port } => {
                 let set = || TcpStore::connect(host, *port)?.set(STORE_KEY, text.as_bytes());
                 set().map_err(store_failed(host, *port))?;
                 Ok(Published { file: None, is_private: false })
             }
-            Way::File => {
+            Method::File => {
                 self.make_folder()?;
                 let path = self.folder.join(LEADER_FILE);
                 write_private(&path, text.as_bytes())?;
@@ -255,7 +255,7 @@ impl Rendezvous {
     /// [`RendezvousError::Network`], [`RendezvousError::Io`], [`RendezvousError::NotPrivate`].
     pub fn find(&self) -> Result<Vec<SocketAddr>, RendezvousError> {
         let text = match &self.way {
-            Way::Port { host, port } => {
+            Method::Port { host, port } => {
                 let failed = |source| RendezvousError::Network {
                     what: "the leader",
                     host: host.clone(),
@@ -264,12 +264,12 @@ impl Rendezvous {
                 };
                 return Ok((host.as_str(), *port).to_socket_addrs().map_err(failed)?.collect());
             }
-            Way::Store { host, port } => {
+            Method::Store { host, port } => {
                 let get = || TcpStore::connect(host, *port)?.get(STORE_KEY);
                 String::from_utf8(get().map_err(store_failed(host, *port))?.unwrap_or_default())
                     .unwrap_or_default()
             }
-            Way::File => {
+            Method::File => {
                 let path = self.folder.join(LEADER_FILE);
                 match fs::read_to_string(&path) {
                     Ok(text) => {
@@ -338,9 +338,9 @@ pub fn shared_token(folder: &Path, makes: bool) -> Result<Option<Token>, Rendezv
 impl fmt::Display for Rendezvous {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.way {
-            Way::Port { host, port } => write!(f, "{host}:{port}"),
-            Way::Store { host, port } => write!(f, "torchrun's store at {host}:{port}"),
-            Way::File => write!(f, "a file in {}", self.folder.display()),
+            Method::Port { host, port } => write!(f, "{host}:{port}"),
+            Method::Store { host, port } => write!(f, "torchrun's store at {host}:{port}"),
+            Method::File => write!(f, "a file in {}", self.folder.display()),
         }
     }
 }
@@ -380,7 +380,7 @@ fn endpoint(value: &str) -> Result<(String, u16), RendezvousError> {
 }
 
 /// Torchrun's agents run a store at the master's port, or leave the port to the processes.
-fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, RendezvousError> {
+fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Method>, RendezvousError> {
     let (Some(host), Some(port)) = (variable("MASTER_ADDR"), variable("MASTER_PORT")) else {
         return Ok(None);
     };
@@ -391,7 +391,7 @@ fn torchrun(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Way>, Re
     };
     let port = port.trim().parse().map_err(wrong)?;
     let has_store = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
-    Ok(Some(if has_store { Way::Store { host, port } } else { Way::Port { host, port } }))
+    Ok(Some(if has_store { Method::Store { host, port } } else { Method::Port { host, port } }))
 }
 
 /// A name common to the processes of one launch on one node, and to no others.

@@ -2,7 +2,7 @@
 //! ended.
 //!
 //! Callers pass the time. With the table, a call that differs from those of other ranks is rejected before it is
-//! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a [`Line`] is the
+//! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a [`CallSequence`] is the
 //! underlying connection, which groups of the same ranks may share.
 
 mod tell;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use fsdp_core::Rank;
 use fsdp_core::comm::{CommError, Fingerprint, RankStatus};
 
-use super::line::{Different, Line, Position};
+use super::call_sequence::{CallSequence, Different, Position};
 use super::waits::{self, Wait};
 use super::{Failure, Group};
 use crate::link::place;
@@ -40,7 +40,7 @@ struct Outstanding<E> {
 
 /// One rank of a group.
 #[derive(Debug)]
-struct Row<E> {
+struct RankProgress<E> {
     latest: Option<Fingerprint>,
     ended: Option<(Position, Fingerprint)>,
     outstanding: VecDeque<Outstanding<E>>,
@@ -51,13 +51,13 @@ struct Row<E> {
 #[derive(Debug)]
 struct Rows<E> {
     group: Group,
-    rows: Vec<Row<E>>,
+    rows: Vec<RankProgress<E>>,
     /// Index of the connection.
     line: usize,
 }
 
 impl<E> Rows<E> {
-    fn ranks(&self) -> impl Iterator<Item = (Rank, &Row<E>)> {
+    fn ranks(&self) -> impl Iterator<Item = (Rank, &RankProgress<E>)> {
         self.group.members.iter().copied().zip(&self.rows)
     }
 }
@@ -66,7 +66,7 @@ impl<E> Rows<E> {
 #[derive(Debug)]
 pub struct Table<E> {
     groups: Vec<Rows<E>>,
-    lines: Vec<Line>,
+    lines: Vec<CallSequence>,
     by_path: BTreeMap<Vec<u64>, usize>,
     /// The ranks of this process, and those of them that have returned.
     here: Range<usize>,
@@ -92,9 +92,11 @@ impl<E> Table<E> {
             let line = shares.map_or(self.lines.len(), |other| self.groups[other.group].line);
             if line == self.lines.len() {
                 let is_here = |&index: &usize| self.here.contains(&members[index].0);
-                self.lines.push(Line::new(members.clone(), (0..members.len()).filter(is_here).collect()));
+                self.lines
+                    .push(CallSequence::new(members.clone(), (0..members.len()).filter(is_here).collect()));
             }
-            let row = |_| Row { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
+            let row =
+                |_| RankProgress { latest: None, ended: None, outstanding: VecDeque::new(), since: now };
             let rows = (0..members.len()).map(row).collect();
             self.groups.push(Rows { group: group.clone(), rows, line });
         }

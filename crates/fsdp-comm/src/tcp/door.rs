@@ -23,11 +23,11 @@ const LOOK: Duration = Duration::from_millis(100);
 const STACK_BYTES: usize = 128 << 10;
 
 /// A listening port, bound before the other processes are known.
-pub struct TcpDoor {
+pub struct TcpAcceptor {
     listener: TcpListener,
 }
 
-impl TcpDoor {
+impl TcpAcceptor {
     /// Binds a port that the operating system chooses.
     ///
     /// # Errors

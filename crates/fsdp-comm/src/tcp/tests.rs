@@ -28,9 +28,9 @@ impl Alarm for Bell {
 /// The links of a world of processes that hold one rank each.
 fn world(ranks: usize, timeout: Duration, direct_from: Option<u64>) -> Vec<TcpLinks> {
     let alarm = Arc::new(Bell::default());
-    let doors: Vec<_> = (0..ranks).map(|_| TcpDoor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
+    let doors: Vec<_> = (0..ranks).map(|_| TcpAcceptor::bind(Ipv4Addr::LOCALHOST.into()).unwrap()).collect();
     let addresses: Vec<_> = doors.iter().map(|door| vec![door.address().unwrap()]).collect();
-    let open = |door: TcpDoor| {
+    let open = |door: TcpAcceptor| {
         let world = TcpWorld {
             addresses: addresses.clone(),
             generation: 7,

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use fsdp_core::comm::{CommError, Communicator, Completed, Fingerprint, InFlight};
 use fsdp_core::{Error, FailureKind, Memory, Queue, Rank};
 
-use super::cores::Cores;
 use super::exchange::{self, Contribution, Exchange};
+use super::rank_scheduler::RankScheduler;
 use super::{Entry, Intercept, ThreadOptions};
 use crate::monitor::lock;
 use crate::rendezvous::{Failure, Group, Position, Seat};
@@ -22,7 +22,7 @@ type Place = (usize, Position);
 
 /// State shared by the ranks of a world.
 pub(super) struct World<M: Memory> {
-    pub(super) cores: Cores,
+    pub(super) cores: RankScheduler,
     share_unsharded: bool,
     intercept: Option<Arc<dyn Intercept>>,
     /// Collectives that not all ranks have entered.
@@ -33,7 +33,7 @@ impl<M: Memory> World<M> {
     /// Creates a world of `ranks` ranks.
     pub(super) fn new(ranks: usize, options: &ThreadOptions) -> Self {
         Self {
-            cores: Cores::new(ranks, options.cores, options.timeout),
+            cores: RankScheduler::new(ranks, options.cores, options.timeout),
             share_unsharded: options.share_unsharded,
             intercept: options.intercept.clone(),
             open: Mutex::default(),

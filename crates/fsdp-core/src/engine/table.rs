@@ -38,7 +38,7 @@ impl<B: Buffer> Table<B> {
     /// Returns a buffer for reading.
     ///
     /// # Errors
-    /// [`Error::Absent`] when the buffer was taken out, which the checker rules out.
+    /// [`Error::BufferInUse`] when the buffer was taken out, which the checker rules out.
     pub(super) fn get(&self, id: BufferId) -> Result<&B, Error> {
         self.buffers[id.index()].as_ref().ok_or_else(|| absent(&self.decls, id))
     }
@@ -127,5 +127,5 @@ impl<B: Buffer> Table<B> {
 }
 
 fn absent(decls: &[BufferDecl], id: BufferId) -> Error {
-    Error::Absent { buffer: id.index(), name: decls[id.index()].name() }
+    Error::BufferInUse { buffer: id.index(), name: decls[id.index()].name() }
 }

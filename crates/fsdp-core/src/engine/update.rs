@@ -41,7 +41,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     pub(super) fn direct(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
         let plan = Arc::clone(&self.plan);
         let own = &plan.step.lasting.units[unit.0];
-        let ids = &op.writes[behind_note(own)..];
+        let ids = &op.writes[update_prefix_len(own)..];
         let mut rows = self.table.take_all(ids)?;
         for rows in &mut rows {
             // A rank may hold no rows with a direction, and padding is gathered too.
@@ -71,7 +71,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     }
 
     pub(super) fn update(&mut self, memory: &M, op: &Op, unit: UnitId) -> Result<(), Error> {
-        let ids = &op.writes[behind_note(&self.plan.step.lasting.units[unit.0])..];
+        let ids = &op.writes[update_prefix_len(&self.plan.step.lasting.units[unit.0])..];
         let mut gathered = match ids.split_last() {
             Some((&scratch, directions)) => Some(Gathered {
                 directions: self.table.take_all(directions)?,
@@ -113,7 +113,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         let scalars = StepScalars { step: input.step, lr: input.lr, factors: Slice::whole(&factors) };
         let [mut state, mut sums] = std::mem::take(&mut self.lent);
         self.table.lend(statistics, &mut sums)?;
-        let noted = op.writes[behind_note(own) - 1];
+        let noted = op.writes[update_prefix_len(own) - 1];
         let mut not_finite = self.table.take(noted)?;
         for (index, ids) in op.writes[..segments * stride].chunks(stride).enumerate() {
             let (shard, state_ids) = ids.split_at(stride - tensors);
@@ -150,6 +150,6 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
 }
 
 /// The number of buffers that an update writes, up to and including the not-finite flag.
-fn behind_note(own: &UnitBuffers) -> usize {
+fn update_prefix_len(own: &UnitBuffers) -> usize {
     own.gradient.len() * own.stride() + 1
 }

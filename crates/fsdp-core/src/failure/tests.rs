@@ -40,7 +40,7 @@ fn every_error_of_core_has_a_kind() {
         (Error::Policy { key: "reduce_dtype", value: text(), expected: text() }, FailureKind::Input),
         (Error::Schedule(Violation::BadWait { op: text(), target: 3 }), FailureKind::Permanent),
         (Error::Viewed { unit: text() }, FailureKind::Permanent),
-        (Error::Absent { buffer: 3, name: text() }, FailureKind::Permanent),
+        (Error::BufferInUse { buffer: 3, name: text() }, FailureKind::Permanent),
         (Error::Shared { len, dtype, readers: 1 }, FailureKind::Permanent),
         (Error::Released { len, dtype }, FailureKind::Permanent),
         (full.into(), FailureKind::Permanent),

@@ -11,7 +11,7 @@ mod mirror;
 mod pinned;
 mod pool;
 mod queues;
-mod relief;
+mod reclaim;
 mod rotations;
 mod staging;
 mod transfer;
@@ -21,7 +21,7 @@ pub use contract::{DeviceMemory, StreamHandle};
 pub use gpus::{TooManyRanks, gpu_count, gpu_memory, gpu_uuid, gpus_of_process};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
-pub use relief::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
+pub use reclaim::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
 
 #[cfg(feature = "torch")]
 pub(crate) use buffer::{In, Out};

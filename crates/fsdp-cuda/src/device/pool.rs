@@ -15,7 +15,7 @@ use fsdp_core::{DType, Queue};
 
 use super::lock::lock;
 use super::queues::Queues;
-use super::relief;
+use super::reclaim;
 use crate::error::DeviceError;
 use crate::ffi::driver::{DeviceBlock, Gpu, Range};
 
@@ -46,7 +46,7 @@ impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, queues: &Arc<Queues>, poison: bool) -> Arc<Self> {
         let (gpu, queues) = (Arc::clone(gpu), Arc::clone(queues));
         let pool = Arc::new(Self { gpu, queues, free: Mutex::default(), held: Mutex::default(), poison });
-        relief::join(&pool);
+        reclaim::join(&pool);
         pool
     }
 
@@ -82,7 +82,7 @@ impl Pool {
     /// unused, and then after asking the neighbors for theirs.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
         let mut found = self.gpu.allocate(bytes);
-        for make_room in [relief::give_back, relief::ask_neighbours] {
+        for make_room in [reclaim::give_back, reclaim::ask_neighbours] {
             if matches!(found, Err(DeviceError::OutOfMemory { .. })) && make_room(self.device()) {
                 found = self.gpu.allocate(bytes);
             }

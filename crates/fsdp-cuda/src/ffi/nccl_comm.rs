@@ -10,7 +10,7 @@ use fsdp_core::{DType, Queue};
 
 use super::nccl::{Config, Handle, Nccl, Query, dtype_code, op_code};
 use crate::device::DeviceMemory;
-use crate::nccl::buffers::{Flying, IssueError, Segment, segments};
+use crate::nccl::buffers::{InFlightBuffers, IssueError, Segment, segments};
 use crate::nccl::{Code, NcclError};
 
 /// Whether the started operation of a communicator has finished.
@@ -113,7 +113,7 @@ impl RawComm {
         queue: Queue,
         ranks: usize,
         (kind, dtype): (CollectiveKind, DType),
-        buffers: &mut Flying<M::Buffer>,
+        buffers: &mut InFlightBuffers<M::Buffer>,
     ) -> Result<(), IssueError> {
         let segments = segments(memory, queue, kind, buffers)?;
         if segments.is_empty() {
@@ -125,7 +125,7 @@ impl RawComm {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: the addresses belong to live buffers of at least the lengths that NCCL derives from `count`
             // (`segments` takes it from the shorter side; `Comm` has checked that the longer side is `size` times as
-            // long); `Flying` keeps them from being freed; the stream is the memory's, which outlives its collectives.
+            // long); `InFlightBuffers` keeps them from being freed; the stream is the memory's, which outlives its collectives.
             let (name, code) = unsafe {
                 match kind {
                     CollectiveKind::AllGather => {

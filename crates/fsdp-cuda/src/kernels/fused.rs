@@ -123,7 +123,7 @@ impl CudaMemory {
                 words.push(next(true));
                 "activation"
             }
-            Pass::Backward | Pass::BackwardAgain => {
+            Pass::Backward | Pass::BackwardRecompute => {
                 let dy = next(true);
                 let y = if op.pass == Pass::Backward { Word::Null } else { dy };
                 words.extend([dy, y, next(true), next(op.gated)]);

@@ -9,14 +9,14 @@ use fsdp_core::{Error, Queue};
 use super::NcclError;
 use crate::device::DeviceMemory;
 
-/// Buffers of an issued collective. They are leaked unless [`Flying::land`] takes them out: as long as the device may
+/// Buffers of an issued collective. They are leaked unless [`InFlightBuffers::land`] takes them out: as long as the device may
 /// access them, they must not be freed.
-pub(crate) struct Flying<B> {
+pub(crate) struct InFlightBuffers<B> {
     inputs: ManuallyDrop<Vec<B>>,
     outputs: ManuallyDrop<Vec<B>>,
 }
 
-impl<B> Flying<B> {
+impl<B> InFlightBuffers<B> {
     /// Buffers that are about to be passed to NCCL.
     pub(crate) fn new(inputs: Vec<B>, outputs: Vec<B>) -> Self {
         Self { inputs: ManuallyDrop::new(inputs), outputs: ManuallyDrop::new(outputs) }
@@ -55,7 +55,7 @@ pub(crate) fn segments<M: DeviceMemory>(
     memory: &M,
     queue: Queue,
     kind: CollectiveKind,
-    buffers: &mut Flying<M::Buffer>,
+    buffers: &mut InFlightBuffers<M::Buffer>,
 ) -> Result<Vec<Segment>, Error> {
     let mut segments = Vec::with_capacity(buffers.outputs.len());
     for (index, output) in buffers.outputs.iter_mut().enumerate().filter(|(_, output)| !output.is_empty()) {

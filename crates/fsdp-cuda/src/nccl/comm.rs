@@ -14,7 +14,7 @@ use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, FailureKind, Queue, Rank};
 
 use super::NcclError;
-use super::buffers::{Flying, IssueError};
+use super::buffers::{InFlightBuffers, IssueError};
 use super::connection::Connection;
 use super::world::World;
 use crate::device::DeviceMemory;
@@ -65,7 +65,7 @@ impl<M: DeviceMemory> NcclComm<M> {
         memory: &M,
         queue: Queue,
         call: Fingerprint,
-        buffers: &mut Flying<M::Buffer>,
+        buffers: &mut InFlightBuffers<M::Buffer>,
     ) -> Result<M::Event, Error> {
         let rank = self.world_rank();
         let (ranks, what) = (self.group.members.len(), (call.kind, call.dtype));
@@ -92,7 +92,7 @@ impl<M: DeviceMemory> NcclComm<M> {
         let queue = Queue::Gather;
         memory.write(queue, HostSlice::I64(&[color as i64]), SliceMut::whole(&mut own))?;
         let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
-        let mut buffers = Flying::new(vec![own], vec![all]);
+        let mut buffers = InFlightBuffers::new(vec![own], vec![all]);
         let gather = Fingerprint { kind: CollectiveKind::AllGather, dtype: DType::I64, ..split };
         self.issue(memory, queue, gather, &mut buffers)?;
         let outputs = buffers.land().outputs;
@@ -135,7 +135,7 @@ impl<M: DeviceMemory> Communicator<M> for NcclComm<M> {
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
         memory.bind()?;
-        let mut buffers = Flying::new(inputs, outputs);
+        let mut buffers = InFlightBuffers::new(inputs, outputs);
         let entered = self.world().enter(self.seat, call)?;
         let event = self.issue(memory, call.kind.queue(), call, &mut buffers)?;
         self.world().issued(self.seat, entered, event.clone());
@@ -180,7 +180,7 @@ struct Flight<M: DeviceMemory> {
     world: Arc<World<M>>,
     rank: Rank,
     call: Fingerprint,
-    buffers: Flying<M::Buffer>,
+    buffers: InFlightBuffers<M::Buffer>,
     event: M::Event,
 }
 

@@ -70,7 +70,7 @@ const OVER: &str = "over";
 const ASK: &str = "ask";
 
 /// The watcher's part in a world of several processes.
-pub(super) struct Beats<'a, M: DeviceMemory> {
+pub(super) struct HeartbeatReporter<'a, M: DeviceMemory> {
     world: &'a World<M>,
     peers: Peers,
     /// Number of the next report.
@@ -83,7 +83,7 @@ pub(super) struct Beats<'a, M: DeviceMemory> {
     is_over: bool,
 }
 
-impl<'a, M: DeviceMemory> Beats<'a, M> {
+impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
     pub(super) fn new(world: &'a World<M>, peers: Peers) -> Self {
         let now = Instant::now();
         Self { world, peers, next: 0, due: now, judging: (0, now), has_told_end: false, is_over: false }

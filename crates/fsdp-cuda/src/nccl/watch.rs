@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fsdp_comm::rendezvous::Failure;
 
 use super::link::Link;
-use super::remote::Beats;
+use super::remote::HeartbeatReporter;
 use super::world::{State, World};
 use crate::device::DeviceMemory;
 
@@ -22,12 +22,12 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Watches until all ranks have returned, including those of other processes, and all communicators are gone.
 pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
-    let mut beats = world.peers.clone().map(|peers| Beats::new(world, peers));
+    let mut beats = world.peers.clone().map(|peers| HeartbeatReporter::new(world, peers));
     let mut idle_since = None;
     loop {
         let links = world.lock().links.clone();
         failure_of_events(world).into_iter().for_each(|failure| world.fail(failure));
-        beats.iter_mut().for_each(Beats::turn);
+        beats.iter_mut().for_each(HeartbeatReporter::turn);
         links.iter().take_while(|_| world.check().is_ok()).for_each(|link| tend(world, link));
         if world.check().is_err() {
             abort(&links);

@@ -108,7 +108,7 @@ struct Device {
     template <class Done> void force(Done done) {
         while (!done()) {
             if (!step()) {
-                fprintf(stderr, "fake CUDA: work waits for an event that can not happen\n");
+                fprintf(stderr, "fake CUDA: work waits for an event that cannot happen\n");
                 abort();
             }
         }

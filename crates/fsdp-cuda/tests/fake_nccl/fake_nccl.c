@@ -6,7 +6,7 @@
  * ("VIOLATION"). Sums are added by the tree of fsdp-core, so that results can be compared bit for bit.
  *
  * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one, and `fake_set_finish` how all
- * work before it is waited for, where functions can not be appended: an operation then runs on a thread of its own,
+ * work before it is waited for, where functions cannot be appended: an operation then runs on a thread of its own,
  * and its communicator is in progress until it is done, as that of the real one is while it connects.
  *
  * What the ranks of a communicator share lies in a clique, with the elements on their way. Processes that have the same

@@ -2,7 +2,7 @@
 //!
 //! Storage is poisoned, and the driver runs streams in random orders that respect events only.
 //!
-//! The stand-in for the driver does work when it is forced to, so the one for NCCL can not append to its streams. It
+//! The stand-in for the driver does work when it is forced to, so the one for NCCL cannot append to its streams. It
 //! forces what came before an operation, and says that the operation is in progress until it is done: calls wait for all
 //! ranks, as the first ones of every communicator do on real devices. So all checks are run but the one whose
 //! ranks call in different orders.

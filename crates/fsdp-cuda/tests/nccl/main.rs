@@ -1,7 +1,7 @@
 //! NCCL's communicator, driven through the real bindings over a library that stands in for NCCL.
 //!
 //! `tests/fake_nccl` is compiled when it is first needed. It works on host memory and keeps NCCL's rules; see there.
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod fake;
 #[path = "../fake_cuda/mod.rs"]

@@ -1,7 +1,7 @@
 //! Libraries that are not what they are named: a driver without functions, and a second compiler of kernels.
 //!
 //! A process has one driver and one compiler, so these tests are a program of their own.
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(unsafe_code, reason = "it opens the stand-in")]
 
 use std::path::{Path, PathBuf};

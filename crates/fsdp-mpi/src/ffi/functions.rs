@@ -116,7 +116,7 @@ pub(super) fn open_mpi(
 }
 
 /// The functions, by the kind of handle that they take.
-pub(super) enum ByHandle {
+pub(super) enum FunctionTable {
     Integers(Functions<c_int>),
     Pointers(Functions<*mut c_void>),
 }
@@ -125,8 +125,8 @@ pub(super) enum ByHandle {
 macro_rules! with {
     ($functions:expr, $table:ident => $call:expr) => {
         match $functions {
-            $crate::ffi::functions::ByHandle::Integers($table) => $call,
-            $crate::ffi::functions::ByHandle::Pointers($table) => $call,
+            $crate::ffi::functions::FunctionTable::Integers($table) => $call,
+            $crate::ffi::functions::FunctionTable::Pointers($table) => $call,
         }
     };
 }

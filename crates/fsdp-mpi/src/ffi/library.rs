@@ -13,7 +13,7 @@ use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::place::recognise;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::functions::{self, ByHandle, Constants, Functions};
+use super::functions::{self, Constants, FunctionTable, Functions};
 use crate::error::{Attempt, MpiError};
 
 /// File names of Open MPI, of MPICH and its derivatives, and of libraries with the standard ABI.
@@ -50,7 +50,7 @@ impl fmt::Display for Family {
 
 /// An open MPI library. It stays open until the process ends; MPI is not initialized.
 pub struct MpiLibrary {
-    pub(super) functions: ByHandle,
+    pub(super) functions: FunctionTable,
     pub(super) constants: Constants,
     family: Family,
     path: PathBuf,
@@ -211,19 +211,19 @@ impl Opened {
 
     /// Identifies the family. The standard's own query comes first: a library of Open MPI or MPICH that was built for
     /// the standard ABI answers it with 1, and one that uses the values of its own header with -1.
-    fn family(&self, version: &str) -> Result<(Family, ByHandle, Constants), MpiError> {
+    fn family(&self, version: &str) -> Result<(Family, FunctionTable, Constants), MpiError> {
         if self.standard_abi() == Some(1) {
             // SAFETY: handles of the standard ABI are pointers.
             let table = unsafe { Functions::of(self) }?;
-            Ok((Family::Standard, ByHandle::Pointers(table), functions::STANDARD))
+            Ok((Family::Standard, FunctionTable::Pointers(table), functions::STANDARD))
         } else if self.address("ompi_mpi_comm_world").is_ok() {
             let constants = functions::open_mpi(|name| self.address(name))?;
             // SAFETY: handles of Open MPI, which alone has this variable, are pointers.
-            Ok((Family::OpenMpi, ByHandle::Pointers(unsafe { Functions::of(self) }?), constants))
+            Ok((Family::OpenMpi, FunctionTable::Pointers(unsafe { Functions::of(self) }?), constants))
         } else if RELATIVES_OF_MPICH.iter().any(|name| version.contains(name)) {
             // SAFETY: handles of MPICH and its relatives are integers.
             let table = unsafe { Functions::of(self) }?;
-            Ok((Family::Mpich, ByHandle::Integers(table), functions::MPICH))
+            Ok((Family::Mpich, FunctionTable::Integers(table), functions::MPICH))
         } else {
             Err(MpiError::Unknown { path: self.path.clone(), version: version.to_owned() })
         }

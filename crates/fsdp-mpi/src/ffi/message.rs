@@ -7,7 +7,7 @@ use super::functions::{Constants, Functions, Handle};
 
 /// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Send,
     Receive,
 }
@@ -43,7 +43,7 @@ fn checked(call: &'static str, code: c_int) -> Result<(), Refused> {
 pub(super) unsafe fn begin<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
-    way: Way,
+    way: Direction,
     blocks: &Blocks,
     peer: c_int,
     tag: c_int,
@@ -84,7 +84,7 @@ pub(super) unsafe fn begin<H: Handle>(
 unsafe fn post<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
-    way: Way,
+    way: Direction,
     (start, count, of): (*mut c_void, c_int, H),
     peer: c_int,
     tag: c_int,
@@ -93,10 +93,10 @@ unsafe fn post<H: Handle>(
     let (world, mut handle) = (H::from_bits(constants.world), H::from_bits(constants.request_null));
     let code = match way {
         // SAFETY: guaranteed by the caller.
-        Way::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
+        Direction::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
         // SAFETY: guaranteed by the caller.
-        Way::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
+        Direction::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
     };
     *request = handle.bits();
-    checked(if way == Way::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)
+    checked(if way == Direction::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)
 }

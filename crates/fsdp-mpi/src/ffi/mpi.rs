@@ -8,7 +8,7 @@ use std::ptr;
 use super::functions::{Handle, Status, with};
 use super::library::MpiLibrary;
 use super::loan::Piece;
-use super::message::{self, Blocks, Way};
+use super::message::{self, Blocks, Direction};
 use crate::error::MpiError;
 
 /// `MPI_MAX_ERROR_STRING`, the maximum over the families.
@@ -137,18 +137,18 @@ impl Mpi {
     /// Starts to send a message.
     pub(crate) fn send(&self, memory: Memory, to: c_int, tag: c_int) -> Result<Request, MpiError> {
         let blocks = memory.readable();
-        self.begin(Way::Send, memory, &blocks, to, tag)
+        self.begin(Direction::Send, memory, &blocks, to, tag)
     }
 
     /// Starts to receive a message that is at most as long as the memory.
     pub(crate) fn receive(&self, mut memory: Memory, from: c_int, tag: c_int) -> Result<Request, MpiError> {
         let blocks = memory.writable();
-        self.begin(Way::Receive, memory, &blocks, from, tag)
+        self.begin(Direction::Receive, memory, &blocks, from, tag)
     }
 
     fn begin(
         &self,
-        way: Way,
+        way: Direction,
         memory: Memory,
         blocks: &Blocks,
         peer: c_int,

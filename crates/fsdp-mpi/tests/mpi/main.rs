@@ -1,5 +1,5 @@
 //! Tests links over a fake MPI, whose processes are threads, and over the MPI libraries installed on this machine.
-#![expect(clippy::unwrap_used, reason = "a test that can not go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod conformance;
 mod exchanges;

@@ -159,14 +159,14 @@ impl<A: Architecture> Session<A> {
         let losses = SliceMut::whole(&mut losses);
         let device = DeviceRunner { inputs, gradients: None, losses, z_losses: None, routers: None };
         let mut keeping =
-            Keeping { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
+            CachingRunner { device, memory, kept: &mut self.kept, calls, first, capacity: self.capacity };
         walk(&plan.forward, &plan.places, &mut places, &mut keeping)?;
         Ok(plan.output.and_then(|place| places[place].take()))
     }
 }
 
 /// A [`Runner`] that executes calls and caches the keys and values of attention.
-struct Keeping<'a> {
+struct CachingRunner<'a> {
     device: DeviceRunner<'a, HostMemory>,
     memory: &'a HostMemory,
     kept: &'a mut Vec<HostBuffer>,
@@ -176,7 +176,7 @@ struct Keeping<'a> {
     capacity: usize,
 }
 
-impl Runner for Keeping<'_> {
+impl Runner for CachingRunner<'_> {
     type Handle = HostBuffer;
 
     fn allocate(&mut self, decl: &Decl) -> Result<HostBuffer, Error> {

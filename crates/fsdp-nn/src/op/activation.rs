@@ -36,7 +36,7 @@ pub enum Pass {
     /// Computes the gradients of the inputs.
     Backward,
     /// [`Pass::Backward`] that also replaces `dy` by the output of forward, for a caller that did not keep it.
-    BackwardAgain,
+    BackwardRecompute,
 }
 
 /// `y = function(x)`, or `y = function(gate) * up` if `gated`.
@@ -80,7 +80,7 @@ impl Activation {
         match self.pass {
             Pass::Forward => of.write([role("y")]).flops(forward).recomputed(),
             Pass::Backward => of.read([role("dy")]).write(roles(slopes)).flops(backward),
-            Pass::BackwardAgain => of.write([role("dy").updated()]).write(roles(slopes)).flops(backward),
+            Pass::BackwardRecompute => of.write([role("dy").updated()]).write(roles(slopes)).flops(backward),
         }
     }
 }
@@ -94,7 +94,7 @@ pub(super) fn derive(b: &mut Backward<'_>, node: &Node, output: usize) {
 /// returns that place.
 pub(super) fn derive_again(b: &mut Backward<'_>, node: &Node, output: usize) -> usize {
     let dy = b.gradients[output].take().expect("the gradient was just computed");
-    add_backward(b, node, dy, Pass::BackwardAgain);
+    add_backward(b, node, dy, Pass::BackwardRecompute);
     dy
 }
 
@@ -113,7 +113,7 @@ fn add_backward(b: &mut Backward<'_>, node: &Node, dy: usize, pass: Pass) {
     }
     let mut writes = Vec::new();
     match pass {
-        Pass::BackwardAgain => writes.push((b.draft.whole(dy), false)),
+        Pass::BackwardRecompute => writes.push((b.draft.whole(dy), false)),
         _ => reads.push(b.draft.whole(dy)),
     }
     writes.extend(slopes.iter().map(|slope| (b.draft.whole(*slope), false)));
@@ -171,7 +171,7 @@ mod tests {
             assert_eq!(cost(false, Pass::Backward).bytes(), 2 * 6 * 3);
             assert_eq!(cost(true, Pass::Backward).bytes(), 2 * 6 * 5);
             // The output that replaces dy: dy is read and written.
-            assert_eq!(cost(true, Pass::BackwardAgain).bytes(), 2 * 6 * 6);
+            assert_eq!(cost(true, Pass::BackwardRecompute).bytes(), 2 * 6 * 6);
         }
     }
 }

@@ -68,6 +68,6 @@ impl Op {
         assert!(may_be_any || dtype.is_float(), "{}: this needs a float dtype, not {dtype}", operand());
         assert!(dtype == expected, "{}: {dtype}, where the other operands need {expected}", operand());
         let may_add = role.access == Access::Add;
-        assert!(!accumulate || may_add, "{}: it is overwritten, and can not be added to", operand());
+        assert!(!accumulate || may_add, "{}: it is overwritten, and cannot be added to", operand());
     }
 }

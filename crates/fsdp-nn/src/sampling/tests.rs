@@ -63,7 +63,7 @@ fn tokens_come_as_often_as_they_are_likely() {
         for (count, probability) in counts.iter().zip(&probabilities) {
             let mean = probability * draws as f64;
             if mean < 1e-3 {
-                assert_eq!(*count, 0.0, "{sampling:?}: a token that can not come");
+                assert_eq!(*count, 0.0, "{sampling:?}: a token that cannot come");
             } else {
                 distance += (count - mean) * (count - mean) / mean;
             }

@@ -52,7 +52,7 @@ fn operands_that_do_not_fit_are_named() {
     );
     assert_eq!(
         said(&gelu, &[(F32, 4)], &[(F32, 4)], true, &[]),
-        "y of gelu: it is overwritten, and can not be added to"
+        "y of gelu: it is overwritten, and cannot be added to"
     );
     let orientation = Orientation::OutIn;
     let dims = LinearDims { rows: 2, inputs: 3, outputs: 5, y_stride: 8, orientation };

@@ -19,8 +19,8 @@ use fsdp_core::{DType, Error};
 
 use super::elementwise::HostScalars;
 use super::factored::{Pass, Stage};
+use super::finite_check::FiniteCheck;
 use super::groups::{GroupSettings, Groups};
-use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::{HostBuffer, HostMemory};
 
@@ -184,7 +184,7 @@ impl Adafactor {
         scalars: &HostScalars,
         mut stage: Stage<'_>,
     ) -> Result<(), Error> {
-        let (pieces, most) = (shard.pieces, Largest::finite(shard));
+        let (pieces, most) = (shard.pieces, FiniteCheck::finite(shard));
         let mut pass = Pass::<A>::new(self, memory, shard, scalars)?;
         for piece in pieces {
             pass.piece(piece, &mut stage);

@@ -6,8 +6,8 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
+use super::finite_check::FiniteCheck;
 use super::groups::{GroupSettings, Groups};
-use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -58,11 +58,11 @@ vectorized! {
         params: &mut [A],
         mean: &mut [A],
         square: &mut [A],
-    ) -> Largest<A> {
+    ) -> FiniteCheck<A> {
         let [keep, weight, beta2, square_weight] = [f.keep, f.weight, f.beta2, f.square].map(A::of);
         let [root_correction, eps, step_size] = [f.root_correction, f.eps, f.step_size].map(A::of);
         let rest = A::of(1.0) - weight;
-        let mut largest = Largest::none();
+        let mut largest = FiniteCheck::none();
         for (((p, m), v), &g) in params.iter_mut().zip(mean).zip(square).zip(gradient) {
             let g = scale.of(g);
             let average = if f.by_end { g - (g - *m) * rest } else { *m + weight * (g - *m) };

@@ -18,7 +18,7 @@ use fsdp_core::{DType, Error};
 use super::adamw::{AdamW, step};
 use super::dynamic::CodeBook;
 use super::elementwise::{HostScalars, Scale, skip};
-use super::largest::Largest;
+use super::finite_check::FiniteCheck;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::raw::vectorized;
@@ -71,7 +71,7 @@ impl AdamW8bit {
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
+        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let scale = Scale::<A>::new(scalars);
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let tasks = self.tasks::<A>(memory, shard)?;

@@ -8,7 +8,7 @@ use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::scalars::GradientFactors;
 use fsdp_core::update::{Piece, SegmentShard, StepScalars};
 
-use super::largest::Largest;
+use super::finite_check::FiniteCheck;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::workers::TASK_ELEMS;
@@ -71,9 +71,9 @@ struct Task<'a, A, const N: usize> {
 pub(super) fn each_block<A: Float, const N: usize>(
     memory: &HostMemory,
     shard: &mut SegmentShard<'_, HostBuffer>,
-    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> Largest<A> + Sync + Send,
+    step: impl Fn(&Piece, &[A], &mut [A], [&mut [A]; N]) -> FiniteCheck<A> + Sync + Send,
 ) -> Result<(), Error> {
-    let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
+    let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
     let gradient = memory.floats(Slice::whole(shard.gradient))?;
     let mut params = memory.elements_mut::<A>(SliceMut::whole(shard.params))?;
     let mut states = Vec::with_capacity(N);

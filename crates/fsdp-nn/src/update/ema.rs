@@ -6,7 +6,7 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, each_block};
-use super::largest::Largest;
+use super::finite_check::FiniteCheck;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -41,8 +41,8 @@ impl Ema {
 
 vectorized! {
     /// Interpolates like PyTorch's `lerp`: from the end for weights of at least one half.
-    fn follow<A: Float>(weight: A, params: &mut [A], average: &mut [A]) -> Largest<A> {
-        let mut largest = Largest::none();
+    fn follow<A: Float>(weight: A, params: &mut [A], average: &mut [A]) -> FiniteCheck<A> {
+        let mut largest = FiniteCheck::none();
         let rest = A::ONE - weight;
         let by_end = weight >= A::of(0.5);
         for (average, &mut p) in average.iter_mut().zip(params) {

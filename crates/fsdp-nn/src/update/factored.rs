@@ -6,7 +6,7 @@ use fsdp_core::update::{Piece, SegmentShard};
 
 use super::adafactor::{Adafactor, AdafactorFactors};
 use super::elementwise::{HostScalars, Scale};
-use super::largest::Largest;
+use super::finite_check::FiniteCheck;
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
 use crate::host::math::sum1;
@@ -42,7 +42,7 @@ pub(super) struct Pass<'a, A: Float> {
     sums: Vec<f64>,
     factors: Vec<A>,
     /// Largest magnitudes written so far.
-    largest: Largest<A>,
+    largest: FiniteCheck<A>,
 }
 
 /// The scalars that apply the update of a parameter.
@@ -94,12 +94,12 @@ impl<'a, A: Float> Pass<'a, A> {
             block: Vec::new(),
             sums: Vec::new(),
             factors: Vec::new(),
-            largest: Largest::none(),
+            largest: FiniteCheck::none(),
         })
     }
 
     /// Returns the largest magnitudes that the pass wrote.
-    pub(super) fn end(self) -> Largest<A> {
+    pub(super) fn end(self) -> FiniteCheck<A> {
         self.largest
     }
 
@@ -250,12 +250,12 @@ vectorized! {
 vectorized! {
     /// Advances the full second moment; returns the largest magnitudes so far.
     fn advance_full<A: Float>(
-        largest: Largest<A>,
+        largest: FiniteCheck<A>,
         scale: Scale<A>,
         factors: [A; 3],
         gradient: &[A],
         moment: &mut [A],
-    ) -> Largest<A> {
+    ) -> FiniteCheck<A> {
         let (mut largest, [beta2, rest, eps]) = (largest, factors);
         for (moment, &g) in moment.iter_mut().zip(gradient) {
             let g = scale.of(g);
@@ -300,7 +300,7 @@ vectorized! {
 
 vectorized! {
     /// Applies the update; returns the largest magnitudes so far.
-    fn apply<A: Float>(largest: Largest<A>, keep: A, update: &[A], params: &mut [A]) -> Largest<A> {
+    fn apply<A: Float>(largest: FiniteCheck<A>, keep: A, update: &[A], params: &mut [A]) -> FiniteCheck<A> {
         let mut largest = largest;
         for (p, &u) in params.iter_mut().zip(update) {
             *p = *p * keep - u;

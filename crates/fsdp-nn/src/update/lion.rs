@@ -7,8 +7,8 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
+use super::finite_check::FiniteCheck;
 use super::groups::{GroupSettings, Groups};
-use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -48,10 +48,10 @@ vectorized! {
         gradient: &[A],
         params: &mut [A],
         averages: &mut [A],
-    ) -> Largest<A> {
+    ) -> FiniteCheck<A> {
         let [keep, step_size] = [f.keep, f.step_size].map(A::of);
         let [[old, new], [kept, added]] = [f.direction, f.average].map(|weights| weights.map(A::of));
-        let mut largest = Largest::none();
+        let mut largest = FiniteCheck::none();
         for ((p, m), &g) in params.iter_mut().zip(averages).zip(gradient) {
             let g = scale.of(g);
             let direction = *m * old + new * g;

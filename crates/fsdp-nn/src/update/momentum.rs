@@ -7,7 +7,7 @@ use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_core::update::SegmentShard;
 
 use super::elementwise::{HostScalars, Scale, skip};
-use super::largest::Largest;
+use super::finite_check::FiniteCheck;
 use super::muon::{Muon, MuonOptions};
 use crate::host::element::Float;
 use crate::host::floats::{Target, transfer};
@@ -56,8 +56,8 @@ vectorized! {
         gradient: &[A],
         momentum: &mut [A],
         direction: &mut [A],
-    ) -> Largest<A> {
-        let mut largest = Largest::none();
+    ) -> FiniteCheck<A> {
+        let mut largest = FiniteCheck::none();
         for ((m, d), &g) in momentum.iter_mut().zip(direction).zip(gradient) {
             let g = scale.of(g);
             *m = weights.momentum.of(*m, g);
@@ -77,7 +77,7 @@ impl Muon {
         scalars: &HostScalars,
         direction: &mut HostBuffer,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
+        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let (scale, weights) = (Scale::<A>::new(scalars), Weights::of(&self.options));
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let mut momentum = memory.elements_mut::<A>(SliceMut::whole(&mut shard.state[0]))?;

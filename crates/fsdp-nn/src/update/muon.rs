@@ -18,8 +18,8 @@ use fsdp_core::{DType, Error};
 
 use super::adamw::{AdamW, step as adamw_step};
 use super::elementwise::{HostScalars, Scale, skip};
+use super::finite_check::FiniteCheck;
 use super::groups::GroupSettings;
-use super::largest::Largest;
 use super::orthogonal::{Shape, orthogonalize};
 use crate::host::element::Float;
 use crate::host::floats::{Floats, transfer};
@@ -105,7 +105,7 @@ impl Muon {
         shard: &mut SegmentShard<'_, HostBuffer>,
         scalars: &HostScalars,
     ) -> Result<(), Error> {
-        let (most, exceeds) = (Largest::finite(shard), AtomicBool::new(false));
+        let (most, exceeds) = (FiniteCheck::finite(shard), AtomicBool::new(false));
         let gradient = memory.floats(Slice::whole(shard.gradient))?;
         let (rows, elements) = self.tasks::<A>(memory, shard.params, shard.state, shard.pieces)?;
         memory.workers().each(elements.into_iter(), |task| {
@@ -172,7 +172,7 @@ impl Muon {
         task: Elements<'_, A>,
         gradient: Floats<'_>,
         scalars: &HostScalars,
-    ) -> Largest<A> {
+    ) -> FiniteCheck<A> {
         let Elements { param, start, params, mean, square } = task;
         let factors = self.options.adamw.factors(param, scalars.step, scalars.lr);
         let mut slopes = vec![A::ZERO; params.len()];
@@ -202,8 +202,8 @@ struct Elements<'a, A> {
 }
 
 vectorized! {
-    fn apply<A: Float>(factors: [A; 2], update: &[A], params: &mut [A]) -> Largest<A> {
-        let ([keep, step_size], mut largest) = (factors, Largest::none());
+    fn apply<A: Float>(factors: [A; 2], update: &[A], params: &mut [A]) -> FiniteCheck<A> {
+        let ([keep, step_size], mut largest) = (factors, FiniteCheck::none());
         for (p, &update) in params.iter_mut().zip(update) {
             *p = *p * keep + step_size * update;
             largest.param(*p);

@@ -5,8 +5,8 @@ use fsdp_core::update::{Piece, RuleState, SegmentShard, StateTensor, StepScalars
 use fsdp_core::{DType, Error};
 
 use super::elementwise::{HostScalars, Scale, each_block};
+use super::finite_check::FiniteCheck;
 use super::groups::{GroupSettings, Groups};
-use super::largest::Largest;
 use crate::host::element::Float;
 use crate::host::raw::vectorized;
 use crate::host::{HostBuffer, HostMemory};
@@ -43,8 +43,8 @@ struct Factors<A> {
 }
 
 vectorized! {
-    fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) -> Largest<A> {
-        let mut largest = Largest::none();
+    fn plain_step<A: Float>(f: Factors<A>, gradient: &[A], params: &mut [A]) -> FiniteCheck<A> {
+        let mut largest = FiniteCheck::none();
         for (p, &g) in params.iter_mut().zip(gradient) {
             *p += -f.lr * (f.scale.of(g) + f.decay * *p);
             largest.param(*p);
@@ -59,8 +59,8 @@ vectorized! {
         gradient: &[A],
         params: &mut [A],
         momentum: &mut [A],
-    ) -> Largest<A> {
-        let mut largest = Largest::none();
+    ) -> FiniteCheck<A> {
+        let mut largest = FiniteCheck::none();
         for ((p, buffer), &g) in params.iter_mut().zip(momentum).zip(gradient) {
             let g = f.scale.of(g) + f.decay * *p;
             let average = if f.first { g } else { *buffer * f.momentum + f.undamped * g };

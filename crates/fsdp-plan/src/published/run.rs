@@ -134,7 +134,7 @@ impl Run {
         let layout = Layout::new(&spec, &units, self.mesh.shards(), policy.param_dtype);
         let rule = AdamW::default();
         let decl = rule.declare(policy.param_dtype.master());
-        let plan = Plan::unproven(spec, layout, self.mesh, policy, &decl, self.rounds())?;
+        let plan = Plan::new_unchecked(spec, layout, self.mesh, policy, &decl, self.rounds())?;
         let shape = RunShape {
             samples: self.micro_batch,
             seq: self.sizes.seq,

@@ -14,8 +14,8 @@ use crate::data::CACHE;
 use crate::error::TrainError;
 use crate::input_file;
 use crate::metrics::{EVALUATIONS, METRICS, MLFLOW, STEPS, TENSORBOARD, last_step, last_step_in};
+use crate::resolve_links::resolve_links;
 use crate::train::{ADAPTER, MODEL, MODEL_FILE};
-use crate::true_path::true_path;
 
 /// File in the output folder that holds the run file with every default written out.
 pub(crate) const RESOLVED: &str = "resolved.toml";
@@ -29,7 +29,7 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
     if is_url(out_dir) {
         return Ok(!objects::names(out_dir)?.is_empty());
     }
-    let cache = true_path(&data.cache_folder(out_dir));
+    let cache = resolve_links(&data.cache_folder(out_dir));
     let entries = match fs::read_dir(out_dir) {
         Ok(entries) => entries,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -47,7 +47,7 @@ pub fn is_filled(out_dir: &Path, data: &DataConfig) -> Result<bool, TrainError> 
             [RunDir::LOCK_FILE, LEADER_FILE, TOKEN_FILE, LAUNCH_FOLDER].into_iter().any(|file| name == file);
         let is_record =
             name.to_str().is_some_and(|name| name.starts_with("flight-") && name.ends_with(".jsonl"));
-        let has_cache = || cache.starts_with(true_path(&entry.path()));
+        let has_cache = || cache.starts_with(resolve_links(&entry.path()));
         if !(is_of_any_run || is_record || has_cache() || is_made_first && is_empty()) {
             return Ok(true);
         }
@@ -101,7 +101,7 @@ fn planned_steps(resolved: &str) -> Option<u64> {
 
 /// Whether a run with this output folder writes or replaces the given path.
 pub fn is_output(out_dir: &Path, path: &Path) -> bool {
-    let (out_dir, path) = (true_path(out_dir), true_path(path));
+    let (out_dir, path) = (resolve_links(out_dir), resolve_links(path));
     let is_file = |name| path == out_dir.join(name);
     [METRICS, STEPS, EVALUATIONS, RESOLVED, RunDir::LOCK_FILE].into_iter().any(is_file)
         || [MODEL, ADAPTER, RunDir::CHECKPOINTS, CACHE, TENSORBOARD, MLFLOW]

@@ -36,7 +36,7 @@ pub struct Foreign {
 
 /// What a run took from another trainer's checkpoint, as text for the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct ImportSummary {
     /// The format of the checkpoint.
     pub format: String,
     /// Parts that were taken as they are.
@@ -82,7 +82,7 @@ impl Foreign {
         &self,
         at_step: Option<u64>,
         stop: &AtomicBool,
-        taken: &mut Taken,
+        taken: &mut ImportSummary,
     ) -> Result<u64, TrainError> {
         let options = Options::new(&NoProgress, stop);
         if let Some([first, second]) = self.found.tied_difference(&options)? {
@@ -131,9 +131,10 @@ impl Foreign {
     }
 
     /// Describes the checkpoint, except for its step.
-    pub(super) fn taken<A>(&self, job: &Job<A>) -> Taken {
+    pub(super) fn taken<A>(&self, job: &Job<A>) -> ImportSummary {
         let spec = &job.plan.spec;
-        let mut taken = Taken { format: self.found.checkpoint.format.clone(), ..Taken::default() };
+        let mut taken =
+            ImportSummary { format: self.found.checkpoint.format.clone(), ..ImportSummary::default() };
         taken.taken.push(format!("{} parameters", spec.params.len()));
         let trained = self.states.iter().filter(|states| !states.is_empty()).count();
         if let Some(states) = self.states.iter().find(|states| !states.is_empty()) {

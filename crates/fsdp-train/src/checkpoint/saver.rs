@@ -18,15 +18,15 @@ use fsdp_core::program::Program;
 use fsdp_core::{Memory, Mesh, Rank};
 use tempfile::TempDir;
 
-use super::meeting::{Meeting, Outcome, SaveFailure, not_heard};
 use super::run_state::RunState;
+use super::save_coordination::{Outcome, SaveCoordination, SaveFailure, assembly_error};
 use super::snapshot::Snapshot;
 use super::table::StateTable;
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
-use crate::told;
+use crate::wire_result;
 
 /// The settings of a run's saves, equal on every rank.
 pub(crate) struct SaveOptions {
@@ -165,14 +165,15 @@ impl SaveOptions {
                 (lock.run().out_dir().as_os_str().as_encoded_bytes().to_vec(), lock.attempt())
             };
             // If the other ranks cannot receive this, the run has failed, which is reported elsewhere.
-            let _ = self
-                .assembly
-                .announce(TOPIC, told::encode(made.as_ref().map(told).as_ref().map_err(|error| *error)));
+            let _ = self.assembly.announce(
+                TOPIC,
+                wire_result::encode(made.as_ref().map(told).as_ref().map_err(|error| *error)),
+            );
             let lock = made?;
             return Ok((lock.run().clone(), lock.attempt()));
         }
-        let heard = self.assembly.hear(TOPIC, self.limit).map_err(not_heard)?;
-        let (path, attempt): (Vec<u8>, Attempt) = told::decode(&heard)?;
+        let heard = self.assembly.hear(TOPIC, self.limit).map_err(assembly_error)?;
+        let (path, attempt): (Vec<u8>, Attempt) = wire_result::decode(&heard)?;
         Ok((RunDir::new(PathBuf::from(OsString::from_vec(path))), attempt))
     }
 
@@ -194,7 +195,12 @@ impl SaveOptions {
     }
 
     /// Completes a save, on the first rank: waits for all parts and gives the checkpoint its final name.
-    fn commit(&self, meeting: &Meeting, run: &RunState, place: Place) -> Result<PathBuf, TrainError> {
+    fn commit(
+        &self,
+        meeting: &SaveCoordination,
+        run: &RunState,
+        place: Place,
+    ) -> Result<PathBuf, TrainError> {
         let lock = self.lock_of(place)?;
         let reports = meeting.reports(self.limit);
         // In these cases some rank may still be writing.
@@ -246,7 +252,7 @@ pub(crate) struct Saver {
 
 /// A save in progress.
 struct Writing {
-    meeting: Meeting,
+    meeting: SaveCoordination,
     /// Returns the snapshot, whose buffers the next save reuses, and on the first rank the result of the save. If the
     /// thread could not be started, only that result.
     thread: Result<JoinHandle<(Snapshot, Option<Outcome>)>, Option<Outcome>>,
@@ -287,7 +293,7 @@ impl Saver {
         self.snapshot.take(engine, &options.table.held[shard], run.updates())?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();
-        let meeting = Meeting::begin(&options.assembly, self.count, shard, shards)?;
+        let meeting = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;
         self.count += 1;
         let (step, writes) = (run.step, meeting.clone());
         let write = move || {

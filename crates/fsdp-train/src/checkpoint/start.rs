@@ -16,9 +16,9 @@ use fsdp_comm::assembly::Assembly;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{RESOLVED, finished_model, is_filled};
-use super::foreign::Taken;
-use super::meeting::not_heard;
+use super::foreign::ImportSummary;
 use super::run_state::Change;
+use super::save_coordination::assembly_error;
 use super::soundness::{damaged, is_damage, newest_sound};
 use super::source::{Chosen, Source, choose, found};
 use super::table::StateTable;
@@ -28,9 +28,9 @@ use crate::error::TrainError;
 use crate::events;
 use crate::job::Job;
 use crate::metrics::Recorder;
-use crate::told;
 use crate::train::RunOptions;
 use crate::whole_file::write_small;
+use crate::wire_result;
 
 /// Whether a run resumes from a checkpoint, and from which.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub struct Resumed {
     /// Configuration changes that take effect from here on.
     pub changes: Vec<Change>,
     /// Taken parts of another trainer's checkpoint; `None` for one of `fsdp`.
-    pub taken: Option<Taken>,
+    pub taken: Option<ImportSummary>,
 }
 
 /// The state in which a run begins.
@@ -134,12 +134,12 @@ impl Start {
     ) -> Result<Self, TrainError> {
         const TOPIC: &str = "start";
         if !assembly.is_leader() {
-            let told = assembly.hear(TOPIC, PATIENCE).map_err(not_heard)?;
-            return Self::hear(job, table, options, told::decode(&told)?);
+            let told = assembly.hear(TOPIC, PATIENCE).map_err(assembly_error)?;
+            return Self::hear(job, table, options, wire_result::decode(&told)?);
         }
         let start = Self::prepare(job, table, options);
         let beginning = start.as_ref().map(|start| start.beginning(Path::new(&job.config.run.out_dir)));
-        let told = assembly.announce(TOPIC, told::encode(beginning.as_ref().map_err(|error| *error)));
+        let told = assembly.announce(TOPIC, wire_result::encode(beginning.as_ref().map_err(|error| *error)));
         let start = start?;
         told.map_err(fsdp_core::Error::from)?;
         Ok(start)

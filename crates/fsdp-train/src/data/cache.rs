@@ -27,7 +27,7 @@ use super::text::{Key, NotTokenized, Text};
 use super::tokens::Bytes;
 use super::warning::DataWarning;
 use crate::config::DataConfig;
-use crate::true_path::true_path;
+use crate::resolve_links::resolve_links;
 
 /// The cache folder inside an output folder, unless `data.cache` names another.
 pub(crate) const CACHE: &str = "cache";
@@ -51,14 +51,14 @@ pub(super) struct Cached {
     /// The tokens.
     pub(super) image: Image,
     /// Where the tokens are still to be cached; `None` if they are already, or cannot be.
-    pub(super) unkept: Option<Unkept>,
+    pub(super) unkept: Option<PendingEntry>,
     /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
 
 /// A cache entry that is written once the run is accepted.
 #[derive(Debug)]
-pub(super) struct Unkept {
+pub(super) struct PendingEntry {
     folder: PathBuf,
     key: Digest,
     stage: Mutex<Stage>,
@@ -88,7 +88,7 @@ pub(super) fn tokens(
     let folder = config.cache_folder(out_dir);
     // Cached tokens are memory-mapped, which requires a local file.
     if is_url(&folder) {
-        let image = unnamed(text, &text.key_of_none_kept(), out_dir)?;
+        let image = unnamed(text, &text.uncached_key(), out_dir)?;
         return Ok(Cached { image, unkept: None, warnings: Vec::new() });
     }
     let key = text.key()?;
@@ -100,7 +100,7 @@ pub(super) fn tokens(
         Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
     }
     // The output folder must not be created before the run is accepted.
-    let is_output = true_path(&folder).starts_with(true_path(out_dir));
+    let is_output = resolve_links(&folder).starts_with(resolve_links(out_dir));
     if !is_output && loading.keeps {
         match build(&folder, text, &key) {
             Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
@@ -109,7 +109,8 @@ pub(super) fn tokens(
         }
     }
     let image = unnamed(text, &key, out_dir)?;
-    let unkept = is_output.then_some(Unkept { folder, key: key.digest, stage: Mutex::new(Stage::Nowhere) });
+    let unkept =
+        is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::Nowhere) });
     Ok(Cached { image, unkept, warnings })
 }
 
@@ -122,7 +123,7 @@ fn build(folder: &Path, text: &Text<'_>, key: &Key) -> Result<Image, NotTokenize
     Ok(name_it(file, folder, key.digest)?.unwrap_or(image))
 }
 
-impl Unkept {
+impl PendingEntry {
     /// Advances to the stage `next`, writing the bytes of an [`Image`] unless they were written before. Returns a
     /// warning if that fails.
     pub(super) fn reach(&self, next: Stage, bytes: &[u8]) -> Option<DataWarning> {
@@ -141,7 +142,7 @@ impl Unkept {
     }
 }
 
-impl Drop for Unkept {
+impl Drop for PendingEntry {
     fn drop(&mut self) {
         if *self.stage.get_mut().unwrap_or_else(PoisonError::into_inner) == Stage::Shared {
             // The folder stays if it contains anything else.

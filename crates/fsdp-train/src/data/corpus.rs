@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::cache::{self, Cached, Stage, Unkept};
+use super::cache::{self, Cached, PendingEntry, Stage};
 use super::chat::Chats;
 use super::dataset::Loading;
 use super::encoder::Encoder;
@@ -30,7 +30,7 @@ pub(super) struct Corpus {
     documents: Vec<Document>,
     /// Statistics of the tokens.
     pub(super) scan: Scan,
-    unkept: Option<Unkept>,
+    unkept: Option<PendingEntry>,
     /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
@@ -78,7 +78,7 @@ impl Corpus {
         let cached = match tokenizer.digest() {
             Some(_) => cache::tokens(&text, config, loading)?,
             None => {
-                let image = cache::unnamed(&text, &text.key_of_none_kept(), loading.out_dir)?;
+                let image = cache::unnamed(&text, &text.uncached_key(), loading.out_dir)?;
                 Cached { image, unkept: None, warnings: Vec::new() }
             }
         };

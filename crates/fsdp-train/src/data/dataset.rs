@@ -48,7 +48,7 @@ impl<'a> Loading<'a> {
     }
 
     /// As [`quietly`](Loading::quietly), but nothing is written.
-    pub fn to_look(out_dir: &'a Path) -> Loading<'a> {
+    pub fn read_only(out_dir: &'a Path) -> Loading<'a> {
         Loading { keeps: false, ..Loading::quietly(out_dir) }
     }
 }
@@ -152,7 +152,7 @@ impl Dataset {
             Packing::Stream => self.tokens(self.whole(document)).any(|token| token.counts),
             Packing::Documents | Packing::Packed => self.has_target(document),
         };
-        if !self.has_silent() || documents == 0 || (0..documents).any(has_target) {
+        if !self.has_ignored() || documents == 0 || (0..documents).any(has_target) {
             return Ok(());
         }
         let needed = (0..documents).filter_map(|document| self.inputs_to_target(document)).min();
@@ -178,7 +178,7 @@ impl Dataset {
 
     /// Drops documents without a target that counts.
     fn leave_out_silent(&mut self) {
-        if !self.has_silent() {
+        if !self.has_ignored() {
             return;
         }
         let has_target = |&document: &usize| self.has_target(document);
@@ -216,8 +216,8 @@ impl Dataset {
     }
 
     /// Whether some tokens do not count in the loss.
-    pub fn has_silent(&self) -> bool {
-        self.corpus.scan.has_silent
+    pub fn has_ignored(&self) -> bool {
+        self.corpus.scan.has_ignored
     }
 
     /// Returns the number of tokens of all documents in use, including bos and eos.

@@ -7,7 +7,7 @@ use super::error::DataError;
 use super::record::{Chosen, Fields, MESSAGES, Record, names};
 use super::special::Form;
 use super::tokenizer::Tokenizer;
-use super::tokens::SILENT;
+use super::tokens::IGNORED_BIT;
 
 /// Turns records into tokens.
 pub(super) struct Encoder<'a> {
@@ -22,7 +22,7 @@ pub(super) struct Encoder<'a> {
 /// The tokens of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Made {
-    /// Token ids, with [`SILENT`] set in those that do not count in the loss.
+    /// Token ids, with [`IGNORED_BIT`] set in those that do not count in the loss.
     pub(super) ids: Vec<u32>,
     /// The form of the document.
     pub(super) form: Form,
@@ -30,7 +30,7 @@ pub(super) struct Made {
 
 impl Made {
     fn marked(Marked { ids, counts }: Marked, form: Form) -> Made {
-        let word = |(id, counts): (u32, bool)| if counts { id } else { id | SILENT };
+        let word = |(id, counts): (u32, bool)| if counts { id } else { id | IGNORED_BIT };
         Made { ids: ids.into_iter().zip(counts).map(word).collect(), form }
     }
 }
@@ -131,7 +131,7 @@ impl Encoder<'_> {
 
 /// Reads a token id, which must leave the highest of 32 bits free for marking tokens that do not count.
 fn id(item: &Value) -> Result<u32, String> {
-    let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < SILENT);
+    let id = item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < IGNORED_BIT);
     id.ok_or_else(|| {
         let what = if item.is_number() { item.to_string() } else { kind(item).to_owned() };
         format!("contains {what}, but must be a string or a list of token ids, integers from 0 to 2147483647")

@@ -18,7 +18,7 @@ use glob::{MatchOptions, Pattern};
 
 use super::error::DataError;
 use crate::config::DataConfig;
-use crate::true_path::true_path;
+use crate::resolve_links::resolve_links;
 pub(super) use formats::{Compression, Kind, wanted};
 
 /// Names the given paths in errors, until the key that they belong to is known.
@@ -51,12 +51,12 @@ impl Written {
     fn by(config: &DataConfig, out_dir: &Path) -> Written {
         let cache = config.cache.iter().map(|cache| ("data.cache", PathBuf::from(cache)));
         let named = [("run.out_dir", out_dir.to_owned())].into_iter().chain(cache);
-        Written { folders: named.map(|(key, path)| (key, path.clone(), true_path(&path))).collect() }
+        Written { folders: named.map(|(key, path)| (key, path.clone(), resolve_links(&path))).collect() }
     }
 
     /// Returns the key and the path of the folder that contains a path.
     fn folder_of(&self, path: &Path) -> Option<(&'static str, &Path)> {
-        let path = true_path(path);
+        let path = resolve_links(path);
         let (key, folder, _) = self.folders.iter().find(|(_, _, folder)| path.starts_with(folder))?;
         Some((key, folder))
     }
@@ -142,10 +142,10 @@ fn matching(path: &str, pattern: &Pattern) -> Result<Vec<PathBuf>, DataError> {
 /// Whether a file with this path is data of a run, or would be if it existed.
 pub fn is_data(data: &DataConfig, out_dir: &Path, file: &Path) -> bool {
     let is_written = Written::by(data, out_dir).folder_of(file).is_some();
-    let (named, file) = (file, true_path(file));
+    let (named, file) = (file, resolve_links(file));
     let leads_there = |path: &String| {
         let matches = |pattern: Pattern| pattern.matches_path_with(named, LIKE_A_SHELL);
-        let folder = true_path(Path::new(path));
+        let folder = resolve_links(Path::new(path));
         let is_inside = || folder.is_dir() && file.starts_with(&folder) && formats::is_of(&file, data.format);
         file == folder || is_inside() || pattern(path).is_some_and(matches)
     };

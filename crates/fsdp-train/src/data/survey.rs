@@ -14,7 +14,7 @@ use super::role::Role;
 use super::special::{Form, Special};
 use super::text::Text;
 use super::tokenizer::Tokenizer;
-use super::tokens::SILENT;
+use super::tokens::IGNORED_BIT;
 use super::warning::DataWarning;
 use crate::config::{DataConfig, Packing};
 
@@ -100,7 +100,7 @@ pub fn outlook(
         let warnings = expected(&beginning, special, config, tokenizer.digest().is_some());
         return Ok(Outlook { survey, whole: None, tokenizer_ids, warnings });
     }
-    let mut dataset = Dataset::load(paths, config, &Loading::to_look(out_dir)).map_err(of_key)?;
+    let mut dataset = Dataset::load(paths, config, &Loading::read_only(out_dir)).map_err(of_key)?;
     dataset.check_vocabulary(vocab)?;
     role.expect(dataset.len(), dataset.seq_len())?;
     let whole = Whole { tokens: dataset.tokens_len() as u64, samples: dataset.len() as u64 };
@@ -161,7 +161,7 @@ fn look(paths: &[String], config: &DataConfig, out_dir: &Path) -> Result<Look, D
     let count: usize = beginning.encoded.iter().map(|batch| batch.ids.len()).sum();
     let about_tokens = u128::from(bytes) * count as u128 / beginning.bytes.max(1) as u128;
     let about_tokens = u64::try_from(about_tokens).unwrap_or(u64::MAX);
-    let has_prompts = beginning.encoded.iter().any(|batch| batch.ids.iter().any(|id| id & SILENT != 0));
+    let has_prompts = beginning.encoded.iter().any(|batch| batch.ids.iter().any(|id| id & IGNORED_BIT != 0));
     let has_text = beginning.encoded.iter().flat_map(Encoded::documents).any(|(_, form)| form == Form::Text);
     let survey = Survey { files, bytes, tokens: None, about_tokens, has_prompts, has_text };
     Ok(Look { survey, found, tokenizer, beginning: Some(beginning) })
@@ -185,7 +185,7 @@ fn check_vocabulary(
     let forms = beginning.encoded.iter().flat_map(Encoded::documents).map(|(_, form)| form);
     special.check_vocabulary(forms, vocab)?;
     for Encoded { file, ids, .. } in &beginning.encoded {
-        if let Some(id) = ids.iter().map(|id| id & !SILENT).find(|&id| id as usize >= vocab) {
+        if let Some(id) = ids.iter().map(|id| id & !IGNORED_BIT).find(|&id| id as usize >= vocab) {
             let reason = format!(
                 "token id {id} (among the first records), but the model's vocab_size is {vocab}; use the model's own tokenizer"
             );

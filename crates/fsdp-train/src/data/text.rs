@@ -93,7 +93,7 @@ impl Text<'_> {
     }
 
     /// Returns a key that no cache file has, for tokens that are not cached; it is computed without reading the files.
-    pub(super) fn key_of_none_kept(&self) -> Key {
+    pub(super) fn uncached_key(&self) -> Key {
         Key { digest: self.key_of_none(), stamps: Vec::new() }
     }
 

@@ -71,7 +71,7 @@ impl fmt::Debug for Bytes {
 }
 
 /// The bit of a marked id that excludes the token from the loss. No vocabulary is that large.
-pub(super) const SILENT: u32 = 1 << 31;
+pub(super) const IGNORED_BIT: u32 = 1 << 31;
 
 /// A token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Token {
     }
 
     fn of_marked(word: u32) -> Token {
-        Token { id: word & !SILENT, counts: word & SILENT == 0 }
+        Token { id: word & !IGNORED_BIT, counts: word & IGNORED_BIT == 0 }
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) enum Width {
     U16,
     /// Four bytes.
     U32,
-    /// Four bytes, with [`SILENT`] set in ids that do not count in the loss.
+    /// Four bytes, with [`IGNORED_BIT`] set in ids that do not count in the loss.
     Marked,
 }
 
@@ -209,13 +209,13 @@ pub(super) struct Scan {
     /// The largest id that was read; `None` if no id was read.
     pub(super) id_max: Option<u32>,
     /// Whether some tokens do not count in the loss.
-    pub(super) has_silent: bool,
+    pub(super) has_ignored: bool,
 }
 
 impl Scan {
     /// A scan of no ids.
     pub(super) fn empty() -> Scan {
-        Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_silent: false }
+        Scan { digest: DigestKind::Crc64.empty(), len_bytes: 0, id_max: None, has_ignored: false }
     }
 
     /// Scans a sequence of token files: all ids if they have at most `whole_bytes`, else samples, so that the time of a
@@ -235,7 +235,7 @@ impl Scan {
             digest: self.digest.then(next.digest, next.len_bytes),
             len_bytes: self.len_bytes + next.len_bytes,
             id_max: self.id_max.max(next.id_max),
-            has_silent: self.has_silent || next.has_silent,
+            has_ignored: self.has_ignored || next.has_ignored,
         }
     }
 
@@ -246,16 +246,16 @@ impl Scan {
                 Scan::of_wide(bytemuck::cast_slice(&wide.collect::<Vec<u32>>()), 0)
             }
             Width::U32 => Scan::of_wide(block, 0),
-            Width::Marked => Scan::of_wide(block, SILENT),
+            Width::Marked => Scan::of_wide(block, IGNORED_BIT),
         }
     }
 
     /// Scans 32-bit words, which are marked if a bit of `mark` is set.
     fn of_wide(bytes: &[u8], mark: u32) -> Scan {
         let words = || bytes.as_chunks().0.iter().map(|&id| u32::from_le_bytes(id));
-        let (id_max, has_silent) =
+        let (id_max, has_ignored) =
             (words().map(|word| word & !mark).max(), words().any(|word| word & mark != 0));
-        Scan { digest: DigestKind::Crc64.of(bytes), len_bytes: bytes.len() as u64, id_max, has_silent }
+        Scan { digest: DigestKind::Crc64.of(bytes), len_bytes: bytes.len() as u64, id_max, has_ignored }
     }
 }
 

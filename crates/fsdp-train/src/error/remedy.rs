@@ -11,7 +11,7 @@ pub(super) fn told(error: &Error) -> String {
     }
 }
 
-/// Like [`told`], for an error that may not be of the core.
+/// Like [`wire_result`], for an error that may not be of the core.
 pub(super) fn told_of_any(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     error.downcast_ref().map_or_else(|| error.to_string(), told)
 }

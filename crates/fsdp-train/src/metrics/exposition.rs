@@ -63,7 +63,7 @@ const EVAL_FIGURES: [(&str, &str, &str); 2] = [
 ];
 
 /// A server that exposes metrics until it is dropped.
-pub(crate) struct Exposition {
+pub(crate) struct MetricsServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     thread: Option<JoinHandle<()>>,
@@ -85,7 +85,7 @@ struct State {
     of_sets: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
-impl Exposition {
+impl MetricsServer {
     /// Listens on an address for a run of `steps` steps, of which `done` are done.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Exposition {
     }
 }
 
-impl Drop for Exposition {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         // The thread blocks until a client connects. If this machine cannot connect to itself, the thread lives until
@@ -272,12 +272,12 @@ fn number(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn exposition() -> Exposition {
+    fn exposition() -> MetricsServer {
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-        Exposition::listen(any_port, 50, 3).unwrap()
+        MetricsServer::listen(any_port, 50, 3).unwrap()
     }
 
-    fn ask(exposition: &Exposition, question: &str) -> String {
+    fn ask(exposition: &MetricsServer, question: &str) -> String {
         let mut stream = TcpStream::connect(exposition.address()).unwrap();
         stream.write_all(question.as_bytes()).unwrap();
         let mut answer = String::new();
@@ -333,8 +333,8 @@ mod tests {
     fn an_address_that_is_taken_is_an_error_and_free_again_afterwards() {
         let first = exposition();
         let address = first.address();
-        assert_eq!(Exposition::listen(address, 1, 0).err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(MetricsServer::listen(address, 1, 0).err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(first);
-        drop(Exposition::listen(address, 1, 0).unwrap());
+        drop(MetricsServer::listen(address, 1, 0).unwrap());
     }
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Census, EvalMetrics, StepMetrics};
+use super::{EvalMetrics, ProcessTable, StepMetrics};
 use crate::error::TrainError;
 use crate::whole_file;
 
@@ -75,8 +75,8 @@ impl MetricsFile {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn start(&mut self, step: u64, census: &Census) -> io::Result<()> {
-        let Census { transport, processes } = census;
+    pub(crate) fn start(&mut self, step: u64, census: &ProcessTable) -> io::Result<()> {
+        let ProcessTable { transport, processes } = census;
         let ranks: usize = processes.iter().map(|process| process.ranks).sum();
         let who = json!({
             "version": crate::VERSION,

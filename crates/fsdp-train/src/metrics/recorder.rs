@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::exposition::Exposition;
-use super::{Census, EvalMetrics, METRICS, MetricsFile, StepMetrics, csv, mlflow, tensorboard};
+use super::exposition::MetricsServer;
+use super::{EvalMetrics, METRICS, MetricsFile, ProcessTable, StepMetrics, csv, mlflow, tensorboard};
 use crate::config::{MetricsSink, Resolved};
 use crate::error::TrainError;
 
@@ -72,7 +72,7 @@ pub(crate) struct Recorder {
     out_dir: PathBuf,
     file: MetricsFile,
     sinks: Vec<Box<dyn Sink>>,
-    exposition: Option<Exposition>,
+    exposition: Option<MetricsServer>,
 }
 
 impl Recorder {
@@ -111,7 +111,7 @@ impl Recorder {
     }
 
     /// Also serves the figures of the last step over HTTP.
-    pub(crate) fn expose(&mut self, exposition: Exposition) {
+    pub(crate) fn expose(&mut self, exposition: MetricsServer) {
         self.exposition = Some(exposition);
     }
 
@@ -119,7 +119,7 @@ impl Recorder {
     ///
     /// # Errors
     /// [`TrainError::Io`].
-    pub(crate) fn start(&mut self, step: u64, census: &Census) -> Result<(), TrainError> {
+    pub(crate) fn start(&mut self, step: u64, census: &ProcessTable) -> Result<(), TrainError> {
         self.file.start(step, census).map_err(TrainError::io("write", self.out_dir.join(METRICS)))
     }
 

@@ -58,8 +58,8 @@ fn a_line_is_one_object_with_the_fixed_keys_in_order() {
     assert_eq!(text, expected);
 }
 
-fn census() -> Census {
-    let process = |first_rank, host: &str| Participant {
+fn census() -> ProcessTable {
+    let process = |first_rank, host: &str| ProcessInfo {
         host: host.to_owned(),
         pid: 7,
         device: "cpu".to_owned(),
@@ -67,7 +67,7 @@ fn census() -> Census {
         first_rank,
         ranks: 2,
     };
-    Census { transport: "TCP".to_owned(), processes: vec![process(0, "n1"), process(2, "n2")] }
+    ProcessTable { transport: "TCP".to_owned(), processes: vec![process(0, "n1"), process(2, "n2")] }
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn the_line_of_a_start_says_who_takes_part() {
     assert!(text.ends_with("}\n") && text.lines().count() == 1, "{text}");
     let line: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(line, json!({ "start": start }));
-    let alone = Census::alone("cpu", 3);
+    let alone = ProcessTable::alone("cpu", 3);
     let this = &alone.processes[0];
     assert_eq!((&*alone.transport, alone.processes.len(), this.ranks), ("threads", 1, 3));
     assert_eq!(this.pid, std::process::id());

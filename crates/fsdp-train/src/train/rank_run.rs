@@ -9,14 +9,14 @@ use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
 use crate::adapter::merges;
-use crate::checkpoint::{Outcome, Place, RunState, RunWarning, Saver, Tidied, Tidying};
+use crate::checkpoint::{Cleanup, CleanupResult, Outcome, Place, RunState, RunWarning, Saver};
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
-use crate::waiting::{self, Heard, WaitTimer};
+use crate::waiting::{self, WaitReports, WaitTimer};
 
 /// The run of one rank.
 pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
@@ -24,14 +24,14 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     trainer: RankTrainer<'a, M, A>,
     saver: Option<Saver>,
     /// Work after a save, on the first rank.
-    tidying: Option<Tidying>,
+    tidying: Option<Cleanup>,
     /// A checkpoint whose weights have not produced a loss yet. Older ones are kept until they have.
-    unproven: Option<u64>,
+    new_unchecked: Option<u64>,
     /// The losses that decide whether the run is over and which states are the best.
     watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
     /// Waiting times of other ranks, on the first rank.
-    heard: Heard,
+    heard: WaitReports,
     /// When the step whose report is read next began, as far as the host can tell.
     clock: Instant,
 }
@@ -44,9 +44,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         observer: Box<dyn Observer>,
     ) -> Self {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
-        let (heard, clock) = (Heard::new(run.start.step), Instant::now());
+        let (heard, clock) = (WaitReports::new(run.start.step), Instant::now());
         let watched = run.start.watched.clone();
-        Self { run, trainer, saver, tidying: None, unproven: None, watched, observer, heard, clock }
+        Self { run, trainer, saver, tidying: None, new_unchecked: None, watched, observer, heard, clock }
     }
 
     /// Runs all steps, then saves and exports.
@@ -181,7 +181,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Records the result of a save; `Some` only on the first rank.
     fn note(&mut self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
-            self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
+            self.new_unchecked = outcome.as_ref().ok().map(|saved| saved.step).or(self.new_unchecked);
             self.run.note_save(outcome);
         }
     }
@@ -189,12 +189,12 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from: old
     /// ones may now be deleted, and space be reserved for the next.
     fn tidy(&mut self, step: u64) {
-        let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
+        let Some(proven) = self.new_unchecked.filter(|&saved| saved <= step) else { return };
         self.tidied();
-        self.unproven = None;
+        self.new_unchecked = None;
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
         let best = self.run.saves.best(&self.watched);
-        match Tidying::begin(self.run.saves, proven, best, !is_writing) {
+        match Cleanup::begin(self.run.saves, proven, best, !is_writing) {
             Ok(tidying) => self.tidying = Some(tidying),
             Err(error) => self.run.log().is_in_trouble(error),
         }
@@ -202,7 +202,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Waits for the work that [`RankRun::tidy`] started.
     fn tidied(&mut self) {
-        let Some(Tidied { pruned, reserved }) = self.tidying.take().map(Tidying::finish) else { return };
+        let Some(CleanupResult { pruned, reserved }) = self.tidying.take().map(Cleanup::finish) else {
+            return;
+        };
         if let Err(error) = pruned {
             self.run.log().is_in_trouble(error);
         }

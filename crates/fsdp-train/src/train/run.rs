@@ -18,18 +18,22 @@ use fsdp_nn::model::{Architecture, Counted};
 use super::rank_run::RankRun;
 use super::{ADAPTER, MODEL, MODEL_FILE, RunOptions};
 use crate::adapter::{merges, peft};
-use crate::checkpoint::{Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, not_heard};
+use crate::checkpoint::{
+    Outcome, RunWarning, SaveFailure, SaveOptions, Saved, Source, Start, assembly_error,
+};
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events::{self, SlowRank};
 use crate::export::{Companions, export_checkpoint, export_merged};
 use crate::job::Job;
 use crate::loss_scale::LossScale;
-use crate::metrics::{self, Census, EvalMetrics, Exposition, Recorder, Scaling, StepMetrics, Waiting};
+use crate::metrics::{
+    self, EvalMetrics, MetricsServer, ProcessTable, Recorder, Scaling, StepMetrics, Waiting,
+};
 use crate::rank::{Evaluation, RankTrainer};
 use crate::rule::TrainBackend;
-use crate::told;
 use crate::whole_file::write_small;
+use crate::wire_result;
 
 /// Topic on which ranks give the receipts of their exports.
 const RECEIPTS: &str = "receipts";
@@ -169,7 +173,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     /// Opens the Prometheus endpoint, if configured. If that fails, the run continues.
     fn expose(&self, metrics: &mut Recorder) {
         let Some(address) = self.job.config.run.metrics_listen else { return };
-        match Exposition::listen(address, self.job.config.train.steps, self.start.step) {
+        match MetricsServer::listen(address, self.job.config.train.steps, self.start.step) {
             Ok(exposition) => {
                 events::listening(exposition.address());
                 metrics.expose(exposition);
@@ -181,8 +185,8 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         }
     }
 
-    fn census(&self) -> Census {
-        let alone = || Census::alone(self.job.config.run.device.name(), self.job.plan.mesh.world());
+    fn census(&self) -> ProcessTable {
+        let alone = || ProcessTable::alone(self.job.config.run.device.name(), self.job.plan.mesh.world());
         self.options.census.clone().unwrap_or_else(alone)
     }
 
@@ -274,7 +278,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     /// Gives the receipt of a rank's export to the first rank; returns false if that or the export failed.
     pub(super) fn note_export(&self, rank: Rank, exported: Result<Option<Receipt>, TrainError>) -> bool {
         let given = exported.and_then(|receipt| {
-            let given = self.assembly.give(RECEIPTS, rank, told::encode(Ok(&receipt)));
+            let given = self.assembly.give(RECEIPTS, rank, wire_result::encode(Ok(&receipt)));
             given.map_err(|error| fsdp_core::Error::from(error).into())
         });
         self.log().is_exported(given)
@@ -284,11 +288,12 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     pub(super) fn commit_export(&self) -> bool {
         let export = self.log().export.take().expect("an export is committed once");
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
-        let receipts = self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit).map_err(not_heard);
+        let receipts =
+            self.assembly.collect(RECEIPTS, self.job.plan.mesh.world(), limit).map_err(assembly_error);
         let receipts = receipts.and_then(|receipts| {
             receipts
                 .iter()
-                .map(|receipt| told::decode::<Option<Receipt>>(receipt))
+                .map(|receipt| wire_result::decode::<Option<Receipt>>(receipt))
                 .collect::<Result<Vec<_>, _>>()
         });
         let committed = receipts.and_then(|receipts| Ok(export.commit(receipts.into_iter().flatten())?));
@@ -346,9 +351,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     pub(super) fn tell_exported(&self, rank: Rank, is_exported: bool) -> Result<bool, TrainError> {
         const TOPIC: &str = "exported";
         if rank.0 > 0 {
-            return told::decode(&self.assembly.hear(TOPIC, EXPORT_PATIENCE).map_err(not_heard)?);
+            return wire_result::decode(&self.assembly.hear(TOPIC, EXPORT_PATIENCE).map_err(assembly_error)?);
         }
-        let told = self.assembly.announce(TOPIC, told::encode(Ok(&is_exported)));
+        let told = self.assembly.announce(TOPIC, wire_result::encode(Ok(&is_exported)));
         told.map(|()| is_exported).map_err(|error| fsdp_core::Error::from(error).into())
     }
 
@@ -356,7 +361,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
     pub(super) fn note_end(&self, rank: Rank) -> Result<(), TrainError> {
         let log = self.log();
         let trouble = log.trouble.as_ref().filter(|_| rank.0 == self.assembly.local().start);
-        let ended = told::encode(trouble.map_or(Ok(&()), Err));
+        let ended = wire_result::encode(trouble.map_or(Ok(&()), Err));
         Ok(self.assembly.give(ENDS, rank, ended).map_err(fsdp_core::Error::from)?)
     }
 
@@ -369,10 +374,10 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         let limit = Duration::from_secs_f64(self.job.config.run.timeout_s);
         let ends = match self.assembly.collect(ENDS, self.job.plan.mesh.world(), limit) {
             Ok(ends) => ends,
-            Err(error) => return Some(not_heard(error)),
+            Err(error) => return Some(assembly_error(error)),
         };
         let failed = |(rank, end): (usize, &Vec<u8>)| {
-            let source = Box::new(told::decode::<()>(end).err()?);
+            let source = Box::new(wire_result::decode::<()>(end).err()?);
             Some(TrainError::RankFailed { rank: Rank(rank), source })
         };
         ends.iter().enumerate().find_map(failed)

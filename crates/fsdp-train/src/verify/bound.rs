@@ -8,8 +8,8 @@ use fsdp_core::comm::ReduceOp;
 use fsdp_core::plan::Plan;
 
 use super::{Promise, RankRun, Reference};
-use crate::held::Kind;
 use crate::job::Job;
+use crate::shard_runs::Kind;
 
 /// The largest permitted distance of an element of the first gradient from the oracle's.
 struct Bound {

@@ -15,9 +15,9 @@ use super::report::{Difference, MemoryLine, TrafficLine, WorldReport};
 use super::snapshot::{Pieces, Snapshot};
 use super::{RankRun, Reference};
 use crate::error::TrainError;
-use crate::held::Kind;
 use crate::job::Job;
 use crate::rule::TrainBackend;
+use crate::shard_runs::Kind;
 
 /// Creates the report of one world size.
 pub(super) fn world<M: TrainBackend, A: Architecture + Clone>(

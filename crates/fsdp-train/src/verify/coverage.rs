@@ -9,7 +9,7 @@ use fsdp_core::model::{ModelSpec, ParamId};
 use fsdp_core::{Mesh, Rank};
 
 use super::snapshot::{Pieces, Snapshot};
-use crate::held::Kind;
+use crate::shard_runs::Kind;
 
 /// All values of one kind that a parameter has.
 pub(super) struct Expected {

@@ -32,14 +32,14 @@ use fsdp_core::memory::Usage;
 use fsdp_core::{FailureKind, Rank};
 use fsdp_nn::model::Architecture;
 
-use crate::checkpoint::not_heard;
+use crate::checkpoint::assembly_error;
 use crate::error::TrainError;
 use crate::job::Job;
 use crate::memory::expect_room_to_verify;
 use crate::oracle::Oracle;
 use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
-use crate::told;
+use crate::wire_result;
 
 use snapshot::{Pieces, Snapshot};
 
@@ -167,7 +167,7 @@ where
         }
         // Without this, they would wait for the first rank in a collective, which has a time limit.
         false => {
-            assembly.hear(ORACLE, PATIENCE).map_err(not_heard)?;
+            assembly.hear(ORACLE, PATIENCE).map_err(assembly_error)?;
             None
         }
     };
@@ -202,7 +202,7 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
     if !assembly.is_leader() {
         return Ok(None);
     }
-    let found = assembly.collect(FOUND, assembly.world(), PATIENCE).map_err(not_heard)?;
+    let found = assembly.collect(FOUND, assembly.world(), PATIENCE).map_err(assembly_error)?;
     Ok(Some(found.iter().map(|bytes| wire::decode(bytes)).collect()))
 }
 
@@ -210,10 +210,10 @@ fn collect(assembly: &dyn Assembly, ranks: Vec<RankRun>) -> Result<Option<Vec<Ra
 fn conclude(assembly: &dyn Assembly, report: VerifyReport) -> Result<Verified, TrainError> {
     if assembly.is_leader() {
         let holds = report.holds();
-        assembly.announce(HOLDS, told::encode(Ok(&holds))).map_err(fsdp_core::Error::from)?;
+        assembly.announce(HOLDS, wire_result::encode(Ok(&holds))).map_err(fsdp_core::Error::from)?;
         return Ok(Verified { holds, report: Some(report) });
     }
-    let holds = told::decode(&assembly.hear(HOLDS, PATIENCE).map_err(not_heard)?)?;
+    let holds = wire_result::decode(&assembly.hear(HOLDS, PATIENCE).map_err(assembly_error)?)?;
     Ok(Verified { holds, report: None })
 }
 

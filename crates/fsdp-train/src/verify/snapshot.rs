@@ -7,9 +7,9 @@ use fsdp_core::{Memory, Queue};
 use fsdp_nn::model::Architecture;
 
 use crate::error::TrainError;
-use crate::held::{Kind, Run, runs};
 use crate::oracle::Oracle;
 use crate::rule::TrainBackend;
+use crate::shard_runs::{Kind, Run, runs};
 
 /// All values of a model, indexed by parameter.
 #[derive(Clone, Debug)]

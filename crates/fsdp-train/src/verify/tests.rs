@@ -9,7 +9,7 @@ use fsdp_nn::{HostMemory, HostOptions};
 use super::*;
 use crate::InitSource;
 use crate::config::Resolved;
-use crate::held::Kind;
+use crate::shard_runs::Kind;
 
 fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {
     let data = dir.join("tokens.bin");

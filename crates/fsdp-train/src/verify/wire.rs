@@ -9,7 +9,7 @@ use fsdp_core::model::ParamId;
 use super::RankRun;
 use super::report::counts;
 use super::snapshot::{Held, Pieces};
-use crate::held::Kind;
+use crate::shard_runs::Kind;
 
 /// Panic message for malformed bytes: ranks verify that they run the same program before they begin.
 const SAME_PROGRAM: &str = "a rank of the same program has encoded it";

@@ -200,7 +200,7 @@ impl Plugin {
 
     /// Classifies a compile failure, for a device kind and flags, as one of memory, of the program, or of other
     /// processes, which a plugin may contact.
-    pub(super) fn not_compiled(
+    pub(super) fn classify_compile_error(
         &self,
         kind: &DeviceKind,
         flags: &[&'static str],

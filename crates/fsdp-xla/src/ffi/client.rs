@@ -121,7 +121,7 @@ impl Client {
         let compiled = self.plugin.call(api::COMPILE, arguments);
         Executable::new(
             self,
-            compiled.map_err(|error| self.plugin.not_compiled(&self.kind, flags, error))?.get(6),
+            compiled.map_err(|error| self.plugin.classify_compile_error(&self.kind, flags, error))?.get(6),
         )
     }
 

@@ -90,7 +90,8 @@ impl Topology {
             .set(5, options.len())
             .set(6, client);
         let compiled = self.plugin.call(api::COMPILE_AHEAD, arguments);
-        let handle = compiled.map_err(|error| self.plugin.not_compiled(&self.kind, flags, error))?.get(7);
+        let handle =
+            compiled.map_err(|error| self.plugin.classify_compile_error(&self.kind, flags, error))?.get(7);
         Ok(Compiled { plugin: Arc::clone(&self.plugin), handle })
     }
 }

@@ -23,7 +23,7 @@ impl Trace {
             return self.write(&writes[0], &y);
         }
         let (dy, slopes) = match op.pass {
-            Pass::BackwardAgain => (self.read_master(writes[0].slice.as_slice()), 1),
+            Pass::BackwardRecompute => (self.read_master(writes[0].slice.as_slice()), 1),
             _ => (reads[if op.gated { 2 } else { 1 }].clone(), 0),
         };
         let mut dx = self.hlo.multiply(&dy, &slope);
@@ -33,7 +33,7 @@ impl Trace {
             self.write(&writes[slopes + 1], &dup);
         }
         self.write(&writes[slopes], &dx);
-        if op.pass == Pass::BackwardAgain {
+        if op.pass == Pass::BackwardRecompute {
             let y = forward(self);
             self.write(&writes[0], &y);
         }

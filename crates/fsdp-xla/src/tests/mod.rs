@@ -17,7 +17,7 @@ use fsdp_nn::conformance::{Subject, operations};
 use fsdp_nn::op::Op;
 
 use crate::buffer::XlaBuffer;
-use crate::memory::{In, Moment, Out, XlaMemory};
+use crate::memory::{In, Out, TraceEvent, XlaMemory};
 use crate::{Devices, ProgramForm, ProgramOptions, Reduction};
 
 /// A launcher on the plugin's devices; `None` without a plugin to test with.
@@ -53,7 +53,7 @@ struct Compiled {
 
 impl Memory for Compiled {
     type Buffer = XlaBuffer;
-    type Event = Moment;
+    type Event = TraceEvent;
 
     fn allocate(&self, category: Category, dtype: DType, len: usize) -> Result<XlaBuffer, Error> {
         self.memory.allocate(category, dtype, len)
@@ -114,11 +114,11 @@ impl Memory for Compiled {
         self.memory.read(queue, src, dst)
     }
 
-    fn record(&self, queue: Queue) -> Moment {
+    fn record(&self, queue: Queue) -> TraceEvent {
         self.memory.record(queue)
     }
 
-    fn wait(&self, queue: Queue, event: &Moment) {
+    fn wait(&self, queue: Queue, event: &TraceEvent) {
         self.memory.wait(queue, event);
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use super::authenticator::Authenticator;
 use super::connection::Connection;
-use super::gate::Gate;
 use super::shared::Shared;
 use crate::process::auth::AuthError;
 use crate::process::protocol::{ConnectionId, Event, Machine, Output, Request};
@@ -33,7 +33,7 @@ pub(super) struct Driver<M> {
     poll: Poll,
     events: Events,
     pub(super) machine: M,
-    gate: Option<Gate>,
+    gate: Option<Authenticator>,
     connections: BTreeMap<ConnectionId, Connection>,
     /// The id of the next connection.
     next: usize,
@@ -76,8 +76,8 @@ impl<M: Machine> Driver<M> {
         self.shared.clone()
     }
 
-    /// Accepts connections at `gate` from now on.
-    pub(super) fn open(&mut self, mut gate: Gate) -> io::Result<()> {
+    /// Accepts connections at `authenticator` from now on.
+    pub(super) fn open(&mut self, mut gate: Authenticator) -> io::Result<()> {
         self.poll.registry().register(&mut gate.listener, GATE, Interest::READABLE)?;
         self.gate = Some(gate);
         Ok(())
@@ -174,7 +174,7 @@ impl<M: Machine> Driver<M> {
     fn look_into_inbox(&mut self) {
         let inbox = self.shared.take();
         for proof in inbox.arrivals {
-            self.gate.iter_mut().for_each(Gate::examined);
+            self.gate.iter_mut().for_each(Authenticator::examined);
             // A connection for which this process has no resources is closed; the other end retries.
             let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));
         }

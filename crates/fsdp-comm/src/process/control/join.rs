@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use fsdp_core::FailureKind;
 
+use super::authenticator::{Authenticator, PROOF_MAX};
 use super::driver::Driver;
 use super::error::{JoinError, Obstacle};
-use super::gate::{Gate, PROOF_MAX};
 use super::{ControlOptions, PURPOSE};
 use crate::process::auth::{Side, authenticate_within};
 use crate::process::protocol::{Event, Leader, Member};
@@ -32,7 +32,7 @@ pub(super) fn lead(
     let generation = getrandom::u64()?.max(1);
     let leader = Leader::new(options.join(generation), generation, options.pulse());
     let mut driver = Driver::new(leader, options.heartbeat, options.processes)?;
-    driver.open(Gate::new(listener, options.token, options.processes)?)?;
+    driver.open(Authenticator::new(listener, options.token, options.processes)?)?;
     loop {
         if let Some(Event::Go(roster)) = driver.turn()? {
             return Ok((driver, roster));

@@ -8,7 +8,7 @@ use fsdp_core::Rank;
 use fsdp_core::comm::CommError;
 use mio::Waker;
 
-use crate::assembly::Board;
+use crate::assembly::TopicStore;
 use crate::flight::FlightRecorder;
 use crate::link::Alarm;
 use crate::monitor::lock;
@@ -23,7 +23,7 @@ pub(super) type Arrival = Result<TcpStream, AuthError>;
 
 /// See the [module](self).
 pub(super) struct Shared {
-    pub(super) board: Board,
+    pub(super) board: TopicStore,
     state: Mutex<State>,
     left: Condvar,
     waker: Waker,
@@ -54,7 +54,7 @@ pub(super) struct Inbox {
 impl Shared {
     pub(super) fn new(waker: Waker) -> Self {
         let (state, left, recorder) = (Mutex::default(), Condvar::new(), OnceLock::new());
-        Self { board: Board::default(), state, left, waker, recorder }
+        Self { board: TopicStore::default(), state, left, waker, recorder }
     }
 
     /// Sets the recorder whose last call is reported to the others.

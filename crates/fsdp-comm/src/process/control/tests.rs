@@ -310,7 +310,7 @@ fn join_behind_strangers() -> bool {
     let _closed_or_reset = known.stream.read_to_end(&mut Vec::new());
     let answer = strangers[0].read(&mut [0; 10]);
     assert!(matches!(answer, Ok(0) | Err(_)), "a stranger gets no answer: {answer:?}");
-    took < super::gate::PROOF_MAX
+    took < super::authenticator::PROOF_MAX
 }
 
 #[test]

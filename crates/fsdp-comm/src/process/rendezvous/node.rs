@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Rendezvous, RendezvousError, Way, common_name, write_private};
+use super::{Method, Rendezvous, RendezvousError, common_name, write_private};
 use crate::process::place::Place;
 
 /// Pause between two polls.
@@ -31,7 +31,7 @@ impl NodeFolder {
             Some(folder) => PathBuf::from(folder),
             None => std::env::temp_dir().join(common_name(place.launched_by, variable, launcher)),
         };
-        Self { rendezvous: Rendezvous { way: Way::File, folder, is_private: true }, place }
+        Self { rendezvous: Rendezvous { way: Method::File, folder, is_private: true }, place }
     }
 
     /// Leaves a text for each other process on this node, and waits until they have read it, because launchers kill

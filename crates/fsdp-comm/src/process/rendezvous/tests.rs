@@ -35,17 +35,17 @@ const MASTER: [(&str, &str); 3] =
 fn every_launcher_has_a_way() {
     let shared = Some(Path::new("out"));
     let torchrun = several_nodes(LaunchedBy::Torchrun);
-    let store = Way::Store { host: "n1".to_owned(), port: 29500 };
+    let store = Method::Store { host: "n1".to_owned(), port: 29500 };
     assert_eq!(
         of(torchrun, &MASTER, shared).unwrap(),
         Rendezvous { way: store, folder: "out".into(), is_private: false }
     );
-    let port = |host: &str, port| Way::Port { host: host.to_owned(), port };
+    let port = |host: &str, port| Method::Port { host: host.to_owned(), port };
     assert_eq!(of(torchrun, &MASTER[..2], shared).unwrap().way, port("n1", 29500));
     let named = [&MASTER[..], &[("FSDP_RENDEZVOUS", "[::1]:7")]].concat();
     assert_eq!(of(torchrun, &named, shared).unwrap().way, port("::1", 7));
     assert_eq!(of(ONE_NODE, &named, shared).unwrap().way, port("::1", 7));
-    assert_eq!(of(several_nodes(LaunchedBy::OpenMpi), &[], shared).unwrap().way, Way::File);
+    assert_eq!(of(several_nodes(LaunchedBy::OpenMpi), &[], shared).unwrap().way, Method::File);
     let nowhere = of(several_nodes(LaunchedBy::Hydra), &[], None).unwrap_err();
     assert!(matches!(nowhere, RendezvousError::Nowhere { launched_by: LaunchedBy::Hydra }), "{nowhere}");
     for wrong in ["n1", "n1:port", ":7"] {
@@ -141,7 +141,7 @@ fn torchruns_store_names_the_leader_and_a_later_one_replaces_it() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || store(&listener));
-    let way = Way::Store { host: "127.0.0.1".to_owned(), port };
+    let way = Method::Store { host: "127.0.0.1".to_owned(), port };
     let meet = Rendezvous { way, folder: PathBuf::new(), is_private: false };
     assert_eq!(meet.find().unwrap(), []);
     for last in [1, 2] {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fsdp_core::Rank;
 
 use super::{Rows, Table};
-use crate::rendezvous::line::{Line, Position};
+use crate::rendezvous::call_sequence::{CallSequence, Position};
 use crate::rendezvous::report::{CallReport, LineReport, Report, RowReport, WaitReport};
 
 impl<E> Table<E> {
@@ -29,7 +29,7 @@ impl<E> Table<E> {
     fn line(
         &self,
         number: usize,
-        line: &Line,
+        line: &CallSequence,
         now: Instant,
         patience: Duration,
         world: usize,

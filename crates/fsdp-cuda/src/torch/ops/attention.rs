@@ -27,7 +27,7 @@ const HEAD_DIM_UNIT: usize = 8;
 
 /// How a call is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum AttentionKernel {
     /// libtorch's blocked kernel for the host.
     Host,
     /// The CUDA kernel of libtorch that PyTorch would choose.
@@ -40,18 +40,18 @@ enum Way {
     Composed,
 }
 
-impl Way {
+impl AttentionKernel {
     /// Forward and backward passes over the same operands are computed in the same way: the choice depends on shapes,
     /// dtype, device, and process-wide settings.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
-        let way = if Way::is_composed(scores) {
-            Way::Composed
+        let way = if AttentionKernel::is_composed(scores) {
+            AttentionKernel::Composed
         } else if operands[0].device() == Device::Cpu {
-            Way::Host
+            AttentionKernel::Host
         } else {
             // Repeated keys and values have the sizes and dtype of queries, and the choice depends on nothing else.
             let [q, k, v] = operands;
-            Way::of_kernels(dims, |repeated| {
+            AttentionKernel::of_kernels(dims, |repeated| {
                 Ok(ffi::choose_attention(if repeated { [q, q, q] } else { [q, k, v] })?)
             })?
         };
@@ -71,25 +71,28 @@ impl Way {
         choose: impl Fn(bool) -> Result<Option<CudaAttention>, Failure>,
     ) -> Result<Self, Failure> {
         if !dims.head_dim.is_multiple_of(HEAD_DIM_UNIT) {
-            return Ok(Way::Composed);
+            return Ok(AttentionKernel::Composed);
         }
         let is_grouped = dims.heads != dims.kv_heads;
         match choose(false)? {
-            Some(kernel) if !is_grouped || kernel.takes_groups() => Ok(Way::Cuda(kernel)),
-            None if !is_grouped => Ok(Way::Composed),
-            _ => Ok(choose(true)?.map_or(Way::Composed, Way::Repeated)),
+            Some(kernel) if !is_grouped || kernel.takes_groups() => Ok(AttentionKernel::Cuda(kernel)),
+            None if !is_grouped => Ok(AttentionKernel::Composed),
+            _ => Ok(choose(true)?.map_or(AttentionKernel::Composed, AttentionKernel::Repeated)),
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Way::Host => "libtorch's for the host",
-            Way::Cuda(CudaAttention::Flash) | Way::Repeated(CudaAttention::Flash) => "FlashAttention",
-            Way::Cuda(CudaAttention::Efficient) | Way::Repeated(CudaAttention::Efficient) => {
-                "memory-efficient"
+            AttentionKernel::Host => "libtorch's for the host",
+            AttentionKernel::Cuda(CudaAttention::Flash) | AttentionKernel::Repeated(CudaAttention::Flash) => {
+                "FlashAttention"
             }
-            Way::Cuda(CudaAttention::Cudnn) | Way::Repeated(CudaAttention::Cudnn) => "cuDNN",
-            Way::Composed => "composed",
+            AttentionKernel::Cuda(CudaAttention::Efficient)
+            | AttentionKernel::Repeated(CudaAttention::Efficient) => "memory-efficient",
+            AttentionKernel::Cuda(CudaAttention::Cudnn) | AttentionKernel::Repeated(CudaAttention::Cudnn) => {
+                "cuDNN"
+            }
+            AttentionKernel::Composed => "composed",
         }
     }
 }
@@ -155,8 +158,8 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let (dims, (scores, _)) = (span.dims, span.facts);
         let scale = scores.scale(dims.head_dim);
-        match Way::of(dims, scores, [q, k, v])? {
-            Way::Host => {
+        match AttentionKernel::of(dims, scores, [q, k, v])? {
+            AttentionKernel::Host => {
                 let (found, sums) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
                     q,
                     k,
@@ -169,12 +172,14 @@ impl<D: TorchStorage> Torch<D> {
                 y.f_copy_(&found)?;
                 lse.f_copy_(&sums)?;
             }
-            Way::Cuda(which) => ffi::attention(which, scale, [q, k, v], y, lse)?,
-            Way::Repeated(which) => {
+            AttentionKernel::Cuda(which) => ffi::attention(which, scale, [q, k, v], y, lse)?,
+            AttentionKernel::Repeated(which) => {
                 let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
                 ffi::attention(which, scale, [q, &k, &v], y, lse)?;
             }
-            Way::Composed => Composed::new(self, dims, span.facts).forward([q, k, v], [y, lse])?,
+            AttentionKernel::Composed => {
+                Composed::new(self, dims, span.facts).forward([q, k, v], [y, lse])?
+            }
         }
         Ok(())
     }
@@ -210,8 +215,8 @@ impl<D: TorchStorage> Torch<D> {
     ) -> Result<(), Failure> {
         let (dims, (scores, _)) = (span.dims, span.facts);
         let scale = scores.scale(dims.head_dim);
-        match Way::of(dims, scores, [q, k, v])? {
-            Way::Host => {
+        match AttentionKernel::of(dims, scores, [q, k, v])? {
+            AttentionKernel::Host => {
                 let gradients = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
                     dy,
                     q,
@@ -226,12 +231,14 @@ impl<D: TorchStorage> Torch<D> {
                 )?;
                 ffi::pack_heads([&gradients.0, &gradients.1, &gradients.2], dqkv)?;
             }
-            Way::Cuda(which) => ffi::attention_backward(which, scale, dy, [q, k, v], [y, lse], dqkv)?,
-            Way::Repeated(which) => {
+            AttentionKernel::Cuda(which) => {
+                ffi::attention_backward(which, scale, dy, [q, k, v], [y, lse], dqkv)?
+            }
+            AttentionKernel::Repeated(which) => {
                 let [k, v] = [repeated(dims, k)?, repeated(dims, v)?];
                 ffi::attention_backward(which, scale, dy, [q, &k, &v], [y, lse], dqkv)?;
             }
-            Way::Composed => {
+            AttentionKernel::Composed => {
                 let [for_q, for_k, for_v] = heads(dims, dqkv)?;
                 Composed::new(self, dims, span.facts).backward(
                     [q, k, v],
@@ -255,7 +262,7 @@ struct Span<'a> {
 impl<'a> Span<'a> {
     /// Kernels take documents one by one; the composition handles all documents together.
     fn all(dims: AttentionDims, (scores, batch): (Scores, BatchFacts<'a>)) -> Vec<Self> {
-        if !scores.packed || Way::is_composed(scores) {
+        if !scores.packed || AttentionKernel::is_composed(scores) {
             return vec![Self { dims, facts: (scores, batch), place: None }];
         }
         let document = |rows: &Range<usize>| Self {

@@ -4,6 +4,6 @@
 //! in the order of the host's rules, so the results have the same bits.
 
 mod adamw;
-mod below;
 mod blocks;
+mod delegate;
 mod sgd;

@@ -48,7 +48,7 @@ fn prompts_and_messages_are_told_from_texts() {
         encoder.encode(Record::Object(record))
     };
     let made = encode(json!({"text": "x", "prompt": "a", "completion": "b"})).unwrap();
-    assert_eq!(made, Made { ids: vec![97 | SILENT, 98], form: Form::Completion });
+    assert_eq!(made, Made { ids: vec![97 | IGNORED_BIT, 98], form: Form::Completion });
     let made = encode(json!({"text": "x", "prompt": "a"})).unwrap();
     assert_eq!(made, Made { ids: vec![120], form: Form::Text });
     let fault = |record: Value| encode(record).unwrap_err().to_string();

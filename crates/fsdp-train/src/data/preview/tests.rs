@@ -16,7 +16,7 @@ fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
         fs::write(&file, text).unwrap();
         let loading = Loading { out_dir: &dir.path().join("out"), watch: &Watch::NOBODY, keeps: true };
         let dataset = Dataset::load(&config.train, config, &loading).unwrap();
-        (dataset.has_silent(), Preview::of(&dataset, 0, config).unwrap())
+        (dataset.has_ignored(), Preview::of(&dataset, 0, config).unwrap())
     };
     let part = |text: &str, counts| (text.to_owned(), counts);
 

@@ -24,7 +24,7 @@ use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::{Meter, Metered};
 use crate::data::record::{BESIDE, Fields, Record};
-use crate::data::tokens::SILENT;
+use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
 /// Bytes per read.
@@ -239,7 +239,7 @@ fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
 fn ids(items: &dyn Array) -> Option<Option<Vec<u32>>> {
     fn of<T: ArrowPrimitiveType<Native: TryInto<u32>>>(items: &dyn Array) -> Option<Vec<u32>> {
         let ids = items.as_primitive::<T>().values().iter();
-        ids.map(|&id| id.try_into().ok().filter(|&id| id < SILENT)).collect()
+        ids.map(|&id| id.try_into().ok().filter(|&id| id < IGNORED_BIT)).collect()
     }
     if items.is_empty() {
         return Some(Some(Vec::new()));

@@ -17,7 +17,7 @@ use crate::data::files::{self, DataFile};
 use crate::data::panics;
 use crate::data::progress::Meter;
 use crate::data::record::{BESIDE, Fields, Record};
-use crate::data::tokens::SILENT;
+use crate::data::tokens::IGNORED_BIT;
 use crate::input_file;
 
 /// Number of values decoded ahead, which is small because rows may be long.
@@ -169,7 +169,7 @@ fn id(field: &Field) -> Option<u32> {
         Field::ULong(id) => i64::try_from(id).ok()?,
         _ => return None,
     };
-    u32::try_from(id).ok().filter(|&id| id < SILENT)
+    u32::try_from(id).ok().filter(|&id| id < IGNORED_BIT)
 }
 
 /// Runs code of the library, and returns a panic as an error.

@@ -41,7 +41,7 @@ proptest! {
         let scan = tokens.scan();
         prop_assert_eq!(scan.digest, DigestKind::Crc64.of(&as_bytes));
         prop_assert_eq!(scan.id_max, expected.iter().map(|word| word & !mark).max());
-        prop_assert_eq!(scan.has_silent, expected.iter().any(|word| word & mark != 0));
+        prop_assert_eq!(scan.has_ignored, expected.iter().any(|word| word & mark != 0));
     }
 
     #[test]

@@ -8,21 +8,21 @@ use super::*;
 fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands() {
     let way = |heads, kv_heads, head_dim, [as_they_are, repeated]: [Option<CudaAttention>; 2]| {
         let dims = AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
-        Way::of_kernels(dims, |is_repeated| Ok(if is_repeated { repeated } else { as_they_are }))
-            .expect("a choice that can not fail")
+        AttentionKernel::of_kernels(dims, |is_repeated| Ok(if is_repeated { repeated } else { as_they_are }))
+            .expect("a choice that cannot fail")
     };
     let [flash, efficient, cudnn] =
         [CudaAttention::Flash, CudaAttention::Efficient, CudaAttention::Cudnn].map(Some);
     for kernel in [flash, efficient, cudnn] {
-        assert_eq!(Some(way(4, 4, 64, [kernel, None])), kernel.map(Way::Cuda));
-        assert_eq!(way(4, 4, 20, [kernel, kernel]), Way::Composed);
-        assert_eq!(Some(way(4, 2, 64, [efficient, kernel])), kernel.map(Way::Repeated));
-        assert_eq!(Some(way(4, 2, 64, [None, kernel])), kernel.map(Way::Repeated));
+        assert_eq!(Some(way(4, 4, 64, [kernel, None])), kernel.map(AttentionKernel::Cuda));
+        assert_eq!(way(4, 4, 20, [kernel, kernel]), AttentionKernel::Composed);
+        assert_eq!(Some(way(4, 2, 64, [efficient, kernel])), kernel.map(AttentionKernel::Repeated));
+        assert_eq!(Some(way(4, 2, 64, [None, kernel])), kernel.map(AttentionKernel::Repeated));
     }
-    assert_eq!(way(4, 2, 64, [cudnn, efficient]), Way::Cuda(CudaAttention::Cudnn));
-    assert_eq!(way(4, 2, 20, [cudnn, efficient]), Way::Composed);
-    assert_eq!(way(4, 4, 64, [None, efficient]), Way::Composed);
-    assert_eq!(way(4, 2, 64, [efficient, None]), Way::Composed);
+    assert_eq!(way(4, 2, 64, [cudnn, efficient]), AttentionKernel::Cuda(CudaAttention::Cudnn));
+    assert_eq!(way(4, 2, 20, [cudnn, efficient]), AttentionKernel::Composed);
+    assert_eq!(way(4, 4, 64, [None, efficient]), AttentionKernel::Composed);
+    assert_eq!(way(4, 2, 64, [efficient, None]), AttentionKernel::Composed);
 }
 
 #[test]

@@ -199,7 +199,7 @@ pub(super) mod with_tokenizer {
         };
         let [given, none] = [Some(EndToken::Token(TokenRef::Id(0))), None].map(with);
         assert_eq!(given.sample(0), none.sample(0));
-        assert!(given.has_silent());
+        assert!(given.has_ignored());
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Receives the events.
-pub type Listener = Arc<dyn Fn(&Told) + Send + Sync>;
+pub type Listener = Arc<dyn Fn(&ProgramEvent) + Send + Sync>;
 
 /// An event about a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Told {
+pub enum ProgramEvent {
     /// Turning layers into loops was requested, but no layers became loops.
     NotScanned,
     /// The program was compiled.
@@ -39,23 +39,23 @@ pub enum Told {
     },
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for ProgramEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Told::NotScanned => f.write_str(
+            ProgramEvent::NotScanned => f.write_str(
                 "no layers became loops (run.xla.scan_layers): there are too few of them, or they are gathered too many layers \
                  ahead (fsdp.forward_prefetch, fsdp.backward_prefetch)",
             ),
-            Told::Compiled { operations, took } => {
+            ProgramEvent::Compiled { operations, took } => {
                 write!(f, "compiled a program of {operations} operations in {:.1} s", took.as_secs_f64())
             }
-            Told::Found { operations, took } => {
+            ProgramEvent::Found { operations, took } => {
                 write!(f, "loaded a program of {operations} operations in {:.1} s", took.as_secs_f64())
             }
-            Told::Unusable { reason } => {
+            ProgramEvent::Unusable { reason } => {
                 write!(f, "a cached program is unusable, and is compiled again: {reason}")
             }
-            Told::NotKept { reason } => {
+            ProgramEvent::NotKept { reason } => {
                 write!(f, "a compiled program is not cached (run.xla.compile_cache): {reason}")
             }
         }

@@ -12,7 +12,7 @@ use crate::monitor::Monitor;
 
 /// All values of a process, under one lock.
 #[derive(Default)]
-pub(crate) struct Board {
+pub(crate) struct TopicStore {
     state: Monitor<State>,
 }
 
@@ -25,7 +25,7 @@ struct State {
     lost: BTreeMap<Rank, CommError>,
 }
 
-impl Board {
+impl TopicStore {
     /// Stores a value of a rank; a second value is ignored.
     pub(crate) fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) {
         self.state.lock().given.entry(topic.to_owned()).or_default().entry(rank).or_insert(value);

@@ -17,8 +17,8 @@ fn world(ranks: usize) -> Arc<dyn Assembly> {
     Arc::new(InMemoryAssembly::new(ranks))
 }
 
-fn begin(assembly: &Arc<dyn Assembly>, rank: usize) -> Meeting {
-    Meeting::begin(assembly, 0, rank, assembly.world()).unwrap()
+fn begin(assembly: &Arc<dyn Assembly>, rank: usize) -> SaveCoordination {
+    SaveCoordination::begin(assembly, 0, rank, assembly.world()).unwrap()
 }
 
 /// A report as a rank creates it for its file.

@@ -10,29 +10,29 @@ const LISTED_MAX: usize = 8;
 
 /// How a checkpoint represents the content under a key: formats without nesting have names with dots instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Under {
+enum Subtree {
     /// The key is a sequence of whole path steps.
     Steps,
     /// The key is a prefix of names.
     Names,
 }
 
-impl Under {
-    fn of(checkpoint: &Checkpoint, key: &str) -> Under {
+impl Subtree {
+    fn of(checkpoint: &Checkpoint, key: &str) -> Subtree {
         let mut tensors = checkpoint.tensors.values();
-        match tensors.any(|tensor| Under::Steps.behind(&tensor.path, key).is_some()) {
-            true => Under::Steps,
-            false => Under::Names,
+        match tensors.any(|tensor| Subtree::Steps.behind(&tensor.path, key).is_some()) {
+            true => Subtree::Steps,
+            false => Subtree::Names,
         }
     }
 
     /// Returns the rest of a path after a key, which may be several steps joined by dots.
     fn behind(self, path: &[Key], key: &str) -> Option<Vec<Key>> {
         match self {
-            Under::Steps => {
+            Subtree::Steps => {
                 (1..path.len()).find(|&len| join(&path[..len]) == key).map(|len| path[len..].to_vec())
             }
-            Under::Names => {
+            Subtree::Names => {
                 let (Key::Name(first), rest) = path.split_first()? else { return None };
                 let name = first.strip_prefix(key)?.strip_prefix('.')?;
                 Some([&[Key::Name(name.to_owned())], rest].concat())
@@ -48,7 +48,7 @@ impl Checkpoint {
     /// [`Error::BadRequest`] if no tensor is under it.
     pub fn under(mut self, key: &str) -> Result<Checkpoint, Error> {
         let keys = self.keys();
-        let under = Under::of(&self, key);
+        let under = Subtree::of(&self, key);
         let rest = |path: &[Key]| under.behind(path, key);
         let others = self.tensors.iter().filter(|(_, tensor)| rest(&tensor.path).is_none());
         let others: Vec<String> = others.map(|(name, _)| format!("`{name}`")).collect();
@@ -89,7 +89,7 @@ impl Checkpoint {
     pub fn key_of_all(&self, other: &Checkpoint) -> Option<String> {
         let names: BTreeSet<&String> = other.tensors.keys().collect();
         let holds_all = |key: &String| {
-            let under = Under::of(self, key);
+            let under = Subtree::of(self, key);
             let behind = |tensor: &Tensor| under.behind(&tensor.path, key);
             let found = self.tensors.values().filter_map(behind).map(|path| join(&path));
             found.collect::<BTreeSet<String>>().iter().eq(names.iter().copied())

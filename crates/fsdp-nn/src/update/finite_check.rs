@@ -8,12 +8,12 @@ use crate::host::element::Float;
 
 /// The largest magnitudes among parameters and state.
 #[derive(Clone, Copy)]
-pub(super) struct Largest<A: Float> {
+pub(super) struct FiniteCheck<A: Float> {
     params: A::Magnitude,
     state: A::Magnitude,
 }
 
-impl<A: Float> Largest<A> {
+impl<A: Float> FiniteCheck<A> {
     /// The initial magnitudes, all zero.
     pub(super) fn none() -> Self {
         Self { params: A::Magnitude::default(), state: A::Magnitude::default() }

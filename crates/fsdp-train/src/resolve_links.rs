@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Returns the absolute path that `path` leads to, with links resolved as far as it exists. If nothing can be resolved,
 /// returns `path` unchanged.
-pub(crate) fn true_path(path: &Path) -> PathBuf {
+pub(crate) fn resolve_links(path: &Path) -> PathBuf {
     for existing in path.ancestors() {
         let or_here = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
         let Ok(mut found) = fs::canonicalize(or_here) else { continue };
@@ -32,15 +32,15 @@ mod tests {
         let root = fs::canonicalize(dir.path()).unwrap();
         fs::create_dir(root.join("real")).unwrap();
         std::os::unix::fs::symlink("real", root.join("link")).unwrap();
-        assert_eq!(true_path(&root.join("link")), root.join("real"));
-        assert_eq!(true_path(&root.join("link/new/out")), root.join("real/new/out"));
-        assert_eq!(true_path(&root.join("link/new/../out")), root.join("real/out"));
+        assert_eq!(resolve_links(&root.join("link")), root.join("real"));
+        assert_eq!(resolve_links(&root.join("link/new/out")), root.join("real/new/out"));
+        assert_eq!(resolve_links(&root.join("link/new/../out")), root.join("real/out"));
     }
 
     #[test]
     fn relative_paths_begin_in_the_current_folder() {
         let here = fs::canonicalize(".").unwrap();
-        assert_eq!(true_path(Path::new("not-there/out")), here.join("not-there/out"));
-        assert_eq!(true_path(Path::new(".")), here);
+        assert_eq!(resolve_links(Path::new("not-there/out")), here.join("not-there/out"));
+        assert_eq!(resolve_links(Path::new(".")), here);
     }
 }

@@ -12,8 +12,8 @@ fn call(sequence: u64) -> Fingerprint {
 }
 
 /// A world with one rank per core, all running, and their seats in a group.
-fn running(ranks: usize, timeout: Duration) -> (Arc<Cores>, Vec<Seat>) {
-    let cores = Arc::new(Cores::new(ranks, ranks, timeout));
+fn running(ranks: usize, timeout: Duration) -> (Arc<RankScheduler>, Vec<Seat>) {
+    let cores = Arc::new(RankScheduler::new(ranks, ranks, timeout));
     let members: Arc<[Rank]> = (0..ranks).map(Rank).collect();
     let group = Group::root(0, "all", &members);
     let start = |&rank: &Rank| {

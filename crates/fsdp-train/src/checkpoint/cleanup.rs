@@ -7,19 +7,19 @@ use super::SaveOptions;
 use crate::error::TrainError;
 
 /// The work in progress, in a thread of the first rank.
-pub(crate) struct Tidying {
-    thread: Option<JoinHandle<Tidied>>,
+pub(crate) struct Cleanup {
+    thread: Option<JoinHandle<CleanupResult>>,
 }
 
 /// The results of the work.
-pub(crate) struct Tidied {
+pub(crate) struct CleanupResult {
     /// Whether all checkpoints that are not kept were deleted.
     pub(crate) pruned: Result<(), TrainError>,
     /// Whether space for the next save was reserved, if that was requested.
     pub(crate) reserved: Result<(), TrainError>,
 }
 
-impl Tidying {
+impl Cleanup {
     /// Starts the work. The state after `proven` steps is known to give a finite loss, and checkpoints of the steps
     /// `best` are kept. Space is reserved only if `reserves`: not during a save, which may need the remaining space.
     ///
@@ -32,7 +32,7 @@ impl Tidying {
         reserves: bool,
     ) -> Result<Self, TrainError> {
         let options = Arc::clone(options);
-        let tidy = move || Tidied {
+        let tidy = move || CleanupResult {
             pruned: options.prune(proven, &best),
             reserved: if reserves { options.reserve() } else { Ok(()) },
         };
@@ -42,13 +42,13 @@ impl Tidying {
     }
 
     /// Waits until the work is done.
-    pub(crate) fn finish(mut self) -> Tidied {
+    pub(crate) fn finish(mut self) -> CleanupResult {
         let thread = self.thread.take().expect("it is waited for once");
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
-impl Drop for Tidying {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         // The run has failed; the cleanup that follows must not run concurrently with this thread.
         let _ = self.thread.take().map(JoinHandle::join);

@@ -12,7 +12,7 @@ use fsdp_core::Rank;
 
 use super::Saved;
 use crate::error::TrainError;
-use crate::told;
+use crate::wire_result;
 
 /// Most late ranks that a message names.
 const NAMED_MAX: usize = 8;
@@ -32,7 +32,7 @@ pub struct SaveFailure {
 
 /// One save, from the view of one rank. Ranks are identified by their shard index.
 #[derive(Clone)]
-pub(super) struct Meeting {
+pub(super) struct SaveCoordination {
     assembly: Arc<dyn Assembly>,
     /// Topic on which ranks announce that they have begun.
     begun: String,
@@ -42,7 +42,7 @@ pub(super) struct Meeting {
     shards: usize,
 }
 
-impl Meeting {
+impl SaveCoordination {
     /// Joins the save with this number, by `shards` ranks, as rank `shard`.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Meeting {
     /// Reports how this rank's part ended.
     pub(super) fn report(&self, report: Result<RankReport, TrainError>) {
         // If the first rank cannot receive this, the run has failed, which is reported elsewhere.
-        let _ = self.assembly.give(&self.ended, Rank(self.shard), told::encode(report.as_ref()));
+        let _ = self.assembly.give(&self.ended, Rank(self.shard), wire_result::encode(report.as_ref()));
     }
 
     /// Waits, on the first rank, until every rank has ended its part.
@@ -70,12 +70,12 @@ impl Meeting {
     /// The failure of the lowest failed rank; [`TrainError::SaveLate`] after `limit`; [`TrainError::SaveAbandoned`];
     /// [`TrainError::Core`] if a rank is lost before it has ended its part.
     pub(super) fn reports(&self, limit: Duration) -> Result<Vec<RankReport>, TrainError> {
-        let reports = self.assembly.collect(&self.ended, self.shards, limit).map_err(not_heard)?;
+        let reports = self.assembly.collect(&self.ended, self.shards, limit).map_err(assembly_error)?;
         // Every rank that has ended has also begun; these values are only discarded.
         let _ = self.assembly.collect(&self.begun, self.shards, Duration::ZERO);
         let of_rank = |(rank, report): (usize, Vec<u8>)| {
             let failed = |source| TrainError::RankFailed { rank: Rank(rank), source: Box::new(source) };
-            told::decode(&report).map_err(failed)
+            wire_result::decode(&report).map_err(failed)
         };
         reports.into_iter().enumerate().map(of_rank).collect()
     }
@@ -89,7 +89,7 @@ impl Meeting {
     }
 }
 
-impl Drop for Meeting {
+impl Drop for SaveCoordination {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Keeps the first rank from waiting for this one.
@@ -99,7 +99,7 @@ impl Drop for Meeting {
 }
 
 /// Converts the reason why other ranks were not heard.
-pub(crate) fn not_heard(error: AssemblyError) -> TrainError {
+pub(crate) fn assembly_error(error: AssemblyError) -> TrainError {
     match error {
         AssemblyError::Late { mut ranks, limit } => {
             ranks.truncate(NAMED_MAX);

@@ -23,7 +23,7 @@ const STRANGERS_MAX: usize = 64;
 const STACK_LEN: usize = 128 << 10;
 
 /// See the [module](self).
-pub(super) struct Gate {
+pub(super) struct Authenticator {
     pub(super) listener: TcpListener,
     token: Token,
     /// Number of connections that are authenticating.
@@ -33,7 +33,7 @@ pub(super) struct Gate {
     pub(super) is_called: bool,
 }
 
-impl Gate {
+impl Authenticator {
     pub(super) fn new(listener: net::TcpListener, token: Token, processes: usize) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener);

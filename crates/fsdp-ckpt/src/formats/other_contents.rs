@@ -45,7 +45,7 @@ pub struct Unread {
 
 /// The other contents of a checkpoint's directory.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct OtherContents {
     /// Checkpoints of their own.
     pub checkpoints: Vec<Checkpoint>,
     /// Files and directories that are not checkpoints, or that were not searched.
@@ -56,8 +56,8 @@ pub struct Beside {
 
 /// Examines everything in the directory of a checkpoint that is not read with it. Finds nothing if the checkpoint is a
 /// single file.
-pub fn beside(checkpoint: &Checkpoint) -> Beside {
-    let mut search = Search { found: Beside::default(), read: BTreeSet::new(), searched: 0 };
+pub fn beside(checkpoint: &Checkpoint) -> OtherContents {
+    let mut search = Search { found: OtherContents::default(), read: BTreeSet::new(), searched: 0 };
     search.add_read(checkpoint);
     if Files::anywhere().is_directory(&checkpoint.path) {
         search.directory(&checkpoint.path, DEPTH_MAX);
@@ -66,7 +66,7 @@ pub fn beside(checkpoint: &Checkpoint) -> Beside {
 }
 
 struct Search {
-    found: Beside,
+    found: OtherContents,
     read: BTreeSet<PathBuf>,
     searched: usize,
 }

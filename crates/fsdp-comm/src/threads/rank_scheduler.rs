@@ -76,13 +76,13 @@ impl State {
 
 /// The ranks of a world, without their buffers.
 #[derive(Debug)]
-pub(super) struct Cores {
+pub(super) struct RankScheduler {
     state: Mutex<State>,
     /// One per rank, so that only ranks with a reason to wake up do.
     wake: Vec<Condvar>,
 }
 
-impl Cores {
+impl RankScheduler {
     /// Creates ranks that are all ready to run.
     pub(super) fn new(ranks: usize, cores: usize, timeout: Duration) -> Self {
         let mut rendezvous = Rendezvous::new(0..ranks, timeout);

@@ -17,11 +17,11 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const SAME_PROGRAM: &str = "all processes run the same program";
 
 /// All processes, possibly only this one.
-pub(super) struct Circle {
+pub(super) struct ProcessGroup {
     assembly: Arc<dyn Assembly>,
 }
 
-impl Circle {
+impl ProcessGroup {
     /// The processes of a team.
     pub(super) fn of(team: Option<Team<'_>>) -> Self {
         let alone = || Arc::new(InMemoryAssembly::new(1)) as Arc<dyn Assembly>;

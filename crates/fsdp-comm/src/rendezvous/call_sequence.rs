@@ -40,7 +40,7 @@ pub(super) struct Different {
 
 /// A connection and the order of its calls.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct CallSequence {
     /// Positions of the members that this process holds.
     here: Vec<usize>,
     members: Arc<[Rank]>,
@@ -52,7 +52,7 @@ pub(super) struct Line {
     digest: Digest,
 }
 
-impl Line {
+impl CallSequence {
     /// Creates a line of `members`; those at the positions `here` belong to this process.
     pub(super) fn new(members: Arc<[Rank]>, here: Vec<usize>) -> Self {
         let (entered, digest) = (vec![0; members.len()], Digest::of(&""));

@@ -13,7 +13,7 @@ use crate::units::bytes;
 
 /// A step that does not fit into memory.
 #[derive(Debug)]
-pub(crate) struct ShortOfMemory {
+pub(crate) struct OutOfMemoryReport {
     device: String,
     device_bytes: Option<u64>,
     message: String,
@@ -24,7 +24,7 @@ pub(crate) struct ShortOfMemory {
     overlaps_less: bool,
 }
 
-impl std::fmt::Display for ShortOfMemory {
+impl std::fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the step does not fit into the memory of a {}", self.device)?;
         if let Some(has) = self.device_bytes {
@@ -51,7 +51,7 @@ const LESS_OVERLAP: &str = "xla_tpu_scheduler_percent_shared_memory_limit";
 /// How far XLA's peak may be below the ledger's, in percent: at most 17 for six models (docs/xla.md).
 const BELOW_LEDGER_PERCENT: u64 = 20;
 
-impl ShortOfMemory {
+impl OutOfMemoryReport {
     /// Describes a program that a plugin rejected; `None` if memory is not the reason.
     pub(crate) fn of(config: &Resolved, model: &Model, error: &XlaError) -> Option<Self> {
         let XlaError::Memory { device, bytes: device_bytes, message } = error else { return None };
@@ -69,7 +69,7 @@ impl ShortOfMemory {
         Some(Self { device, device_bytes, message, predicted_bytes, fitting, overlaps_less })
     }
 
-    /// Does the same as [`ShortOfMemory::of`] for a failed run.
+    /// Does the same as [`OutOfMemoryReport::of`] for a failed run.
     pub(crate) fn of_run(config: &Resolved, model: &Model, error: &TrainError) -> Option<Self> {
         match error {
             TrainError::RankFailed { source, .. } => Self::of_run(config, model, source),
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(fitting(&config, &model, of(8)), Some((8, of(8))));
         assert_eq!(fitting(&config, &model, of(8) - 1), Some((4, of(4))));
         assert_eq!(fitting(&config, &model, of(1) - 1), None);
-        let mut short = ShortOfMemory {
+        let mut short = OutOfMemoryReport {
             message: "Used 26.01G of 15.75G hbm".to_owned(),
             device: "TPU v5 lite".to_owned(),
             predicted_bytes: 20 << 30,
