@@ -43,7 +43,7 @@ mod work;
 mod run;
 
 pub use options::{NoProgress, Options, Progress, WINDOW_BYTES};
-pub use plan::{OutputPlan, Place, PlannedFile, Tail, TailFn};
+pub use plan::{OutputPlan, PlannedFile, PlannedRun, Tail, TailFn};
 pub use run::{Moved, run};
 pub use staged::{OutputKind, Staged};
 

@@ -17,7 +17,7 @@ use std::{env, thread};
 use fsdp_ckpt::is_url;
 use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
-use fsdp_comm::process::place::{Place, is_only_one, recognise};
+use fsdp_comm::process::place::{ProcessPlace, is_only_one, recognise};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
 use fsdp_core::Rank;
@@ -53,7 +53,7 @@ const LOOK: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// [`CliError::Place`].
-pub(crate) fn place() -> Result<Option<Place>, CliError> {
+pub(crate) fn place() -> Result<Option<ProcessPlace>, CliError> {
     let place = recognise(&variable)?;
     if let Some(place) = place.filter(|place| place.process > 0) {
         output::speak_as(format!("process {} on {}", place.process, host()));
@@ -86,12 +86,12 @@ pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
 
 /// Whether this is one of several processes, but not the first: messages that one process can print alone are left to
 /// the first.
-pub(crate) fn is_another(place: Option<Place>) -> bool {
+pub(crate) fn is_another(place: Option<ProcessPlace>) -> bool {
     place.is_some_and(|place| place.process > 0)
 }
 
 /// Whether the launcher has started no other process on this node.
-pub(crate) fn has_its_node(place: Option<Place>) -> bool {
+pub(crate) fn has_its_node(place: Option<ProcessPlace>) -> bool {
     place.map_or_else(|| is_only_one(&variable), |place| place.local_processes == 1)
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 /// [`CliError`]: the work failed in a single process, or this process could not join the others. Later failures of the
 /// world are reported here.
 pub(crate) fn within(
-    place: Option<Place>,
+    place: Option<ProcessPlace>,
     run: &RunConfig,
     network: NetworkArgs,
     work: impl FnOnce(Option<Team<'_>>) -> Result<Exit, CliError>,
@@ -223,7 +223,7 @@ fn introduce(cluster: &Cluster, run: &RunConfig, carrier: &Carrier) {
     }
 }
 
-fn join(place: Place, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, CliError> {
+fn join(place: ProcessPlace, run: &RunConfig, network: NetworkArgs) -> Result<Cluster, CliError> {
     let processes = place.processes;
     if !run.ranks.is_multiple_of(processes) {
         return Err(CliError::Processes { place, ranks: run.ranks });
@@ -295,7 +295,7 @@ fn is_told(error: &CliError) -> bool {
 fn conclude(
     outcome: Result<Exit, CliError>,
     verdict: Option<Verdict>,
-    place: Place,
+    place: ProcessPlace,
 ) -> Result<Exit, CliError> {
     match (outcome, verdict) {
         (Ok(exit), _) => Ok(exit),

@@ -5,7 +5,7 @@
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_comm::process::place::Place;
+use fsdp_comm::process::place::ProcessPlace;
 use fsdp_core::Rank;
 use fsdp_core::memory::Usage;
 use fsdp_core::plan::Plan;
@@ -116,7 +116,7 @@ pub(crate) fn has_gpus(run: &RunConfig) -> bool {
 
 /// The default number of ranks: one per process, or, if they compute on GPUs and a launcher has started one process per
 /// node, one per visible GPU.
-pub(crate) fn ranks(place: Option<Place>, has_gpus: bool) -> usize {
+pub(crate) fn ranks(place: Option<ProcessPlace>, has_gpus: bool) -> usize {
     let processes = place.map_or(1, |place| place.processes);
     if !has_gpus || !cluster::has_its_node(place) {
         return processes;
@@ -221,7 +221,7 @@ mod tests {
         let place = |processes, local_processes| {
             let (process, local_process) = Default::default();
             let launched_by = LaunchedBy::Torchrun;
-            Some(Place { launched_by, process, processes, local_process, local_processes })
+            Some(ProcessPlace { launched_by, process, processes, local_process, local_processes })
         };
         assert_eq!(ranks(None, true), 1);
         assert_eq!(ranks(place(8, 4), true), 8);

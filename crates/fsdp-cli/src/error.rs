@@ -7,7 +7,7 @@ use std::time::Duration;
 use fsdp_comm::assembly::AssemblyError;
 use fsdp_comm::process::Verdict;
 use fsdp_comm::process::cluster::ClusterError;
-use fsdp_comm::process::place::{Place, PlaceError};
+use fsdp_comm::process::place::{PlaceError, ProcessPlace};
 use fsdp_comm::process::rendezvous::RendezvousError;
 use fsdp_core::FailureKind;
 use fsdp_cuda::DeviceError;
@@ -59,7 +59,7 @@ pub(crate) enum CliError {
     )]
     Processes {
         /// The place of this process.
-        place: Place,
+        place: ProcessPlace,
         /// The world size of the run.
         ranks: usize,
     },

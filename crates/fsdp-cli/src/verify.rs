@@ -9,7 +9,7 @@ use std::path::Path;
 
 use fsdp_comm::launch::Launcher;
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_comm::process::place::Place;
+use fsdp_comm::process::place::ProcessPlace;
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
 use fsdp_core::schedule::Reshard;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<Exit, CliError> {
 }
 
 /// The requested world sizes. Processes that were started together hold a single one.
-fn asked(given: &[usize], place: Option<Place>, ranks: usize) -> Result<Vec<usize>, CliError> {
+fn asked(given: &[usize], place: Option<ProcessPlace>, ranks: usize) -> Result<Vec<usize>, CliError> {
     let Some(place) = place else {
         return Ok(if given.is_empty() { WORLDS.into() } else { given.into() });
     };
@@ -230,7 +230,8 @@ mod tests {
         assert_eq!(asked(&[], None, 8).unwrap(), [1, 2, 4]);
         assert_eq!(asked(&[3, 1], None, 8).unwrap(), [3, 1]);
         let launched_by = LaunchedBy::Torchrun;
-        let place = Place { launched_by, process: 1, processes: 4, local_process: 1, local_processes: 4 };
+        let place =
+            ProcessPlace { launched_by, process: 1, processes: 4, local_process: 1, local_processes: 4 };
         assert_eq!(asked(&[], Some(place), 8).unwrap(), [8]);
         assert_eq!(asked(&[12], Some(place), 8).unwrap(), [12]);
         for refused in [&[2][..], &[4, 8]] {

@@ -81,7 +81,7 @@ pub struct GradientTarget<'a, B> {
 }
 
 #[derive(Debug)]
-struct Place {
+struct OpenSegment {
     unit: UnitId,
     segment: SegmentId,
     offset: usize,
@@ -93,7 +93,7 @@ struct Place {
 #[derive(Debug)]
 pub struct Gradients<B> {
     open: BTreeMap<UnitId, Vec<B>>,
-    places: BTreeMap<ParamId, Place>,
+    places: BTreeMap<ParamId, OpenSegment>,
 }
 
 impl<B> Default for Gradients<B> {
@@ -112,7 +112,7 @@ impl<B: Buffer> Gradients<B> {
         params: impl IntoIterator<Item = (ParamId, SegmentId, usize, usize)>,
     ) {
         for (id, segment, offset, len) in params {
-            self.places.insert(id, Place { unit, segment, offset, len, written: false });
+            self.places.insert(id, OpenSegment { unit, segment, offset, len, written: false });
         }
         self.open.insert(unit, buffers);
     }

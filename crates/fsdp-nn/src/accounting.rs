@@ -17,15 +17,21 @@ pub struct Account {
 impl Account {
     /// Counts a new device buffer.
     pub fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
-        self.lease(Place::Device, category, dtype, len)
+        self.lease(MemoryKind::Device, category, dtype, len)
     }
 
     /// Counts a new host buffer.
     pub fn open_host(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
-        self.lease(Place::Host, category, dtype, len)
+        self.lease(MemoryKind::Host, category, dtype, len)
     }
 
-    fn lease(self: &Arc<Self>, place: Place, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
+    fn lease(
+        self: &Arc<Self>,
+        place: MemoryKind,
+        category: Category,
+        dtype: DType,
+        len: usize,
+    ) -> Arc<Lease> {
         let bytes = len * dtype.size_bytes();
         self.change(|usage| place.of(usage).add(category, bytes));
         Arc::new(Lease { account: Arc::clone(self), place, category, bytes })
@@ -51,16 +57,16 @@ impl Account {
 
 /// The memory that holds a buffer.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum MemoryKind {
     Device,
     Host,
 }
 
-impl Place {
+impl MemoryKind {
     fn of(self, usage: &mut Usage) -> &mut Bytes {
         match self {
-            Place::Device => &mut usage.device,
-            Place::Host => &mut usage.host,
+            MemoryKind::Device => &mut usage.device,
+            MemoryKind::Host => &mut usage.host,
         }
     }
 }
@@ -69,7 +75,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    place: Place,
+    place: MemoryKind,
     category: Category,
     bytes: usize,
 }

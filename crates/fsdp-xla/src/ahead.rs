@@ -18,7 +18,7 @@ use crate::launch::{ProgramForm, host_threads, launch_with};
 use crate::memory::XlaMemory;
 use crate::optimized::Optimized;
 use crate::trace::Trace;
-use crate::world::Place;
+use crate::world::Executor;
 
 /// The program of a step.
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Launcher for Tracer {
         let ProgramForm { reduction, scan_layers } = self.form;
         let paper = Arc::new(TraceSink { replicas: ranks, scan_layers, program: Mutex::default() });
         *self.paper() = Some(Arc::clone(&paper));
-        let place = |_| Place::TraceSink(Arc::clone(&paper));
+        let place = |_| Executor::TraceSink(Arc::clone(&paper));
         launch_with(&self.threads, ranks, (reduction, &place), body)
     }
 }

@@ -21,7 +21,7 @@ use crate::error::XlaError;
 use crate::ffi::Plugin;
 use crate::memory::XlaMemory;
 use crate::program_event::{Listener, ProgramEvent};
-use crate::world::{Place, Programs, Seated, World};
+use crate::world::{Executor, Programs, Seated, World};
 
 /// How gradients are summed over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,7 +203,7 @@ impl<L: Launcher<Memory = HostMemory>> Launcher for Devices<L> {
             LaunchFailure { rank: Rank(self.devices.local.start), reason }
         })?;
         let world = Arc::new(World::new(devices, self.programs.clone()));
-        let place = |ranks| Place::Devices(Seated::new(Arc::clone(&world), ranks));
+        let place = |ranks| Executor::Devices(Seated::new(Arc::clone(&world), ranks));
         launch_with(&self.host, ranks, (self.reduction, &place), body)
     }
 }
@@ -222,7 +222,7 @@ pub(crate) fn host_threads(threads: ThreadOptions) -> Threads<HostMemory> {
 pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
     host: &impl Launcher<Memory = HostMemory>,
     ranks: usize,
-    (reduction, place): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Place + Sync)),
+    (reduction, place): (Reduction, &(dyn Fn(Comm<HostMemory>) -> Executor + Sync)),
     body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
 ) -> Result<Vec<T>, LaunchFailure<E>> {
     let run = |seat: Seat<HostMemory>| -> Result<T, Failure<E>> {
@@ -246,7 +246,7 @@ pub(crate) fn launch_with<T: Send, E: Send + fmt::Debug + fmt::Display>(
 fn seat_of(
     seat: Seat<HostMemory>,
     reduction: Reduction,
-    place: &dyn Fn(Comm<HostMemory>) -> Place,
+    place: &dyn Fn(Comm<HostMemory>) -> Executor,
 ) -> Result<Seat<XlaMemory>, Error> {
     let Seat { rank, memory, gathers, mut reductions } = seat;
     let meeting = reductions.split(&memory, 0)?;

@@ -20,7 +20,7 @@ use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
 use crate::scalars;
 use crate::trace::Trace;
-use crate::world::Place;
+use crate::world::Executor;
 
 /// The memory of a rank whose steps are compiled.
 pub struct XlaMemory {
@@ -28,7 +28,7 @@ pub struct XlaMemory {
     account: Arc<Account>,
     /// The program being traced; `Some` while a schedule runs.
     trace: Mutex<Option<Trace>>,
-    place: Mutex<Place>,
+    place: Mutex<Executor>,
 }
 
 /// The last value that a queue has produced, within a schedule.
@@ -40,7 +40,7 @@ pub(crate) type Out<'a> = SliceMut<'a, XlaBuffer>;
 
 impl XlaMemory {
     /// Creates the memory of a rank at its place in the world. Host work happens in `host`.
-    pub(crate) fn new(host: HostMemory, place: Place) -> Self {
+    pub(crate) fn new(host: HostMemory, place: Executor) -> Self {
         Self { host, account: Arc::default(), trace: Mutex::new(None), place: Mutex::new(place) }
     }
 
@@ -113,7 +113,7 @@ impl XlaMemory {
     }
 
     /// The rank's place in the world.
-    pub(crate) fn place(&self) -> MutexGuard<'_, Place> {
+    pub(crate) fn place(&self) -> MutexGuard<'_, Executor> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

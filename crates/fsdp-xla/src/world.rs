@@ -149,22 +149,22 @@ impl World {
 }
 
 /// The destination of a rank's programs.
-pub(crate) enum Place {
+pub(crate) enum Executor {
     /// Devices, together with the other ranks.
     Devices(Seated),
     /// Nowhere: programs are only traced.
     TraceSink(Arc<TraceSink>),
 }
 
-impl Place {
+impl Executor {
     /// Runs a traced program together with the other ranks, or only records it. It may still be running on return.
     ///
     /// # Errors
     /// Errors of the plugin and of communication.
     pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         match self {
-            Place::Devices(seated) => seated.run(host, trace),
-            Place::TraceSink(paper) => {
+            Executor::Devices(seated) => seated.run(host, trace),
+            Executor::TraceSink(paper) => {
                 paper.write(trace);
                 Ok(())
             }
@@ -200,7 +200,7 @@ impl Seated {
         self.ranks.agree(host, digest)
     }
 
-    /// See [`Place::run`].
+    /// See [`Executor::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let mut program = trace.finish(self.world.devices.ids.len());
         let digest = Digest::of(&program.module.text());

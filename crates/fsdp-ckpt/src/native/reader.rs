@@ -34,12 +34,12 @@ pub struct NativeReader {
     /// Byte offset of each shard's rows, by file.
     offsets: Vec<Vec<u64>>,
     /// The locations of each tensor's rows, in row order.
-    places: BTreeMap<String, Vec<Place>>,
+    places: BTreeMap<String, Vec<RowLocation>>,
 }
 
 /// Location of some rows of a tensor.
 #[derive(Debug)]
-struct Place {
+struct RowLocation {
     /// Index in [`Manifest::files`].
     file: usize,
     /// Index in [`ManifestFile::shards`].
@@ -67,7 +67,7 @@ impl NativeReader {
         let manifest = Manifest::parse(text).map_err(|fault| fault.in_file(&path))?;
         let mut problems = foreign_files(&files, &dir, &manifest)?;
         let (mut open, mut offsets) = (Vec::new(), Vec::new());
-        let mut places = BTreeMap::<String, Vec<Place>>::new();
+        let mut places = BTreeMap::<String, Vec<RowLocation>>::new();
         for (index, listed) in manifest.files.iter().enumerate() {
             let (file, header) = match check_file(&files, &dir, &manifest, listed) {
                 Ok(found) => found,
@@ -77,7 +77,7 @@ impl NativeReader {
                 }
             };
             for (shard, part) in listed.shards.iter().enumerate() {
-                places.entry(part.tensor.clone()).or_default().push(Place { file: index, shard });
+                places.entry(part.tensor.clone()).or_default().push(RowLocation { file: index, shard });
             }
             let offset = |part: &ManifestShard| {
                 let entry = header.entry(&part.tensor).expect("the header was held against the manifest");

@@ -14,7 +14,7 @@ use crate::{
         manifest, manifest_file, value_to_run_state,
     },
     safetensors::TensorSpec,
-    transfer::{OutputPlan, Place, PlannedFile, Tail},
+    transfer::{OutputPlan, PlannedFile, PlannedRun, Tail},
 };
 
 /// Plans the files of a checkpoint of `world_size` ranks.
@@ -65,7 +65,7 @@ fn planned_file(selection: &Selection, layout: &RankFile) -> PlannedFile {
     for (index, shard) in layout.shards.iter().enumerate() {
         let (tensor, row_len) = (&selection.tensors[shard.tensor], layout.header.entries()[index].row_len());
         let chunks = layout.chunks(index).filter(|(_, bytes)| !bytes.is_empty());
-        places.extend(chunks.map(|(rows, bytes)| Place {
+        places.extend(chunks.map(|(rows, bytes)| PlannedRun {
             offset: bytes.start,
             tensor: tensor.source.clone(),
             elements: rows.start as u64 * row_len..rows.end as u64 * row_len,

@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     export::{self, ExportPlan},
     safetensors::{Metadata, TensorEntry, TensorSpec},
-    transfer::{OutputPlan, Place, PlannedFile, Tail},
+    transfer::{OutputPlan, PlannedFile, PlannedRun, Tail},
 };
 
 /// Parts of a selection that the format cannot represent.
@@ -75,7 +75,7 @@ fn planned(file: &export::PlannedFile, by_name: &BTreeMap<&str, &OutputTensor>) 
     let header = file.header();
     let place = |entry: &TensorEntry| {
         let tensor = by_name[entry.name()];
-        Place {
+        PlannedRun {
             offset: header.data_start() + entry.data_range().start,
             tensor: tensor.source.clone(),
             elements: 0..tensor.len(),

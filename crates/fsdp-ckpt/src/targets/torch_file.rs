@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Fault},
     pickle::writer::PickleWriter,
     safetensors::TensorType,
-    transfer::{OutputPlan, Place, PlannedFile, Tail},
+    transfer::{OutputPlan, PlannedFile, PlannedRun, Tail},
     zip::writer::Archive,
 };
 
@@ -41,7 +41,7 @@ pub fn plan(file_name: &str, selection: &Selection) -> Result<OutputPlan, Error>
         if tensor.tied_to.is_none() {
             let offset = torch_archive::storage(&root, &mut archive, storages[index], tensor.len_bytes());
             if !tensor.is_empty() {
-                places.push(Place {
+                places.push(PlannedRun {
                     offset,
                     tensor: tensor.source.clone(),
                     elements: 0..tensor.len(),
@@ -55,7 +55,7 @@ pub fn plan(file_name: &str, selection: &Selection) -> Result<OutputPlan, Error>
     Ok(one_file(file_name, archive, places))
 }
 
-fn one_file(name: &str, mut archive: Archive, places: Vec<Place>) -> OutputPlan {
+fn one_file(name: &str, mut archive: Archive, places: Vec<PlannedRun>) -> OutputPlan {
     let (len, literals) = (archive.len(), archive.take_literals());
     OutputPlan {
         files: vec![PlannedFile { name: name.to_owned(), len, literals, places }],

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::{
     open_files::OpenFiles,
     options::Options,
-    plan::{Place, PlannedFile, Tail},
+    plan::{PlannedFile, PlannedRun, Tail},
     runs::Runs,
     staged::{OutputKind, Staged},
     threads::each_in_threads,
@@ -36,7 +36,7 @@ impl<'a> Output<'a> {
             }
         }
         let digests = files.iter().map(|file| {
-            let runs = |place: &Place| Some(Mutex::new(Runs::new(place.digest?)));
+            let runs = |place: &PlannedRun| Some(Mutex::new(Runs::new(place.digest?)));
             file.places.iter().map(runs).collect()
         });
         let digests = digests.collect();
@@ -66,7 +66,7 @@ impl<'a> Output<'a> {
     /// Returns the digests of all places.
     pub(super) fn digests(&self, files: &[PlannedFile]) -> Vec<Vec<Option<Digest>>> {
         let of_file = |(runs, file): (&Vec<Option<Mutex<Runs>>>, &PlannedFile)| {
-            let of_place = |(runs, place): (&Option<Mutex<Runs>>, &Place)| {
+            let of_place = |(runs, place): (&Option<Mutex<Runs>>, &PlannedRun)| {
                 let whole = lock(runs.as_ref()?).whole(place.len_bytes());
                 Some(whole.expect("every byte of a place is written once"))
             };

@@ -29,12 +29,12 @@ pub struct PlannedFile {
     /// Bytes that are known beforehand, by offset.
     pub literals: Vec<(u64, Vec<u8>)>,
     /// The destinations of tensor elements.
-    pub places: Vec<Place>,
+    pub places: Vec<PlannedRun>,
 }
 
 /// A run of elements of a tensor in a planned file.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct PlannedRun {
     /// Byte offset in the file.
     pub offset: u64,
     /// Name of the tensor in the source checkpoint.
@@ -56,7 +56,7 @@ pub struct Tail {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-impl Place {
+impl PlannedRun {
     /// Size in the file, in bytes.
     pub(super) fn len_bytes(&self) -> u64 {
         (self.elements.end - self.elements.start) * self.dtype.size_bytes() as u64

@@ -4,7 +4,7 @@ use super::{
     elements::Reading,
     options::Options,
     output::Output,
-    plan::{OutputPlan, Place, PlannedFile},
+    plan::{OutputPlan, PlannedFile, PlannedRun},
     sources::SourceFiles,
     staged::{OutputKind, Staged},
     threads::{PieceSizes, in_threads},
@@ -53,7 +53,7 @@ pub fn run(
     );
     let work = Work::new(checkpoint, &files)?;
     check_conversions(checkpoint, &work, &files)?;
-    let data_bytes = files.iter().flat_map(|file| &file.places).map(Place::len_bytes).sum();
+    let data_bytes = files.iter().flat_map(|file| &file.places).map(PlannedRun::len_bytes).sum();
     options.progress.begin(data_bytes);
     let mut sources = SourceFiles::new(&staged.files, checkpoint);
     let sizes = PieceSizes::of(options);
@@ -202,7 +202,7 @@ impl Mover<'_> {
         self.output.note((piece.file, piece.place), offset, bytes, known);
     }
 
-    fn place(&self, piece: &Piece) -> &Place {
+    fn place(&self, piece: &Piece) -> &PlannedRun {
         &self.work.files[piece.file].places[piece.place]
     }
 

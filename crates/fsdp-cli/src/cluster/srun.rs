@@ -1,7 +1,7 @@
 //! Checks whether tasks of `srun` can start MPI: only if Slurm runs the service from which an MPI library gets its
 //! place (`srun --mpi=pmi2` or `pmix`). Without it, a library treats each task as a world of its own, or ends it.
 
-use fsdp_comm::process::place::Place;
+use fsdp_comm::process::place::ProcessPlace;
 use fsdp_mpi::Family;
 
 /// A service that libraries query, and the variables that Slurm sets for it.
@@ -30,7 +30,7 @@ const PMIX: Service = Service {
 /// # Errors
 /// What prevents the use of MPI.
 pub(super) fn expect_mpi(
-    place: &Place,
+    place: &ProcessPlace,
     family: Family,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), String> {
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place = Place {
+    const PLACE: ProcessPlace = ProcessPlace {
         launched_by: LaunchedBy::Srun,
         process: 5,
         processes: 8,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::process::cluster::Cluster;
-use fsdp_comm::process::place::{LaunchedBy, Place};
+use fsdp_comm::process::place::{LaunchedBy, ProcessPlace};
 use fsdp_core::Rank;
 use fsdp_mpi::{Family, MpiLibrary, MpiWorld};
 use fsdp_train::config::{Device, RunConfig, Transport};
@@ -143,13 +143,13 @@ impl Carrier {
 
 /// Whether a library would end this launcher's processes as soon as it starts: MPICH libraries expect variables of
 /// Hydra or PMI2, which Open MPI's `mpirun` does not set.
-fn is_foreign(place: &Place, library: &MpiLibrary) -> bool {
+fn is_foreign(place: &ProcessPlace, library: &MpiLibrary) -> bool {
     place.launched_by == LaunchedBy::OpenMpi && library.family() == Family::Mpich
 }
 
 /// The message that a library belongs to another launcher, with the evidence.
-fn foreign(place: &Place, version: &str, shown_by: &str) -> String {
-    let Place { launched_by, process, processes, .. } = place;
+fn foreign(place: &ProcessPlace, version: &str, shown_by: &str) -> String {
+    let ProcessPlace { launched_by, process, processes, .. } = place;
     format!(
         "{launched_by} has started this process as number {process} of {processes}, but the MPI library ({version}) is not \
          that launcher's: {shown_by}; name the right one in FSDP_MPI_LIBRARY, or set run.transport = \"tcp\""

@@ -22,7 +22,7 @@ fn os(number: i32) -> io::Error {
 }
 
 fn input() -> Vec<CliError> {
-    let place = Place {
+    let place = ProcessPlace {
         launched_by: LaunchedBy::Torchrun,
         process: 1,
         processes: 2,

@@ -103,5 +103,5 @@ fn without_evaluations_no_state_is_the_best() {
     let refused = Sandbox::new().fsdp("train run.toml --set checkpoint.keep_best=1");
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("`checkpoint.keep_best` is 1"), "{}", refused.stderr);
-    assert!(refused.stderr.contains("set data.eval"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("unless data.eval is set"), "{}", refused.stderr);
 }

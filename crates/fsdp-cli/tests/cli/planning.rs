@@ -298,6 +298,6 @@ fn the_report_of_a_plan_stands_alone() {
             && small.contains(">MiB</text>")
     );
     sandbox.write("mine.html", "my notes");
-    assert!(refused(&sandbox, &format!("{ON_16} --report mine.html")).contains("no report"));
+    assert!(refused(&sandbox, &format!("{ON_16} --report mine.html")).contains("not a report"));
     assert_eq!(sandbox.read("mine.html"), "my notes");
 }

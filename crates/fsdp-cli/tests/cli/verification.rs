@@ -66,8 +66,8 @@ fn a_world_with_another_promise_than_the_run_file_is_pointed_out() {
     shrunk: 2 layers, hidden 16, heads 4/2, ffn 24, vocabulary 256 to 2 layers, hidden 16, heads 4/2,
     ffn 24, vocabulary 256
     shrunk: sequences of 8 tokens to 8, 4 micro-batches of 2 to 4 of 1
-    world 1 was checked for equal bits (D2); the run file itself, with its 2 ranks and 4 micro-batches per
-    step, promises derived bounds
+    world 1 was checked for equal bits (D2); the run file itself, with its 2 ranks and 4 micro-batches
+    per step, promises derived bounds
     ");
 }
 

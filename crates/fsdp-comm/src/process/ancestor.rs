@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::process::parent_id;
 
-use super::place::Place;
+use super::place::ProcessPlace;
 
 /// A process above this one in the process tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Ancestor {
 impl Ancestor {
     /// The launcher: the nearest ancestor that was started without the variable for the local process index. If the
     /// system does not show environments, the parent.
-    pub fn launcher(place: &Place) -> Self {
+    pub fn launcher(place: &ProcessPlace) -> Self {
         let [_, _, local_process, _] = place.launched_by.variables();
         let mut pid = parent_id();
         while has_variable(pid, local_process)
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn without_scripts_the_launcher_is_the_parent() {
-        let place = Place {
+        let place = ProcessPlace {
             launched_by: LaunchedBy::Mvapich,
             process: 0,
             processes: 2,

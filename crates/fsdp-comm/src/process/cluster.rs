@@ -12,7 +12,7 @@ use super::ancestor::Ancestor;
 use super::auth::Token;
 use super::interface::{self, InterfaceError};
 use super::launch::Processes;
-use super::place::Place;
+use super::place::ProcessPlace;
 use super::rendezvous::abandoned::Held;
 use super::rendezvous::{Published, Rendezvous, RendezvousError};
 use super::{Control, ControlOptions, JoinError};
@@ -38,7 +38,7 @@ const DIRECT_READS: &str = "FSDP_DIRECT_READS";
 /// The inputs with which a process joins a world.
 pub struct Joining<'a> {
     /// The place of this process among those that were started.
-    pub place: Place,
+    pub place: ProcessPlace,
     /// Looks up an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// A folder that all nodes see (the output folder of a run), if any.
@@ -102,7 +102,7 @@ impl ClusterError {
 
 /// One process's part in a world that has begun.
 pub struct Cluster {
-    place: Place,
+    place: ProcessPlace,
     control: Arc<Control>,
     links: Arc<MakeLink>,
     recorder: Arc<FlightRecorder>,
@@ -175,7 +175,7 @@ impl Cluster {
     }
 
     /// The place of this process.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> ProcessPlace {
         self.place
     }
 

@@ -59,7 +59,7 @@ impl fmt::Display for LaunchedBy {
 
 /// The place of a process in a world of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ProcessPlace {
     /// The launcher.
     pub launched_by: LaunchedBy,
     /// Index of the process, from 0. Processes of one node have consecutive indices.
@@ -72,7 +72,7 @@ pub struct Place {
     pub local_processes: usize,
 }
 
-impl Place {
+impl ProcessPlace {
     /// Whether all processes are on this node.
     pub fn is_one_node(&self) -> bool {
         self.local_processes == self.processes
@@ -144,7 +144,7 @@ pub enum PlaceError {
 ///
 /// # Errors
 /// [`PlaceError`].
-pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>, PlaceError> {
+pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<ProcessPlace>, PlaceError> {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
     let is_several = |(launcher, [process, processes, local_process, _]): &(LaunchedBy, [&str; 4])| {
         number(process).is_some()
@@ -168,7 +168,7 @@ fn place(
     launched_by: LaunchedBy,
     names: [&'static str; 4],
     variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<Place, PlaceError> {
+) -> Result<ProcessPlace, PlaceError> {
     let number = |name: &'static str| {
         let value = variable(name);
         let parsed = match launched_by {
@@ -189,7 +189,7 @@ fn place(
     within(names[0], process, processes)?;
     within(names[2], local_process, local_processes)?;
     within(names[3], local_processes - 1, processes)?;
-    Ok(Place { launched_by, process, processes, local_process, local_processes })
+    Ok(ProcessPlace { launched_by, process, processes, local_process, local_processes })
 }
 
 /// Number of tasks on a node, from Slurm's counts per node: `4(x2),3`.

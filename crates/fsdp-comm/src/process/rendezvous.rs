@@ -24,7 +24,7 @@ use fsdp_core::FailureKind;
 use sha2::{Digest, Sha256};
 
 use super::auth::{Token, TokenError};
-use super::place::{LaunchedBy, Place};
+use super::place::{LaunchedBy, ProcessPlace};
 use abandoned::{Held, NODE_DIGITS, NODE_PREFIX};
 pub use node::NodeFolder;
 use tcp_store::TcpStore;
@@ -137,7 +137,7 @@ impl Rendezvous {
     /// # Errors
     /// [`RendezvousError::Variable`], [`RendezvousError::Nowhere`].
     pub fn of(
-        place: &Place,
+        place: &ProcessPlace,
         variable: &dyn Fn(&str) -> Option<String>,
         shared: Option<&Path>,
         launcher: u32,

@@ -7,7 +7,7 @@
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 
-use super::memory::{Memory, Place};
+use super::memory::{Memory, MemoryRange};
 
 /// Determines whether both ends of a new connection can read each other's memory. Both ends call this at the same time;
 /// if either is not `allowed`, the result is `None` for both.
@@ -20,7 +20,7 @@ use super::memory::{Memory, Place};
 pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<Memory>> {
     let mut secret = Box::new([0u8; 16]);
     getrandom::fill(&mut *secret).map_err(io::Error::other)?;
-    let place = Place::of(&*secret);
+    let place = MemoryRange::of(&*secret);
     stream.write_all(&bytemuck::cast::<_, [u8; 24]>([
         u64::from(std::process::id()),
         place.address,
@@ -33,7 +33,7 @@ pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<
     let [process, address, len]: [u64; 3] = bytemuck::cast(told);
     let memory = Memory::of(process).filter(|memory| {
         let mut found = [0; 16];
-        let place = Place { address, len: len.min(found.len() as u64) };
+        let place = MemoryRange { address, len: len.min(found.len() as u64) };
         allowed && memory.read(&[place], &mut [IoSliceMut::new(&mut found)]).is_ok() && found == told_secret
     });
     stream.write_all(&[u8::from(memory.is_some())])?;
@@ -46,8 +46,8 @@ pub(super) fn greet(mut stream: &TcpStream, allowed: bool) -> io::Result<Option<
 
 /// Encodes the locations of a message's non-empty parts: their number, then address and length of each.
 pub(super) fn places(parts: &[&[u8]]) -> Vec<u8> {
-    let places: Vec<Place> =
-        parts.iter().filter(|part| !part.is_empty()).map(|part| Place::of(part)).collect();
+    let places: Vec<MemoryRange> =
+        parts.iter().filter(|part| !part.is_empty()).map(|part| MemoryRange::of(part)).collect();
     let numbers = places.iter().flat_map(|place| [place.address, place.len]);
     std::iter::once(places.len() as u64).chain(numbers).flat_map(u64::to_le_bytes).collect()
 }
@@ -93,10 +93,10 @@ impl Places {
     ///
     /// # Errors
     /// Their total length is not `len_bytes`.
-    pub(super) fn all(&self, len_bytes: u64) -> io::Result<Vec<Place>> {
+    pub(super) fn all(&self, len_bytes: u64) -> io::Result<Vec<MemoryRange>> {
         let numbers: Vec<u64> = self.numbers().skip(1).collect();
-        let places: Vec<Place> =
-            numbers.chunks_exact(2).map(|pair| Place { address: pair[0], len: pair[1] }).collect();
+        let places: Vec<MemoryRange> =
+            numbers.chunks_exact(2).map(|pair| MemoryRange { address: pair[0], len: pair[1] }).collect();
         let total = places.iter().try_fold(0u64, |total, place| total.checked_add(place.len));
         if total == Some(len_bytes) {
             Ok(places)

@@ -4,12 +4,12 @@ use std::io::{self, IoSliceMut};
 
 /// The location of bytes in the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MemoryRange {
     pub(super) address: u64,
     pub(super) len: u64,
 }
 
-impl Place {
+impl MemoryRange {
     /// The location of `bytes` in this process. They must stay in place while others may read them.
     pub(super) fn of(bytes: &[u8]) -> Self {
         Self { address: bytes.as_ptr().expose_provenance() as u64, len: bytes.len() as u64 }
@@ -49,11 +49,11 @@ mod linux {
         /// The error of the operating system: no such process, no such memory, or no permission.
         pub(in crate::tcp) fn read(
             &self,
-            places: &[Place],
+            places: &[MemoryRange],
             mut into: &mut [IoSliceMut<'_>],
         ) -> io::Result<()> {
             let remote =
-                |place: &Place| RemoteIoVec { base: place.address as usize, len: place.len as usize };
+                |place: &MemoryRange| RemoteIoVec { base: place.address as usize, len: place.len as usize };
             let mut places: Vec<RemoteIoVec> = places.iter().map(remote).collect();
             let mut places = &mut places[..];
             while let Some(first) = places.first_mut() {
@@ -100,7 +100,11 @@ mod other {
             None
         }
 
-        pub(in crate::tcp) fn read(&self, _places: &[Place], _into: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        pub(in crate::tcp) fn read(
+            &self,
+            _places: &[MemoryRange],
+            _into: &mut [IoSliceMut<'_>],
+        ) -> io::Result<()> {
             match *self {}
         }
     }

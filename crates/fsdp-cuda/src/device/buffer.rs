@@ -18,7 +18,7 @@ use crate::ffi::driver::Range;
 
 /// A buffer of a [`CudaMemory`](super::CudaMemory).
 #[derive(Clone, Debug)]
-pub struct CudaBuffer(pub(super) Place);
+pub struct CudaBuffer(pub(super) Location);
 
 /// A range of a [`CudaBuffer`] to be read.
 pub(crate) type In<'a> = Slice<'a, CudaBuffer>;
@@ -28,7 +28,7 @@ pub(crate) type Out<'a> = SliceMut<'a, CudaBuffer>;
 
 /// The location of a buffer.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum Location {
     Device(DeviceBuffer),
     /// In pinned memory: devices copy from and to it; kernels on such buffers alone are the host's.
     Host(HostBuffer),
@@ -143,14 +143,14 @@ impl DeviceBuffer {
 impl CudaBuffer {
     /// Whether the buffer is in host memory.
     pub fn is_on_host(&self) -> bool {
-        matches!(self.0, Place::Host(_))
+        matches!(self.0, Location::Host(_))
     }
 
     /// The underlying host buffer; `None` if the buffer is on the device.
     pub(crate) fn on_host(&self) -> Option<&HostBuffer> {
         match &self.0 {
-            Place::Host(buffer) => Some(buffer),
-            Place::Device(_) => None,
+            Location::Host(buffer) => Some(buffer),
+            Location::Device(_) => None,
         }
     }
 }
@@ -166,30 +166,30 @@ pub(crate) fn host_slice<'a>(slice: &In<'a>) -> Option<Slice<'a, HostBuffer>> {
 /// Panics if the buffer is on the device.
 pub(crate) fn host_slice_mut(slice: Out<'_>) -> SliceMut<'_, HostBuffer> {
     match &mut slice.buffer.0 {
-        Place::Host(buffer) => SliceMut::new(buffer, slice.offset, slice.len),
-        Place::Device(_) => panic!("the caller asked where it lies"),
+        Location::Host(buffer) => SliceMut::new(buffer, slice.offset, slice.len),
+        Location::Device(_) => panic!("the caller asked where it lies"),
     }
 }
 
 impl Buffer for CudaBuffer {
     fn len(&self) -> usize {
         match &self.0 {
-            Place::Device(buffer) => buffer.len,
-            Place::Host(buffer) => buffer.len(),
+            Location::Device(buffer) => buffer.len,
+            Location::Host(buffer) => buffer.len(),
         }
     }
 
     fn dtype(&self) -> DType {
         match &self.0 {
-            Place::Device(buffer) => buffer.dtype,
-            Place::Host(buffer) => buffer.dtype(),
+            Location::Device(buffer) => buffer.dtype,
+            Location::Host(buffer) => buffer.dtype(),
         }
     }
 
     fn is_exclusive(&self) -> bool {
         match &self.0 {
-            Place::Device(buffer) => Arc::strong_count(&buffer.lease) == 1,
-            Place::Host(buffer) => buffer.is_exclusive(),
+            Location::Device(buffer) => Arc::strong_count(&buffer.lease) == 1,
+            Location::Host(buffer) => buffer.is_exclusive(),
         }
     }
 }

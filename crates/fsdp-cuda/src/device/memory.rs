@@ -12,7 +12,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::accounting::Account;
 use fsdp_nn::{HostMemory, HostOptions, HostPool, lengths};
 
-use super::buffer::{CudaBuffer, DeviceBuffer, In, Out, Place, host_slice, host_slice_mut};
+use super::buffer::{CudaBuffer, DeviceBuffer, In, Location, Out, host_slice, host_slice_mut};
 use super::contract::{DeviceMemory, StreamHandle};
 use super::pinned::PinnedBlocks;
 use super::pool::Pool;
@@ -162,8 +162,8 @@ impl CudaMemory {
     pub(crate) fn range<'a>(&self, queue: Queue, slice: In<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &slice.buffer.0 {
-            Place::Device(buffer) => buffer.range(&self.queues, queue, slice.offset, slice.len),
-            Place::Host(buffer) => {
+            Location::Device(buffer) => buffer.range(&self.queues, queue, slice.offset, slice.len),
+            Location::Host(buffer) => {
                 let slice = Slice::new(buffer, slice.offset, slice.len);
                 Ok(Range::pinned(self.host.bytes(slice)?))
             }
@@ -174,8 +174,8 @@ impl CudaMemory {
     pub(crate) fn range_mut<'a>(&self, queue: Queue, slice: Out<'a>) -> Result<Range<'a>, Error> {
         self.queues.check()?;
         match &mut slice.buffer.0 {
-            Place::Device(buffer) => buffer.range_mut(&self.queues, queue, slice.offset, slice.len),
-            Place::Host(buffer) => {
+            Location::Device(buffer) => buffer.range_mut(&self.queues, queue, slice.offset, slice.len),
+            Location::Host(buffer) => {
                 let slice = SliceMut::new(buffer, slice.offset, slice.len);
                 Ok(Range::pinned(self.host.bytes_mut(slice)?))
             }
@@ -186,7 +186,7 @@ impl CudaMemory {
     pub(crate) fn scratch(&self, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
         let lease = self.uncounted.open(Category::Workspace, dtype, len);
         let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
-        Ok(CudaBuffer(Place::Device(buffer)))
+        Ok(CudaBuffer(Location::Device(buffer)))
     }
 
     /// The kernels of a source for element types `T` and `S`, to be launched on a queue.
@@ -225,17 +225,17 @@ impl Memory for CudaMemory {
         self.queues.check()?;
         let lease = self.account.open(category, dtype, len);
         let buffer = DeviceBuffer::new(lease, &self.account, &self.pool, dtype, len)?;
-        Ok(CudaBuffer(Place::Device(buffer)))
+        Ok(CudaBuffer(Location::Device(buffer)))
     }
 
     fn allocate_host(&self, category: Category, dtype: DType, len: usize) -> Result<CudaBuffer, Error> {
-        Ok(CudaBuffer(Place::Host(self.host.allocate_host(category, dtype, len)?)))
+        Ok(CudaBuffer(Location::Host(self.host.allocate_host(category, dtype, len)?)))
     }
 
     fn release(&self, queue: Queue, buffer: &mut CudaBuffer) {
         match &mut buffer.0 {
-            Place::Device(buffer) => buffer.release(&self.queues, queue),
-            Place::Host(buffer) => {
+            Location::Device(buffer) => buffer.release(&self.queues, queue),
+            Location::Host(buffer) => {
                 // The host writes poison immediately, so earlier readers must have finished.
                 if self.poison {
                     self.queues.kept(self.queues.stream(queue).synchronize());
@@ -250,8 +250,8 @@ impl Memory for CudaMemory {
             return false;
         }
         match (&mut dst.0, &src.0) {
-            (Place::Device(dst), Place::Device(src)) => dst.share(src),
-            (Place::Host(dst), Place::Host(src)) => self.host.alias(dst, src),
+            (Location::Device(dst), Location::Device(src)) => dst.share(src),
+            (Location::Host(dst), Location::Host(src)) => self.host.alias(dst, src),
             _ => false,
         }
     }

@@ -7,14 +7,14 @@ use fsdp_core::memory::{Buffer, Category, Memory, Slice, SliceMut};
 use fsdp_core::{Error, Queue};
 use fsdp_nn::HostBuffer;
 
-use super::buffer::{CudaBuffer, Place};
+use super::buffer::{CudaBuffer, Location};
 use super::memory::CudaMemory;
 use super::transfer::{download, upload};
 
 /// Takes a buffer for writing, after all earlier work on the compute queue.
 pub(crate) fn take(memory: &CudaMemory, from: &mut CudaBuffer) -> Result<HostBuffer, Error> {
     memory.synchronize(Queue::Compute)?;
-    if let Place::Host(pinned) = &mut from.0 {
+    if let Location::Host(pinned) = &mut from.0 {
         let empty = memory.mirror().allocate(Category::Workspace, pinned.dtype(), 0)?;
         return Ok(std::mem::replace(pinned, empty));
     }
@@ -23,7 +23,7 @@ pub(crate) fn take(memory: &CudaMemory, from: &mut CudaBuffer) -> Result<HostBuf
 
 /// Puts back a buffer from [`take`].
 pub(crate) fn put_back(memory: &CudaMemory, buffer: HostBuffer, to: &mut CudaBuffer) -> Result<(), Error> {
-    if let Place::Host(empty) = &mut to.0 {
+    if let Location::Host(empty) = &mut to.0 {
         *empty = buffer;
         return Ok(());
     }

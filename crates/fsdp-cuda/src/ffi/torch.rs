@@ -78,7 +78,7 @@ impl DerefMut for View<'_> {
 
 /// Location of elements, borrowed for `'a`. Storages create it from ranges of their buffers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct RawSlice<'a> {
     address: *const u8,
     elements: usize,
     kind: Kind,
@@ -86,10 +86,10 @@ pub(crate) struct Place<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> RawSlice<'a> {
     /// `elements` elements at an address of the device.
-    pub(crate) fn new(address: *const u8, elements: usize, kind: Kind, device: Device) -> Place<'a> {
-        Place { address, elements, kind, device, memory: PhantomData }
+    pub(crate) fn new(address: *const u8, elements: usize, kind: Kind, device: Device) -> RawSlice<'a> {
+        RawSlice { address, elements, kind, device, memory: PhantomData }
     }
 
     /// A one-dimensional tensor of all elements.

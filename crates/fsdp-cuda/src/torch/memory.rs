@@ -12,7 +12,7 @@ use tch::Kind;
 use super::error::{Done, Failure};
 use super::storage::{In, Out, TorchStorage};
 use super::threads;
-use crate::ffi::torch::{Place, View};
+use crate::ffi::torch::{RawSlice, View};
 
 /// The kernels for operations that have more than one implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,16 +122,16 @@ impl<D: TorchStorage> Torch<D> {
     }
 
     /// The location of a range, for work on a queue.
-    pub(super) fn place<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<Place<'a>, Failure> {
+    pub(super) fn place<'a>(&self, queue: Queue, slice: In<'a, D>) -> Result<RawSlice<'a>, Failure> {
         let address = self.storage.address(queue, slice)?;
-        Ok(Place::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
+        Ok(RawSlice::new(address, slice.len, kind(slice.buffer.dtype()), self.storage.device()))
     }
 
     /// The location of a range to be written, for work on a queue.
-    pub(super) fn place_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<Place<'a>, Failure> {
+    pub(super) fn place_mut<'a>(&self, queue: Queue, slice: Out<'a, D>) -> Result<RawSlice<'a>, Failure> {
         let (len, kind) = (slice.len, kind(slice.buffer.dtype()));
         let address = self.storage.address_mut(queue, slice)?;
-        Ok(Place::new(address, len, kind, self.storage.device()))
+        Ok(RawSlice::new(address, len, kind, self.storage.device()))
     }
 
     /// The destination of a gradient, as a dense tensor.

@@ -56,7 +56,7 @@ pub(crate) struct SaveOptions {
 
 /// The destination of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Destination {
     /// The output folder.
     OutDir,
     /// A new directory in the machine's temporary folder, because the output folder cannot be written.
@@ -137,8 +137,8 @@ impl SaveOptions {
     }
 
     /// The lock of a destination's directory. Only in the process of the first rank.
-    fn lock_of(&self, place: Place) -> Result<Arc<RunLock>, TrainError> {
-        if place == Place::OutDir {
+    fn lock_of(&self, place: Destination) -> Result<Arc<RunLock>, TrainError> {
+        if place == Destination::OutDir {
             return Ok(Arc::clone(self.lock.as_ref().expect("only the first rank changes what is there")));
         }
         let mut elsewhere = locked(&self.elsewhere);
@@ -154,9 +154,9 @@ impl SaveOptions {
 
     /// The directory of a destination, and the attempt that saves there. The first rank announces a directory that it
     /// creates.
-    fn run_of(&self, place: Place, shard: usize) -> Result<(RunDir, Attempt), TrainError> {
+    fn run_of(&self, place: Destination, shard: usize) -> Result<(RunDir, Attempt), TrainError> {
         const TOPIC: &str = "elsewhere";
-        if place == Place::OutDir {
+        if place == Destination::OutDir {
             return Ok((self.run.clone(), self.attempt));
         }
         if shard == 0 {
@@ -183,7 +183,7 @@ impl SaveOptions {
         shard: usize,
         snapshot: &Snapshot,
         step: u64,
-        place: Place,
+        place: Destination,
     ) -> Result<RankReport, TrainError> {
         let (run, attempt) = self.run_of(place, shard)?;
         let mut save = RankSave::create(&run, attempt, &self.plan, step, shard)?;
@@ -199,7 +199,7 @@ impl SaveOptions {
         &self,
         meeting: &SaveCoordination,
         run: &RunState,
-        place: Place,
+        place: Destination,
     ) -> Result<PathBuf, TrainError> {
         let lock = self.lock_of(place)?;
         let reports = meeting.reports(self.limit);
@@ -207,7 +207,7 @@ impl SaveOptions {
         let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
         if committed.is_ok()
-            && let (Place::Elsewhere, Some((dir, _))) = (place, &mut *locked(&self.elsewhere))
+            && let (Destination::Elsewhere, Some((dir, _))) = (place, &mut *locked(&self.elsewhere))
         {
             dir.disable_cleanup(true);
         }
@@ -282,7 +282,7 @@ impl Saver {
         &mut self,
         engine: &Engine<M, P>,
         run: RunState,
-        place: Place,
+        place: Destination,
     ) -> Result<(), TrainError> {
         assert!(self.writing.is_none(), "a rank has one save at a time");
         let begin = Instant::now();

@@ -8,7 +8,7 @@ use fsdp_core::program::Program;
 use fsdp_core::wrap::UnitId;
 use fsdp_core::{DType, Memory, Queue};
 
-use super::table::{Held, Place};
+use super::table::{Held, ValueLocation};
 use crate::error::TrainError;
 
 /// The values that a rank saves, in the order of its part of the table.
@@ -55,11 +55,11 @@ impl Snapshot {
 }
 
 impl Values {
-    fn zeroed<M: Memory, P: Program<M>>(engine: &Engine<M, P>, place: Place) -> Self {
+    fn zeroed<M: Memory, P: Program<M>>(engine: &Engine<M, P>, place: ValueLocation) -> Self {
         let (dtype, len) = match place {
-            Place::Steps => (DType::F32, 1),
-            Place::Params { len, .. } => (engine.plan().policy.param_dtype.master(), len),
-            Place::State { unit, segment, tensor, len, .. } => {
+            ValueLocation::Steps => (DType::F32, 1),
+            ValueLocation::Params { len, .. } => (engine.plan().policy.param_dtype.master(), len),
+            ValueLocation::State { unit, segment, tensor, len, .. } => {
                 (engine.shards(UnitId(unit)).state_tensors[segment][tensor].dtype, len)
             }
         };
@@ -73,20 +73,20 @@ impl Values {
     fn copy<M: Memory, P: Program<M>>(
         &mut self,
         engine: &Engine<M, P>,
-        place: Place,
+        place: ValueLocation,
         step: u64,
     ) -> Result<(), TrainError> {
         let shards: UnitShards<'_, M::Buffer>;
         let slice = match place {
-            Place::Params { unit, segment, offset, len } => {
+            ValueLocation::Params { unit, segment, offset, len } => {
                 shards = engine.shards(UnitId(unit));
                 Slice::new(shards.params[segment], offset, len)
             }
-            Place::State { unit, segment, tensor, offset, len } => {
+            ValueLocation::State { unit, segment, tensor, offset, len } => {
                 shards = engine.shards(UnitId(unit));
                 Slice::new(shards.state[segment][tensor], offset, len)
             }
-            Place::Steps => {
+            ValueLocation::Steps => {
                 *self = Values::F32(vec![step as f32]);
                 return Ok(());
             }

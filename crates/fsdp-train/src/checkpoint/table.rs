@@ -34,12 +34,12 @@ pub(crate) struct Held {
     /// Index into [`StateTable::tensors`].
     pub(crate) tensor: usize,
     /// Where the rank holds the values.
-    pub(crate) place: Place,
+    pub(crate) place: ValueLocation,
 }
 
 /// Location of values on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ValueLocation {
     /// Master parameters of a segment.
     Params { unit: usize, segment: usize, offset: usize, len: usize },
     /// A state tensor of a unit; `segment` counts only trainable segments.
@@ -141,7 +141,7 @@ impl Builder<'_> {
                 for piece in pieces.iter().filter(|_| is_saved(self.plan, shape.trainable)) {
                     let param = self.plan.spec.param(piece.param);
                     let rows = rows_of(param, piece.param_offset, piece.len);
-                    let place = Place::Params { unit, segment, offset: piece.offset, len: piece.len };
+                    let place = ValueLocation::Params { unit, segment, offset: piece.offset, len: piece.len };
                     let tensor = self.index[&param.fqn];
                     self.hold(shard, tensor, rows, place);
                 }
@@ -156,7 +156,7 @@ impl Builder<'_> {
                 // The rank with the first row of a parameter saves its step count.
                 for piece in pieces.iter().filter(|piece| piece.param_offset == 0) {
                     let tensor = self.state_tensor(piece.param, STEPS, DType::F32, Vec::new());
-                    self.hold(shard, tensor, 0..1, Place::Steps);
+                    self.hold(shard, tensor, 0..1, ValueLocation::Steps);
                 }
                 trainable += 1;
             }
@@ -179,11 +179,11 @@ impl Builder<'_> {
         if piece.axis == StateAxis::Columns && is_saved {
             return;
         }
-        let place = Place::State { unit, segment, tensor, offset: piece.offset, len: piece.len };
+        let place = ValueLocation::State { unit, segment, tensor, offset: piece.offset, len: piece.len };
         self.hold(shard, index, state_rows(param, piece), place);
     }
 
-    fn hold(&mut self, shard: usize, tensor: usize, rows: Range<usize>, place: Place) {
+    fn hold(&mut self, shard: usize, tensor: usize, rows: Range<usize>, place: ValueLocation) {
         self.table.tensors[tensor].rows[shard] = rows;
         self.table.held[shard].push(Held { tensor, place });
     }

@@ -10,7 +10,7 @@ use super::encoder::{EncodeFault, Encoder, Made};
 use super::error::DataError;
 use super::files::DataFile;
 use super::progress::{Meter, Tokenizing};
-use super::record::Place;
+use super::record::RecordPosition;
 use super::source::{self, Batch, Batches, NoRecord};
 use super::special::Form;
 use super::text::Text;
@@ -172,12 +172,12 @@ fn encoded(text: &Text<'_>, batch: Batch) -> Result<Encoded, DataError> {
     failed.map_or(Ok(out), Err)
 }
 
-fn malformed(file: &DataFile, place: Place, fault: &NoRecord) -> DataError {
+fn malformed(file: &DataFile, place: RecordPosition, fault: &NoRecord) -> DataError {
     let reason = match fault {
         NoRecord::NotText(byte) => {
             format!("it is not UTF-8 text (byte {byte}); convert it, or choose another data.format")
         }
-        NoRecord::Malformed(reason) if place == Place::Whole => reason.clone(),
+        NoRecord::Malformed(reason) if place == RecordPosition::Whole => reason.clone(),
         NoRecord::Malformed(reason) => format!("{place}: {reason}"),
     };
     DataError::Malformed { file: file.path.clone(), reason }

@@ -29,7 +29,7 @@ impl Record {
 
 /// Position of a record in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RecordPosition {
     /// The record is the whole file.
     Whole,
     /// A line, from 1.
@@ -43,13 +43,13 @@ pub(super) enum Place {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Whole => write!(f, "the whole file"),
-            Place::Line(line) => write!(f, "line {line}"),
-            Place::Row { group: Some(group), row } => write!(f, "row group {group}, row {row}"),
-            Place::Row { group: None, row } => write!(f, "row {row}"),
+            RecordPosition::Whole => write!(f, "the whole file"),
+            RecordPosition::Line(line) => write!(f, "line {line}"),
+            RecordPosition::Row { group: Some(group), row } => write!(f, "row group {group}, row {row}"),
+            RecordPosition::Row { group: None, row } => write!(f, "row {row}"),
         }
     }
 }

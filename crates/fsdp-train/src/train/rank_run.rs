@@ -9,7 +9,7 @@ use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
 use crate::adapter::merges;
-use crate::checkpoint::{Cleanup, CleanupResult, Outcome, Place, RunState, RunWarning, Saver};
+use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver};
 use crate::config::WatchedLoss;
 use crate::error::TrainError;
 use crate::events;
@@ -153,11 +153,11 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         // A rank that answers has begun the previous save.
         self.trainer.check_state(step)?;
         self.note_save();
-        self.begin_save(step, Place::OutDir)?;
+        self.begin_save(step, Destination::OutDir)?;
         if self.run.job.config.checkpoint.is_async { Ok(()) } else { self.end_save() }
     }
 
-    fn begin_save(&mut self, step: u64, place: Place) -> Result<(), TrainError> {
+    fn begin_save(&mut self, step: u64, place: Destination) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let model = self.run.options.config_json.as_deref();
         let mut state = RunState::of(self.run.job, step, model, (&self.run.start.changes, &self.watched));
@@ -215,7 +215,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Ensures that there is a checkpoint of the last step, wherever there is room for it.
     fn secure(&mut self, step: u64) -> Result<(), TrainError> {
-        for place in [Place::OutDir, Place::Elsewhere] {
+        for place in [Destination::OutDir, Destination::Elsewhere] {
             let is_saved = self.run.log().saved.as_ref().is_some_and(|saved| saved.step == step);
             if self.trainer.any(self.is_first() && is_saved)? {
                 return Ok(());
@@ -255,7 +255,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     fn export_object(&mut self, done: u64) -> Result<bool, TrainError> {
         let is_saved = self.is_first() && self.run.checkpoint_of(done).is_some();
         if !self.trainer.any(is_saved)? {
-            self.begin_save(done, Place::OutDir)?;
+            self.begin_save(done, Destination::OutDir)?;
             self.end_save()?;
         }
         let is_exported = self.is_first() && self.run.export_object(done);

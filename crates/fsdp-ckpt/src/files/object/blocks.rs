@@ -26,13 +26,13 @@ const LARGE: (u64, usize) = (4 << 20, 32);
 /// The most recently used blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    small: Mutex<VecDeque<(Place, Arc<Block>)>>,
-    large: Mutex<VecDeque<(Place, Arc<Block>)>>,
+    small: Mutex<VecDeque<(BlockId, Arc<Block>)>>,
+    large: Mutex<VecDeque<(BlockId, Arc<Block>)>>,
 }
 
 /// Identifies a block of one version of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct BlockId {
     key: Key,
     e_tag: Option<String>,
     start: u64,
@@ -42,7 +42,7 @@ struct Place {
 type Block = Mutex<Option<Vec<u8>>>;
 
 impl Blocks {
-    fn block(&self, place: Place, size: (u64, usize)) -> Arc<Block> {
+    fn block(&self, place: BlockId, size: (u64, usize)) -> Arc<Block> {
         let blocks = if size == LARGE { &self.large } else { &self.small };
         // Every change under the lock is complete before anything can panic.
         let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ impl OpenFile for ObjectReader {
         }
         let size = if out.len() < LONG_READ { SMALL } else { LARGE };
         let start = offset - offset % size.0;
-        let place = Place { key: self.key.clone(), e_tag: self.e_tag.clone(), start };
+        let place = BlockId { key: self.key.clone(), e_tag: self.e_tag.clone(), start };
         let block = self.inner.blocks.block(place, size);
         let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = match &mut *block {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// First indices and sizes of a piece.
-type Place = (Vec<u64>, Vec<u64>);
+type PieceBox = (Vec<u64>, Vec<u64>);
 
 /// A rank's pieces of a sharded tensor.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ fn piece(file: &RankFile, shard: &Item, shape: &[u64]) -> Option<(LocalTensor, V
 /// Adds the tensors of all ranks. A piece that several ranks hold is read once, like a replica.
 pub(super) fn merge(ranks: &[(&Path, Vec<ShardedTensor>)], into: &mut Checkpoint) -> Result<(), Error> {
     let mut whole: BTreeMap<String, (&Path, Tensor)> = BTreeMap::new();
-    let mut boxes: BTreeMap<String, Vec<Place>> = BTreeMap::new();
+    let mut boxes: BTreeMap<String, Vec<PieceBox>> = BTreeMap::new();
     for (path, tensors) in ranks {
         for found in tensors {
             let name = join(&found.path);

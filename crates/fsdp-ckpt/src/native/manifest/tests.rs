@@ -123,7 +123,7 @@ fn rejects_counts_of_checksums_that_do_not_fit() {
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(1));
     assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 3, with"), "{fault}");
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(0));
-    assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 0 as"), "{fault}");
+    assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 0, with"), "{fault}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{NativeReader, Place};
+use super::{NativeReader, RowLocation};
 use crate::{
     digest::DigestKind,
     error::Error,
@@ -57,7 +57,7 @@ impl NativeReader {
     /// Reads the requested rows that are in this place.
     fn read_place(
         &self,
-        place: &Place,
+        place: &RowLocation,
         wanted: &Range<usize>,
         row_bytes: u64,
         out: &mut [u8],
@@ -85,7 +85,7 @@ impl NativeReader {
     fn read_chunk(
         &self,
         file: &PathFile,
-        place: &Place,
+        place: &RowLocation,
         chunk: usize,
         row_bytes: u64,
         (wanted, out): (Range<u64>, &mut [u8]),

@@ -5,7 +5,7 @@ use crate::{
     checkpoint::Value,
     digest::{Digest, DigestKind},
     pickle::writer::PickleWriter,
-    transfer::{OutputPlan, Place, PlannedFile, Tail},
+    transfer::{OutputPlan, PlannedFile, PlannedRun, Tail},
     zip::writer::{ALIGNMENT, Archive},
 };
 
@@ -66,7 +66,7 @@ impl RankFile {
         let item = self.add(archive, len > 0);
         if len > 0 {
             let first = first_row * (len_elems / row_count);
-            self.file.places.push(Place {
+            self.file.places.push(PlannedRun {
                 offset: item.offset + data,
                 tensor: tensor.source.clone(),
                 elements: first..first + len_elems,

@@ -21,7 +21,7 @@ use crate::{
     files::{Access, FileSystem, Metadata, OpenFile, disk::Disk},
     random_checkpoint::{RandomCheckpoint, Seeded},
     safetensors::TensorType,
-    transfer::{NoProgress, OutputKind, Place, Progress, Tail},
+    transfer::{NoProgress, OutputKind, PlannedRun, Progress, Tail},
 };
 
 const FLOATS: [TensorType; 4] = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
@@ -59,7 +59,7 @@ fn random_plan(random: &mut Seeded, source: &RandomCheckpoint) -> Expected {
             let elements = first..first + count;
             let offset = bytes[file].len() as u64;
             bytes[file].extend(source.oracle(name, elements.clone(), dtype));
-            files[file].places.push(Place { offset, tensor: name.clone(), elements, dtype, digest });
+            files[file].places.push(PlannedRun { offset, tensor: name.clone(), elements, dtype, digest });
             first += count;
             if first == all {
                 break;
@@ -75,7 +75,7 @@ fn random_plan(random: &mut Seeded, source: &RandomCheckpoint) -> Expected {
 /// Returns the digests that a plan requests, computed over the expected bytes of its places.
 fn expected_digests(expected: &Expected) -> Vec<Vec<Option<Digest>>> {
     let of_file = |(file, bytes): (&PlannedFile, &Vec<u8>)| {
-        let of_place = |place: &Place| {
+        let of_place = |place: &PlannedRun| {
             let start = place.offset as usize;
             let len = (place.elements.end - place.elements.start) as usize * place.dtype.size_bytes();
             place.digest.map(|kind| kind.of(&bytes[start..start + len]))
@@ -218,7 +218,7 @@ fn small(dir: &Path, bytes: &[u8]) -> RandomCheckpoint {
 fn whole(source: &RandomCheckpoint) -> Expected {
     let len = source.checkpoint.tensors["w"].len();
     let place =
-        Place { offset: 0, tensor: "w".into(), elements: 0..len, dtype: TensorType::U8, digest: None };
+        PlannedRun { offset: 0, tensor: "w".into(), elements: 0..len, dtype: TensorType::U8, digest: None };
     let file = PlannedFile { name: "x".into(), len, places: vec![place], ..PlannedFile::default() };
     Expected { files: vec![file], bytes: Vec::new() }
 }

@@ -67,7 +67,7 @@ fn a_file_that_was_written_is_read_the_same() {
     assert!(error.contains("is a calibration of another machine: a \"machine\""), "{error}");
     fs::write(&file, "mine").unwrap();
     let error = expect_replaceable(&file, "an abacus, 10 threads").unwrap_err().to_string();
-    assert!(error.contains("is no calibration"), "{error}");
+    assert!(error.contains("is not a calibration"), "{error}");
 }
 
 #[test]

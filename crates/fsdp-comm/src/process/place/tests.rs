@@ -1,6 +1,6 @@
 use super::*;
 
-fn recognised(variables: &[(&str, &str)]) -> Result<Option<Place>, PlaceError> {
+fn recognised(variables: &[(&str, &str)]) -> Result<Option<ProcessPlace>, PlaceError> {
     recognise(&|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| (*value).to_owned())
@@ -9,7 +9,7 @@ fn recognised(variables: &[(&str, &str)]) -> Result<Option<Place>, PlaceError> {
 
 fn place(variables: &[(&str, &str)]) -> Option<(LaunchedBy, [usize; 4])> {
     let found = recognised(variables).unwrap()?;
-    let Place { launched_by, process, processes, local_process, local_processes } = found;
+    let ProcessPlace { launched_by, process, processes, local_process, local_processes } = found;
     Some((launched_by, [process, processes, local_process, local_processes]))
 }
 

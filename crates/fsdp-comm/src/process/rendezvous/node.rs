@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Method, Rendezvous, RendezvousError, common_name, write_private};
-use crate::process::place::Place;
+use crate::process::place::ProcessPlace;
 
 /// Pause between two polls.
 const LOOK: Duration = Duration::from_millis(20);
@@ -20,13 +20,13 @@ const FRESH: Duration = Duration::from_secs(10);
 /// The common folder of the processes of one launch on one node.
 pub struct NodeFolder {
     rendezvous: Rendezvous,
-    place: Place,
+    place: ProcessPlace,
 }
 
 impl NodeFolder {
     /// The folder of this process; `variable` looks up an environment variable, `launcher` is the
     /// [process](crate::process::ancestor) that has started the processes of this node.
-    pub fn of(place: Place, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> Self {
+    pub fn of(place: ProcessPlace, variable: &dyn Fn(&str) -> Option<String>, launcher: u32) -> Self {
         let folder = match variable("FSDP_RENDEZVOUS_DIR") {
             Some(folder) => PathBuf::from(folder),
             None => std::env::temp_dir().join(common_name(place.launched_by, variable, launcher)),
@@ -91,7 +91,7 @@ mod tests {
         let variable =
             |name: &str| (name == "FSDP_RENDEZVOUS_DIR").then(|| folder.to_str().unwrap().to_owned());
         let at = &|local_process| {
-            let place = Place {
+            let place = ProcessPlace {
                 launched_by: LaunchedBy::Srun,
                 process: 4 + local_process,
                 processes: 8,

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use super::*;
 
-const ONE_NODE: Place = Place {
+const ONE_NODE: ProcessPlace = ProcessPlace {
     launched_by: LaunchedBy::Torchrun,
     process: 1,
     processes: 4,
@@ -12,12 +12,12 @@ const ONE_NODE: Place = Place {
     local_processes: 4,
 };
 
-fn several_nodes(launched_by: LaunchedBy) -> Place {
-    Place { launched_by, local_processes: 2, ..ONE_NODE }
+fn several_nodes(launched_by: LaunchedBy) -> ProcessPlace {
+    ProcessPlace { launched_by, local_processes: 2, ..ONE_NODE }
 }
 
 fn of(
-    place: Place,
+    place: ProcessPlace,
     variables: &[(&str, &str)],
     shared: Option<&Path>,
 ) -> Result<Rendezvous, RendezvousError> {

@@ -12,7 +12,7 @@ mod whole;
 use super::error::DataError;
 use super::files::{DataFile, Kind};
 use super::progress::Meter;
-use super::record::{Fields, Place, Record};
+use super::record::{Fields, Record, RecordPosition};
 
 /// Maximum size of a line or a compressed document. Anything longer is not training text, but a damaged file or one
 /// made to exhaust memory.
@@ -53,7 +53,7 @@ pub(super) enum NoRecord {
 }
 
 /// A record, or what is wrong with it, and its position.
-pub(super) type Found = (Place, Result<Record, NoRecord>);
+pub(super) type Found = (RecordPosition, Result<Record, NoRecord>);
 
 impl Batch {
     /// Size of the contents, in bytes.
@@ -83,17 +83,17 @@ impl Batch {
             Content::Whole(bytes) => {
                 let text = String::from_utf8(bytes).map(Record::Text);
                 let not_text = |fault: std::string::FromUtf8Error| fault.utf8_error().valid_up_to();
-                found((Place::Whole, text.map_err(|fault| NoRecord::NotText(not_text(fault)))));
+                found((RecordPosition::Whole, text.map_err(|fault| NoRecord::NotText(not_text(fault)))));
             }
             Content::Lines { first, bytes } => {
                 let lines = bytes.split(|&byte| byte == b'\n').zip(first..);
                 for (line, number) in lines.filter(|(line, _)| !line.trim_ascii().is_empty()) {
-                    found((Place::Line(number), fields.parse(line).map_err(NoRecord::Malformed)));
+                    found((RecordPosition::Line(number), fields.parse(line).map_err(NoRecord::Malformed)));
                 }
             }
             Content::Rows { group, first, records, .. } => {
                 for (record, row) in records.into_iter().zip(first..) {
-                    found((Place::Row { group, row }, record.map_err(NoRecord::Malformed)));
+                    found((RecordPosition::Row { group, row }, record.map_err(NoRecord::Malformed)));
                 }
             }
         }

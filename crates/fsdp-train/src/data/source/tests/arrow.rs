@@ -6,10 +6,10 @@ use super::{assert_refused, config, fixture, load};
 use crate::config::{DataConfig, Malformed};
 use crate::data::files::{DataFile, Kind};
 use crate::data::progress::Meter;
-use crate::data::record::{Fields, Place, Record};
+use crate::data::record::{Fields, Record, RecordPosition};
 
 /// Returns the records of a file with their positions.
-fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(Place, Result<Record, NoRecord>)> {
+fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, Result<Record, NoRecord>)> {
     let file = DataFile { path, named: true, kind, compression: None };
     let mut found = Vec::new();
     for batch in open(0, &file, fields, &Meter::default()).unwrap() {
@@ -23,7 +23,7 @@ fn conversations_of_arrow_are_those_of_parquet() {
     let fields = Fields::new(None);
     let of = |name: &str, kind| records(fixture(name), kind, &fields);
     let (arrow, parquet) = (of("chats.arrow", Kind::Arrow), of("chats.parquet", Kind::Parquet));
-    let only = |found: &[(Place, Result<Record, NoRecord>)]| -> Vec<Record> {
+    let only = |found: &[(RecordPosition, Result<Record, NoRecord>)]| -> Vec<Record> {
         found.iter().map(|(_, record)| record.clone().unwrap()).collect()
     };
     assert_eq!(only(&arrow), only(&parquet));
@@ -31,8 +31,12 @@ fn conversations_of_arrow_are_those_of_parquet() {
     let Record::Object(second) = &only(&arrow)[1] else { panic!("{arrow:?}") };
     assert_eq!(second["messages"][1]["tool_calls"][0]["weight"], 0.5);
     assert_eq!(second["tools"], r#"[{"name": "f"}]"#);
-    let places: Vec<Place> = arrow.into_iter().map(|(place, _)| place).collect();
-    assert_eq!(places, [0, 1, 2, 3].map(|row| Place::Row { group: None, row }), "across record batches");
+    let places: Vec<RecordPosition> = arrow.into_iter().map(|(place, _)| place).collect();
+    assert_eq!(
+        places,
+        [0, 1, 2, 3].map(|row| RecordPosition::Row { group: None, row }),
+        "across record batches"
+    );
 }
 
 #[test]
