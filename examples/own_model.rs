@@ -158,7 +158,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
-        census: None,
+        process_table: None,
     };
     let summary = train(&job, &ranks, &options)?;
     println!("loss {:.3} first, {:.3} last", summary.first_loss, summary.last_loss);

@@ -103,7 +103,7 @@ pub(crate) fn run_options(resume: Resume) -> RunOptions<'static> {
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
-        census: None,
+        process_table: None,
     }
 }
 

@@ -122,7 +122,7 @@ impl Team<'_> {
     }
 
     /// The participants, for the metrics.
-    pub(crate) fn census(&self) -> ProcessTable {
+    pub(crate) fn process_table(&self) -> ProcessTable {
         let participant = |ProcessEntry { ranks, facts }: &ProcessEntry| ProcessInfo {
             host: facts.host.clone(),
             pid: facts.pid,

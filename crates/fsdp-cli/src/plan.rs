@@ -64,23 +64,23 @@ pub(crate) fn said(args: &PlanArgs) -> Result<String, CliError> {
     warnings.iter().for_each(|warning| output::warning(warning));
     settings::place(&mut setup.config, &cluster, args.nodes)?;
     let constants = Constants::fitted();
-    let foresight = Forecaster::new(&setup, &cluster, &constants)?;
-    let ahead = foresight.ahead(&setup.config)?;
+    let forecaster = Forecaster::new(&setup, &cluster, &constants)?;
+    let ahead = forecaster.ahead(&setup.config)?;
     if let Some(file) = &args.trace {
         trace::write(&ahead, file)?;
     }
     if args.search {
-        return search::said(&foresight, args);
+        return search::said(&forecaster, args);
     }
     let outlook = Outlook {
         cost: Cost::of(&ahead, args.tokens, args.price)?,
-        again: foresight.again(&ahead)?,
-        fsdp2: foresight.fsdp2(&ahead)?,
-        effects: effects::of(&foresight),
+        again: forecaster.again(&ahead)?,
+        fsdp2: forecaster.fsdp2(&ahead)?,
+        effects: effects::of(&forecaster),
         ahead,
     };
     if let Some(file) = &args.report {
-        page::write(&foresight, &outlook, file)?;
+        page::write(&forecaster, &outlook, file)?;
     }
     Ok(match args.json {
         true => format!("{:#}\n", json::json(&outlook)),

@@ -97,7 +97,7 @@ fn run_within(
         observer: &observer,
         config_json: Some(setup.model.export(job.export_dtype())),
         flops: Some(setup.flops(&job.plan.spec, &job.architecture.description().token_shares)),
-        census: team.map(|team| team.census()),
+        process_table: team.map(|team| team.process_table()),
     };
     let outcome = device::training(&job.config.run, cluster, Training { job: &job, options: &options })?;
     progress.finish();

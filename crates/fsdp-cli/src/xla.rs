@@ -55,7 +55,7 @@ pub(crate) fn form(run: &RunConfig) -> ProgramForm {
 pub(crate) fn devices(run: &RunConfig) -> Result<Devices, CliError> {
     let devices =
         Devices::new(&plugin(&run.xla)?, run.ranks, programs(run), host::world_options(run, false))?;
-    Ok(devices.with_listener(Arc::new(hear)))
+    Ok(devices.with_listener(Arc::new(log_event)))
 }
 
 /// The ranks of this process, one of several, that train or are measured: each has one of the devices that the plugin
@@ -74,7 +74,7 @@ pub(crate) fn processes(
     });
     let limit = Duration::from_secs_f64(run.timeout_s);
     let devices = Devices::among(&plugin(&run.xla)?, host, own_gpus(run, cluster)?, programs(run), limit)?;
-    Ok(devices.with_listener(Arc::new(hear)))
+    Ok(devices.with_listener(Arc::new(log_event)))
 }
 
 /// The ranks of this process, one of several, that are compared with the oracle, and the oracle, which is on the host.
@@ -107,14 +107,14 @@ fn programs(run: &RunConfig) -> ProgramOptions {
 }
 
 /// Forwards events about programs to the log, and problems to the user.
-fn hear(told: &ProgramEvent) {
-    match told {
+fn log_event(event: &ProgramEvent) {
+    match event {
         ProgramEvent::Compiled { operations, took } => {
             tracing::info!(target: "fsdp", operations, took_s = took.as_secs_f64(), "a program was compiled");
         }
         ProgramEvent::Found { operations, took } => {
             tracing::info!(target: "fsdp", operations, took_s = took.as_secs_f64(), "a compiled program was found");
         }
-        _ => output::warning(&told.to_string()),
+        _ => output::warning(&event.to_string()),
     }
 }

@@ -56,7 +56,7 @@ impl Alarm for Mailboxes {
 /// The links of a world whose ranks are threads.
 #[derive(Clone)]
 pub struct InMemoryLinks {
-    office: Arc<Mailboxes>,
+    mailboxes: Arc<Mailboxes>,
     members: Arc<[Rank]>,
 }
 
@@ -70,37 +70,37 @@ impl InMemoryLinks {
     /// too.
     pub(crate) fn within(ranks: usize, timeout: Duration, outer: Option<Arc<dyn Alarm>>) -> Self {
         let channels = (0..ranks).map(|_| AtomicU64::default()).collect();
-        let office = Mailboxes { state: Monitor::default(), timeout, channels, outer };
-        Self { office: Arc::new(office), members: (0..ranks).map(Rank).collect() }
+        let mailboxes = Mailboxes { state: Monitor::default(), timeout, channels, outer };
+        Self { mailboxes: Arc::new(mailboxes), members: (0..ranks).map(Rank).collect() }
     }
 
     /// Creates the link of `rank` on `channel`. Different channels are independent.
     pub fn link(&self, channel: u64, rank: Rank) -> Box<dyn Link> {
-        Box::new(InMemoryLink::new(self.office.clone(), channel, rank, self.members.clone()))
+        Box::new(InMemoryLink::new(self.mailboxes.clone(), channel, rank, self.members.clone()))
     }
 
     /// The alarm of all these links.
     pub fn alarm(&self) -> Arc<dyn Alarm> {
-        self.office.clone()
+        self.mailboxes.clone()
     }
 
     /// Bytes that `rank` has sent so far, without headers.
     pub fn sent_bytes(&self, rank: Rank) -> u64 {
-        self.office.state.lock().sent_bytes.get(&rank).copied().unwrap_or(0)
+        self.mailboxes.state.lock().sent_bytes.get(&rank).copied().unwrap_or(0)
     }
 }
 
 struct InMemoryLink {
-    office: Arc<Mailboxes>,
+    mailboxes: Arc<Mailboxes>,
     channel: u64,
     rank: usize,
     members: Arc<[Rank]>,
 }
 
 impl InMemoryLink {
-    fn new(office: Arc<Mailboxes>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
-        office.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
-        Self { office, channel, rank: place(rank, &members), members }
+    fn new(mailboxes: Arc<Mailboxes>, channel: u64, rank: Rank, members: Arc<[Rank]>) -> Self {
+        mailboxes.channels[rank.0].fetch_max(channel + 1, Ordering::Relaxed);
+        Self { mailboxes, channel, rank: place(rank, &members), members }
     }
 
     fn world_rank(&self) -> Rank {
@@ -109,14 +109,14 @@ impl InMemoryLink {
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<(), CommError> {
         let (from, to) = (self.world_rank(), self.members[outgoing.to]);
-        let mut state = self.office.state.lock();
+        let mut state = self.mailboxes.state.lock();
         if let Some(error) = &state.alarm {
             return Err(error.clone());
         }
         *state.sent_bytes.entry(from).or_default() += outgoing.len_bytes();
         let message = Message { header: *outgoing.header, bytes: outgoing.parts.concat() };
         state.boxes.entry((self.channel, from, to)).or_default().push_back(message);
-        self.office.state.notify();
+        self.mailboxes.state.notify();
         Ok(())
     }
 
@@ -124,9 +124,9 @@ impl InMemoryLink {
     fn next(&self, from: usize) -> Result<Option<Message>, CommError> {
         let (rank, to) = (self.members[from], self.world_rank());
         let begin = Instant::now();
-        let mut state = self.office.state.lock();
+        let mut state = self.mailboxes.state.lock();
         loop {
-            let outer = self.office.outer.as_ref().and_then(|outer| outer.raised());
+            let outer = self.mailboxes.outer.as_ref().and_then(|outer| outer.raised());
             if let Some(error) = outer.as_ref().or(state.alarm.as_ref()) {
                 return Err(error.clone());
             }
@@ -137,12 +137,12 @@ impl InMemoryLink {
             if state.closed.contains(&(self.channel, rank)) {
                 return Err(CommError::PeerFailed { rank, reason: "it has closed its links".to_owned() });
             }
-            let left = self.office.timeout.saturating_sub(begin.elapsed());
+            let left = self.mailboxes.timeout.saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }
-            let wait = if self.office.outer.is_some() { left.min(LOOK) } else { left };
-            state = self.office.state.wait(state, wait);
+            let wait = if self.mailboxes.outer.is_some() { left.min(LOOK) } else { left };
+            state = self.mailboxes.state.wait(state, wait);
         }
     }
 
@@ -177,21 +177,21 @@ impl Link for InMemoryLink {
     }
 
     fn unused_channel(&self) -> u64 {
-        self.office.channels[self.world_rank().0].load(Ordering::Relaxed)
+        self.mailboxes.channels[self.world_rank().0].load(Ordering::Relaxed)
     }
 
     fn subgroup(&self, members: Arc<[Rank]>, channel: u64) -> Box<dyn Link> {
-        Box::new(InMemoryLink::new(self.office.clone(), channel, self.world_rank(), members))
+        Box::new(InMemoryLink::new(self.mailboxes.clone(), channel, self.world_rank(), members))
     }
 
     fn alarm(&self) -> Arc<dyn Alarm> {
-        self.office.clone()
+        self.mailboxes.clone()
     }
 }
 
 impl Drop for InMemoryLink {
     fn drop(&mut self) {
-        self.office.state.lock().closed.insert((self.channel, self.world_rank()));
-        self.office.state.notify();
+        self.mailboxes.state.lock().closed.insert((self.channel, self.world_rank()));
+        self.mailboxes.state.notify();
     }
 }

@@ -122,10 +122,10 @@ fn outcome<T>(results: &Receiver<Result<T, CommError>>, alarm: &dyn Alarm) -> Op
 fn run<M: Memory>(
     session: &mut Session<'_>,
     call: Fingerprint,
-    carried: &mut StagedBuffers<M>,
+    staged: &mut StagedBuffers<M>,
 ) -> Result<(), CommError> {
     let (rank, size) = (session.rank(), session.size());
-    let (moved, sums) = carried.bytes();
+    let (moved, sums) = staged.bytes();
     match call.kind {
         CollectiveKind::AllGather => algorithms::all_gather(session, &mut staging::parts(moved, size)),
         CollectiveKind::ReduceScatter(_) => {
@@ -165,10 +165,10 @@ impl<M: Memory> Communicator<M> for LinkComm {
         outputs: Vec<M::Buffer>,
     ) -> Result<Box<dyn InFlight<M>>, Error> {
         let buffers = Completed { outputs, inputs };
-        let mut carried = StagedBuffers::<M>::new(memory, call, self.rank, self.members.len(), buffers)?;
+        let mut staged = StagedBuffers::<M>::new(memory, call, self.rank, self.members.len(), buffers)?;
         let results = self.submit(call, move |session| {
-            run(session, call, &mut carried)?;
-            Ok(carried)
+            run(session, call, &mut staged)?;
+            Ok(staged)
         })?;
         let (rank, alarm) = (self.members[self.rank], self.alarm.clone());
         Ok(Box::new(Flight::<M> { results, arrived: None, rank, alarm }))
@@ -218,11 +218,11 @@ impl<M: Memory> InFlight<M> for Flight<M> {
 
     fn wait_on(mut self: Box<Self>, memory: &M, queue: Queue) -> Result<Completed<M::Buffer>, Error> {
         let arrived = self.arrived.take();
-        let carried = arrived.or_else(|| outcome(&self.results, &*self.alarm)).unwrap_or_else(|| {
+        let staged = arrived.or_else(|| outcome(&self.results, &*self.alarm)).unwrap_or_else(|| {
             let reason = "its link thread has ended".to_owned();
             Err(CommError::Transport { rank: self.rank, reason })
         })?;
-        carried.back(memory, queue)
+        staged.back(memory, queue)
     }
 
     fn abandon(self: Box<Self>, reason: String) {

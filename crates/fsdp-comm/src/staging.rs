@@ -46,8 +46,8 @@ impl<M: Memory> StagedBuffers<M> {
         let gathered = if scatters { Vec::new() } else { std::mem::take(&mut buffers.inputs) };
         let lies_in_host = in_host::<M>(&mut buffers.inputs)? && in_host::<M>(&mut buffers.outputs)?;
         let copies = if lies_in_host { None } else { Some(Copies::new(memory, kind, rank, &mut buffers)?) };
-        let mut carried = Self { buffers, kind, copies };
-        let (mut moved, _) = carried.bytes();
+        let mut staged = Self { buffers, kind, copies };
+        let (mut moved, _) = staged.bytes();
         if let Some(factor) = kind.reduce_op().and_then(|op| op.factor(size)) {
             moved.iter_mut().for_each(|bytes| sums::scale(call.dtype, factor, bytes));
         }
@@ -55,7 +55,7 @@ impl<M: Memory> StagedBuffers<M> {
         for (input, bytes) in gathered.iter().zip(own) {
             read(memory, kind.queue(), input, bytes)?;
         }
-        Ok(carried)
+        Ok(staged)
     }
 
     /// The data that the algorithm works on, per buffer; and, for a reduce-scatter, where this rank's sums go.

@@ -115,11 +115,11 @@ impl Engine {
 
     /// Advances all operations once. Returns whether anything has happened.
     fn work(&mut self) -> bool {
-        let mut around = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+        let mut context = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
         let mut has_happened = false;
         self.exchanges.retain_mut(|exchange| {
-            has_happened |= exchange.step(&mut around);
-            let has_ended = exchange.has_ended(&mut around);
+            has_happened |= exchange.step(&mut context);
+            let has_ended = exchange.has_ended(&mut context);
             has_happened |= has_ended;
             !has_ended
         });
@@ -145,11 +145,11 @@ impl Engine {
         self.looked = Instant::now();
         self.now = self.clock.at(self.looked - self.born);
         let alarm = self.alarm.raised();
-        let mut around = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
+        let mut context = ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
         for exchange in &mut self.exchanges {
             match &alarm {
-                Some(error) => exchange.give_up(Answer::Alarm(error.clone()), &mut around),
-                None => exchange.look_at_clock(self.timeout, &mut around),
+                Some(error) => exchange.give_up(Answer::Alarm(error.clone()), &mut context),
+                None => exchange.look_at_clock(self.timeout, &mut context),
             }
         }
         let (messages, seconds) = (self.exchanges.len() + self.loose.len(), self.timeout.as_secs());
@@ -168,9 +168,9 @@ impl Engine {
             Message::Exchange(order, answer) => match self.alarm.raised() {
                 Some(error) => drop(answer.send(Answer::Alarm(error))),
                 None => {
-                    let mut around =
+                    let mut context =
                         ExchangeContext { mpi: &self.mpi, loose: &mut self.loose, now: self.now };
-                    self.exchanges.push(Exchange::begin(order, answer, &mut around));
+                    self.exchanges.push(Exchange::begin(order, answer, &mut context));
                 }
             },
             Message::Finalise(answer) => {

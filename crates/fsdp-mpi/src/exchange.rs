@@ -123,18 +123,18 @@ pub(crate) struct ExchangeContext<'a> {
 
 impl Exchange {
     /// Starts every operation that can start at once.
-    pub(crate) fn begin(order: Order, answer: Sender<Answer>, around: &mut ExchangeContext<'_>) -> Self {
+    pub(crate) fn begin(order: Order, answer: Sender<Answer>, context: &mut ExchangeContext<'_>) -> Self {
         let mut exchange = Self {
             tag: 2 * order.channel,
             sending: Sending::Done,
             receiving: Receiving::Done,
             short: Vec::new(),
             ending: None,
-            moved_at: around.now,
+            moved_at: context.now,
             answer,
         };
-        let begun = exchange.begin_both(order.sent, order.received, around);
-        begun.unwrap_or_else(|error| exchange.give_up(Answer::Failed(error), around));
+        let begun = exchange.begin_both(order.sent, order.received, context);
+        begun.unwrap_or_else(|error| exchange.give_up(Answer::Failed(error), context));
         exchange
     }
 
@@ -142,19 +142,19 @@ impl Exchange {
         &mut self,
         sent: Option<Sent>,
         received: Option<Received>,
-        around: &mut ExchangeContext<'_>,
+        context: &mut ExchangeContext<'_>,
     ) -> Result<(), MpiError> {
         if let Some(Received { from, expected, messages }) = received {
             let room = Memory::Own(vec![0; PREAMBLE + SHORT_MAX]);
-            let first = around.mpi.receive(room, from, self.tag)?;
+            let first = context.mpi.receive(room, from, self.tag)?;
             self.receiving = Receiving::First { first, from, expected, messages };
         }
         if let Some(Sent { to, first, messages }) = sent {
             if !messages.is_empty() {
-                let ready = around.mpi.receive(Memory::Own(Vec::new()), to, self.tag + 1)?;
+                let ready = context.mpi.receive(Memory::Own(Vec::new()), to, self.tag + 1)?;
                 self.sending = Sending::Waiting { ready, to, messages };
             }
-            around.loose.push(around.mpi.send(Memory::Own(first), to, self.tag)?);
+            context.loose.push(context.mpi.send(Memory::Own(first), to, self.tag)?);
         }
         Ok(())
     }
@@ -165,27 +165,27 @@ impl Exchange {
     }
 
     /// Advances as far as possible without blocking. Returns whether anything has happened.
-    pub(crate) fn step(&mut self, around: &mut ExchangeContext<'_>) -> bool {
-        let moved = self.send(around).and_then(|sent| Ok(self.receive(around)? || sent));
+    pub(crate) fn step(&mut self, context: &mut ExchangeContext<'_>) -> bool {
+        let moved = self.send(context).and_then(|sent| Ok(self.receive(context)? || sent));
         match moved {
             Ok(moved) => {
                 if moved {
-                    self.moved_at = around.now;
+                    self.moved_at = context.now;
                 }
                 moved
             }
             Err(error) => {
-                self.give_up(Answer::Failed(error), around);
+                self.give_up(Answer::Failed(error), context);
                 true
             }
         }
     }
 
-    fn send(&mut self, around: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
+    fn send(&mut self, context: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
         match &mut self.sending {
             Sending::Done => return Ok(false),
             Sending::Waiting { ready, to, messages } => {
-                if !around.mpi.test(ready)? {
+                if !context.mpi.test(ready)? {
                     return Ok(false);
                 }
                 let (to, messages) = (*to, std::mem::take(messages));
@@ -193,11 +193,11 @@ impl Exchange {
                 self.sending = Sending::Moving { to, requests: VecDeque::new() };
                 let Sending::Moving { requests, .. } = &mut self.sending else { unreachable!("just set") };
                 for pieces in messages {
-                    requests.push_back(around.mpi.send(Memory::Lent(pieces), to, self.tag)?);
+                    requests.push_back(context.mpi.send(Memory::Lent(pieces), to, self.tag)?);
                 }
             }
             Sending::Moving { requests, .. } => {
-                if !end_first(around.mpi, requests)? {
+                if !end_first(context.mpi, requests)? {
                     return Ok(false);
                 }
                 if requests.is_empty() {
@@ -208,17 +208,17 @@ impl Exchange {
         Ok(true)
     }
 
-    fn receive(&mut self, around: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
+    fn receive(&mut self, context: &mut ExchangeContext<'_>) -> Result<bool, MpiError> {
         match &mut self.receiving {
             Receiving::Done => return Ok(false),
             Receiving::First { first, .. } => {
-                if !around.mpi.test(first)? {
+                if !context.mpi.test(first)? {
                     return Ok(false);
                 }
-                self.meet(around)?;
+                self.meet(context)?;
             }
             Receiving::Moving { requests, .. } => {
-                if !end_first(around.mpi, requests)? {
+                if !end_first(context.mpi, requests)? {
                     return Ok(false);
                 }
                 if requests.is_empty() {
@@ -230,7 +230,7 @@ impl Exchange {
     }
 
     /// Handles the first message, which has arrived.
-    fn meet(&mut self, around: &mut ExchangeContext<'_>) -> Result<(), MpiError> {
+    fn meet(&mut self, context: &mut ExchangeContext<'_>) -> Result<(), MpiError> {
         let receiving = std::mem::replace(&mut self.receiving, Receiving::Done);
         let Receiving::First { first, from, expected, messages } = receiving else {
             unreachable!("it was awaited")
@@ -239,7 +239,7 @@ impl Exchange {
         let got: &Preamble = bytes.first_chunk().expect("there is room for a preamble");
         if *got != expected {
             let (header, len_bytes) = split(got);
-            self.give_up(Answer::Differs { header, len_bytes }, around);
+            self.give_up(Answer::Differs { header, len_bytes }, context);
         } else if messages.is_empty() {
             bytes.drain(..PREAMBLE);
             self.short = bytes;
@@ -247,38 +247,38 @@ impl Exchange {
             self.receiving = Receiving::Moving { from, requests: VecDeque::new() };
             let Receiving::Moving { requests, .. } = &mut self.receiving else { unreachable!("just set") };
             for pieces in messages {
-                requests.push_back(around.mpi.receive(Memory::Lent(pieces), from, self.tag)?);
+                requests.push_back(context.mpi.receive(Memory::Lent(pieces), from, self.tag)?);
             }
-            around.loose.push(around.mpi.send(Memory::Own(Vec::new()), from, self.tag + 1)?);
+            context.loose.push(context.mpi.send(Memory::Own(Vec::new()), from, self.tag + 1)?);
         }
         Ok(())
     }
 
     /// Gives up if nothing has moved within the time limit.
-    pub(crate) fn look_at_clock(&mut self, timeout: Duration, around: &mut ExchangeContext<'_>) {
-        if around.now.saturating_sub(self.moved_at) > timeout {
+    pub(crate) fn look_at_clock(&mut self, timeout: Duration, context: &mut ExchangeContext<'_>) {
+        if context.now.saturating_sub(self.moved_at) > timeout {
             let late = match (&self.receiving, &self.sending) {
                 (Receiving::First { from, .. } | Receiving::Moving { from, .. }, _) => *from,
                 (Receiving::Done, Sending::Waiting { to, .. } | Sending::Moving { to, .. }) => *to,
                 (Receiving::Done, Sending::Done) => return,
             };
-            self.give_up(Answer::Late(late), around);
+            self.give_up(Answer::Late(late), context);
         }
     }
 
     /// Gives up; only the first reason is kept. Operations on the caller's memory run to their end.
-    pub(crate) fn give_up(&mut self, answer: Answer, around: &mut ExchangeContext<'_>) {
-        self.ending.get_or_insert(PendingOutcome { answer, since: around.now, cancelled: false });
+    pub(crate) fn give_up(&mut self, answer: Answer, context: &mut ExchangeContext<'_>) {
+        self.ending.get_or_insert(PendingOutcome { answer, since: context.now, cancelled: false });
         self.sending = match std::mem::replace(&mut self.sending, Sending::Done) {
             Sending::Waiting { ready, .. } => {
-                let_go(ready, around);
+                let_go(ready, context);
                 Sending::Done
             }
             other => other,
         };
         self.receiving = match std::mem::replace(&mut self.receiving, Receiving::Done) {
             Receiving::First { first, .. } => {
-                let_go(first, around);
+                let_go(first, context);
                 Receiving::Done
             }
             other => other,
@@ -286,7 +286,7 @@ impl Exchange {
     }
 
     /// Whether the exchange is complete; if so, it has sent its answer.
-    pub(crate) fn has_ended(&mut self, around: &mut ExchangeContext<'_>) -> bool {
+    pub(crate) fn has_ended(&mut self, context: &mut ExchangeContext<'_>) -> bool {
         if let (Sending::Done, Receiving::Done) = (&self.sending, &self.receiving) {
             let short = std::mem::take(&mut self.short);
             let answer = self.ending.take().map_or(Answer::Done(short), |ending| ending.answer);
@@ -296,21 +296,21 @@ impl Exchange {
         }
         if let (Some(ending), Receiving::Moving { requests, .. }) = (&mut self.ending, &mut self.receiving)
             && !ending.cancelled
-            && around.now.saturating_sub(ending.since) > GRACE
+            && context.now.saturating_sub(ending.since) > GRACE
         {
             ending.cancelled = true;
             // If MPI refuses to cancel a receive, the receive stays in flight.
-            requests.iter_mut().for_each(|request| drop(around.mpi.cancel(request)));
+            requests.iter_mut().for_each(|request| drop(context.mpi.cancel(request)));
         }
         false
     }
 }
 
 /// Cancels a receive that is no longer needed. It owns its memory.
-fn let_go(mut receive: Request, around: &mut ExchangeContext<'_>) {
+fn let_go(mut receive: Request, context: &mut ExchangeContext<'_>) {
     // If MPI refuses to cancel, the receive stays in flight and keeps its memory.
-    drop(around.mpi.cancel(&mut receive));
-    around.loose.push(receive);
+    drop(context.mpi.cancel(&mut receive));
+    context.loose.push(receive);
 }
 
 /// Whether the first of these operations has ended. A failed operation is removed like one that has ended.

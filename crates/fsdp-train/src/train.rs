@@ -75,7 +75,7 @@ pub struct RunOptions<'a> {
     /// The quantities that determine the FLOPs of a token; `None` if utilization is not requested.
     pub flops: Option<FlopModel>,
     /// The participants of the run; `None` if this process is the only one.
-    pub census: Option<ProcessTable>,
+    pub process_table: Option<ProcessTable>,
 }
 
 /// The result of a run.

@@ -162,19 +162,19 @@ mod tests {
     fn a_step_is_told_when_all_ranks_have_and_only_once() {
         let assembly = InMemoryAssembly::new(2);
         let give = |step, rank, ms| tell(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
-        let mut heard = WaitReports::new(5);
+        let mut reports = WaitReports::new(5);
         give(5, 1, 4);
-        assert_eq!(heard.newest_before(6, &assembly), None);
+        assert_eq!(reports.newest_before(6, &assembly), None);
         give(5, 0, 8);
         give(6, 0, 1);
         let of = |step, slowest_rank| Waiting { wait_step: step, slowest_rank, ..waited(8.0, 4.0) };
-        assert_eq!(heard.newest_before(5, &assembly), None, "that step goes on");
-        assert_eq!(heard.newest_before(6, &assembly), Some(of(6, 1)));
-        assert_eq!(heard.newest_before(7, &assembly), None);
+        assert_eq!(reports.newest_before(5, &assembly), None, "that step goes on");
+        assert_eq!(reports.newest_before(6, &assembly), Some(of(6, 1)));
+        assert_eq!(reports.newest_before(7, &assembly), None);
         give(6, 1, 2);
         give(7, 0, 8);
         give(7, 1, 4);
-        assert_eq!(heard.newest_before(9, &assembly), Some(of(8, 1)), "an older one is passed over");
+        assert_eq!(reports.newest_before(9, &assembly), Some(of(8, 1)), "an older one is passed over");
     }
 
     fn waited(wait_ms_max: f64, wait_ms_min: f64) -> Waiting {

@@ -70,22 +70,22 @@ impl TraceSink {
 pub struct Tracer {
     threads: Threads<HostMemory>,
     form: ProgramForm,
-    paper: Mutex<Option<Arc<TraceSink>>>,
+    sink: Mutex<Option<Arc<TraceSink>>>,
 }
 
 impl Tracer {
     /// Creates a tracer of programs of this form.
     pub fn new(form: ProgramForm, threads: ThreadOptions) -> Self {
-        Self { threads: host_threads(threads), form, paper: Mutex::default() }
+        Self { threads: host_threads(threads), form, sink: Mutex::default() }
     }
 
-    fn paper(&self) -> MutexGuard<'_, Option<Arc<TraceSink>>> {
-        self.paper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sink(&self) -> MutexGuard<'_, Option<Arc<TraceSink>>> {
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The program traced last; `None` if none was.
     pub fn into_program(self) -> Option<Program> {
-        self.paper().as_ref()?.program().take()
+        self.sink().as_ref()?.program().take()
     }
 }
 
@@ -98,9 +98,9 @@ impl Launcher for Tracer {
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         let ProgramForm { reduction, scan_layers } = self.form;
-        let paper = Arc::new(TraceSink { replicas: ranks, scan_layers, program: Mutex::default() });
-        *self.paper() = Some(Arc::clone(&paper));
-        let place = |_| Executor::TraceSink(Arc::clone(&paper));
+        let sink = Arc::new(TraceSink { replicas: ranks, scan_layers, program: Mutex::default() });
+        *self.sink() = Some(Arc::clone(&sink));
+        let place = |_| Executor::TraceSink(Arc::clone(&sink));
         launch_with(&self.threads, ranks, (reduction, &place), body)
     }
 }

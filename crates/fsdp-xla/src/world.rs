@@ -164,8 +164,8 @@ impl Executor {
     pub(crate) fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         match self {
             Executor::Devices(seated) => seated.run(host, trace),
-            Executor::TraceSink(paper) => {
-                paper.write(trace);
+            Executor::TraceSink(sink) => {
+                sink.write(trace);
                 Ok(())
             }
         }

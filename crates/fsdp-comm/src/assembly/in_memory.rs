@@ -10,20 +10,20 @@ use super::{Assembly, AssemblyError, TopicStore};
 
 /// The assembly of a world in one process.
 pub struct InMemoryAssembly {
-    board: TopicStore,
+    topics: TopicStore,
     world: usize,
 }
 
 impl InMemoryAssembly {
     /// Creates the assembly of a world of `world` ranks.
     pub fn new(world: usize) -> Self {
-        Self { board: TopicStore::default(), world }
+        Self { topics: TopicStore::default(), world }
     }
 
     /// Marks a rank as lost: present and future waits for something that it has not given or announced fail with
     /// `error`.
     pub fn lose(&self, rank: Rank, error: CommError) {
-        self.board.lose(rank, error);
+        self.topics.lose(rank, error);
     }
 }
 
@@ -37,28 +37,28 @@ impl Assembly for InMemoryAssembly {
     }
 
     fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) -> Result<(), CommError> {
-        self.board.give(topic, rank, value);
+        self.topics.give(topic, rank, value);
         Ok(())
     }
 
     fn given(&self, topic: &str) -> usize {
-        self.board.given(topic)
+        self.topics.given(topic)
     }
 
     fn collect(&self, topic: &str, ranks: usize, limit: Duration) -> Result<Vec<Vec<u8>>, AssemblyError> {
-        self.board.collect(topic, ranks, limit)
+        self.topics.collect(topic, ranks, limit)
     }
 
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError> {
-        self.board.announce(topic, value);
+        self.topics.announce(topic, value);
         Ok(())
     }
 
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError> {
-        self.board.hear(topic, limit)
+        self.topics.hear(topic, limit)
     }
 
     fn give_up(&self, topic: &str) {
-        self.board.give_up(topic);
+        self.topics.give_up(topic);
     }
 }

@@ -60,11 +60,11 @@ fn waiting_ends_when_it_is_given_up_but_what_is_there_is_taken() {
 
 #[test]
 fn nobody_waits_for_a_rank_that_is_lost_but_what_it_gave_counts() {
-    let board = TopicStore::default();
-    board.give("before", Rank(1), vec![1]);
+    let topics = TopicStore::default();
+    topics.give("before", Rank(1), vec![1]);
     let error = CommError::PeerFailed { rank: Rank(1), reason: "it was killed".to_owned() };
-    board.lose(Rank(1), error.clone());
-    assert_eq!(board.collect("after", 2, LIMIT).unwrap_err(), AssemblyError::Failed(error));
-    board.give("before", Rank(0), vec![0]);
-    assert_eq!(board.collect("before", 2, LIMIT).unwrap(), [[0], [1]]);
+    topics.lose(Rank(1), error.clone());
+    assert_eq!(topics.collect("after", 2, LIMIT).unwrap_err(), AssemblyError::Failed(error));
+    topics.give("before", Rank(0), vec![0]);
+    assert_eq!(topics.collect("before", 2, LIMIT).unwrap(), [[0], [1]]);
 }

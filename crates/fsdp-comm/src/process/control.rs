@@ -188,7 +188,7 @@ impl Assembly for Control {
     fn give(&self, topic: &str, rank: Rank, value: Vec<u8>) -> Result<(), CommError> {
         assert!(self.local().contains(&rank.0), "{rank} is not of this process");
         if self.is_leader() {
-            self.shared.board.give(topic, rank, value);
+            self.shared.topics.give(topic, rank, value);
             return Ok(());
         }
         self.check_len(topic, &value)?;
@@ -198,23 +198,23 @@ impl Assembly for Control {
     }
 
     fn given(&self, topic: &str) -> usize {
-        self.shared.board.given(topic)
+        self.shared.topics.given(topic)
     }
 
     fn collect(&self, topic: &str, ranks: usize, limit: Duration) -> Result<Vec<Vec<u8>>, AssemblyError> {
-        self.shared.board.collect(topic, ranks, limit)
+        self.shared.topics.collect(topic, ranks, limit)
     }
 
     fn announce(&self, topic: &str, value: Vec<u8>) -> Result<(), CommError> {
         self.check_len(topic, &value)?;
         self.shared.reach_leader()?;
-        self.shared.board.announce(topic, value.clone());
+        self.shared.topics.announce(topic, value.clone());
         self.shared.request(Request::Announce { topic: topic.to_owned(), value });
         Ok(())
     }
 
     fn hear(&self, topic: &str, limit: Duration) -> Result<Vec<u8>, AssemblyError> {
-        self.shared.board.hear(topic, limit)
+        self.shared.topics.hear(topic, limit)
     }
 
     fn fail(&self, rank: Rank, kind: FailureKind, cause: String) {
@@ -223,7 +223,7 @@ impl Assembly for Control {
     }
 
     fn give_up(&self, topic: &str) {
-        self.shared.board.give_up(topic);
+        self.shared.topics.give_up(topic);
     }
 }
 

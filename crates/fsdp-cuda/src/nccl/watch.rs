@@ -22,12 +22,12 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Watches until all ranks have returned, including those of other processes, and all communicators are gone.
 pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
-    let mut beats = world.peers.clone().map(|peers| HeartbeatReporter::new(world, peers));
+    let mut reporters = world.peers.clone().map(|peers| HeartbeatReporter::new(world, peers));
     let mut idle_since = None;
     loop {
         let links = world.lock().links.clone();
         failure_of_events(world).into_iter().for_each(|failure| world.fail(failure));
-        beats.iter_mut().for_each(HeartbeatReporter::turn);
+        reporters.iter_mut().for_each(HeartbeatReporter::turn);
         links.iter().take_while(|_| world.check().is_ok()).for_each(|link| tend(world, link));
         if world.check().is_err() {
             abort(&links);
@@ -36,7 +36,7 @@ pub(super) fn watch<M: DeviceMemory>(world: &World<M>) {
         let mut state = world.lock();
         let has_news = state.links.len() > links.len();
         state.links.retain(|link| !link.is_gone());
-        let is_over = state.stopping && beats.as_ref().is_none_or(|beats| beats.are_over(&state));
+        let is_over = state.stopping && reporters.as_ref().is_none_or(|reporters| reporters.are_over(&state));
         if is_over && state.links.is_empty() {
             return;
         }

@@ -57,7 +57,7 @@ fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) 
         observer: &|_| Box::new(()),
         config_json: None,
         flops: None,
-        census: None,
+        process_table: None,
     };
     let summary = train(&job, &gpus, &options).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(summary.steps, 4);

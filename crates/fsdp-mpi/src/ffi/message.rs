@@ -43,7 +43,7 @@ fn checked(call: &'static str, code: c_int) -> Result<(), Refused> {
 pub(super) unsafe fn begin<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
-    way: Direction,
+    direction: Direction,
     blocks: &Blocks,
     peer: c_int,
     tag: c_int,
@@ -53,7 +53,7 @@ pub(super) unsafe fn begin<H: Handle>(
     if let ([start], [len]) = (&blocks.starts[..], &blocks.lens[..]) {
         let start = ptr::with_exposed_provenance_mut(start.cast_unsigned());
         // SAFETY: guaranteed by the caller.
-        return unsafe { post(f, constants, way, (start, *len, byte), peer, tag, request) };
+        return unsafe { post(f, constants, direction, (start, *len, byte), peer, tag, request) };
     }
     let mut of_blocks = H::from_bits(constants.request_null);
     // SAFETY: both lists have the stated number of entries, and are read before the call returns.
@@ -72,7 +72,7 @@ pub(super) unsafe fn begin<H: Handle>(
     // Addresses are absolute: they count from `MPI_BOTTOM`, which is null in all families.
     let whole = (ptr::null_mut(), 1, of_blocks);
     // SAFETY: guaranteed by the caller; the type contains the addresses of its blocks.
-    let posted = committed.and_then(|()| unsafe { post(f, constants, way, whole, peer, tag, request) });
+    let posted = committed.and_then(|()| unsafe { post(f, constants, direction, whole, peer, tag, request) });
     // SAFETY: the type was created above. MPI keeps it as long as the request needs it. The result does not matter: the
     // message is posted either way.
     unsafe { (f.free_type)(&mut of_blocks) };
@@ -84,19 +84,19 @@ pub(super) unsafe fn begin<H: Handle>(
 unsafe fn post<H: Handle>(
     f: &Functions<H>,
     constants: &Constants,
-    way: Direction,
+    direction: Direction,
     (start, count, of): (*mut c_void, c_int, H),
     peer: c_int,
     tag: c_int,
     request: &mut usize,
 ) -> Result<(), Refused> {
     let (world, mut handle) = (H::from_bits(constants.world), H::from_bits(constants.request_null));
-    let code = match way {
+    let code = match direction {
         // SAFETY: guaranteed by the caller.
         Direction::Send => unsafe { (f.send)(start.cast_const(), count, of, peer, tag, world, &mut handle) },
         // SAFETY: guaranteed by the caller.
         Direction::Receive => unsafe { (f.receive)(start, count, of, peer, tag, world, &mut handle) },
     };
     *request = handle.bits();
-    checked(if way == Direction::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)
+    checked(if direction == Direction::Send { "MPI_Isend" } else { "MPI_Irecv" }, code)
 }

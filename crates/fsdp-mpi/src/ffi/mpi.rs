@@ -148,7 +148,7 @@ impl Mpi {
 
     fn begin(
         &self,
-        way: Direction,
+        direction: Direction,
         memory: Memory,
         blocks: &Blocks,
         peer: c_int,
@@ -161,7 +161,7 @@ impl Mpi {
             // point into `memory` and were made for this direction; the request owns `memory` from here on, and does
             // not release it before MPI has. Until then the blocks stay in place, are not written, and are not read
             // while MPI writes them.
-            unsafe { message::begin(f, constants, way, blocks, peer, tag, &mut bits) }
+            unsafe { message::begin(f, constants, direction, blocks, peer, tag, &mut bits) }
         });
         // A failed call has started nothing, unless it left a request.
         let ended = begun.is_err() && bits == null;

@@ -197,12 +197,12 @@ impl SaveOptions {
     /// Completes a save, on the first rank: waits for all parts and gives the checkpoint its final name.
     fn commit(
         &self,
-        meeting: &SaveCoordination,
+        coordination: &SaveCoordination,
         run: &RunState,
         place: Destination,
     ) -> Result<PathBuf, TrainError> {
         let lock = self.lock_of(place)?;
-        let reports = meeting.reports(self.limit);
+        let reports = coordination.reports(self.limit);
         // In these cases some rank may still be writing.
         let is_late = matches!(reports, Err(TrainError::SaveLate { .. } | TrainError::SaveAbandoned));
         let committed = reports.and_then(|all| Ok(lock.commit(&self.plan, run.step, run.to_json(), all)?));
@@ -252,7 +252,7 @@ pub(crate) struct Saver {
 
 /// A save in progress.
 struct Writing {
-    meeting: SaveCoordination,
+    coordination: SaveCoordination,
     /// Returns the snapshot, whose buffers the next save reuses, and on the first rank the result of the save. If the
     /// thread could not be started, only that result.
     thread: Result<JoinHandle<(Snapshot, Option<Outcome>)>, Option<Outcome>>,
@@ -293,9 +293,9 @@ impl Saver {
         self.snapshot.take(engine, &options.table.held[shard], run.updates())?;
         let snapshot = std::mem::take(&mut self.snapshot);
         let shards = options.plan.world_size();
-        let meeting = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;
+        let coordination = SaveCoordination::begin(&options.assembly, self.count, shard, shards)?;
         self.count += 1;
-        let (step, writes) = (run.step, meeting.clone());
+        let (step, writes) = (run.step, coordination.clone());
         let write = move || {
             writes.report(options.write(shard, &snapshot, run.step, place));
             let commit = || {
@@ -309,13 +309,13 @@ impl Saver {
         let thread = std::thread::Builder::new().name(format!("save {shard}")).spawn(write);
         let failed = |source| {
             if shard > 0 {
-                meeting.report(Err(TrainError::SaveThread { source }));
+                coordination.report(Err(TrainError::SaveThread { source }));
                 return None;
             }
             Some(Err(Arc::new(SaveFailure { step, error: TrainError::SaveThread { source } })))
         };
         let thread = thread.map_err(failed);
-        self.writing = Some(Writing { meeting, thread });
+        self.writing = Some(Writing { coordination, thread });
         Ok(())
     }
 
@@ -347,10 +347,10 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        if let Some(Writing { meeting, thread }) = self.writing.take() {
+        if let Some(Writing { coordination, thread }) = self.writing.take() {
             // The run has failed elsewhere; that error is the one to report. The state being saved is valid.
             if self.shard == 0 {
-                meeting.abandon_unless_all_begun();
+                coordination.abandon_unless_all_begun();
             }
             let _ = thread.map(JoinHandle::join);
         }

@@ -51,7 +51,7 @@ pub(super) struct Cached {
     /// The tokens.
     pub(super) image: Image,
     /// Where the tokens are still to be cached; `None` if they are already, or cannot be.
-    pub(super) unkept: Option<PendingEntry>,
+    pub(super) pending: Option<PendingEntry>,
     /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
@@ -89,13 +89,13 @@ pub(super) fn tokens(
     // Cached tokens are memory-mapped, which requires a local file.
     if is_url(&folder) {
         let image = unnamed(text, &text.uncached_key(), out_dir)?;
-        return Ok(Cached { image, unkept: None, warnings: Vec::new() });
+        return Ok(Cached { image, pending: None, warnings: Vec::new() });
     }
     let key = text.key()?;
     let file = folder.join(name(key.digest));
     let mut warnings = Vec::new();
     match open(&file, key.digest) {
-        Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
+        Ok(image) => return Ok(Cached { image, pending: None, warnings }),
         Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
         Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
     }
@@ -103,15 +103,15 @@ pub(super) fn tokens(
     let is_output = resolve_links(&folder).starts_with(resolve_links(out_dir));
     if !is_output && loading.keeps {
         match build(&folder, text, &key) {
-            Ok(image) => return Ok(Cached { image, unkept: None, warnings }),
+            Ok(image) => return Ok(Cached { image, pending: None, warnings }),
             Err(NotTokenized::Data(error)) => return Err(error),
             Err(NotTokenized::Write(fault)) => warnings.push(not_kept(&folder, &fault)),
         }
     }
     let image = unnamed(text, &key, out_dir)?;
-    let unkept =
+    let pending =
         is_output.then_some(PendingEntry { folder, key: key.digest, stage: Mutex::new(Stage::Nowhere) });
-    Ok(Cached { image, unkept, warnings })
+    Ok(Cached { image, pending, warnings })
 }
 
 /// Tokenizes into a file of a folder, without holding all tokens in memory.

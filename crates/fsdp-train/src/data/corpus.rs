@@ -30,7 +30,7 @@ pub(super) struct Corpus {
     documents: Vec<Document>,
     /// Statistics of the tokens.
     pub(super) scan: Scan,
-    unkept: Option<PendingEntry>,
+    pending: Option<PendingEntry>,
     /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
 }
@@ -79,7 +79,7 @@ impl Corpus {
             Some(_) => cache::tokens(&text, config, loading)?,
             None => {
                 let image = cache::unnamed(&text, &text.uncached_key(), loading.out_dir)?;
-                Cached { image, unkept: None, warnings: Vec::new() }
+                Cached { image, pending: None, warnings: Vec::new() }
             }
         };
         // Every text file that was not dropped has a document.
@@ -89,14 +89,14 @@ impl Corpus {
         Ok(Corpus::of_text(found, cached))
     }
 
-    fn of_text(found: Vec<DataFile>, Cached { image, unkept, mut warnings }: Cached) -> Corpus {
+    fn of_text(found: Vec<DataFile>, Cached { image, pending, mut warnings }: Cached) -> Corpus {
         warnings.extend(left_out(&found, &image));
         Corpus {
             files: found.into_iter().map(|file| file.path).collect(),
             parts: vec![Part { tokens: image.tokens, start: 0 }],
             documents: image.documents,
             scan: image.scan,
-            unkept,
+            pending,
             warnings,
         }
     }
@@ -110,7 +110,7 @@ impl Corpus {
             parts.push(Part { tokens: token_file(file, width)?, start });
         }
         let scan = Scan::of_files(parts.iter().map(|part| &part.tokens), WHOLE_BYTES_MAX);
-        Ok(Corpus { files, parts, documents, scan, unkept: None, warnings: Vec::new() })
+        Ok(Corpus { files, parts, documents, scan, pending: None, warnings: Vec::new() })
     }
 
     /// Number of tokens.
@@ -121,7 +121,7 @@ impl Corpus {
     /// Writes the tokens that were made for this run into its output folder, if they are cached there, and advances to
     /// `stage`. Returns a warning if that fails.
     pub(super) fn reach(&self, stage: Stage) -> Option<DataWarning> {
-        self.unkept.as_ref().and_then(|unkept| unkept.reach(stage, self.parts[0].tokens.bytes()))
+        self.pending.as_ref().and_then(|pending| pending.reach(stage, self.parts[0].tokens.bytes()))
     }
 
     /// Returns the tokens in a range, which must lie within this corpus.

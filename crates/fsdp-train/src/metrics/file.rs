@@ -75,8 +75,8 @@ impl MetricsFile {
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub(crate) fn start(&mut self, step: u64, census: &ProcessTable) -> io::Result<()> {
-        let ProcessTable { transport, processes } = census;
+    pub(crate) fn start(&mut self, step: u64, process_table: &ProcessTable) -> io::Result<()> {
+        let ProcessTable { transport, processes } = process_table;
         let ranks: usize = processes.iter().map(|process| process.ranks).sum();
         let who = json!({
             "version": crate::VERSION,

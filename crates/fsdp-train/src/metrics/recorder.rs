@@ -119,8 +119,8 @@ impl Recorder {
     ///
     /// # Errors
     /// [`TrainError::Io`].
-    pub(crate) fn start(&mut self, step: u64, census: &ProcessTable) -> Result<(), TrainError> {
-        self.file.start(step, census).map_err(TrainError::io("write", self.out_dir.join(METRICS)))
+    pub(crate) fn start(&mut self, step: u64, process_table: &ProcessTable) -> Result<(), TrainError> {
+        self.file.start(step, process_table).map_err(TrainError::io("write", self.out_dir.join(METRICS)))
     }
 
     /// Records a step.

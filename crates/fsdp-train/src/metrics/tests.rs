@@ -58,7 +58,7 @@ fn a_line_is_one_object_with_the_fixed_keys_in_order() {
     assert_eq!(text, expected);
 }
 
-fn census() -> ProcessTable {
+fn process_table() -> ProcessTable {
     let process = |first_rank, host: &str| ProcessInfo {
         host: host.to_owned(),
         pid: 7,
@@ -72,7 +72,7 @@ fn census() -> ProcessTable {
 
 #[test]
 fn the_line_of_a_start_says_who_takes_part() {
-    let text = written(|file| file.start(3, &census()).unwrap());
+    let text = written(|file| file.start(3, &process_table()).unwrap());
     let process = |first_rank: usize, host: &str| json!({ "host": host, "pid": 7, "device": "cpu", "cpu": "Z", "first_rank": first_rank, "ranks": 2 });
     let processes = [process(0, "n1"), process(2, "n2")];
     let version = env!("CARGO_PKG_VERSION");
@@ -100,7 +100,7 @@ fn the_rank_that_waits_least_is_the_one_that_others_wait_for() {
 
 #[test]
 fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
-    let start = written(|file| file.start(0, &census()).unwrap());
+    let start = written(|file| file.start(0, &process_table()).unwrap());
     let text = [&start, &line(1), &line(2), &start, &line(3), &start].map(String::as_str).concat();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);

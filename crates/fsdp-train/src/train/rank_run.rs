@@ -24,14 +24,14 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     trainer: RankTrainer<'a, M, A>,
     saver: Option<Saver>,
     /// Work after a save, on the first rank.
-    tidying: Option<Cleanup>,
+    cleanup: Option<Cleanup>,
     /// A checkpoint whose weights have not produced a loss yet. Older ones are kept until they have.
     new_unchecked: Option<u64>,
     /// The losses that decide whether the run is over and which states are the best.
     watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
     /// Waiting times of other ranks, on the first rank.
-    heard: WaitReports,
+    reports: WaitReports,
     /// When the step whose report is read next began, as far as the host can tell.
     clock: Instant,
 }
@@ -44,16 +44,16 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         observer: Box<dyn Observer>,
     ) -> Self {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
-        let (heard, clock) = (WaitReports::new(run.start.step), Instant::now());
+        let (reports, clock) = (WaitReports::new(run.start.step), Instant::now());
         let watched = run.start.watched.clone();
-        Self { run, trainer, saver, tidying: None, new_unchecked: None, watched, observer, heard, clock }
+        Self { run, trainer, saver, cleanup: None, new_unchecked: None, watched, observer, reports, clock }
     }
 
     /// Runs all steps, then saves and exports.
     pub(super) fn run(mut self) -> Result<RankResult, TrainError> {
         let done = self.steps()?;
         self.end_save()?;
-        self.tidied();
+        self.cleaned();
         let has_trouble = self.run.log().trouble.is_some();
         if self.trainer.any(has_trouble)? {
             self.secure(done)?;
@@ -134,8 +134,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let (step, report) = self.trainer.report()?.expect("a step is unread");
             if self.is_first_here() {
                 let elapsed = self.clock.elapsed();
-                let first = if self.is_first() { Some(&mut self.heard) } else { None };
-                let waiting = first.and_then(|heard| heard.newest_before(step, self.run.assembly));
+                let first = if self.is_first() { Some(&mut self.reports) } else { None };
+                let waiting = first.and_then(|reports| reports.newest_before(step, self.run.assembly));
                 self.run.record(step, (&report, used), elapsed, waiting);
             }
             if self.is_first() && report.finite {
@@ -149,7 +149,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
 
     /// Saves the state after `step` steps, blocking or in the background.
     fn save(&mut self, step: u64) -> Result<(), TrainError> {
-        self.tidied();
+        self.cleaned();
         // A rank that answers has begun the previous save.
         self.trainer.check_state(step)?;
         self.note_save();
@@ -190,19 +190,19 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// ones may now be deleted, and space be reserved for the next.
     fn tidy(&mut self, step: u64) {
         let Some(proven) = self.new_unchecked.filter(|&saved| saved <= step) else { return };
-        self.tidied();
+        self.cleaned();
         self.new_unchecked = None;
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
         let best = self.run.saves.best(&self.watched);
         match Cleanup::begin(self.run.saves, proven, best, !is_writing) {
-            Ok(tidying) => self.tidying = Some(tidying),
+            Ok(cleanup) => self.cleanup = Some(cleanup),
             Err(error) => self.run.log().is_in_trouble(error),
         }
     }
 
     /// Waits for the work that [`RankRun::tidy`] started.
-    fn tidied(&mut self) {
-        let Some(CleanupResult { pruned, reserved }) = self.tidying.take().map(Cleanup::finish) else {
+    fn cleaned(&mut self) {
+        let Some(CleanupResult { pruned, reserved }) = self.cleanup.take().map(Cleanup::finish) else {
             return;
         };
         if let Err(error) = pruned {

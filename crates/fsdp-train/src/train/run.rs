@@ -159,7 +159,7 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
             reserve()?;
         }
         let mut metrics = self.start.settle(&self.job.config)?;
-        metrics.start(self.start.step, &self.census())?;
+        metrics.start(self.start.step, &self.process_table())?;
         self.expose(&mut metrics);
         self.options.reporter.taken_over();
         if self.options.overwrite {
@@ -185,9 +185,9 @@ impl<'a, A: Architecture + Clone> Run<'a, A> {
         }
     }
 
-    fn census(&self) -> ProcessTable {
+    fn process_table(&self) -> ProcessTable {
         let alone = || ProcessTable::alone(self.job.config.run.device.name(), self.job.plan.mesh.world());
-        self.options.census.clone().unwrap_or_else(alone)
+        self.options.process_table.clone().unwrap_or_else(alone)
     }
 
     /// Records a step, with the loss scale that it used.

@@ -93,7 +93,7 @@ fn run_observed(
         observer,
         config_json: None,
         flops: None,
-        census: None,
+        process_table: None,
     };
     train(job, &launcher, &options)
 }

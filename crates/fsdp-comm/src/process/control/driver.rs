@@ -33,7 +33,7 @@ pub(super) struct Driver<M> {
     poll: Poll,
     events: Events,
     pub(super) machine: M,
-    gate: Option<Authenticator>,
+    authenticator: Option<Authenticator>,
     connections: BTreeMap<ConnectionId, Connection>,
     /// The id of the next connection.
     next: usize,
@@ -58,7 +58,7 @@ impl<M: Machine> Driver<M> {
             poll,
             events: Events::with_capacity(processes + EVENTS),
             machine,
-            gate: None,
+            authenticator: None,
             connections: BTreeMap::new(),
             next: FIRST_CONNECTION,
             begin: now,
@@ -77,9 +77,9 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Accepts connections at `authenticator` from now on.
-    pub(super) fn open(&mut self, mut gate: Authenticator) -> io::Result<()> {
-        self.poll.registry().register(&mut gate.listener, GATE, Interest::READABLE)?;
-        self.gate = Some(gate);
+    pub(super) fn open(&mut self, mut authenticator: Authenticator) -> io::Result<()> {
+        self.poll.registry().register(&mut authenticator.listener, GATE, Interest::READABLE)?;
+        self.authenticator = Some(authenticator);
         Ok(())
     }
 
@@ -117,13 +117,15 @@ impl<M: Machine> Driver<M> {
         for token in ready {
             match token {
                 WAKER => {}
-                GATE => self.gate.iter_mut().for_each(|gate| gate.is_called = true),
+                GATE => {
+                    self.authenticator.iter_mut().for_each(|authenticator| authenticator.is_called = true)
+                }
                 Token(id) => self.serve(ConnectionId(id)),
             }
         }
         self.look_into_inbox();
-        if let Some(gate) = &mut self.gate {
-            gate.accept(&self.shared);
+        if let Some(authenticator) = &mut self.authenticator {
+            authenticator.accept(&self.shared);
         }
         // After reading everything: a process that was stopped has not read for a long time.
         if self.ticked.elapsed() >= self.tick {
@@ -174,7 +176,7 @@ impl<M: Machine> Driver<M> {
     fn look_into_inbox(&mut self) {
         let inbox = self.shared.take();
         for proof in inbox.arrivals {
-            self.gate.iter_mut().for_each(Authenticator::examined);
+            self.authenticator.iter_mut().for_each(Authenticator::examined);
             // A connection for which this process has no resources is closed; the other end retries.
             let _refused = proof.map(|stream| self.add(stream)).map_err(|error| self.stranger = Some(error));
         }
@@ -207,9 +209,9 @@ impl<M: Machine> Driver<M> {
     fn tell(&mut self, event: Event) -> Option<Event> {
         match event {
             Event::Gave { topic, rank, value } => {
-                self.shared.board.give(&topic, fsdp_core::Rank(rank), value);
+                self.shared.topics.give(&topic, fsdp_core::Rank(rank), value);
             }
-            Event::Announced { topic, value } => self.shared.board.announce(&topic, value),
+            Event::Announced { topic, value } => self.shared.topics.announce(&topic, value),
             Event::Verdict(verdict) => self.shared.decide(&verdict),
             Event::Lost { ranks, error } => self.shared.lose(ranks, &error),
             Event::Left => self.has_left = true,
@@ -229,7 +231,7 @@ impl<M: Machine> Driver<M> {
     /// Sends the rest, and waits until the other ends have closed: closing a connection with unread data resets it,
     /// which may lose the last bytes sent.
     fn drain(&mut self) {
-        self.gate = None;
+        self.authenticator = None;
         let begin = Instant::now();
         loop {
             self.connections.retain(|_, connection| !connection.drain());

@@ -23,7 +23,7 @@ pub(super) type Arrival = Result<TcpStream, AuthError>;
 
 /// See the [module](self).
 pub(super) struct Shared {
-    pub(super) board: TopicStore,
+    pub(super) topics: TopicStore,
     state: Mutex<State>,
     left: Condvar,
     waker: Waker,
@@ -54,7 +54,7 @@ pub(super) struct Inbox {
 impl Shared {
     pub(super) fn new(waker: Waker) -> Self {
         let (state, left, recorder) = (Mutex::default(), Condvar::new(), OnceLock::new());
-        Self { board: TopicStore::default(), state, left, waker, recorder }
+        Self { topics: TopicStore::default(), state, left, waker, recorder }
     }
 
     /// Sets the recorder whose last call is reported to the others.
@@ -134,7 +134,7 @@ impl Shared {
         if ranks.contains(&0) {
             self.lock().lost.get_or_insert_with(|| error.clone());
         }
-        ranks.for_each(|rank| self.board.lose(Rank(rank), error.clone()));
+        ranks.for_each(|rank| self.topics.lose(Rank(rank), error.clone()));
     }
 
     /// Fails if rank 0 is lost, so that nothing can be given or announced.

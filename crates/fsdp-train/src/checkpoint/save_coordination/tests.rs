@@ -68,12 +68,12 @@ fn a_save_that_some_rank_has_not_begun_ends_with_the_run_and_one_that_all_have_g
     let report = report(dir.path());
     for all in [false, true] {
         let assembly = world(2);
-        let meeting = begin(&assembly, 0);
+        let coordination = begin(&assembly, 0);
         let other = all.then(|| begin(&assembly, 1));
-        meeting.report(Ok(report.clone()));
+        coordination.report(Ok(report.clone()));
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| meeting.reports(LONG));
-            meeting.abandon_unless_all_begun();
+            let waiting = scope.spawn(|| coordination.reports(LONG));
+            coordination.abandon_unless_all_begun();
             if let Some(other) = other {
                 other.report(Ok(report.clone()));
             }

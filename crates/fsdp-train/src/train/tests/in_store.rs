@@ -37,7 +37,7 @@ fn go(job: &Job<Mlp>, resume: Resume, overwrite: bool, last: u64) -> Result<Summ
         observer: &|_| Box::new(()),
         config_json: Some("{}".to_owned()),
         flops: None,
-        census: None,
+        process_table: None,
     };
     train(job, &launcher, &options)
 }
