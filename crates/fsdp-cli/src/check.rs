@@ -64,7 +64,7 @@ impl Findings {
     /// Checks everything that a run file names; `read` is the result of reading it.
     pub(crate) fn of(file: &Path, read: Result<(RunSetup, Vec<String>), CliError>) -> Findings {
         let mut findings = Findings::default();
-        if let Some((setup, warnings)) = findings.told("run file", read, |_| file.display().to_string()) {
+        if let Some((setup, warnings)) = findings.record("run file", read, |_| file.display().to_string()) {
             warnings.into_iter().for_each(|detail| findings.note("run file", Verdict::Warning, detail));
             findings.setup(&setup);
         }
@@ -84,11 +84,11 @@ impl Findings {
 
     fn setup(&mut self, setup: &RunSetup) {
         let config = &setup.config;
-        self.told("device", device::expect_run(&config.run), |()| config.run.device.name().to_owned());
+        self.record("device", device::expect_run(&config.run), |()| config.run.device.name().to_owned());
         self.data(config, setup.model.summary().vocab);
         self.folder(setup);
-        let Some(model) = self.told("model", setup.build(), |model| describe(setup, model)) else { return };
-        self.told("positions", expect_positions(config, &model), |()| {
+        let Some(model) = self.record("model", setup.build(), |model| describe(setup, model)) else { return };
+        self.record("positions", expect_positions(config, &model), |()| {
             format!("{} of {} in a sample", config.data.seq_len, setup.model.summary().positions)
         });
         if let Err(error) = expect_settings(config, &model) {
@@ -98,14 +98,14 @@ impl Findings {
         let spec = &model.description().spec;
         let evaluates = !config.data.eval.is_empty();
         let planned = plan(config, spec, evaluates);
-        let Some(plan) = self.told("schedule", planned, |plan| {
+        let Some(plan) = self.record("schedule", planned, |plan| {
             let units = plan.layout.units.len();
             format!("{} operations in {units} units on mesh {}, safe", plan.step.ops.len(), plan.mesh)
         }) else {
             return;
         };
         let weights = setup.init(&model).and_then(|init| Ok(init.check(&plan.spec)?));
-        self.told("weights", weights, |()| match config.model.init {
+        self.record("weights", weights, |()| match config.model.init {
             Init::Random => "random".to_owned(),
             Init::Pretrained => format!("those in {}", config.model.path),
         });
@@ -126,7 +126,7 @@ impl Findings {
                 );
                 self.note("output", Verdict::Warning, detail);
             }
-            found => drop(self.told("output", found, |_| out_dir.display().to_string())),
+            found => drop(self.record("output", found, |_| out_dir.display().to_string())),
         }
     }
 
@@ -137,7 +137,7 @@ impl Findings {
             Ok(usage)
         });
         let is_gpu = config.run.device == Device::Cuda;
-        let usage = self.told("memory", room, |usage| {
+        let usage = self.record("memory", room, |usage| {
             let (device, host) = (usage.device.total_peak_bytes as u64, usage.host.total_peak_bytes as u64);
             let peak = match (is_gpu, host) {
                 (true, 0) => format!("{} of a GPU", bytes(device)),
@@ -205,7 +205,7 @@ impl Findings {
     }
 
     /// Records a finding, or the error.
-    fn told<T, E: Error + 'static>(
+    fn record<T, E: Error + 'static>(
         &mut self,
         subject: &str,
         found: Result<T, E>,
@@ -227,9 +227,9 @@ impl Findings {
         let (mut text, mut cause) = (error.to_string(), error.source());
         while let Some(error) = cause {
             // Some errors already include their cause.
-            let told = error.to_string();
-            if !text.contains(&told) {
-                text = format!("{text}: {told}");
+            let more = error.to_string();
+            if !text.contains(&more) {
+                text = format!("{text}: {more}");
             }
             cause = error.source();
         }

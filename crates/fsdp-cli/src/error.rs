@@ -64,7 +64,7 @@ pub(crate) enum CliError {
         ranks: usize,
     },
     /// Processes that were started together could not join each other.
-    #[error("{}", told_of_cluster(.0))]
+    #[error("{}", cluster_message(.0))]
     Cluster(#[from] ClusterError),
     /// Ranks cannot be connected as `run.transport` requires.
     #[error("run.transport: {why}")]
@@ -270,7 +270,7 @@ impl From<RendezvousError> for CliError {
 }
 
 /// The message of the error, with advice specific to this command.
-fn told_of_cluster(error: &ClusterError) -> String {
+fn cluster_message(error: &ClusterError) -> String {
     match error {
         ClusterError::NoToken => format!("{error} (run.out_dir), or --insecure-network"),
         other => other.to_string(),

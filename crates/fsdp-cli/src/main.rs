@@ -69,12 +69,12 @@ fn main() -> ExitCode {
             output::write_as(logs);
             ended(|| run(command)).into()
         }
-        Err(told) => {
-            if !told.use_stderr() {
-                output::usage(&told);
+        Err(error) => {
+            if !error.use_stderr() {
+                output::usage(&error);
                 return Exit::Done.into();
             }
-            cluster::say_once(&told.to_string(), || output::usage(&told));
+            cluster::say_once(&error.to_string(), || output::usage(&error));
             Exit::Input.into()
         }
     }

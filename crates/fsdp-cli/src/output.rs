@@ -96,7 +96,7 @@ pub(crate) fn warning(text: &str) {
 
 /// Prints warnings about the data of a job on stderr.
 pub(crate) fn data_warnings(data: &RunData) {
-    data.warnings().for_each(|(key, told)| warning(&format!("{key}: {told}")));
+    data.warnings().for_each(|(key, text)| warning(&format!("{key}: {text}")));
 }
 
 /// Prints a sample of the data on stderr, in the first process.
@@ -127,15 +127,15 @@ pub(crate) fn sources(data: &RunData, steps: u64) {
 }
 
 /// Prints errors in the arguments on stderr, or the requested help on stdout.
-pub(crate) fn usage(told: &clap::Error) {
-    let text = told.to_string();
+pub(crate) fn usage(error: &clap::Error) {
+    let text = error.to_string();
     // Arguments may be file names expanded by a shell.
     let breaks_lines = std::env::args_os().any(|arg| arg.to_string_lossy().contains('\n'));
     if breaks_lines || shown(&text) != text {
         say(&indented(&text));
     } else {
         // A failure to print cannot be reported.
-        let _ = told.print();
+        let _ = error.print();
     }
 }
 

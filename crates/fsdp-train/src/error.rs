@@ -34,7 +34,7 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] fsdp_ckpt::Error),
     /// An error of the core: contracts, policies or communication.
-    #[error("{}", remedy::told(.0))]
+    #[error("{}", remedy::with_remedy(.0))]
     Core(#[from] fsdp_core::Error),
     /// A key of the run file does not fit the model, or is not supported.
     #[error("{key}: {reason}")]
@@ -423,7 +423,7 @@ pub enum TrainError {
         source: io::Error,
     },
     /// A rank has no device, or could not be connected to the others.
-    #[error("{rank} could not be set up: {}", remedy::told_of_any(&**source))]
+    #[error("{rank} could not be set up: {}", remedy::any_with_remedy(&**source))]
     Setup {
         /// The rank.
         rank: Rank,

@@ -34,7 +34,7 @@ impl Findings {
                 continue;
             }
             let looked_at = outlook(&paths, &config, out_dir, &role, vocab);
-            let Some(found) = self.told(&subject, looked_at, |found| described(found, &config)) else {
+            let Some(found) = self.record(&subject, looked_at, |found| described(found, &config)) else {
                 continue;
             };
             for doubt in doubts(&found, &config, &role, vocab) {

@@ -4,16 +4,16 @@ use fsdp_core::memory::Category;
 use fsdp_core::{Error, MemoryKind, OutOfMemory};
 
 /// The error message, with advice.
-pub(super) fn told(error: &Error) -> String {
+pub(super) fn with_remedy(error: &Error) -> String {
     match error {
         Error::Policy { .. } => format!("fsdp.{error}"),
         other => format!("{other}{}", remedy(other)),
     }
 }
 
-/// Like [`wire_result`], for an error that may not be of the core.
-pub(super) fn told_of_any(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
-    error.downcast_ref().map_or_else(|| error.to_string(), told)
+/// Like [`with_remedy`], for an error that may not be of the core.
+pub(super) fn any_with_remedy(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    error.downcast_ref().map_or_else(|| error.to_string(), with_remedy)
 }
 
 fn remedy(error: &Error) -> &'static str {
@@ -61,7 +61,7 @@ mod tests {
 
     fn full(kind: MemoryKind, category: Category) -> String {
         let error = OutOfMemory { kind, category, bytes: Some(3 << 20), in_use: "nothing".to_owned() };
-        told(&error.into())
+        with_remedy(&error.into())
     }
 
     #[test]
@@ -85,14 +85,14 @@ mod tests {
     fn what_a_policy_refuses_is_named_as_the_run_file_names_it() {
         let error =
             Error::Policy { key: "reduce_dtype", value: "u32".into(), expected: "must be a float".into() };
-        assert_eq!(told(&error), "fsdp.reduce_dtype = u32: must be a float");
+        assert_eq!(with_remedy(&error), "fsdp.reduce_dtype = u32: must be a float");
         let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(error);
-        assert_eq!(told_of_any(&*boxed), "fsdp.reduce_dtype = u32: must be a float");
+        assert_eq!(any_with_remedy(&*boxed), "fsdp.reduce_dtype = u32: must be a float");
     }
 
     #[test]
     fn what_can_not_be_deterministic_names_the_key_that_allows_it() {
-        let told = told(&Error::Device("x does not have a deterministic implementation".into()));
-        assert!(told.ends_with("; run.deterministic = false allows it"), "{told}");
+        let text = with_remedy(&Error::Device("x does not have a deterministic implementation".into()));
+        assert!(text.ends_with("; run.deterministic = false allows it"), "{text}");
     }
 }

@@ -59,12 +59,12 @@ impl ChatTemplate {
     /// [`RenderFault`].
     pub(in crate::data) fn render(&self, context: &impl Serialize) -> Result<Rendered, RenderFault> {
         let template = self.environment.get_template(NAME).expect("it was added when it was parsed");
-        let marked = template.render(context).map_err(|fault| told(&fault))?;
+        let marked = template.render(context).map_err(|fault| render_fault(&fault))?;
         let is_mark = |c: &char| generation::MARKS.contains(c);
         if let Some(mark) = marked.chars().find(is_mark) {
             // Only blocks of the template may write marks; the context must not contain any.
-            let told = serde_json::to_string(context).unwrap_or_default();
-            if !self.has_generation || told.chars().any(|c| is_mark(&c)) {
+            let json = serde_json::to_string(context).unwrap_or_default();
+            if !self.has_generation || json.chars().any(|c| is_mark(&c)) {
                 return Err(RenderFault::Noncharacter(mark.into()));
             }
         }
@@ -114,7 +114,7 @@ fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-fn told(fault: &Error) -> RenderFault {
+fn render_fault(fault: &Error) -> RenderFault {
     let mut cause: Option<&dyn std::error::Error> = Some(fault);
     while let Some(fault) = cause {
         if let Some(Raised(message)) = fault.downcast_ref() {
