@@ -188,7 +188,7 @@ fn rejects_early_stopping_without_patience_or_a_set_to_watch() {
     rejects(&["train.early_stop.patience=0"], &["`train.early_stop.patience` is 0", "at least 1"]);
     rejects(&["train.early_stop.min_delta=-1"], &["`train.early_stop.min_delta`"]);
     rejects(&["train.early_stop.set=books"], &["`train.early_stop.set`", "evaluation set: eval"]);
-    rejects(&["data.eval=[]"], &["`train.early_stop`", "set data.eval"]);
+    rejects(&["data.eval=[]"], &["`train.early_stop`", "unless data.eval is set"]);
     rejects(&["train.early_stop.wait=3"], &["unknown key `train.early_stop.wait`", "patience"]);
 }
 

@@ -25,11 +25,11 @@ fn everything_else_is_named() {
         (json!(true), "is a boolean"),
         (json!(3), "is a number"),
         (json!({"a": 1}), "is an object"),
-        (json!([1, -1]), "holds -1"),
-        (json!([1.5]), "holds 1.5"),
-        (json!([2_147_483_648_u32]), "holds 2147483648"),
-        (json!([1, "a"]), "holds a string"),
-        (json!([null]), "holds null"),
+        (json!([1, -1]), "contains -1"),
+        (json!([1.5]), "contains 1.5"),
+        (json!([2_147_483_648_u32]), "contains 2147483648"),
+        (json!([1, "a"]), "contains a string"),
+        (json!([null]), "contains null"),
     ] {
         let fault = encode(value).unwrap_err();
         assert!(
