@@ -55,7 +55,7 @@ fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
 }
 
 /// Begins, or goes on with what there is, in threads.
-fn generate_tokens(job: &Job<Mlp>, what: &str) {
+fn train_to_the_end(job: &Job<Mlp>, what: &str) {
     train(job, &threads(), &run_options(Resume::Newest)).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
@@ -105,10 +105,10 @@ impl Case {
     fn check(&self) {
         let folders = Folders::new();
         let job = |out, steps| job(folders.0.path(), out, self.settings, steps);
-        generate_tokens(&job("whole", STEPS), "the run that nothing happens to");
+        train_to_the_end(&job("whole", STEPS), "the run that nothing happens to");
         let expected = bits(&folders.path("whole"));
         if self.done > 0 {
-            generate_tokens(&job("begun", self.done), "the earlier run");
+            train_to_the_end(&job("begun", self.done), "the earlier run");
         }
         folders.copy("begun", "run");
         let (run, left) = (job("run", STEPS), job("left", STEPS));
@@ -147,7 +147,7 @@ impl Case {
         if let Some((_, newest)) = RunDir::new(folders.path("left")).newest().unwrap() {
             NativeReader::open(newest).unwrap().verify().unwrap();
         }
-        generate_tokens(left, &format!("{death:?}"));
+        train_to_the_end(left, &format!("{death:?}"));
         assert!(bits(&folders.path("left")) == *expected, "{death:?}");
         let checkpoints = fs::read_dir(folders.path("left/checkpoints")).unwrap();
         let names = checkpoints.map(|entry| entry.unwrap().file_name().into_string().unwrap());

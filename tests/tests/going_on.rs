@@ -11,14 +11,14 @@ use fsdp_train::metrics::StepMetrics;
 use fsdp_train::train::{Reporter, RunOptions, Summary, train};
 use fsdp_train::{Job, TrainError};
 
-use crate::resume::{CONFIG_JSON, ProgramEvent, run};
+use crate::resume::{CONFIG_JSON, RecordingReporter, run};
 use crate::support::{LLAMA, config, job, run_options, threads};
 
 /// A directory with a run of four steps that saved after each.
 fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
     let out = dir.join("out");
     let overrides = [&["checkpoint.every=1", "checkpoint.keep_last=0"], more].concat();
-    run(&job(LLAMA, config(dir, 61, &overrides)), Resume::Fresh, &ProgramEvent::default()).unwrap();
+    run(&job(LLAMA, config(dir, 61, &overrides)), Resume::Fresh, &RecordingReporter::default()).unwrap();
     out
 }
 
@@ -26,7 +26,7 @@ fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
 fn going_on_extends_a_run_and_records_the_change() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
-    let told = ProgramEvent::default();
+    let told = RecordingReporter::default();
     let longer = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=2", "train.steps=6"]));
     let summary = run(&longer, Resume::Newest, &told).unwrap();
     assert_eq!((summary.resumed_from, summary.steps), (Some(4), 6));
@@ -48,8 +48,9 @@ fn going_back_needs_leave_to_remove_what_came_after() {
     let out = saved_run(dir.path(), &[]);
     let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "checkpoint.keep_last=0"]));
     let older = RunDir::new(&out).checkpoint(2);
-    let error = run(&again, Resume::From { path: older.clone(), at_step: None }, &ProgramEvent::default())
-        .unwrap_err();
+    let error =
+        run(&again, Resume::From { path: older.clone(), at_step: None }, &RecordingReporter::default())
+            .unwrap_err();
     assert!(matches!(error, TrainError::NewerCheckpoints { step: 2, newest: 4, .. }), "{error}");
     assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
 }
@@ -63,7 +64,7 @@ fn a_run_with_all_steps_done_still_exports_its_model() {
     let expected = std::fs::read(&model).unwrap();
     std::fs::remove_file(&model).unwrap();
     let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1"]));
-    let summary = run(&again, Resume::Newest, &ProgramEvent::default()).unwrap();
+    let summary = run(&again, Resume::Newest, &RecordingReporter::default()).unwrap();
     assert_eq!((summary.steps, summary.resumed_from, summary.stopped), (4, Some(4), false));
     assert_eq!(std::fs::read(&model).unwrap(), expected);
 }
@@ -73,7 +74,7 @@ fn a_run_can_not_go_on_to_an_earlier_step() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &[]);
     let shorter = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "train.steps=3"]));
-    let error = run(&shorter, Resume::Newest, &ProgramEvent::default()).unwrap_err();
+    let error = run(&shorter, Resume::Newest, &RecordingReporter::default()).unwrap_err();
     assert!(matches!(error, TrainError::NothingLeft { done: 4, steps: 3, .. }), "{error}");
     assert_eq!(error.kind(), FailureKind::Input);
 }
@@ -116,7 +117,7 @@ fn a_damaged_checkpoint_costs_none_of_the_others() {
 #[test]
 fn going_on_without_a_checkpoint_begins_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    let told = ProgramEvent::default();
+    let told = RecordingReporter::default();
     let fresh = job(LLAMA, config(dir.path(), 61, &[]));
     let summary = run(&fresh, Resume::Newest, &told).unwrap();
     assert_eq!((summary.resumed_from, summary.steps), (None, 4));
@@ -128,7 +129,7 @@ fn another_run_is_refused_with_all_differences() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &["train.steps=2"]);
     let other = job(LLAMA, config(dir.path(), 61, &["train.steps=4", "data.seq_len=6", "model.seed=3"]));
-    let error = run(&other, Resume::Newest, &ProgramEvent::default()).unwrap_err();
+    let error = run(&other, Resume::Newest, &RecordingReporter::default()).unwrap_err();
     let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
     let names: Vec<&str> = differences.iter().map(|difference| difference.what.as_str()).collect();
     assert_eq!(names, ["data.seq_len", "model.seed", "content of data.train"]);
@@ -141,7 +142,7 @@ fn another_model_is_refused_with_its_tensors() {
     saved_run(dir.path(), &["train.steps=2"]);
     let other = LLAMA.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
     let other = job(&other, config(dir.path(), 61, &[]));
-    let error = run(&other, Resume::Newest, &ProgramEvent::default()).unwrap_err();
+    let error = run(&other, Resume::Newest, &RecordingReporter::default()).unwrap_err();
     assert!(error.to_string().contains("model.layers.2."), "{error}");
     assert_eq!(error.kind(), FailureKind::Input);
 }
@@ -156,7 +157,7 @@ fn a_damaged_checkpoint_is_refused_by_name_before_the_first_step() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let told = ProgramEvent::default();
+    let told = RecordingReporter::default();
     let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Newest, &told).unwrap_err();
     assert!(error.to_string().contains("shard-00002"), "{error}");
     assert!(told.steps.lock().unwrap().is_empty());
@@ -166,11 +167,11 @@ fn a_damaged_checkpoint_is_refused_by_name_before_the_first_step() {
 fn a_folder_in_use_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let lock = RunDir::new(dir.path().join("out")).lock().unwrap();
-    let error =
-        run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &ProgramEvent::default()).unwrap_err();
+    let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &RecordingReporter::default())
+        .unwrap_err();
     assert!(error.to_string().contains("out"), "{error}");
     drop(lock);
-    run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &ProgramEvent::default()).unwrap();
+    run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &RecordingReporter::default()).unwrap();
 }
 
 /// Puts something in the place of the checkpoint of step 2 when step 1 is done.

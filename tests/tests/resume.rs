@@ -22,7 +22,7 @@ use crate::support::{GPT2, LLAMA, config, job, run_options, threads};
 
 /// What a run told while it went on.
 #[derive(Debug, Default)]
-pub(crate) struct ProgramEvent {
+pub(crate) struct RecordingReporter {
     pub(crate) steps: Mutex<Vec<(u64, u64, u64)>>,
     pub(crate) resumed: Mutex<Vec<Option<Resumed>>>,
     saved: Mutex<Vec<u64>>,
@@ -31,7 +31,7 @@ pub(crate) struct ProgramEvent {
     stop: AtomicBool,
 }
 
-impl Reporter for ProgramEvent {
+impl Reporter for RecordingReporter {
     fn step(&self, metrics: &StepMetrics) {
         let bits = (metrics.step, metrics.loss.to_bits(), metrics.grad_norm.to_bits());
         self.steps.lock().unwrap().push(bits);
@@ -54,7 +54,11 @@ impl Reporter for ProgramEvent {
 pub(crate) const CONFIG_JSON: &str = "{\"hidden_size\": 24}";
 
 /// Runs a job, going on from a checkpoint or not.
-pub(crate) fn run(job: &Job<HfModel>, resume: Resume, told: &ProgramEvent) -> Result<Summary, TrainError> {
+pub(crate) fn run(
+    job: &Job<HfModel>,
+    resume: Resume,
+    told: &RecordingReporter,
+) -> Result<Summary, TrainError> {
     let config_json = Some(CONFIG_JSON.into());
     let options = RunOptions { reporter: told, stop: &told.stop, config_json, ..run_options(resume) };
     train(job, &threads(), &options)
@@ -105,11 +109,13 @@ impl Case {
     pub(crate) fn check(&self) {
         let dir = tempfile::tempdir().unwrap();
         let out = |name: &str| dir.path().join(name);
-        let whole = ProgramEvent::default();
+        let whole = RecordingReporter::default();
         run(&self.job(&out("whole"), dir.path(), &self.before, self.steps), Resume::Fresh, &whole).unwrap();
 
-        let first =
-            ProgramEvent { stop_after: self.is_stopped.then_some(self.cut), ..ProgramEvent::default() };
+        let first = RecordingReporter {
+            stop_after: self.is_stopped.then_some(self.cut),
+            ..RecordingReporter::default()
+        };
         // A stop is seen at the begin of the next step, which is still done.
         let every = if self.is_stopped { 0 } else { self.cut };
         let part =
@@ -125,7 +131,7 @@ impl Case {
         };
         let done = NativeReader::open(&checkpoint).unwrap().manifest().run_state["step"].as_u64().unwrap();
 
-        let second = ProgramEvent::default();
+        let second = RecordingReporter::default();
         let resumed = self.job(&out("on"), dir.path(), &self.after, self.steps);
         let summary = run(&resumed, Resume::From { path: checkpoint, at_step: None }, &second).unwrap();
         assert_eq!((summary.resumed_from, summary.steps), (Some(done), self.steps));

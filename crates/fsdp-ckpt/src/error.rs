@@ -33,7 +33,7 @@ pub enum Error {
         cause: io::Error,
     },
     /// A pipe, device or socket where a regular file is expected.
-    #[error("{} is {what}, not a regular file; only those are read, so copy its content to one", path.display())]
+    #[error("{} is {what}, not a regular file; only those are read, so copy its content into one", path.display())]
     NotRegular {
         /// The path.
         path: PathBuf,

@@ -13,7 +13,7 @@
 //!
 //! | every rank | | rank 0 in addition |
 //! | --- | --- | --- |
-//! | [`SavePlan::new`] | the layout; needs no communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
+//! | [`SavePlan::new`] | equal layouts, without communication | [`RunDir::lock`], [`RunLock::remove_leftovers`] |
 //! | | disk space for the next save | [`RunLock::reserve`] |
 //! | [`RankSave::create`] | the rank's file, in `step-N.<attempt>.tmp` | |
 //! | [`RankSave::write_rows`] | rows, checksummed as they are written | |

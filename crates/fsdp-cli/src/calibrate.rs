@@ -106,7 +106,7 @@ fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) ->
     Ok(samples)
 }
 
-/// Adds whole steps as points, relative to the forecast from the cluster's other points.
+/// Adds whole steps as points: their times, and the forecasts from the cluster's other points.
 fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> Result<(), CliError> {
     let points = steps.iter().map(|step| step.point(cluster, transport)).collect::<Result<Vec<_>, _>>()?;
     let measured = cluster.measured.as_mut().expect("steps come last");

@@ -17,7 +17,7 @@ use std::{env, thread};
 use fsdp_ckpt::is_url;
 use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::cluster::{Cluster, Joining, host};
-use fsdp_comm::process::place::{ProcessPlace, is_only_one, recognise};
+use fsdp_comm::process::place::{ProcessPlace, is_only_one, recognize};
 use fsdp_comm::process::rendezvous::NodeFolder;
 use fsdp_comm::process::{ProcessEntry, Verdict};
 use fsdp_core::Rank;
@@ -54,7 +54,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// # Errors
 /// [`CliError::Place`].
 pub(crate) fn place() -> Result<Option<ProcessPlace>, CliError> {
-    let place = recognise(&variable)?;
+    let place = recognize(&variable)?;
     if let Some(place) = place.filter(|place| place.process > 0) {
         output::speak_as(format!("process {} on {}", place.process, host()));
     }
@@ -69,7 +69,7 @@ const SAID_WITHIN: Duration = Duration::from_secs(5);
 /// tells the others there, which then do not repeat the same text. Nodes may have different files and libraries, so
 /// each node prints for itself; so does a process started with other arguments.
 pub(crate) fn say_once(text: &str, say: impl FnOnce()) {
-    let Ok(Some(place)) = recognise(&variable) else { return say() };
+    let Ok(Some(place)) = recognize(&variable) else { return say() };
     let folder = NodeFolder::of(place, &variable, Ancestor::launcher(&place).pid());
     if place.local_process == 0 {
         say();
@@ -100,7 +100,7 @@ pub(crate) fn has_its_node(place: Option<ProcessPlace>) -> bool {
 /// # Errors
 /// [`CliError::Place`].
 pub(crate) fn is_launched() -> Result<bool, CliError> {
-    Ok(variable("FSDP_PROCESS").is_some() || recognise(&variable)?.is_some())
+    Ok(variable("FSDP_PROCESS").is_some() || recognize(&variable)?.is_some())
 }
 
 /// The processes of a run and their connection.

@@ -58,7 +58,7 @@ pub(crate) fn expect(device: Device) -> Result<(), CliError> {
     }
 }
 
-/// Does the check of [`expect`], and that a plugin needed by the device is available.
+/// Does the check of [`expect`], and checks that a plugin needed by the device is available.
 ///
 /// # Errors
 /// [`CliError`].

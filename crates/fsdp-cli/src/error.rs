@@ -119,7 +119,7 @@ pub(crate) enum CliError {
         file: PathBuf,
         source: io::Error,
     },
-    /// This binary was built without a device.
+    /// This binary was built without support for the device.
     #[cfg(not(all(feature = "cuda", feature = "xla")))]
     #[error(
         "device \"{device}\": this fsdp was built without the feature `{feature}`; build it with {build}, or use {instead}"

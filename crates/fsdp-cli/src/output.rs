@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_shown_and_no_other_sequence_is() {
+    fn colors_are_shown_and_no_other_sequence_is() {
         let paint = Paint { is_on: true };
         let painted = [paint.good("a"), paint.bad("b"), paint.warning("c"), paint.heading("d")]
             .join("\x1b[2J\x1b]0;x\x07");

@@ -16,7 +16,7 @@ use crate::args::ReportArgs;
 use crate::error::CliError;
 use crate::{logging, output};
 use bars::Bar;
-use chart::{COLOURS, Chart, Series};
+use chart::{COLORS, Chart, Series};
 use page::{Page, escaped};
 use plan::Step;
 use record::{Evaluations, Record};
@@ -108,7 +108,7 @@ fn render(runs: &[Record], steps: Vec<Result<Step, CliError>>) -> String {
 
 /// A table of runs, with the color of each.
 fn overview(page: &mut Page, runs: &[Record]) {
-    page.legend(runs.iter().enumerate().map(|(number, run)| (&*run.name, number % COLOURS, "")));
+    page.legend(runs.iter().enumerate().map(|(number, run)| (&*run.name, number % COLORS, "")));
     let row = |run: &Record| {
         let planned = run.planned();
         let of = planned.map_or(String::new(), |planned| format!(" of {planned}"));
@@ -128,8 +128,8 @@ fn overview(page: &mut Page, runs: &[Record]) {
 
 fn of_column(runs: &[Record], (column, title, unit, may_be_log): (&str, &str, &'static str, bool)) -> Chart {
     let series = runs.iter().enumerate().filter(|(_, run)| !run.column(column).is_empty());
-    let series = series
-        .map(|(number, run)| Series::of(run.name.clone(), number, number / COLOURS, run.column(column)));
+    let series =
+        series.map(|(number, run)| Series::of(run.name.clone(), number, number / COLORS, run.column(column)));
     Chart {
         title: title.to_owned(),
         unit,
@@ -207,7 +207,7 @@ fn slowest(number: usize, run: &Record) -> Vec<(String, Vec<Bar>)> {
     let mut ranks: Vec<(u64, u64)> = run.slowest.iter().map(|(&rank, &steps)| (rank, steps)).collect();
     ranks.sort_by_key(|&(rank, steps)| (std::cmp::Reverse(steps), rank));
     ranks.truncate(RANKS_SHOWN);
-    let bar = |steps: u64| vec![(number % COLOURS, steps as f64, steps.to_string())];
+    let bar = |steps: u64| vec![(number % COLORS, steps as f64, steps.to_string())];
     ranks.into_iter().map(|(rank, steps)| (format!("rank {rank}"), bar(steps))).collect()
 }
 
@@ -222,7 +222,7 @@ pub(crate) fn draw(page: &mut Page, chart: &Chart) {
         Some(svg) => page.html(&svg),
     }
     if chart.series.len() > 1 {
-        page.legend(chart.series.iter().map(|series| (&*series.name, series.colour, chart::dashes(series))));
+        page.legend(chart.series.iter().map(|series| (&*series.name, series.color, chart::dashes(series))));
     }
     page.html("</figure>");
 }

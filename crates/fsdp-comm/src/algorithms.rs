@@ -141,7 +141,7 @@ fn all_gather_around_ring(session: &mut Session<'_>, parts: &mut [Part<'_>]) -> 
     for step in 1..size {
         // Forwards the part received in the previous step.
         let (held, missing) = ((rank + size + 1 - step) % size, (rank + size - step) % size);
-        let [held, missing] = parts.get_disjoint_mut([held, missing]).expect("neighbours differ");
+        let [held, missing] = parts.get_disjoint_mut([held, missing]).expect("neighbors differ");
         let held: Vec<&[u8]> = held.iter().map(|slice| &**slice).collect();
         let mut missing: Part<'_> = missing.iter_mut().map(|slice| &mut **slice).collect();
         session.exchange(Some((right, &held)), Some((left, &mut missing)))?;

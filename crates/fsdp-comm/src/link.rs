@@ -16,10 +16,10 @@ pub type Header = [u8; 31];
 /// Messages between two ranks arrive once, whole and in order. After a link is closed (dropped), a peer that still
 /// expects a message from it gets an error.
 pub trait Link: Send {
-    /// This rank's position in the group.
+    /// This rank's index in the group.
     fn rank(&self) -> usize;
 
-    /// The ranks of the group, by position.
+    /// The ranks of the group, by index.
     fn members(&self) -> &[Rank];
 
     /// Sends a message, receives one, or does both at the same time: if two ranks call this with each other, neither
@@ -51,7 +51,7 @@ pub trait Link: Send {
 /// A message to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Position of the receiver.
+    /// Index of the receiver.
     pub to: usize,
     /// The call that it belongs to.
     pub header: &'a Header,
@@ -62,7 +62,7 @@ pub struct Outgoing<'a> {
 /// An expected message.
 #[derive(Debug)]
 pub struct Incoming<'a, 'p> {
-    /// Position of the sender.
+    /// Index of the sender.
     pub from: usize,
     /// The header that it must have.
     pub header: &'a Header,
@@ -84,7 +84,7 @@ impl Incoming<'_, '_> {
     }
 }
 
-/// Returns the position of a rank among the members of its group.
+/// Returns the index of a rank among the members of its group.
 ///
 /// # Panics
 /// Panics if the rank is not a member.
@@ -113,7 +113,7 @@ pub enum Exchanged {
     },
     /// The link's time limit passed while waiting for a member.
     Late {
-        /// Position of that member.
+        /// Index of that member.
         peer: usize,
     },
 }

@@ -12,7 +12,7 @@ use crate::link::{Exchanged, Header, Incoming, Link, Outgoing};
 
 const NO_UNIT: u64 = u64::MAX;
 
-/// For other kinds, the root in the header is 0.
+/// The kinds, by their number in a header. The root in a header is 0 for kinds without one.
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter(ReduceOp::Sum),
@@ -70,7 +70,7 @@ impl<'a> Session<'a> {
         result
     }
 
-    /// This rank's position in the group.
+    /// This rank's index in the group.
     pub(crate) fn rank(&self) -> usize {
         self.link.rank()
     }

@@ -31,7 +31,7 @@ struct Copies {
 }
 
 impl<M: Memory> StagedBuffers<M> {
-    /// Prepares the buffers of the rank at position `rank` of `size` for a call: its input, scaled for an average, and
+    /// Prepares the buffers of the rank at index `rank` of `size` for a call: its input, scaled for an average, and
     /// space for its output.
     pub(crate) fn new(
         memory: &M,

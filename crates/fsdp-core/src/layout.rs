@@ -2,9 +2,9 @@
 //!
 //! A unit is a short list of **segments**, one per (trainable or frozen, row length). A segment is one contiguous
 //! buffer of whole rows; its parameters follow each other, each seen as a matrix of rows of that length. Parameters of
-//! fewer than two dimensions are appended to the unit's largest trainable or frozen segment, padded to whole rows.
-//! Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes. Padding is zero
-//! and stays zero.
+//! fewer than two dimensions are appended to the unit's largest segment of their kind (trainable or frozen), padded to
+//! whole rows. Every rank owns `ceil(rows / S)` rows. Padding rows align the start of each parameter to 16 bytes.
+//! Padding is zero and stays zero.
 //!
 //! The layout is a pure function of (parameters, units, S, dtype), so any rank and any offline tool can compute the
 //! pieces of every rank without communication.
@@ -14,7 +14,7 @@ use crate::model::{ModelSpec, ParamId};
 use crate::update::Piece;
 use crate::wrap::{Unit, UnitId};
 
-/// Alignment of the start of every parameter, in bytes of the parameter dtype.
+/// Alignment in bytes of the start of every parameter, when its elements have the parameter dtype.
 const ALIGNMENT_BYTES: usize = 16;
 /// Row length of a segment that holds only parameters without rows: small, to keep padding low, and a multiple of the
 /// alignment in every dtype.

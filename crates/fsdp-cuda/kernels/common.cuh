@@ -162,7 +162,7 @@ constexpr int W = 16 / (sizeof(T) > sizeof(S) ? sizeof(T) : sizeof(S));
 // The gradient as an update rule uses it: converted to the parameter's type, scaled and clipped.
 template <class E> __device__ E scaled(S gradient, E scale, E clip) { return convert<E>(gradient) * scale * clip; }
 
-// Stores the parameters at i in the compute copy, if there is one.
+// Stores the parameters at i in the low-precision copy, if there is one.
 template <int w, class E> __device__ void copy_to(bf16* copy, u64 i, const Vector<E, w>& params) {
     if (copy == nullptr) return;
     Vector<bf16, w> rounded;
@@ -177,8 +177,8 @@ __device__ inline bool is_within(double value, double most) { return fabs(value)
 __device__ inline bool is_finite(float value) { return is_within(value, 3.4028234663852886e38f); }
 __device__ inline bool is_finite(double value) { return is_within(value, 1.7976931348623157e308); }
 
-// Tracks whether everything that a thread of an update wrote is finite. `most` is the largest magnitude of a finite
-// parameter, which must be finite in the compute copy too.
+// Tracks whether everything that a thread of an update wrote is finite. `most` is the largest magnitude for which a
+// parameter, and its low-precision copy if any, is finite.
 template <class E> struct Written {
     E most;
     bool finite = true;
@@ -199,8 +199,8 @@ __device__ inline double square_root(double value) { return sqrt(value); }
 // `2^exponent` for the exponents of normal numbers.
 __device__ inline float power_of_two(int exponent) { return __uint_as_float(u32(exponent + 127) << 23); }
 
-// `e^x` as `fraction * 2^exponent`. Only the low bits of `exponent` count: power_of_two shifts out the others, also
-// those of half the exponent.
+// `e^x` as `fraction * 2^exponent`. `exponent` is the true exponent plus a constant whose low bits are zero, also after
+// it is halved; power_of_two shifts the constant out.
 struct Power {
     float fraction;
     u32 exponent;

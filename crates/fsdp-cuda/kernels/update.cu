@@ -1,7 +1,7 @@
 // Update rules over runs of a segment's shard, operation by operation as on the host. T is the type of parameters and
 // state, S the type of the gradient. `factors` are scale, clip and a flag: if the flag is 0, nothing is written. The
-// compute copy of the parameters, if there is one, is written in the same pass. `not_finite` is set if anything written
-// is not finite; `most` is the largest finite parameter.
+// low-precision copy of the parameters, if there is one, is written in the same pass. `not_finite` is set if anything
+// written is not finite; `most` is the largest finite parameter.
 
 // AdamW for one element: a parameter and its moments.
 struct AdamW {

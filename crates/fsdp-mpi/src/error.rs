@@ -57,7 +57,7 @@ pub enum MpiError {
         version: String,
     },
     /// Another part of this process has initialized MPI.
-    #[error("MPI is already initialised in this process; only one world per process can use it")]
+    #[error("MPI is already initialized in this process; only one world per process can use it")]
     Initialized,
     /// The library was built without support for threads.
     #[error(
@@ -90,10 +90,10 @@ pub enum MpiError {
     #[error("the MPI thread has ended")]
     Ended,
     /// MPI is not finalized after a failure, because that would wait for ranks that may never come.
-    #[error("MPI is not finalised after a failure: {0}")]
+    #[error("MPI is not finalized after a failure: {0}")]
     Failed(#[source] CommError),
     /// Messages are still in flight although the world is to be finalized.
-    #[error("{messages} messages of this rank have not ended after {seconds} s, so MPI is not finalised")]
+    #[error("{messages} messages of this rank have not ended after {seconds} s, so MPI is not finalized")]
     Unfinished {
         /// Number of messages in flight.
         messages: usize,

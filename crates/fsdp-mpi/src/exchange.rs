@@ -63,7 +63,7 @@ pub(crate) struct Order {
 pub(crate) enum Answer {
     /// Everything was sent and received. Contains the received data if it was short.
     Done(Vec<u8>),
-    /// The preamble of the message differs from the expected one; its data was not received.
+    /// The preamble of the message differs from the expected one; none of its data reaches the caller.
     Differs { header: Header, len_bytes: u64 },
     /// The exchange with this rank did not progress within the time limit.
     Late(c_int),

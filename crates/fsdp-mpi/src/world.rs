@@ -94,7 +94,7 @@ impl MpiWorld {
     }
 
     /// Returns this rank's link to `members`, which must include this rank. All members pass the same list in the same
-    /// order and the same `channel`, which they use for no other link.
+    /// order and the same `channel`, which no two of them use for another link.
     ///
     /// # Panics
     /// If this rank is not a member.

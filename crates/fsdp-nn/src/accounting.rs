@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Bytes, Category, Usage};
+use fsdp_core::schedule::Place;
 
 /// The memory counters of one rank.
 #[derive(Debug, Default)]
@@ -17,23 +18,17 @@ pub struct Account {
 impl Account {
     /// Counts a new device buffer.
     pub fn open(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
-        self.lease(MemoryKind::Device, category, dtype, len)
+        self.lease(Place::Device, category, dtype, len)
     }
 
     /// Counts a new host buffer.
     pub fn open_host(self: &Arc<Self>, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
-        self.lease(MemoryKind::Host, category, dtype, len)
+        self.lease(Place::Host, category, dtype, len)
     }
 
-    fn lease(
-        self: &Arc<Self>,
-        place: MemoryKind,
-        category: Category,
-        dtype: DType,
-        len: usize,
-    ) -> Arc<Lease> {
+    fn lease(self: &Arc<Self>, place: Place, category: Category, dtype: DType, len: usize) -> Arc<Lease> {
         let bytes = len * dtype.size_bytes();
-        self.change(|usage| place.of(usage).add(category, bytes));
+        self.change(|usage| counters(usage, place).add(category, bytes));
         Arc::new(Lease { account: Arc::clone(self), place, category, bytes })
     }
 
@@ -55,19 +50,11 @@ impl Account {
     }
 }
 
-/// The memory that holds a buffer.
-#[derive(Clone, Copy, Debug)]
-enum MemoryKind {
-    Device,
-    Host,
-}
-
-impl MemoryKind {
-    fn of(self, usage: &mut Usage) -> &mut Bytes {
-        match self {
-            MemoryKind::Device => &mut usage.device,
-            MemoryKind::Host => &mut usage.host,
-        }
+/// The counters of a memory.
+fn counters(usage: &mut Usage, place: Place) -> &mut Bytes {
+    match place {
+        Place::Device => &mut usage.device,
+        Place::Host => &mut usage.host,
     }
 }
 
@@ -75,7 +62,7 @@ impl MemoryKind {
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
-    place: MemoryKind,
+    place: Place,
     category: Category,
     bytes: usize,
 }
@@ -94,6 +81,6 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.account.change(|usage| self.place.of(usage).remove(self.category, self.bytes));
+        self.account.change(|usage| counters(usage, self.place).remove(self.category, self.bytes));
     }
 }

@@ -22,7 +22,8 @@ pub const OF_MEASURED: f64 = 0.12;
 /// A step is far from measured points if more than this fraction of the work of its calls is.
 const FAR_MAX: f64 = 0.2;
 
-/// Points are disregarded if more than this fraction of the work is of operations that were never measured.
+/// The points of a step count as no better than none if more than this fraction of its work is of operations that were
+/// never measured.
 const UNKNOWN_MAX: f64 = 0.02;
 
 /// The relative amounts by which a step may be shorter and longer than predicted. On a measured machine, the less of a
@@ -53,7 +54,7 @@ pub const LARGE_WORLD: usize = 512;
 /// The largest factor by which they have been slower.
 pub const SLOWER: f64 = 1.66;
 
-/// Returns the cluster with its links slowed down by [`SLOWER`], the worst case in a large world.
+/// Returns the cluster with the links between all ranks slowed down by [`SLOWER`], the worst case in a large world.
 pub fn slower(cluster: &Cluster) -> Cluster {
     let mut slower = cluster.clone();
     // Slows the links that reach all ranks: the network, or the links of the node without one. A torus is slowed as

@@ -24,9 +24,9 @@ const MEMORY_REACHED: f64 = 0.85;
 /// some 300 GB/s of a server with 8 devices.
 const HOST_BANDWIDTH: f64 = 25e9;
 
-/// Number of the links within a node, in [virtual time](fsdp_sim::virtual_time).
+/// The number that identifies the links within a node in [virtual time](fsdp_sim::virtual_time).
 pub const NODE_LINK: usize = 0;
-/// Number of the links between nodes.
+/// The number that identifies the links between nodes.
 pub const NETWORK: usize = 1;
 
 /// The properties of a run that prices depend on.

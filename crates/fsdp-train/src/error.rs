@@ -79,7 +79,7 @@ pub enum TrainError {
         rank: Rank,
         /// Bytes to send.
         bytes: usize,
-        /// Most bytes that can be sent.
+        /// Maximum number of bytes that can be sent.
         bytes_max: usize,
     },
     /// The output folder is not empty.

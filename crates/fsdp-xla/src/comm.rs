@@ -38,7 +38,7 @@ impl XlaComm {
     fn colors(&mut self, memory: &HostMemory, color: usize) -> Result<Vec<i64>, Error> {
         let size = self.host.size();
         let mut own = memory.allocate(Category::CommStaging, DType::I64, 1)?;
-        let color = i64::try_from(color).expect("there are few colours");
+        let color = i64::try_from(color).expect("there are few colors");
         memory.write(Queue::Gather, HostSlice::I64(&[color]), SliceMut::whole(&mut own))?;
         let all = memory.allocate(Category::CommStaging, DType::I64, size)?;
         let pending = self.host.all_gather(memory, Purpose::Setup, None, vec![own], vec![all])?;
@@ -86,7 +86,7 @@ impl XlaComm {
             None => x.clone(),
         };
         match kind {
-            // StableHLO has no collectives of empty tensors.
+            // StableHLO has no gathers of empty tensors.
             _ if size == 1 || x.len() == 0 => x.clone(),
             CollectiveKind::AllGather => hlo.all_gather(x, groups, of),
             CollectiveKind::ReduceScatter(op) => {

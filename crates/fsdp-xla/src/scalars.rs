@@ -83,8 +83,8 @@ fn digits(hlo: &mut Builder, number: &Value) -> Value {
     let scales = hlo.floats(&scales, float);
     let digits = hlo.multiply(&rest, &scales);
     let digits = hlo.unary("floor", &digits);
-    // If the number is at least 2^53 of the next digit's weight, double precision has no bits as low as this digit, and
-    // `above` may have overflowed.
+    // If the number is at least 2^53 times the next digit's weight, double precision has no bits as low as this digit,
+    // and `above` may have overflowed.
     let bits = hlo.float(2f64.powi(53), &[DIGITS.len()], float);
     let (has_bits, none) = (hlo.compare("LT", &above, &bits), hlo.zeros(&[DIGITS.len()], float));
     let digits = hlo.select(&has_bits, &digits, &none);

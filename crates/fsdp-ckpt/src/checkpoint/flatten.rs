@@ -95,7 +95,7 @@ fn descend<'a, T: Nested>(
 
 fn unsupported_key(path: &[Key], key: &Value) -> Fault {
     let (at, key) = (join(path), format!("{key:?}").chars().take(100).collect::<String>());
-    let rule = "supported are text, integers, bools and None";
+    let rule = "supported keys are text, integers, bools and None";
     Fault::unsupported(format!("the dict at `{at}` has the key {key}; {rule}"))
 }
 

@@ -41,7 +41,7 @@ impl Export {
     /// renames them to their final names and makes the names durable. Replaces existing files.
     ///
     /// # Errors
-    /// [`Error::Unplanned`] for rows that were written never or twice and for receipts of another export;
+    /// [`Error::Unplanned`] for rows that were never written or written twice, and for receipts of another export;
     /// [`Error::WrongPath`] for a temporary file that was replaced or truncated; [`Error::Io`]. On an error, the
     /// temporary files and those already renamed are removed. Only if the very last step, making the names durable,
     /// fails, does the complete model stay.

@@ -18,8 +18,8 @@ pub(crate) fn several_sets(sets: &[String]) -> Fault {
 /// Companion files are present but the model files are missing. Both arguments are patterns of file names.
 pub(crate) fn no_main_files(main: &str, found: &str) -> Fault {
     Fault::new(format!(
-        "the files of the model ({main}) are missing beside {found}; fetch them, or name one of the others \
-         to read those alone"
+        "the files of the model ({main}) are missing beside {found}; fetch them, or pass one of the files \
+         that are present to read only these"
     ))
 }
 

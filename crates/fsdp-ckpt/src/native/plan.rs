@@ -98,7 +98,8 @@ impl SavePlan {
         }
         let digest = digest(world_size, &tensors);
         let plan = SavePlan { shared: Arc::new(Shared { world_size, tensors, digest }) };
-        // Check that rank 0's header is not too long; it also lists the tensors without rows.
+        // The header of rank 0, which also lists the tensors without rows, bounds those of all ranks: if it is not too
+        // long, none is.
         plan.lay_out(0)?;
         Ok(plan)
     }

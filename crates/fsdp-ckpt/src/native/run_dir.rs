@@ -44,7 +44,8 @@ impl RunDir {
     /// Name of the file in `out_dir` that is locked while a run writes there.
     pub const LOCK_FILE: &str = ".lock";
 
-    /// Name of the [`RunDir::CHECKPOINTS`] directory while its content is removed; in an object store, of a mark.
+    /// Name of the [`RunDir::CHECKPOINTS`] directory while its content is removed. In an object store, name of the
+    /// object that marks this.
     const CLEARED: &str = "checkpoints.cleared.tmp";
 
     /// Creates the description of a run that writes to `out_dir`, which need not exist yet.

@@ -1,8 +1,8 @@
 //! Hugging Face safetensors as a target: one file, or files of a limited size with an index.
 //!
 //! The layout is the one of [`export`](mod@crate::export): wide elements first so that all are aligned, `format: pt`,
-//! shards cut and named as by Hugging Face. The format contains plain tensors only: [`drop_unsupported`] removes values and
-//! the copies of tied weights from a selection before it is planned.
+//! shards cut and named as by Hugging Face. The format contains plain tensors only: [`drop_unsupported`] removes
+//! values and the copies of tied weights from a selection before it is planned.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -48,7 +48,7 @@ pub fn plan(
 ) -> Result<OutputPlan, Error> {
     assert!(
         selection.values.is_empty() && selection.tensors.iter().all(|tensor| tensor.tied_to.is_none()),
-        "a selection for safetensors went through `drop_unheld`"
+        "a selection for safetensors went through `drop_unsupported`"
     );
     let specs: Vec<TensorSpec> = selection.tensors.iter().map(spec).collect();
     let export = match shard_bytes_max {

@@ -52,7 +52,7 @@ pub(super) fn names(
             let reason = format!(
                 "the optimizer's state identifies parameters by number, and a group has {got} of them where \
                  the model has {expected} to choose from: they cannot be matched. Save the optimizer by name \
-                 (DCP, `get_optimizer_state_dict`), or let the same parameters decay here and there"
+                 (DCP, `get_optimizer_state_dict`), or apply weight decay to the same parameters"
             );
             return Err(Error::bad_request(&checkpoint.path, reason));
         }

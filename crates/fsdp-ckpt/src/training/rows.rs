@@ -70,7 +70,7 @@ impl<'a> StateRows<'a> {
         Ok(())
     }
 
-    /// Returns the only element of a tensor of any numeric dtype.
+    /// Returns the only element of a tensor of `I64`, `I32`, `U64`, `U32` or a float dtype.
     ///
     /// # Errors
     /// [`Error::BadRequest`] if the tensor has several elements or another dtype; those of reading.

@@ -32,7 +32,7 @@ pub struct PlannedFile {
     pub places: Vec<PlannedRun>,
 }
 
-/// A run of elements of a tensor in a planned file.
+/// A place of an output: a run of elements of a tensor in a planned file.
 #[derive(Clone, Debug)]
 pub struct PlannedRun {
     /// Byte offset in the file.

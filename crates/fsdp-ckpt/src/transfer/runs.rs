@@ -12,7 +12,7 @@ pub(super) struct Runs {
     kind: DigestKind,
     /// By first byte: length and digest.
     runs: BTreeMap<u64, (u64, Digest)>,
-    /// Whether parts overlapped partially, so that no digest of the whole can be computed.
+    /// Whether a part overlapped a run without being contained in it, so that no digest can be combined.
     is_spoiled: bool,
 }
 
@@ -66,7 +66,7 @@ impl Runs {
     }
 
     /// Returns the parts of the first `len` bytes that must still be added before [`Runs::whole`] returns a digest:
-    /// empty if nothing was added, or everything. After a partial overlap it starts over.
+    /// empty if nothing was added, or everything. After such an overlap it starts over.
     pub(super) fn rest(&mut self, len: u64) -> Vec<Range<u64>> {
         if self.runs.is_empty() && !self.is_spoiled {
             return Vec::new();

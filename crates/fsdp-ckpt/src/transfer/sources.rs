@@ -101,8 +101,8 @@ impl<'a> SourceFiles<'a> {
         self.spool(&Files::anywhere(), dir, &needed(readers, is_wanted), options)
     }
 
-    /// Reads bytes of a source, for `tensor`, and adds them to the checksums of the checkpoint. Returns their digest if
-    /// one was computed.
+    /// Reads bytes of a source, for `tensor`, and passes them to the checks against the checkpoint's checksums. Returns
+    /// their digest if one was computed.
     pub(crate) fn read(
         &self,
         source: usize,
@@ -143,8 +143,8 @@ impl<'a> SourceFiles<'a> {
         })
     }
 
-    /// Decodes a compressed source sequentially, and adds it to the checksums of the checkpoint. `each` gets pieces as
-    /// in [`Stream::decode`]; at least `needed` bytes must be decoded.
+    /// Decodes a compressed source sequentially, and passes it to the checks against the checkpoint's checksums. `each`
+    /// gets pieces as in [`Stream::decode`]; at least `needed` bytes must be decoded.
     pub(crate) fn decode(
         &self,
         source: usize,

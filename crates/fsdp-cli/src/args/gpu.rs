@@ -81,7 +81,7 @@ fsdp was built with it: beside libtorch first, then where the system's loader lo
 is not a failure; the last lines show which devices a run file may name.
 
 If a launcher has started several processes, they connect as for a run, and the first one reports
-what was recognised, how fast nodes reach each other, how their clocks, CPUs and libraries
+what was recognized, how fast nodes reach each other, how their clocks, CPUs and libraries
 differ, and whether all see the output folder of the run file (without one: the current folder).
 A problem that would fail a run gives exit code 1, and names the node.
 

@@ -23,7 +23,7 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, ClapArgs)]
 #[command(
     after_help = "Editors that read JSON schemas of TOML (taplo, Even Better TOML) complete keys with it, explain
-them, and mark unknown ones and wrong types. Only `fsdp check` finds keys that do not fit together.
+them, and mark unknown ones and wrong types. `fsdp check` finds keys that do not fit together.
 
 Examples:
   fsdp schema > run.schema.json      (and in a run file, as its first line: #:schema ./run.schema.json)"

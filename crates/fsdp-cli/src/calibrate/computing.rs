@@ -43,7 +43,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The step as a point, relative to the forecast from the cluster's other points.
+    /// The step as a point: its time, and the forecast from the cluster's other points.
     ///
     /// # Errors
     /// [`ClusterError`](fsdp_plan::cluster::ClusterError): the cluster does not have the dtype.

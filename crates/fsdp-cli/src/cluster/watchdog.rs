@@ -14,7 +14,7 @@ use fsdp_comm::process::ancestor::Ancestor;
 use fsdp_comm::process::cluster::Cluster;
 
 use super::flight::Record;
-use super::{error_file, recognise, variable};
+use super::{error_file, recognize, variable};
 use crate::error::CliError;
 use crate::exit_code::Exit;
 use crate::{launch, output};
@@ -59,7 +59,7 @@ pub(crate) const LAUNCHER: &str = "FSDP_LAUNCHER";
 pub(crate) fn watch_launcher() -> Result<(), CliError> {
     let told = std::env::var(LAUNCHER).ok().and_then(|launcher| launcher.parse().ok());
     let parent = told.unwrap_or_else(parent_id);
-    let launcher = recognise(&variable)?.map(|place| Ancestor::launcher(&place));
+    let launcher = recognize(&variable)?.map(|place| Ancestor::launcher(&place));
     let watch = move || {
         let is_there = || parent_id() == parent && launcher.is_none_or(|launcher| launcher.is_alive());
         while is_there() {

@@ -64,7 +64,7 @@ impl Probe {
 /// writes.
 ///
 /// # Errors
-/// Those of the circle; problems of the folder are not errors.
+/// Those of the process group; problems of the folder are not errors.
 pub(super) fn look(
     circle: &ProcessGroup,
     folder: &Path,

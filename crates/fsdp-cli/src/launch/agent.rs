@@ -58,9 +58,9 @@ pub(super) struct Agent<'a> {
     /// When it last did its periodic checks.
     looked: Instant,
     was_stopped: bool,
-    /// Whether a stop signal was received; a repeated one does not wait for a save.
+    /// Whether a stop signal other than SIGUSR1 was received; a second one does not wait for a save.
     was_told: bool,
-    /// Whether a stop signal was repeated.
+    /// Whether a second such signal was received.
     was_interrupted: bool,
 }
 

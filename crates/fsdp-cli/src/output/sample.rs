@@ -60,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_is_marked_or_coloured() {
+    fn what_counts_is_marked_or_colored() {
         let preview =
             preview(&[("user\nHi\nassistant\n", false), ("Hello\n\nyou<end>", true), ("\n", false)]);
         let plain = "first sample: 9 tokens, of which 4 count (in \u{27e6}\u{27e7})\n  user\n  Hi\n  assistant\n  \u{27e6}Hello\n  \n  you<end>\u{27e7}";
         assert_eq!(text(&preview, Paint { is_on: false }), plain);
-        let coloured = text(&preview, Paint { is_on: true });
-        assert!(coloured.contains("\n  \x1b[2mHi\x1b[0m\n"), "{coloured:?}");
-        assert!(coloured.contains("\n  \x1b[32mHello\x1b[0m\n  \n  \x1b[32myou<end>\x1b[0m"), "{coloured:?}");
+        let colored = text(&preview, Paint { is_on: true });
+        assert!(colored.contains("\n  \x1b[2mHi\x1b[0m\n"), "{colored:?}");
+        assert!(colored.contains("\n  \x1b[32mHello\x1b[0m\n  \n  \x1b[32myou<end>\x1b[0m"), "{colored:?}");
     }
 
     #[test]

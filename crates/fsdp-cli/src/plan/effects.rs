@@ -29,7 +29,7 @@ pub(super) fn of(foresight: &Forecaster<'_>) -> Vec<Effect> {
         })
     };
     let mut effects: Vec<Effect> = here
-        .neighbours(foresight.config, foresight.cluster, &foresight.wraps)
+        .neighbors(foresight.config, foresight.cluster, &foresight.wraps)
         .par_iter()
         .filter_map(effect)
         .collect();

@@ -16,7 +16,7 @@ use crate::error::CliError;
 use crate::report::bars::{self, Bar};
 use crate::report::chart::{Chart, Series};
 use crate::report::page::{Page, escaped};
-use crate::report::plan::{COLOURED, LANE, LEFT, OPS_MAX, WIDTH, colour, lane, title};
+use crate::report::plan::{COLORED, LANE, LEFT, OPS_MAX, WIDTH, color, lane, title};
 use crate::report::{draw, expect_replaceable};
 
 /// Rows in the timeline of a step.
@@ -79,7 +79,7 @@ fn timeline(page: &mut Page, ahead: &RunForecast<'_>) {
         let from = end * row as f64 / ROWS as f64;
         page.html(&lanes(ahead, shown, [from, from + end / ROWS as f64]));
     }
-    page.legend((0..COLOURED.len()).map(|colour| (COLOURED[colour], colour, "")));
+    page.legend((0..COLORED.len()).map(|color| (COLORED[color], color, "")));
     page.html("</figure>");
 }
 
@@ -111,7 +111,7 @@ fn lanes(ahead: &RunForecast<'_>, shown: usize, [from, to]: [f64; 2]) -> String 
         let _ = write!(
             svg,
             "<rect class=\"c{}\" x=\"{x:.1}\" y=\"{:.0}\" width=\"{:.1}\" height=\"{:.0}\"><title>{}, {}</title></rect>",
-            colour(&op.kind, queue),
+            color(&op.kind, queue),
             at as f64 * LANE + 2.0,
             end - x,
             LANE - 4.0,

@@ -136,7 +136,7 @@ impl Candidate {
         let because = match () {
             () if here.checkpointing != there.checkpointing => "more is recomputed",
             () if here.micro_batch != there.micro_batch => "smaller operations, more often",
-            () => "more of it overlaps transfers, or processes gathered data",
+            () => "more of it runs during transfers, or handles gathered data",
         };
         format!("computing takes {} longer: {because}", span(computing))
     }

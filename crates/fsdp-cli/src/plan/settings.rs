@@ -133,7 +133,7 @@ impl Settings {
     }
 
     /// All variants that change a single setting.
-    pub(super) fn neighbours(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
+    pub(super) fn neighbors(&self, config: &Resolved, cluster: &Cluster, wraps: &[WrapPolicy]) -> Vec<Self> {
         let range = Range::of(config, cluster);
         let mut all = self.wrapped(wraps);
         let one = || self.clone();

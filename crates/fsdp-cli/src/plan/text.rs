@@ -140,7 +140,7 @@ fn step_rows(ahead: &RunForecast<'_>, fsdp2: Option<[f64; 2]>, again: f64) -> Ve
     rows
 }
 
-/// The time of a step with its band; only the band if a single number would pretend too much precision.
+/// The time of a step with its band; the band comes first if a single number would pretend too much precision.
 fn step_time(ahead: &RunForecast<'_>) -> String {
     let [time, least, most] = [ahead.forecast.seconds, ahead.band[0], ahead.band[1]];
     let band = format!("{} to {}", span(least), span(most));

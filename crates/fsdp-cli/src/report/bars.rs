@@ -41,12 +41,12 @@ pub(crate) fn svg(title: &str, rows: &[(String, Vec<Bar>)]) -> String {
             escaped(&shortened(name, most)),
             escaped(name)
         );
-        for (colour, value, text) in bars {
+        for (color, value, text) in bars {
             let length = value / longest * (WIDTH - left - NUMBER);
             let behind = left + length + 6.0;
             let _ = write!(
                 body,
-                "<rect class=\"c{colour}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{length:.1}\" height=\"{:.0}\"/>\
+                "<rect class=\"c{color}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{length:.1}\" height=\"{:.0}\"/>\
                  <text x=\"{behind:.1}\" y=\"{:.1}\">{}</text>",
                 BAR - 2.0,
                 top + BAR - 3.0,

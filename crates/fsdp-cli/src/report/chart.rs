@@ -25,7 +25,7 @@ const LOG_FROM: f64 = 100.0;
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
 /// Number of colors on a page.
-pub(crate) const COLOURS: usize = 8;
+pub(crate) const COLORS: usize = 8;
 
 /// Several series over the same axes.
 #[derive(Debug)]
@@ -46,17 +46,17 @@ pub(crate) struct Chart {
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: String,
-    pub(crate) colour: usize,
+    pub(crate) color: usize,
     pub(crate) dash: usize,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
 impl Series {
     /// Creates a series; points may be numerous, and values may be non-finite.
-    pub(crate) fn of(name: String, colour: usize, dash: usize, points: &[(f64, f64)]) -> Self {
+    pub(crate) fn of(name: String, color: usize, dash: usize, points: &[(f64, f64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Self { name, colour: colour % COLOURS, dash: dash % DASHES.len(), points }
+        Self { name, color: color % COLORS, dash: dash % DASHES.len(), points }
     }
 }
 
@@ -173,7 +173,7 @@ impl Chart {
         let series = self.series.iter().zip(drawn).map(|(series, points)| {
             let (steps, values): (Vec<f64>, Vec<Option<f64>>) =
                 points.iter().map(|&(step, value)| (step, value.is_finite().then_some(value))).unzip();
-            serde_json::json!([series.name, series.colour, steps, values])
+            serde_json::json!([series.name, series.color, steps, values])
         });
         let series: Vec<serde_json::Value> = series.collect();
         let data = serde_json::json!({ "low": x.low, "high": x.high, "left": LEFT, "right": WIDTH - RIGHT, "series": series });
@@ -234,7 +234,7 @@ fn draw_line(svg: &mut String, series: &Series, points: &[(f64, f64)], x: Axis, 
         let _ = write!(path, "{command}{:.1} {:.1}", x.pixel(step), y.pixel(value));
         is_open = true;
     }
-    let class = series.colour;
+    let class = series.color;
     let dash = match dashes(series) {
         "" => String::new(),
         dashes => format!(" stroke-dasharray=\"{dashes}\""),

@@ -51,11 +51,11 @@ impl Page {
     /// Adds a legend of names with their colors and dashes.
     pub(crate) fn legend<'n>(&mut self, items: impl IntoIterator<Item = (&'n str, usize, &'n str)>) {
         self.body += "<ul class=\"legend\">";
-        for (name, colour, dashes) in items {
+        for (name, color, dashes) in items {
             let name = escaped(name);
             let _ = write!(
                 self.body,
-                "<li title=\"{name}\"><svg viewBox=\"0 0 26 10\"><line class=\"line c{colour}\" x1=\"0\" x2=\"26\" \
+                "<li title=\"{name}\"><svg viewBox=\"0 0 26 10\"><line class=\"line c{color}\" x1=\"0\" x2=\"26\" \
                  y1=\"5\" y2=\"5\" stroke-dasharray=\"{dashes}\"/></svg>{name}</li>"
             );
         }

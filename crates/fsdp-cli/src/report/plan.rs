@@ -75,7 +75,7 @@ pub(super) fn write_memory(page: &mut Page, steps: &[(usize, Step)]) {
 
 #[expect(clippy::cast_precision_loss, reason = "the length of a bar")]
 fn bar(run: usize, count: usize) -> Bar {
-    (run % super::chart::COLOURS, count as f64, bytes(count as u64))
+    (run % super::chart::COLORS, count as f64, bytes(count as u64))
 }
 
 /// Writes the operations of the step on their queues.
@@ -91,8 +91,8 @@ pub(super) fn write_timeline(page: &mut Page, name: &str, step: &Step) {
         page.html(&row(plan, &places[..shown], first));
     }
     let ops = &plan.step.ops[..shown];
-    let colours: BTreeSet<usize> = ops.iter().map(|op| colour(&op.kind, lane(&op.kind))).collect();
-    page.legend(colours.into_iter().map(|colour| (COLOURED[colour], colour, "")));
+    let colors: BTreeSet<usize> = ops.iter().map(|op| color(&op.kind, lane(&op.kind))).collect();
+    page.legend(colors.into_iter().map(|color| (COLORED[color], color, "")));
     page.html(
         "<p class=\"note\">An operation is placed after those that it waits for. Its length is one slot, not a time; \
          fsdp train --trace writes times.</p></figure>",
@@ -140,7 +140,7 @@ fn row(plan: &Plan, places: &[usize], first: usize) -> String {
         let _ = write!(
             text,
             "<rect class=\"c{}\" x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"{:.0}\"><title>{}</title></rect>",
-            colour(&op.kind, queue),
+            color(&op.kind, queue),
             width - 1.0,
             LANE - 4.0,
             escaped(&title(plan, &op.kind))
@@ -150,11 +150,11 @@ fn row(plan: &Plan, places: &[usize], first: usize) -> String {
 }
 
 /// The categories with their own color, in the order of colors.
-pub(crate) const COLOURED: [&str; 8] =
+pub(crate) const COLORED: [&str; 8] =
     ["forward and others", "backward", "gather", "reduce", "upload", "download", "recompute", "update"];
 
 /// The color of an operation: several for compute, one for each other queue.
-pub(crate) fn colour(kind: &OpKind, queue: usize) -> usize {
+pub(crate) fn color(kind: &OpKind, queue: usize) -> usize {
     match kind {
         OpKind::Backward(_) | OpKind::LastBlock { backward: true, .. } => 1,
         OpKind::Forward { mode: ForwardMode::Recompute, .. } => 6,

@@ -46,7 +46,7 @@ fn a_folder_without_metrics_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn runs_lie_over_each_other_in_their_own_colours() {
+fn runs_lie_over_each_other_in_their_own_colors() {
     let lines = |loss: f64| {
         let mut text = String::new();
         for step in 1..=3 {

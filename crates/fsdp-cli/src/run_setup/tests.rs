@@ -44,7 +44,7 @@ fn llama() -> Value {
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})
 }
 
-/// A model for each way in which a family differs from Llama.
+/// A model for each other way in which `--shrink` makes a small model of a family.
 fn relatives() -> [Value; 2] {
     let mut qwen3 = llama();
     qwen3["model_type"] = "qwen3".into();

@@ -78,11 +78,11 @@ impl Machine {
                 std::fs::copy(&file, &to).unwrap();
             }
         }
-        self.link_neighbours(Path::new(lib));
+        self.link_neighbors(Path::new(lib));
     }
 
     /// What libtorch itself needs of the wheels beside it, without those that these tests are about.
-    fn link_neighbours(&self, lib: &Path) {
+    fn link_neighbors(&self, lib: &Path) {
         let wheels = lib.ancestors().nth(2).map(fsdp_cuda::library::wheel_folders).unwrap_or_default();
         for file in wheels.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
             let file = file.unwrap().path();

@@ -144,7 +144,7 @@ pub enum PlaceError {
 ///
 /// # Errors
 /// [`PlaceError`].
-pub fn recognise(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<ProcessPlace>, PlaceError> {
+pub fn recognize(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<ProcessPlace>, PlaceError> {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
     let is_several = |(launcher, [process, processes, local_process, _]): &(LaunchedBy, [&str; 4])| {
         number(process).is_some()

@@ -31,7 +31,7 @@ pub(super) struct ConnectionId(pub(super) usize);
 /// A request of the ranks of this process.
 #[derive(Debug)]
 pub(super) enum Request {
-    /// Give a value. Not used on the leader, which has the board.
+    /// Give a value. Not used on the leader, which stores its values itself.
     Give { topic: String, rank: usize, value: Vec<u8> },
     /// Announce a value to all processes.
     Announce { topic: String, value: Vec<u8> },

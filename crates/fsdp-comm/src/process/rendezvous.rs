@@ -295,7 +295,8 @@ impl Rendezvous {
         self.expect_private()
     }
 
-    /// Fails if the private folder is not: anyone could have created that name among the temporary files.
+    /// Fails if a folder that must be private belongs to another user or is accessible to others: anyone could have
+    /// created that name among the temporary files.
     fn expect_private(&self) -> Result<(), RendezvousError> {
         if !self.is_private {
             return Ok(());

@@ -1,9 +1,9 @@
 //! The calls that the ranks of this process make on one connection, in order.
 //!
 //! Groups of the same ranks may share a connection, such as an NCCL communicator. The connection sees a single sequence
-//! of calls regardless of their groups, and would match the first call of one rank with the first call of another; so
-//! the order is compared here, over all groups of a line. If the line has ranks of other processes, the last calls are
-//! kept, each with a digest of all calls up to it, for comparison with theirs.
+//! of calls (a *line*) regardless of their groups, and would match the first call of one rank with the first call of
+//! another; so the order is compared here, over all groups of a line. If the line has ranks of other processes, the
+//! last calls are kept, each with a digest of all calls up to it, for comparison with theirs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -38,10 +38,10 @@ pub(super) struct Different {
     pub(super) call: Fingerprint,
 }
 
-/// A connection and the order of its calls.
+/// A line: one connection and the order of its calls.
 #[derive(Debug)]
 pub(super) struct CallSequence {
-    /// Positions of the members that this process holds.
+    /// Indices of the members that this process holds.
     here: Vec<usize>,
     members: Arc<[Rank]>,
     /// Number of calls entered, by member; maintained only for members of this process.
@@ -53,7 +53,7 @@ pub(super) struct CallSequence {
 }
 
 impl CallSequence {
-    /// Creates a line of `members`; those at the positions `here` belong to this process.
+    /// Creates a line of `members`; those at the indices `here` belong to this process.
     pub(super) fn new(members: Arc<[Rank]>, here: Vec<usize>) -> Self {
         let (entered, digest) = (vec![0; members.len()], Digest::of(&""));
         Self { here, members, entered, first: 0, kept: VecDeque::new(), digest }
@@ -92,7 +92,7 @@ impl CallSequence {
         Ok(position)
     }
 
-    /// The positions of the members of this process.
+    /// The indices of the members of this process.
     pub(super) fn here(&self) -> &[usize] {
         &self.here
     }

@@ -2,8 +2,8 @@
 //! ended.
 //!
 //! Callers pass the time. With the table, a call that differs from those of other ranks is rejected before it is
-//! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a [`CallSequence`] is the
-//! underlying connection, which groups of the same ranks may share.
+//! issued, and a timeout can name the missing ranks. A group is a rank's view and has its own calls; a *line*
+//! ([`CallSequence`]) is the underlying connection, which groups of the same ranks may share.
 
 mod tell;
 
@@ -25,7 +25,7 @@ use crate::link::place;
 pub struct Seat {
     /// Number of the group.
     pub group: usize,
-    /// Position of the rank in it.
+    /// Index of the rank among its members.
     pub index: usize,
 }
 
@@ -52,7 +52,7 @@ struct RankProgress<E> {
 struct Rows<E> {
     group: Group,
     rows: Vec<RankProgress<E>>,
-    /// Index of the connection.
+    /// Index of the line.
     line: usize,
 }
 

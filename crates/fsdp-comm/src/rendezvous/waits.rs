@@ -41,7 +41,7 @@ pub(crate) fn stuck(waits: &[Wait], status: &dyn Fn() -> Arc<[RankStatus]>) -> O
     Some(missed(missing[0], wait.call, missing, status))
 }
 
-/// The failure to report when a collective has waited for at least `limit`.
+/// The failure to report when a rank has waited for a collective for at least `limit`.
 pub(crate) fn overdue(
     waits: &[Wait],
     limit: Duration,

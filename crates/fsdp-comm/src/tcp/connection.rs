@@ -1,4 +1,4 @@
-//! Establishes a connection of a channel between two ranks: the later rank connects to the door of the earlier one.
+//! Establishes a connection of a channel between two ranks: the later rank connects to the port of the earlier one.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};

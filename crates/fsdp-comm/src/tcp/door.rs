@@ -16,7 +16,7 @@ use crate::process::auth::{Side, Token, authenticate_within};
 /// Maximum number of connections that authenticate at a time; further ones wait in the listen backlog.
 const PROVING_MAX: usize = 256;
 
-/// How often the door checks whether it is still needed.
+/// How often the accepting thread checks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Small, because there may be many threads.

@@ -1,8 +1,8 @@
 //! The communicator between ranks that are threads.
 //!
 //! A collective starts without blocking: the rank enters the table of calls and deposits its buffers. The rank that
-//! completes the work (see [`exchange`](mod@super::exchange)) does so within its own start; the others find the result when
-//! they wait.
+//! completes the work (see [`exchange`](mod@super::exchange)) does so within its own start; the others find the result
+//! when they wait.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

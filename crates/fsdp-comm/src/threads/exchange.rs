@@ -123,7 +123,7 @@ impl<M: Memory> Exchange<M> {
         })
     }
 
-    /// After all ranks have arrived: copies the outputs of the rank at position `root` to all others.
+    /// After all ranks have arrived: copies the outputs of the rank at index `root` to all others.
     fn broadcast(&self, memory: &M, group: GroupCall<'_>, root: usize) -> Result<(), Error> {
         self.with_all_slots(memory, Queue::Reduce, |slots| {
             let sent = std::mem::take(&mut slots[root].outputs);

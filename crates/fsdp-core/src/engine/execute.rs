@@ -105,7 +105,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
         Ok(true)
     }
 
-    /// Resets scalars and statistics, keeping the not-finite flag of earlier updates, and gives up the previous
+    /// Resets scalars and statistics, keeping the non-finite flag of earlier updates, and gives up the previous
     /// gradients.
     fn begin_step(&mut self, memory: &M, schedule: &Schedule, op: &Op) -> Result<(), Error> {
         for &id in &op.writes {

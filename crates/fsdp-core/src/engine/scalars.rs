@@ -1,4 +1,4 @@
-//! The path of a step's scalars: losses of the program, norms and the not-finite flag of earlier updates are reduced in
+//! The path of a step's scalars: losses of the program, norms and the non-finite flag of earlier updates are reduced in
 //! one integer all-reduce, read by updates, and reported to the host on request. Also the statistics of an update rule.
 //!
 //! Two buffers alternate: the report of one step may be read while the next one runs, so the host never waits inside a
@@ -106,7 +106,7 @@ impl<M: Memory> Scalars<M> {
         }
     }
 
-    /// Initializes the words for a step: zeros, and the not-finite flag of earlier updates.
+    /// Initializes the words for a step: zeros, and the non-finite flag of earlier updates.
     pub(super) fn clear(&self, memory: &M, table: &mut Table<M::Buffer>, queue: Queue) -> Result<(), Error> {
         memory.zero(queue, SliceMut::whole(table.get_mut(self.scalars)?))?;
         let (not_finite, words) = table.pair(self.not_finite, self.scalars)?;

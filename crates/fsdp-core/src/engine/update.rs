@@ -149,7 +149,7 @@ impl<M: Memory, P: Program<M>> Engine<M, P> {
     }
 }
 
-/// The number of buffers that an update writes, up to and including the not-finite flag.
+/// The number of buffers that an update writes, up to and including the non-finite flag.
 fn update_prefix_len(own: &UnitBuffers) -> usize {
     own.gradient.len() * own.stride() + 1
 }

@@ -184,7 +184,7 @@ pub struct Lasting {
     pub spare_scalars: BufferId,
     /// The gradient factors that updates read.
     pub factors: BufferId,
-    /// The not-finite flag.
+    /// The non-finite flag.
     pub not_finite: BufferId,
     /// The statistics of each phase of the update rule.
     pub statistics: Vec<BufferId>,

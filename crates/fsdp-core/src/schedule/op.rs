@@ -30,7 +30,7 @@ pub enum Source {
 /// segment" means one buffer for each segment of the unit; for gradients, one for each trainable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// Orders the step after all of the previous step. Reads the not-finite flag; writes the scalars and the statistics
+    /// Orders the step after all of the previous step. Reads the non-finite flag; writes the scalars and the statistics
     /// (both are reset), and gives up the gradients of the previous step.
     BeginStep,
     /// Loads the data of a micro-batch.
@@ -101,7 +101,7 @@ pub enum OpKind {
     Download(UnitId),
     /// Adds the squares of the total gradient of the step, read per segment, to the scalars.
     SquareNorm(UnitId),
-    /// Sums loss, counts, squared norm, stop flag and not-finite flag over all ranks: writes the scalars and, in
+    /// Sums loss, counts, squared norm, stop flag and non-finite flag over all ranks: writes the scalars and, in
     /// training, the factors that updates need.
     ReduceScalars,
     /// Lets the update rule compute this rank's part of its statistics. Operands as of [`OpKind::Update`], except that
@@ -121,7 +121,7 @@ pub enum OpKind {
     GatherDirections(UnitId),
     /// Updates a unit. Reads the total gradient per segment, the factors, and the statistics of all phases. Writes,
     /// segment by segment, the master parameters, their low-precision copy if any, and each tensor of optimizer state;
-    /// then the not-finite flag. If the unit has directions, it also gives them up per segment and works in the
+    /// then the non-finite flag. If the unit has directions, it also gives them up per segment and works in the
     /// scratch.
     Update(UnitId),
 }

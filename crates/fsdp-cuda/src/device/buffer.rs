@@ -167,7 +167,7 @@ pub(crate) fn host_slice<'a>(slice: &In<'a>) -> Option<Slice<'a, HostBuffer>> {
 pub(crate) fn host_slice_mut(slice: Out<'_>) -> SliceMut<'_, HostBuffer> {
     match &mut slice.buffer.0 {
         Location::Host(buffer) => SliceMut::new(buffer, slice.offset, slice.len),
-        Location::Device(_) => panic!("the caller asked where it lies"),
+        Location::Device(_) => panic!("the caller checked that it is on the host"),
     }
 }
 

@@ -21,7 +21,7 @@ pub use contract::{DeviceMemory, StreamHandle};
 pub use gpus::{TooManyRanks, gpu_count, gpu_memory, gpu_uuid, gpus_of_process};
 pub use memory::{CudaMemory, CudaOptions};
 pub use queues::{CudaEvent, TimedEvent};
-pub use reclaim::{Neighbour, ask_when_full, give_back, is_only, is_scarce};
+pub use reclaim::{Neighbor, ask_when_full, give_back, is_only, is_scarce};
 
 #[cfg(feature = "torch")]
 pub(crate) use buffer::{In, Out};

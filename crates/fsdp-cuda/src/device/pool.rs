@@ -82,7 +82,7 @@ impl Pool {
     /// unused, and then after asking the neighbors for theirs.
     fn allocate(&self, bytes: usize) -> Result<DeviceBlock, DeviceError> {
         let mut found = self.gpu.allocate(bytes);
-        for make_room in [reclaim::give_back, reclaim::ask_neighbours] {
+        for make_room in [reclaim::give_back, reclaim::ask_neighbors] {
             if matches!(found, Err(DeviceError::OutOfMemory { .. })) && make_room(self.device()) {
                 found = self.gpu.allocate(bytes);
             }

@@ -13,16 +13,16 @@ use super::pool::Pool;
 use crate::ffi::driver::Gpu;
 
 /// A callback that returns another allocator's unused memory of a device to the driver; returns whether it had any.
-pub type Neighbour = fn(device: usize) -> bool;
+pub type Neighbor = fn(device: usize) -> bool;
 
 static POOLS: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
-static NEIGHBOURS: Mutex<Vec<Neighbour>> = Mutex::new(Vec::new());
+static NEIGHBORS: Mutex<Vec<Neighbor>> = Mutex::new(Vec::new());
 
 /// Registers a neighbor that a memory asks when its device is full. Registering it again has no effect.
-pub fn ask_when_full(neighbour: Neighbour) {
-    let mut neighbours = lock(&NEIGHBOURS);
-    if !neighbours.iter().any(|&known| std::ptr::fn_addr_eq(known, neighbour)) {
-        neighbours.push(neighbour);
+pub fn ask_when_full(neighbor: Neighbor) {
+    let mut neighbors = lock(&NEIGHBORS);
+    if !neighbors.iter().any(|&known| std::ptr::fn_addr_eq(known, neighbor)) {
+        neighbors.push(neighbor);
     }
 }
 
@@ -47,9 +47,9 @@ pub fn is_only(device: usize) -> bool {
 }
 
 /// Asks the neighbors for their unused memory of a device; returns whether one had any.
-pub(super) fn ask_neighbours(device: usize) -> bool {
-    let neighbours = lock(&NEIGHBOURS).clone();
-    neighbours.iter().map(|neighbour| neighbour(device)).fold(false, |any, had| any | had)
+pub(super) fn ask_neighbors(device: usize) -> bool {
+    let neighbors = lock(&NEIGHBORS).clone();
+    neighbors.iter().map(|neighbor| neighbor(device)).fold(false, |any, had| any | had)
 }
 
 /// Registers a pool to be asked, for as long as it lives.

@@ -125,7 +125,8 @@ impl RawComm {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: the addresses belong to live buffers of at least the lengths that NCCL derives from `count`
             // (`segments` takes it from the shorter side; `Comm` has checked that the longer side is `size` times as
-            // long); `InFlightBuffers` keeps them from being freed; the stream is the memory's, which outlives its collectives.
+            // long); `InFlightBuffers` keeps them from being freed; the stream is the memory's, which outlives its
+            // collectives.
             let (name, code) = unsafe {
                 match kind {
                     CollectiveKind::AllGather => {

@@ -9,8 +9,8 @@ use fsdp_core::{Error, Queue};
 use super::NcclError;
 use crate::device::DeviceMemory;
 
-/// Buffers of an issued collective. They are leaked unless [`InFlightBuffers::land`] takes them out: as long as the device may
-/// access them, they must not be freed.
+/// Buffers of an issued collective. They are leaked unless [`InFlightBuffers::land`] takes them out: as long as the
+/// device may access them, they must not be freed.
 pub(crate) struct InFlightBuffers<B> {
     inputs: ManuallyDrop<Vec<B>>,
     outputs: ManuallyDrop<Vec<B>>,

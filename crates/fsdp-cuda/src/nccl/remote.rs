@@ -122,7 +122,7 @@ impl<'a, M: DeviceMemory> HeartbeatReporter<'a, M> {
         } else if let Some((rank, call)) = self.world.waits_for(self.peers.beat() * LEADER_LATE) {
             let waited = (self.world.limit() + self.peers.beat() * LEADER_LATE).as_secs();
             let reason =
-                format!("{rank} has waited {waited} s in {call}; its process has not reported for whom");
+                format!("{rank} has waited {waited} s in {call}; the leader has not reported for which rank");
             self.world.fail(Failure::of_rank(Rank(0), reason));
         }
     }

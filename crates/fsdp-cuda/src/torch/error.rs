@@ -37,8 +37,8 @@ pub enum TorchError {
     },
     /// libtorch's CUDA half cannot use the driver or any device.
     #[error(
-        "libtorch's CUDA half: {what}; install a newer NVIDIA driver, or the build of torch 2.11.0 for the CUDA version of \
-         the present one, or use device = \"torch-cpu\""
+        "libtorch's CUDA half: {what}; install a newer NVIDIA driver, or the build of torch 2.11.0 for a CUDA version that \
+         the present driver supports, or use device = \"torch-cpu\""
     )]
     Driver {
         /// libtorch's message.

@@ -57,8 +57,8 @@ impl Run {
     }
 }
 
-/// A range of the parameters' compute copy, if kernels write it in the same pass, which they do in bf16. A copy in f16
-/// is refreshed afterwards ([`refresh`]).
+/// A range of the parameters' low-precision copy, if kernels write it in the same pass, which they do in bf16. A copy
+/// in f16 is refreshed afterwards ([`refresh`]).
 pub(super) fn copy<'a>(
     memory: &CudaMemory,
     low: Option<&'a mut CudaBuffer>,

@@ -87,7 +87,7 @@ fn whoever_is_asked_gets_what_memories_do_not_use() {
     assert_eq!(range(&memory, &used, 0, 1).len(), 1);
 }
 
-/// What a neighbour keeps on the device of a test, to be dropped when it is asked.
+/// What a neighbor keeps on the device of a test, to be dropped when it is asked.
 static KEPT: Mutex<Option<(usize, CudaMemory, CudaBuffer)>> = Mutex::new(None);
 
 fn drop_what_is_kept(device: usize) -> bool {
@@ -96,11 +96,11 @@ fn drop_what_is_kept(device: usize) -> bool {
 }
 
 #[test]
-fn a_full_device_asks_the_neighbours_last() {
+fn a_full_device_asks_the_neighbors_last() {
     let device = fake_cuda::device().capacity(1 << 20);
-    let (memory, neighbour) = (cuda_on(device), cuda_on(device));
-    let buffer = filled(&neighbour, DType::F32, &normal(1, 150_000));
-    *KEPT.lock().unwrap() = Some((device.ordinal, neighbour, buffer));
+    let (memory, neighbor) = (cuda_on(device), cuda_on(device));
+    let buffer = filled(&neighbor, DType::F32, &normal(1, 150_000));
+    *KEPT.lock().unwrap() = Some((device.ordinal, neighbor, buffer));
     ask_when_full(drop_what_is_kept);
     drop(filled(&memory, DType::F32, &normal(1, 100_000)));
     let fits = filled(&memory, DType::F32, &normal(1, 110_000));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fsdp_comm::conformance;
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_comm::process::cluster::{Cluster, Joining};
-use fsdp_comm::process::place::recognise;
+use fsdp_comm::process::place::recognize;
 use fsdp_core::comm::{Comm, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Slice, SliceMut};
 use fsdp_core::{DType, Error, Memory, Queue};
@@ -46,7 +46,7 @@ fn a_process_of_a_world() {
     let variable = |name: &str| env::var(name).ok();
     let number = |name: &str| variable(name).unwrap().parse::<u64>().unwrap();
     let cluster = Cluster::join(&Joining {
-        place: recognise(&variable).unwrap().unwrap(),
+        place: recognize(&variable).unwrap().unwrap(),
         variable: &variable,
         shared: None,
         local_ranks: number(LOCAL_RANKS) as usize,

@@ -10,7 +10,7 @@ use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 
 use fsdp_comm::process::ancestor::Ancestor;
-use fsdp_comm::process::place::recognise;
+use fsdp_comm::process::place::recognize;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::functions::{self, Constants, FunctionTable, Functions};
@@ -141,7 +141,7 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, beside: Option<PathBu
 /// Returns the library folder of the program that started this process: `/opt/mpi/lib` for
 /// `/opt/mpi/bin/hydra_pmi_proxy`.
 fn launcher_libraries() -> Option<PathBuf> {
-    let place = recognise(&|name| env::var(name).ok()).ok().flatten();
+    let place = recognize(&|name| env::var(name).ok()).ok().flatten();
     // The only process of a launcher has no place; the launcher is then its parent.
     let launcher = place.map_or_else(parent_id, |place| Ancestor::launcher(&place).pid());
     let program = fs::read_link(format!("/proc/{launcher}/exe")).ok()?;

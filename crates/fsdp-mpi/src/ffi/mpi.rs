@@ -81,11 +81,11 @@ impl Mpi {
     pub(crate) fn initialise(library: MpiLibrary) -> Result<Self, MpiError> {
         let mut mpi = Self { library, rank: 0, size: 0, _of_this_thread: PhantomData };
         let (functions, constants) = (&mpi.library.functions, &mpi.library.constants);
-        let mut initialised = 0;
+        let mut initialized = 0;
         // SAFETY: this may be called at any time; it writes one integer.
-        let code = with!(functions, f => unsafe { (f.initialized)(&mut initialised) });
+        let code = with!(functions, f => unsafe { (f.initialized)(&mut initialized) });
         mpi.check("MPI_Initialized", code)?;
-        if initialised != 0 {
+        if initialized != 0 {
             return Err(MpiError::Initialized);
         }
         let mut provided = 0;

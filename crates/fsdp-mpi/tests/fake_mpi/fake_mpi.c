@@ -72,7 +72,7 @@ typedef struct Request {
 } Request;
 
 typedef struct {
-    int size, come, finalised, held, deaf, moving, empty;
+    int size, come, finalized, held, deaf, moving, empty;
     int fail_call, fail_message; /* rank + 1 whose next send or next long receive fails; 0 for none */
     uint64_t random;
     Request *first, *last;
@@ -97,7 +97,7 @@ static void broken(const char *format, ...) {
 }
 
 static void enter(const char *call) {
-    if (!mine || ended) broken("%s by a thread on which MPI is not initialised", call);
+    if (!mine || ended) broken("%s by a thread on which MPI is not initialized", call);
     pthread_mutex_lock(&lock);
 }
 
@@ -355,7 +355,7 @@ int MPI_Comm_set_errhandler(Handle world, Handle handler) {
 int MPI_Finalize(void) {
     enter("MPI_Finalize");
     if (live) broken("MPI_Finalize with %d requests left", live);
-    mine->finalised++;
+    mine->finalized++;
     ended = 1;
     pthread_mutex_unlock(&lock);
     return 0;
@@ -393,7 +393,7 @@ int fake_empty(Universe *universe) { return set(&universe->empty, -1); }
 /* Number of long messages that have started to move and have not ended. */
 int fake_moving(Universe *universe) { return set(&universe->moving, -1); }
 /* Number of ranks that have called MPI_Finalize. */
-int fake_finalised(Universe *universe) { return set(&universe->finalised, -1); }
+int fake_finalized(Universe *universe) { return set(&universe->finalized, -1); }
 /* The next send of this rank fails. */
 void fake_fail_call(Universe *universe, int rank) { set(&universe->fail_call, rank + 1); }
 /* The next long message to this rank fails when it ends. */

@@ -48,7 +48,7 @@ impl Launcher for Faked {
         for rank in worlds.ranks.drain(..) {
             rank.finalise().expect("nothing is left to send or receive");
         }
-        assert_eq!(worlds.finalised(), world);
+        assert_eq!(worlds.finalized(), world);
         Ok(results)
     }
 }

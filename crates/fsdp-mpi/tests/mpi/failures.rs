@@ -113,7 +113,7 @@ fn what_mpi_says_to_a_failure_is_told() {
 }
 
 #[test]
-fn a_world_is_finalised_when_all_messages_are_through() {
+fn a_world_is_finalized_when_all_messages_are_through() {
     let mut worlds = Worlds::new(Family::OpenMpi, 2, LONG);
     assert_eq!(send(&mut *worlds.link(0, 0), 1, &pattern(0, 10_000)), Ok(Exchanged::Done));
     let mut got = vec![0; 10_000];
@@ -121,11 +121,11 @@ fn a_world_is_finalised_when_all_messages_are_through() {
     for rank in worlds.ranks.drain(..) {
         rank.finalise().unwrap();
     }
-    assert_eq!(worlds.finalised(), 2);
+    assert_eq!(worlds.finalized(), 2);
 }
 
 #[test]
-fn a_world_is_not_finalised_after_a_failure_or_with_messages_on_their_way() {
+fn a_world_is_not_finalized_after_a_failure_or_with_messages_on_their_way() {
     let mut worlds = Worlds::new(Family::Mpich, 2, SHORT_TIME);
     assert_eq!(send(&mut *worlds.link(0, 0), 1, &pattern(0, 10_000)), Ok(Exchanged::Done));
     let second = worlds.ranks.pop().unwrap();
@@ -133,9 +133,9 @@ fn a_world_is_not_finalised_after_a_failure_or_with_messages_on_their_way() {
     assert!(matches!(error, MpiError::Unfinished { messages: 1, .. }), "{error}");
     worlds.alarm.raise(aborted());
     let error = second.finalise().unwrap_err();
-    insta::assert_snapshot!(error, @"MPI is not finalised after a failure: the communicator was aborted on rank 1: enough");
+    insta::assert_snapshot!(error, @"MPI is not finalized after a failure: the communicator was aborted on rank 1: enough");
     drop(Worlds::new(Family::Mpich, 2, SHORT_TIME));
-    assert_eq!(worlds.finalised(), 0);
+    assert_eq!(worlds.finalized(), 0);
 }
 
 #[test]

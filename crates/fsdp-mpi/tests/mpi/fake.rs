@@ -42,7 +42,7 @@ pub(crate) struct Worlds {
     universe: *mut c_void,
 }
 
-// SAFETY: all functions that take the universe hold a lock.
+// SAFETY: all functions that take the universe lock it.
 unsafe impl Send for Worlds {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Worlds {}
@@ -108,8 +108,8 @@ impl Worlds {
     }
 
     /// Number of ranks that have finalized MPI.
-    pub(crate) fn finalised(&self) -> usize {
-        self.ask(b"fake_finalised")
+    pub(crate) fn finalized(&self) -> usize {
+        self.ask(b"fake_finalized")
     }
 
     fn set(&self, function: &[u8], value: c_int) {

@@ -162,7 +162,7 @@ impl<'a> Builder<'a> {
         self.dtype
     }
 
-    /// The balancing loss of the model's mixtures; `None` outside of training.
+    /// The model's mixtures with their balancing loss; `None` without mixtures and outside of training.
     pub(crate) fn balance(&self) -> Option<Balance> {
         self.balance.filter(|_| self.training)
     }

@@ -18,8 +18,9 @@
 //! | rope, add, dropout, embedding, regroup | nothing (dropout masks come from counters) |
 //! | route, dispatch, expert_product, combine | logits, routes and their weights, slots that went through experts |
 //!
-//! Routers with a balancing loss each write a *load* to a table of the micro-batch, which is not a place: the loss
-//! and every router's backward read the whole table. A second forward writes the same numbers again.
+//! In training, every router writes a *load* to a table of the micro-batch, which is not a place. If there is a
+//! balancing loss, the loss and every router's backward read the whole table. A second forward writes the same numbers
+//! again.
 //!
 //! The output of a norm or an activation is never kept: backward recomputes it from values that are kept anyway, in
 //! one pass over memory, with the same bits. The first contribution to a value's gradient is written, later ones are

@@ -11,8 +11,8 @@ use crate::layer::{Description, Head};
 
 /// A language model: its description, and the forward computation of each block, written against a [`Builder`].
 ///
-/// The first block maps tokens to rows, and the last one produces the input of the head. The head, the loss and backward
-/// are derived. A block may read only the parameters that the description lists for it.
+/// The first block maps tokens to rows, and the last one produces the input of the head. The head, the loss and
+/// backward are derived. A block may read only the parameters that the description lists for it.
 ///
 /// ```
 /// use fsdp_core::{Error, model::BlockId};

@@ -1,6 +1,6 @@
 //! Text generation: a [`Session`] extends a text token by token and returns the logits of the next token.
 //!
-//! A session walks the same graphs as training, over the new rows only. Three operations depend on earlier rows.
+//! A session walks the same graphs as training, over the new rows only. Three operations need more than these rows.
 //! Rotation and learned positions read positions, as for packed samples. Attention reads the keys and values of all
 //! rows so far, which the walk caches for each attention call. The session knows no other operation and nothing about
 //! model families. If a longer text rotates differently (dynamic, longrope), cached keys are invalid, and the whole

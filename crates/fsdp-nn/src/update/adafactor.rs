@@ -82,8 +82,8 @@ pub struct AdafactorFactors {
     pub len: usize,
     /// Number of columns; `None` if the parameter is not factored.
     pub cols: Option<usize>,
-    /// Offset of its sums in phase 0: squares of the parameter, then, if it is factored, of the row means and of each
-    /// column.
+    /// Offset of its sums in phase 0: the sum of squares of the parameter, then, if it is factored, the sum of the row
+    /// means and the sum of each column.
     pub start: usize,
     /// Decay of running means of squares.
     pub beta2: f64,

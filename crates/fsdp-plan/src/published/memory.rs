@@ -39,7 +39,8 @@ pub struct PeakMemory {
 }
 
 impl PeakMemory {
-    /// Predicts the peak memory of a row; `None` if it lacks a size or uses tensor or pipeline parallelism.
+    /// Predicts the peak memory of a row; `None` if it lacks a size, its sharding or its checkpointing, or uses tensor
+    /// or pipeline parallelism.
     pub(super) fn of(row: &Row) -> Option<Self> {
         let words = &Words::of(row);
         let sizes = Sizes::of(row, words).filter(|sizes| sizes.contradiction().is_none())?;

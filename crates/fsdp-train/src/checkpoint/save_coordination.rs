@@ -14,7 +14,7 @@ use super::Saved;
 use crate::error::TrainError;
 use crate::wire_result;
 
-/// Most late ranks that a message names.
+/// Maximum number of late ranks that a message names.
 const NAMED_MAX: usize = 8;
 
 /// The result of a save.

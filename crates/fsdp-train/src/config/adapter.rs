@@ -26,7 +26,7 @@ table! {
         alpha: f64 = or(POSITIVE, 8.0),
         /// Probability of dropping an element of the input of `A`.
         dropout: f64 = or(BETA, 0.0),
-        /// Linear layers that get an adapter: all but the output head, or those whose name ends with one of these.
+        /// Linear maps that get an adapter: all but the output head, or those whose name ends with one of these.
         target_modules: Targets = or(TARGETS, Targets::AllLinear),
         /// Modules that are trained in full and saved with the adapters.
         modules_to_save: Vec<String> = or(TEXTS, Vec::new()),
@@ -50,12 +50,12 @@ named! {
     AdapterKind { "lora": Lora }
 }
 
-/// The linear layers that get an adapter.
+/// The linear maps that get an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Targets {
-    /// All linear layers except an output head.
+    /// All linear maps except an output head.
     AllLinear,
-    /// Linear layers with one of these names, or whose name ends with `.` and one of these names.
+    /// Linear maps with one of these names, or whose name ends with `.` and one of these names.
     Named(Vec<String>),
 }
 

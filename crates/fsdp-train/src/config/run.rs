@@ -53,10 +53,10 @@ table! {
         out_dir: String = required(TEXT),
         /// Transport between ranks of different processes.
         transport: Transport = named(Transport::Auto),
-        /// Seconds to wait in a collective for a rank before it is reported as missing.
+        /// Seconds to wait for a rank before it is reported as missing.
         timeout_s: f64 = or(SECONDS, 600.0),
-        /// Seconds between heartbeats of a process in a cluster; a process without one for 15 times as long is considered
-        /// dead.
+        /// Seconds between heartbeats of a process, if there are several; one without a heartbeat for 15 times as long is
+        /// considered dead.
         heartbeat_s: f64 = or(SECONDS, 1.0),
         /// Peak TFLOP/s of one rank, from which MFU is computed; without it metrics have no MFU.
         peak_tflops: Option<f64> = or_none(POSITIVE),

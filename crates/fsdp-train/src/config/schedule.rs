@@ -47,7 +47,7 @@ pub enum LrShape {
     },
     /// Decays with the inverse square root of the step, without end.
     InverseSqrt {
-        /// Time scale in steps: three times as many steps after the warm-up, the learning rate has halved.
+        /// Time scale in steps: `3 * timescale` steps after the warm-up, the learning rate is half of the full one.
         timescale: u64,
         /// Lower bound of the learning rate.
         #[serde(flatten)]

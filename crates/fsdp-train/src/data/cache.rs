@@ -50,7 +50,7 @@ impl DataConfig {
 pub(super) struct Cached {
     /// The tokens.
     pub(super) image: Image,
-    /// Where the tokens are still to be cached; `None` if they are already, or cannot be.
+    /// Where the tokens are still to be cached; `None` if they are already, or will not be.
     pub(super) pending: Option<PendingEntry>,
     /// Warnings for the user.
     pub(super) warnings: Vec<DataWarning>,
@@ -99,7 +99,7 @@ pub(super) fn tokens(
         Err(ImageFault::Read(fault)) if fault.kind() == io::ErrorKind::NotFound => {}
         Err(fault) => warnings.push(DataWarning::Damaged { file, fault: fault.to_string() }),
     }
-    // The output folder must not be created before the run is accepted.
+    // Nothing may be created in the output folder before the run is accepted.
     let is_output = resolve_links(&folder).starts_with(resolve_links(out_dir));
     if !is_output && loading.keeps {
         match build(&folder, text, &key) {

@@ -21,7 +21,8 @@ use crate::config::{DataConfig, Format};
 /// Maximum number of files that a warning names.
 const FILES_NAMED: usize = 3;
 
-/// Tokens of documents, concatenated. Token files are memory-mapped, so the processes of a node share them.
+/// Tokens of documents, concatenated. Token files and cache files are memory-mapped, so the processes of a node share
+/// them.
 #[derive(Debug)]
 pub(super) struct Corpus {
     files: Vec<PathBuf>,

@@ -134,7 +134,8 @@ impl Dataset {
         }
     }
 
-    /// Drops documents that are empty, and those without a target, if each document is a sample of its own.
+    /// Drops documents that are empty and, unless packing is "stream", those that have no target because they are a
+    /// single token without bos and eos.
     fn leave_out_short(&mut self, packing: Packing) {
         let is_long = |document: usize| {
             let alone = packing != Packing::Stream && self.around(document).count() == 0;

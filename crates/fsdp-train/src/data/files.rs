@@ -43,7 +43,7 @@ pub(super) struct DataFile {
 
 /// The folders that a run writes to.
 struct Written {
-    /// For each folder its key, its path, and its true path.
+    /// For each folder its key, its path, and its path with links resolved.
     folders: Vec<(&'static str, PathBuf, PathBuf)>,
 }
 

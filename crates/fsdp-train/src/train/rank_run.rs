@@ -26,7 +26,7 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     /// Work after a save, on the first rank.
     cleanup: Option<Cleanup>,
     /// A checkpoint whose weights have not produced a loss yet. Older ones are kept until they have.
-    new_unchecked: Option<u64>,
+    unproven: Option<u64>,
     /// The losses that decide whether the run is over and which states are the best.
     watched: Vec<WatchedLoss>,
     observer: Box<dyn Observer>,
@@ -46,7 +46,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
         let (reports, clock) = (WaitReports::new(run.start.step), Instant::now());
         let watched = run.start.watched.clone();
-        Self { run, trainer, saver, cleanup: None, new_unchecked: None, watched, observer, reports, clock }
+        Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }
     }
 
     /// Runs all steps, then saves and exports.
@@ -181,7 +181,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Records the result of a save; `Some` only on the first rank.
     fn note(&mut self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
-            self.new_unchecked = outcome.as_ref().ok().map(|saved| saved.step).or(self.new_unchecked);
+            self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.new_unchecked);
             self.run.note_save(outcome);
         }
     }
@@ -189,9 +189,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Called after the finite report of `step` (from 0), which proves a checkpoint that its weights came from: old
     /// ones may now be deleted, and space be reserved for the next.
     fn tidy(&mut self, step: u64) {
-        let Some(proven) = self.new_unchecked.filter(|&saved| saved <= step) else { return };
+        let Some(proven) = self.unproven.filter(|&saved| saved <= step) else { return };
         self.cleaned();
-        self.new_unchecked = None;
+        self.unproven = None;
         let is_writing = self.saver.as_ref().is_some_and(Saver::is_writing);
         let best = self.run.saves.best(&self.watched);
         match Cleanup::begin(self.run.saves, proven, best, !is_writing) {

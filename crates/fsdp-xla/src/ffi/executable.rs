@@ -108,8 +108,8 @@ pub struct MemoryNeed {
     pub aliased: u64,
     /// Temporary buffers.
     pub temporaries: u64,
-    /// Peak bytes as reported by the compiler; `None` if the plugin does not report it. Compilers for CPUs count only part of
-    /// it.
+    /// Peak bytes as reported by the compiler; `None` if the plugin does not report it. Compilers for CPUs count only
+    /// part of it.
     pub peak: Option<u64>,
 }
 

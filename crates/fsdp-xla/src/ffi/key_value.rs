@@ -26,7 +26,8 @@ type MakeError = unsafe extern "C" fn(i32, *const u8, usize) -> Word;
 /// Values that plugins hold and have not freed yet, by the address of their bytes.
 static LENT: Mutex<BTreeMap<Word, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// Adds the callbacks on a store to the struct of `PJRT_Client_Create`. The store must not move while the client lives.
+/// Adds the callbacks on a store to the struct of `PJRT_Client_Create`. The store must stay at its address while the
+/// client lives.
 pub(super) fn with_store(arguments: Arguments, store: &Store) -> Arguments {
     let callback = |arguments: Arguments, field, callback: Callback| {
         arguments.set(field, callback as Word).pointer(field + 1, store)

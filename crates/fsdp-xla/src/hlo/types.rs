@@ -87,7 +87,7 @@ impl Shape {
         Self { dims: dims.to_vec(), element }
     }
 
-    /// Whether it has the rank and element type of another shape, and no dimension is larger.
+    /// Whether it has as many dimensions as another shape and the same element type, and no dimension is larger.
     pub(crate) fn is_within(&self, other: &Shape) -> bool {
         let fits = self.dims.iter().zip(&other.dims).all(|(own, most)| own <= most);
         self.element == other.element && self.dims.len() == other.dims.len() && fits

@@ -64,7 +64,8 @@ impl Trace {
         step: impl FnOnce(&mut Builder, Before<F>) -> After,
     ) {
         let mut params = self.load(QUEUE, Slice::whole(shard.params));
-        // Updates run one after the other; XLA for CPUs would otherwise compute all new parameters before replacing any old one.
+        // Updates run one after the other; XLA for CPUs would otherwise compute all new parameters before replacing any
+        // old one.
         if let Some(last) = self.last(QUEUE) {
             params = self.hlo.behind(&params, &last);
         }

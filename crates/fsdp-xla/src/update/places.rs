@@ -25,8 +25,8 @@ pub(super) fn widen(rule: &dyn RuleState, shard: &SegmentShard<'_, XlaBuffer>) {
 }
 
 /// Index tables of a shard for Adafactor, with equal lengths on all ranks. Parameters are numbered as in the segment. A
-/// missing entry has the index one past the end: a lookup then reads the last element, which is unused, and an addition
-/// is dropped.
+/// missing entry has the index one past the end: a lookup then reads the last element, and its result is not used; an
+/// addition is dropped.
 pub(super) struct Places {
     /// For each row of the shard: its parameter.
     pub(super) param: Vec<usize>,

@@ -146,7 +146,7 @@ fn refuses_roots_keys_and_names_that_lead_nowhere() {
         Err(Fault::new("its root is not a dict; save a dict of names and tensors"))
     );
     let odd = Node::Dict(vec![(text("a"), Node::Dict(vec![(Value::Tuple(vec![]), Node::Number(1))]))]);
-    let expected = "the dict at `a` has the key Tuple([]); supported are text, integers, bools and None";
+    let expected = "the dict at `a` has the key Tuple([]); supported keys are text, integers, bools and None";
     assert_eq!(flatten(&odd), Err(Fault::unsupported(expected)));
     let twice = Node::Dict(vec![
         (text("a.b"), Node::Number(1)),

@@ -1,8 +1,8 @@
 //! Items that are zstd streams.
 //!
-//! A stream records neither its decoded length nor a checksum. Only the beginning of a tensor's stream is decoded here,
-//! since everything before the storage comes first in an archive. The maximum length of the rest follows from the
-//! metadata. Values are decoded whole, up to a limit.
+//! A stream records neither its decoded length nor a checksum. Only the beginning of a tensor's stream is decoded here:
+//! up to its storage, an archive can be read in the order in which it was written. The maximum length of the rest
+//! follows from the metadata. Values are decoded whole, up to a limit.
 
 use std::io::Read;
 

@@ -54,7 +54,7 @@ impl NativeReader {
         Ok(())
     }
 
-    /// Reads the requested rows that are in this place.
+    /// Reads the requested rows that are at this location.
     fn read_place(
         &self,
         place: &RowLocation,

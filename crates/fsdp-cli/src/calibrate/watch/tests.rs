@@ -4,7 +4,7 @@ use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::DType;
 use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_core::schedule::{OpId, OpKind, Schedule};
-use fsdp_sim::virtual_time::{Pace, Timeline, Work as ImportSummary, simulate};
+use fsdp_sim::virtual_time::{Pace, Timeline, Work as Taken, simulate};
 use fsdp_train::config::Device;
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
@@ -93,10 +93,8 @@ fn traces(ranks: usize) -> (Job<Model>, Vec<Vec<Trace>>) {
 fn replayed(schedule: &Schedule, trace: &Trace, pace: Pace, seconds: impl Fn(usize) -> f64) -> Timeline {
     let order: Vec<usize> = trace.ops.iter().map(|(op, ..)| op.0).collect();
     assert_eq!(order, (0..schedule.ops.len()).collect::<Vec<_>>(), "every operation once, in program order");
-    let work: Vec<ImportSummary> = order
-        .iter()
-        .map(|&index| ImportSummary { seconds: seconds(index), ..ImportSummary::default() })
-        .collect();
+    let work: Vec<Taken> =
+        order.iter().map(|&index| Taken { seconds: seconds(index), ..Taken::default() }).collect();
     simulate(schedule, &work, pace)
 }
 

@@ -68,6 +68,6 @@ impl Authenticator {
             shared.arrive(proof.map(|()| stream));
         };
         // If no thread starts, the connection is closed, and the other end retries.
-        thread::Builder::new().name("fsdp-gate".to_owned()).stack_size(STACK_LEN).spawn(prove).is_ok()
+        thread::Builder::new().name("fsdp-auth".to_owned()).stack_size(STACK_LEN).spawn(prove).is_ok()
     }
 }

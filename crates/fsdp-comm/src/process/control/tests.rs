@@ -70,7 +70,7 @@ fn leave(world: &[Arc<Control>]) {
     thread::scope(|scope| world.iter().for_each(|control| drop(scope.spawn(|| control.leave()))));
 }
 
-/// Waits for the verdict on a process.
+/// Waits until a process has a verdict, and returns it.
 fn verdict(control: &Control) -> Verdict {
     let (sender, receiver) = mpsc::channel();
     control.on_verdict(Box::new(move |verdict| sender.send(verdict.clone()).unwrap()));

@@ -1,14 +1,14 @@
 use super::*;
 
-fn recognised(variables: &[(&str, &str)]) -> Result<Option<ProcessPlace>, PlaceError> {
-    recognise(&|name| {
+fn recognized(variables: &[(&str, &str)]) -> Result<Option<ProcessPlace>, PlaceError> {
+    recognize(&|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| (*value).to_owned())
     })
 }
 
 fn place(variables: &[(&str, &str)]) -> Option<(LaunchedBy, [usize; 4])> {
-    let found = recognised(variables).unwrap()?;
+    let found = recognized(variables).unwrap()?;
     let ProcessPlace { launched_by, process, processes, local_process, local_processes } = found;
     Some((launched_by, [process, processes, local_process, local_processes]))
 }
@@ -46,7 +46,7 @@ const FSDP: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn every_launcher_is_recognised() {
+fn every_launcher_is_recognized() {
     let numbers = [5, 8, 1, 4];
     assert_eq!(place(&FSDP), Some((LaunchedBy::Fsdp, numbers)));
     assert_eq!(place(&TORCHRUN), Some((LaunchedBy::Torchrun, numbers)));
@@ -101,15 +101,15 @@ fn one_process_is_nobodys_world() {
 
 #[test]
 fn what_contradicts_itself_is_told() {
-    let error = recognised(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
+    let error = recognized(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
     assert_eq!(error.to_string(), "torchrun has set RANK, but LOCAL_RANK is not set");
     let mut torchrun = TORCHRUN;
     torchrun[0].1 = "8";
-    let error = recognised(&torchrun).unwrap_err();
+    let error = recognized(&torchrun).unwrap_err();
     assert_eq!(error.to_string(), "according to RANK of torchrun, this is process 8 of 8, counted from 0");
     let mut torchrun = TORCHRUN;
     torchrun[3].1 = "9";
-    assert!(matches!(recognised(&torchrun), Err(PlaceError::Range { .. })));
+    assert!(matches!(recognized(&torchrun), Err(PlaceError::Range { .. })));
 }
 
 #[test]

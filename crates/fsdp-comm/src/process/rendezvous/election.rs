@@ -71,7 +71,7 @@ pub fn elect<E: From<RendezvousError>>(
 /// The result of contacting a leader.
 enum Reached {
     Leader(TcpStream),
-    /// A connection failed, or the other end did not prove to be a leader.
+    /// A connection failed (not merely refused), or the other end did not prove to be a leader.
     Silence,
     Nobody,
 }

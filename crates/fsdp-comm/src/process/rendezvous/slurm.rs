@@ -1,6 +1,6 @@
 //! The rendezvous of a Slurm step: the node of process 0, and a port on which all processes agree.
 
-/// The range of ports: above the lower end of most systems' ephemeral ports, below those that Slurm gives to srun by
+/// The range of ports: below Linux's ephemeral ports (from 32768 on), from which Slurm also takes those of srun by
 /// default.
 const PORTS: std::ops::Range<u64> = 20_000..32_000;
 

@@ -31,7 +31,7 @@ impl World {
         self.tables.len() * self.local
     }
 
-    /// The seats of all members of a group, by position.
+    /// The seats of all members of a group, by index.
     fn group(&mut self, path: &[u64], members: &[usize], shares: Option<&[Seat]>) -> Vec<Seat> {
         let ranks: Arc<[Rank]> = members.iter().copied().map(Rank).collect();
         let group = Group { path: path.to_vec(), name: format!("group {path:?}"), members: ranks };

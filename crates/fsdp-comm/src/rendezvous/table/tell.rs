@@ -9,9 +9,9 @@ use crate::rendezvous::call_sequence::{CallSequence, Position};
 use crate::rendezvous::report::{CallReport, LineReport, Report, RowReport, WaitReport};
 
 impl<E> Table<E> {
-    /// Reports the calls of all ranks of this process: their progress, the calls that ranks have waited for for at
-    /// least `patience`, and all kept calls of the line `asked`. A line of the whole world, of `world` ranks, does not
-    /// list its members.
+    /// Reports the calls of all ranks of this process: their progress, the calls for which ranks have waited at least
+    /// `patience`, and all kept calls of the line `asked`. A line of the whole world, of `world` ranks, does not list
+    /// its members.
     pub fn report(&self, now: Instant, patience: Duration, world: usize, asked: Option<&[u64]>) -> Report {
         let lines = self.lines.iter().enumerate();
         let lines: Vec<LineReport> =

@@ -104,7 +104,7 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
 #[test]
 fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
     let now = Instant::now();
-    // The fourth rank is in another process, whose leader may ask for kept calls.
+    // The fourth rank is in another process, so calls are kept to be compared with its own.
     let (mut table, gathers, _) = table_of(0..3, 4, now);
     let mut enter = |seat: Seat, sequences: std::ops::Range<u64>| {
         for sequence in sequences {

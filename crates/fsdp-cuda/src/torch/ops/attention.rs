@@ -41,8 +41,8 @@ enum AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// Forward and backward passes over the same operands are computed in the same way: the choice depends on shapes,
-    /// dtype, device, and process-wide settings.
+    /// Chooses the kernel; the same for forward and backward over the same operands, because the choice depends only on
+    /// their shapes and dtype, the device, and process-wide settings.
     fn of(dims: AttentionDims, scores: Scores, operands: [&Tensor; 3]) -> Result<Self, Failure> {
         let way = if AttentionKernel::is_composed(scores) {
             AttentionKernel::Composed
@@ -64,8 +64,8 @@ impl AttentionKernel {
         Scores { scale: None, packed: false, ..scores } != Scores::default()
     }
 
-    /// The way on a CUDA device, given the kernel chosen for the operands as they are, or with repeated keys and
-    /// values.
+    /// The kernel on a CUDA device. `choose` returns libtorch's choice for the operands as they are or, if its argument
+    /// is true, with repeated keys and values.
     fn of_kernels(
         dims: AttentionDims,
         choose: impl Fn(bool) -> Result<Option<CudaAttention>, Failure>,
@@ -97,7 +97,7 @@ impl AttentionKernel {
     }
 }
 
-/// The way of the last call in this process.
+/// The name of the kernel of the last call in this process.
 static LAST: Mutex<Option<&'static str>> = Mutex::new(None);
 
 /// The kernels of the last attention that libtorch computed in this process; `None` if there was none.

@@ -104,7 +104,7 @@ pub(super) fn parse_rotated(
     })
 }
 
-/// Refuses layers with a window.
+/// Refuses layers of any type other than full attention, such as those with a window.
 pub(super) fn only_full_attention(keys: Keys<'_>) -> Result<(), ConfigError> {
     let is_full = |types: &Value| {
         types.as_array().is_some_and(|types| types.iter().all(|each| each == "full_attention"))

@@ -17,13 +17,13 @@ use crate::data::{Dataset, Loading, Watch};
 const TEXT: &str = "the cat sat the cat sat the dog";
 
 /// A text, its tokenizer, and a cache folder.
-struct RecordPosition {
+struct Fixture {
     folder: TempDir,
     config: DataConfig,
 }
 
-impl RecordPosition {
-    fn new() -> RecordPosition {
+impl Fixture {
+    fn new() -> Fixture {
         let folder = tempfile::tempdir().unwrap();
         let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let config = DataConfig {
@@ -50,7 +50,7 @@ impl RecordPosition {
             seed: 0,
             source: Vec::new(),
         };
-        let place = RecordPosition { folder, config };
+        let place = Fixture { folder, config };
         place.write_tokenizer(["the", "cat", "sat"]);
         fs::write(place.path("a.txt"), TEXT).unwrap();
         place
@@ -101,7 +101,7 @@ fn ids(data: &Dataset) -> Vec<u32> {
 
 #[test]
 fn tokens_come_from_the_cache_where_it_has_them() {
-    let place = RecordPosition::new();
+    let place = Fixture::new();
     let first = place.load();
     assert_eq!(ids(&first), [1, 2, 3, 1, 2, 3]);
     let second = place.load();
@@ -125,9 +125,9 @@ fn tokens_come_from_the_cache_where_it_has_them() {
 
 #[test]
 fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     let mut files = Vec::new();
-    let mut changed = |place: &RecordPosition, what: &str, is_new: bool| {
+    let mut changed = |place: &Fixture, what: &str, is_new: bool| {
         let data = place.load();
         assert_eq!(data.warnings(), [], "{what}");
         assert_eq!(place.kept().len() > files.len(), is_new, "{what}");
@@ -158,7 +158,7 @@ fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
 
 #[test]
 fn documents_are_kept_with_their_files() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     let folder = place.path("data");
     fs::create_dir(&folder).unwrap();
     let texts: [(&str, &[u8]); 4] = [("a", b"the"), ("b", b"\xff"), ("c", b"cat sat"), ("d", b"cat unknown")];
@@ -177,7 +177,7 @@ fn documents_are_kept_with_their_files() {
 
 #[test]
 fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
-    let place = RecordPosition::new();
+    let place = Fixture::new();
     let (sound, expected) = (place.load().digest(), ids(&place.load()));
     let whole = fs::read(place.file()).unwrap();
     let mut faults: Vec<(Vec<u8>, &str)> = (0..whole.len())
@@ -209,7 +209,7 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
 
 #[test]
 fn those_who_come_at_the_same_time_make_the_same_file() {
-    let place = RecordPosition::new();
+    let place = Fixture::new();
     fs::write(place.path("a.txt"), TEXT.repeat(5000)).unwrap();
     let alone = {
         let data = place.load();
@@ -230,7 +230,7 @@ fn those_who_come_at_the_same_time_make_the_same_file() {
 
 #[test]
 fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     // Not even root can write there.
     for folder in ["/proc/fsdp", place.path("a.txt/below").to_str().unwrap()] {
         place.config.cache = Some(folder.to_owned());
@@ -246,7 +246,7 @@ fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
 
 #[test]
 fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     for cache in [None, Some("out/inside"), Some("out")] {
         place.config.cache = cache.map(|name| place.path(name).to_str().unwrap().to_owned());
         let data = place.load();
@@ -267,7 +267,7 @@ fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
 
 #[test]
 fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
     let long = TEXT.repeat(UNNAMED_BYTES_MAX / 4 / TEXT.len() + 9);
     fs::write(place.path("a.txt"), &long).unwrap();
@@ -287,7 +287,7 @@ fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
 
 #[test]
 fn bytes_are_not_kept() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
     let data = place.load();
     assert_eq!((data.corpus.len(), data.keep()), (TEXT.len(), None));
@@ -296,7 +296,7 @@ fn bytes_are_not_kept() {
 
 #[test]
 fn what_is_kept_is_not_data() {
-    let mut place = RecordPosition::new();
+    let mut place = Fixture::new();
     let folder = place.path("data");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("a.txt"), TEXT).unwrap();

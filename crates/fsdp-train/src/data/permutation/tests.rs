@@ -43,7 +43,7 @@ fn huge_lengths_cost_no_memory() {
 /// Over many epochs, every element is equally likely at every position, and so is every ordered pair at the front:
 /// chi-square stays within six standard deviations of its mean.
 #[test]
-fn positions_and_neighbours_are_uniform_over_epochs() {
+fn positions_and_neighbors_are_uniform_over_epochs() {
     const LEN: usize = 10;
     const EPOCHS: usize = 20_000;
     let (mut at, mut pairs) = ([[0usize; LEN]; LEN], [[0usize; LEN]; LEN]);
@@ -60,8 +60,8 @@ fn positions_and_neighbours_are_uniform_over_epochs() {
     let positions = chi_square(&mut at.iter().flatten().copied(), EPOCHS as f64 / LEN as f64);
     let distinct = LEN * (LEN - 1);
     let off_diagonal = &mut pairs.iter().flatten().copied().filter(|&count| count > 0);
-    let neighbours = chi_square(off_diagonal, EPOCHS as f64 / distinct as f64);
-    for (chi_square, freedom) in [(positions, 81.0), (neighbours, 89.0)] {
+    let neighbors = chi_square(off_diagonal, EPOCHS as f64 / distinct as f64);
+    for (chi_square, freedom) in [(positions, 81.0), (neighbors, 89.0)] {
         let deviations = (chi_square - freedom) / f64::sqrt(2.0 * freedom);
         assert!(deviations.abs() < 6.0, "chi-square {chi_square} for {freedom} degrees of freedom");
     }

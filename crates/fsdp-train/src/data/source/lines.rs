@@ -1,4 +1,4 @@
-//! Reads JSON Lines in blocks of whole lines, which workers parse.
+//! Reads JSON lines in blocks of whole lines, which workers parse.
 
 use std::io::{self, BufRead, Read};
 

@@ -37,7 +37,7 @@ pub(super) struct Batch {
 enum Content {
     /// A document that is a whole file.
     Whole(Vec<u8>),
-    /// JSON Lines, with the number of the first line.
+    /// JSON lines, with the number of the first line.
     Lines { first: u64, bytes: Vec<u8> },
     /// Rows of a row group or of a file, with the number of the first row.
     Rows { group: Option<usize>, first: u64, records: Vec<Result<Record, String>>, bytes: usize },

@@ -2,11 +2,12 @@
 //!
 //! A traced program lists the operations of every layer one after the other, so compile time grows with depth. This
 //! module finds ranges that repeat equal operations ([`runs`]), traces each operand to its source ([`flow`]), and
-//! writes a loop whose body is one of the rounds ([`write`](mod@write)). It knows nothing of layers: work that a schedule does
-//! early or late, such as the gather of the next unit, is carried from one round to the next as before. Values of a
-//! single round, such as parameters, are copied into one value for all rounds, a *stack*. Only rounds with matrix
-//! products become loops: updates visit parameters and state once, and stacks of these would raise the peak (for a
-//! GPT-2 of 2.2 billion parameters on 4 TPUs to 25.3 GiB from 20.6, without compiling faster).
+//! writes a loop whose body is one of the rounds ([`write`](mod@write)). It knows nothing of layers: work that a
+//! schedule does early or late, such as the gather of the next unit, is carried from one round to the next as
+//! before. Values of a single round, such as parameters, are copied into one value for all rounds, a *stack*. Only
+//! rounds with matrix products become loops: updates visit parameters and state once, and stacks of these would
+//! raise the peak (for a GPT-2 of 2.2 billion parameters on 4 TPUs from 20.6 GiB to 25.3, without compiling
+//! faster).
 //!
 //! LLVM calls this loop rerolling; models for JAX and PyTorch/XLA are written with a `scan` over layers to the same
 //! end.

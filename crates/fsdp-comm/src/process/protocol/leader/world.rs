@@ -169,7 +169,7 @@ impl World {
 
     pub(super) fn request(&mut self, request: Request, pulse: &Pulse) {
         match request {
-            Request::Give { .. } => unreachable!("the leader has the board"),
+            Request::Give { .. } => unreachable!("the leader stores its values itself"),
             Request::Announce { topic, value } => self.send_all(Message::Announce { topic, value }),
             Request::Calling { call } => self.send_all(Message::Calling { call }),
             Request::Fail(failure) => self.fail(0, failure, pulse),

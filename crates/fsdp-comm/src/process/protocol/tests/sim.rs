@@ -323,7 +323,7 @@ impl Sim {
             Request::Announce { topic, .. } => drop(it.announced.insert(topic.clone())),
             _ => {}
         }
-        // The leader does not need the request: it has the board.
+        // The leader does not need the request: it stores its values itself.
         if it.process != 0 || !matches!(request, Request::Give { .. }) {
             machine.request(request);
         }
