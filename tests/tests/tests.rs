@@ -39,6 +39,7 @@ mod traffic;
 // Steps that XLA compiles; which collectives of a schedule it leaves.
 mod xla;
 mod xla_collectives;
+mod xla_half;
 mod xla_scan;
 mod xla_updates;
 

@@ -2,7 +2,7 @@
 //!
 //! Each rank measures how long its collectives block it until the other ranks and their data arrive. The rank that
 //! waits least is the one that the others wait for. This holds for every transport whose collectives block the host; if
-//! the host runs ahead of its device, nothing is reported.
+//! the host runs ahead of its device, or the device runs whole compiled steps, nothing is reported.
 //!
 //! Ranks report after a step and outside of collectives, and nothing waits for these reports: the metrics of a step
 //! contain those of an earlier one. Adding them to the all-reduce of a step's scalars would take a word per rank or

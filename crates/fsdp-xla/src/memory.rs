@@ -354,9 +354,8 @@ impl Memory for XlaMemory {
         self.place().run(&self.host, trace)
     }
 
-    /// A program may run while the next one is traced.
     fn is_asynchronous(&self) -> bool {
-        true
+        self.place().is_asynchronous()
     }
 
     fn usage(&self) -> Usage {

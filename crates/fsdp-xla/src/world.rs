@@ -157,6 +157,15 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
+    /// Whether the results of a program should be read while the next one runs. The plugin for CPUs runs programs in the
+    /// background too, but answers a read only after all programs that were started before it.
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        match self {
+            Executor::Devices(seated) => seated.world.devices.client.kind().name != "cpu",
+            Executor::TraceSink(_) => true,
+        }
+    }
+
     /// Runs a traced program together with the other ranks, or only records it. It may still be running on return.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use fsdp_nn::model::Architecture;
 use super::run::{RankResult, Run};
 use crate::adapter::merges;
 use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver};
-use crate::config::WatchedLoss;
+use crate::config::{Device, WatchedLoss};
 use crate::error::TrainError;
 use crate::events;
 use crate::export::export_model;
@@ -96,8 +96,9 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let mut timer = WaitTimer::new(&mut *self.observer);
             self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
             let waited = timer.waited();
-            // With an asynchronous device, the device waits and not the host.
-            if !is_behind && job.plan.mesh.world() > 1 {
+            // Compiled programs and asynchronous devices wait by themselves, and not the host.
+            let waits = !is_behind && job.config.run.device != Device::Xla;
+            if waits && job.plan.mesh.world() > 1 {
                 waiting::tell(self.run.assembly, step, self.trainer.rank(), waited)?;
             }
             // The host runs one step ahead of an asynchronous device, but not past anything that reads the state, nor
@@ -181,7 +182,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
     /// Records the result of a save; `Some` only on the first rank.
     fn note(&mut self, outcome: Option<Outcome>) {
         if let Some(outcome) = outcome {
-            self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.new_unchecked);
+            self.unproven = outcome.as_ref().ok().map(|saved| saved.step).or(self.unproven);
             self.run.note_save(outcome);
         }
     }

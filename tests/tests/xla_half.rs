@@ -1,0 +1,58 @@
+//! Compiled steps with parameters and arithmetic in 16 bits: their loss curve beside that of the host in f32.
+
+use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
+use fsdp_core::engine::ProgramOrder;
+use fsdp_nn::hf::HfModel;
+use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
+use fsdp_xla::{Devices, ProgramOptions};
+
+use crate::support::{LLAMA, config, job, options, threads};
+use crate::xla::{LAYERS, plugin};
+
+/// Before the model knows its few samples by heart: near a loss of zero small errors are large relative to it.
+const STEPS: u64 = 60;
+
+/// Steps whose mean is one point of the curve.
+const WINDOW: usize = 20;
+
+/// Largest distance of a point from that in f32, relative to it. An activation in bf16 is rounded by up to 2^-8 after every
+/// operation; over some dozens of operations errors of either sign add up to a few times that.
+const BAND: f64 = 5.0 / 256.0;
+
+/// The loss curve of a run.
+fn curve<M: TrainBackend>(launcher: &impl Launcher<Memory = M>, job: &Job<HfModel>) -> Vec<f64> {
+    let losses = |seat: Seat<M>| -> Result<Vec<f64>, TrainError> {
+        let mut trainer = RankTrainer::new(job, seat)?;
+        (0..STEPS).map(|step| Ok(trainer.step(step, false, &mut ProgramOrder, &mut ())?.loss)).collect()
+    };
+    let ranks = launcher.launch(job.plan.mesh.world(), &losses);
+    let losses =
+        ranks.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}")).swap_remove(0);
+    losses.chunks(WINDOW).map(|window| window.iter().sum::<f64>() / window.len() as f64).collect()
+}
+
+#[test]
+fn compiled_losses_in_16_bits_stay_within_a_band_of_the_hosts_in_f32() {
+    let Some(plugin) = plugin() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let steps = format!("train.steps={STEPS}");
+    let with = |more: &[&str]| {
+        let overrides = [LAYERS, "run.ranks=2", "data.seq_len=24", &steps];
+        job(LLAMA, config(dir.path(), 61, &[&overrides, more].concat()))
+    };
+    let full = curve(&threads(), &with(&[]));
+    assert!(full[full.len() - 1] < 0.75 * full[0], "it learns: {full:.3?}");
+    let devices = Devices::new(&plugin, 2, ProgramOptions::default(), options()).unwrap();
+    for (param, reduce) in [("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")] {
+        let (param_dtype, reduce_dtype) =
+            (format!("fsdp.param_dtype=\"{param}\""), format!("fsdp.reduce_dtype=\"{reduce}\""));
+        let mut more = vec!["run.device=\"xla\"", &*param_dtype, &*reduce_dtype];
+        // With this scale no step overflows, so that all curves have as many updates.
+        more.extend((param == "f16").then_some("train.loss_scale.init=256"));
+        let half = curve(&devices, &with(&more));
+        let apart = full.iter().zip(&half).map(|(full, half)| (half - full).abs() / full);
+        let largest = apart.fold(0.0, f64::max);
+        println!("f32 {full:.4?}\n{param}, reduced in {reduce} {half:.4?}: {largest:.4} apart at most");
+        assert!(largest <= BAND, "{param}, reduced in {reduce}: {half:.4?} for {full:.4?}");
+    }
+}
