@@ -7,6 +7,7 @@ use fsdp_ckpt::native::RunDir;
 use fsdp_core::DType;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::train;
+use fsdp_train::verify::{VerifyOptions, verify};
 use fsdp_xla::{Devices, ProgramOptions};
 
 use crate::resume::tensors;
@@ -93,13 +94,15 @@ fn distance([found, expected]: [State; 2]) -> f64 {
 
 const DOUBLE: [&str; 2] = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
 
+/// How much larger than 2^29 times the distance in f64 that in f32 may be.
+const FACTOR: f64 = 8.0;
+
 /// What separates programs from the host is rounding, in runs that differ in nothing but their type (`distance` takes keys of the
 /// run file). In double precision next to nothing is left, so both compute one function. How far the results of its roundings are
 /// apart is, to first order, linear in these: in single precision the roundings are others, but as many of them pass through the
 /// same derivatives, and each is up to 2^29 times as large. The largest results of two draws of that kind are of one size, give or
 /// take a small factor.
 fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
-    const FACTOR: f64 = 8.0;
     /// Whatever was found in double precision: 300 units in the last place.
     const MOST: f64 = 2e-5;
     let (single, double) = (distance(&[]), distance(&DOUBLE));
@@ -107,6 +110,34 @@ fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
     assert!(double <= 1e-13, "{what}: {double:e} in f64");
     let bound = (FACTOR * 2f64.powi(29) * double).min(MOST);
     assert!(single <= bound, "{what}: {single:e} in f32, {double:e} in f64");
+}
+
+/// The largest difference between the gradients of the first step and the oracle's, over all elements and world sizes, is bounded
+/// like that of whole runs. In f64 `verify` itself bounds it, by 7e-15 of the largest gradient.
+#[test]
+fn gradients_differ_from_the_oracles_by_rounding() {
+    let Some(plugin) = plugin() else { return };
+    for (name, model, wrap) in [
+        ("llama", (LLAMA, 61), LAYERS),
+        ("llama, recomputed", (LLAMA, 61), "fsdp.activation_checkpointing=\"full\""),
+        ("gpt2 with dropout", (GPT2, 53), "fsdp.wrap=[\"GPT2Block\"]"),
+    ] {
+        let distance = |precision: &[&str]| {
+            let dir = tempfile::tempdir().unwrap();
+            let overrides = [&[wrap, "run.device=\"xla\""], precision].concat();
+            let job = job(model.0, config(dir.path(), model.1, &overrides));
+            let devices = Devices::new(&plugin, 8, ProgramOptions::default(), options()).unwrap();
+            let report = verify(&job, &devices, &VerifyOptions::new(&[1, 2, 4, 8], 1)).unwrap();
+            assert!(report.holds() && report.worlds.len() == 4, "{report:#?}");
+            report.worlds.iter().map(|world| world.gradients.largest).fold(0.0, f64::max)
+        };
+        let (single, double) = (distance(&[]), distance(&DOUBLE));
+        println!(
+            "{name}: {single:e} in f32, {double:e} in f64, {} times 2^29",
+            single / double / 2f64.powi(29)
+        );
+        assert!(single <= FACTOR * 2f64.powi(29) * double, "{name}: {single:e} in f32, {double:e} in f64");
+    }
 }
 
 #[test]
