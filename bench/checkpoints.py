@@ -99,7 +99,7 @@ def remove(path):
 def run(command, out):
     """Seconds and largest resident bytes of a process."""
     remove(out)
-    os.sync()  # what others wrote must not be written in this one's time
+    os.sync()  # flush pending writes, so that they do not count in the time of this command
     started = time.monotonic()
     child = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     errors = child.stderr.read()

@@ -69,7 +69,7 @@ def measure(args, world, micro_batch):
         for name, command in commands(args, world, micro_batch).items():
             result = result_of(command)
             if name == "fsdp" and args.processes:
-                # It tells of its first process, and they are alike.
+                # It reports its first process only, and all are alike.
                 result["resident_peak_bytes"] *= world
             results[name].append(result)
     case = {"world": world, "micro_batch": micro_batch, "runs": results}

@@ -23,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# Parameters beside those of the model of bench/compare.py, which has 5.9 million.
+# Names give the number of parameters relative to the model of bench/compare.py, which has 5.9 million.
 MODELS = {
     "quarter": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "ffn": 512, "vocab": 2048, "seq": 256, "batch": 8},
     "base": {"hidden": 256, "layers": 4, "heads": 8, "kv-heads": 2, "ffn": 1024, "vocab": 4096, "seq": 256, "batch": 8},
@@ -31,7 +31,7 @@ MODELS = {
     "eightfold": {"hidden": 640, "layers": 7, "heads": 10, "kv-heads": 2, "ffn": 2560, "vocab": 8192, "seq": 256, "batch": 4},
 }
 
-# Pairs that are less apart are as good as equal.
+# Pairs whose ratio is below this count as equal.
 APART = 1.05
 
 

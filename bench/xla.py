@@ -18,7 +18,7 @@ from pathlib import Path
 from compare import GLOBAL_BATCH, processor, result_of
 
 HERE = Path(__file__).resolve().parent
-# Steps that do not count, of all three programs by default.
+# Warm-up steps that are not counted; the default of all three programs.
 WARMUP = 3
 
 

@@ -14,10 +14,10 @@ import subprocess
 import textwrap
 
 PICTURE = pathlib.Path("docs/architecture.svg")
-# Of the picture, of boxes, and of the room that an arrow takes where it passes a row.
+# Sizes of the picture and its boxes, and the width (STOP) of an arrow where it passes a row.
 WIDTH, BOX, HEIGHT, GAP, MARGIN, STOP = 1060, 180, 98, 58, 10, 12
 LETTERS = 27
-# The page of `fsdp report` has the same.
+# The same style as in the page of `fsdp report`.
 STYLE = """
   svg { background: #ffffff; font: 11px system-ui, sans-serif; }
   rect { fill: #f7f8fa; stroke: #dfe3e8; }

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-# Since version 3 runs in folders are read only when asked for.
+# Since version 3, MLflow reads file stores only with this variable.
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 
 from mlflow.tracking import MlflowClient  # noqa: E402

@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 def train(fsdp, folder, model, data, steps, out):
     """Runs `fsdp train` over two ranks; returns the cross-entropy of the first step."""
     file = folder / f"{out}.toml"
-    # Tied parameters stay in one unit.
+    # Tied parameters must be in one unit.
     is_tied = json.loads((pathlib.Path(model) / "config.json").read_text()).get("tie_word_embeddings", False)
     unit = 1_000_000 if is_tied else 500
     file.write_text(
@@ -73,7 +73,7 @@ def check(fsdp, program, case):
             (data / f"{row}.bin").write_bytes(tokens.numpy().astype("<u2").tobytes())
         train(fsdp, folder, GOLDEN / case, data, 2, "first")
         exported = folder / "first/model"
-        # The default attention of transformers leaves out caps of scores.
+        # The default attention of transformers ignores the softcap of attention scores.
         eager = dict(attn_implementation="eager", output_loading_info=True)
         model, info = AutoModelForCausalLM.from_pretrained(exported, **eager)
         wrong = {kind: sorted(names) for kind, names in info.items() if names}
@@ -85,7 +85,7 @@ def check(fsdp, program, case):
         ours = train(fsdp, folder, exported, data, 1, "second")
         if not program:
             return ours, theirs, None
-        # Of every beginning by itself: some models rotate positions otherwise in longer texts.
+        # Each prefix by itself, since some models use other rotary frequencies for longer texts.
         texts = ids[:, :-1]
         with torch.no_grad():
             behind = [model(texts[:, :end]).logits[:, -1] for end in range(1, texts.shape[1] + 1)]

@@ -68,7 +68,7 @@ def main():
         for name, command, code in snippets():
             try:
                 print(f"ok      {name}: {check(name, command, code, binary, source, expected)}")
-            except Exception as error:  # every example runs, whatever the others do
+            except Exception as error:  # a failed example does not stop the others
                 failed.append(name)
                 print(f"FAILED  {name}: {error}")
     print(json.dumps({"torch": torch.__version__, "failed": failed}))

@@ -223,7 +223,7 @@ class Checks:
     def check(self, what, function, *args):
         try:
             function(*args)
-        except Exception as error:  # every check runs, whatever the others do
+        except Exception as error:  # a failed check does not stop the others
             self.failed.append(what)
             print(f"FAILED  {what}: {error}")
             if not isinstance(error, AssertionError):
@@ -266,7 +266,7 @@ class Checks:
     def to_native(self, source, expected, ranks):
         out = self.convert(source, "native", "--world-size", str(ranks))
         tensors = {name: leaf for name, leaf in flat(expected).items() if isinstance(leaf, torch.Tensor)}
-        # Tensors without elements have no rows, and so no place in files that hold rows.
+        # Tensors without elements have no rows, so files that hold rows cannot hold them.
         tensors = {name: leaf for name, leaf in tensors.items() if leaf.numel()}
         target = {name: torch.zeros_like(leaf).contiguous() for name, leaf in tensors.items()}
         dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(out), no_dist=True)
@@ -313,7 +313,7 @@ def check_source(checks, name, source, expected):
 def check_all(checks):
     scratch, state = checks.scratch, full_state()
     torch.save(state, scratch / "state.pth")
-    # What a module gives itself: an OrderedDict with versions in an attribute.
+    # The return value of `state_dict`: an OrderedDict with versions in an attribute.
     torch.save(trained()[0].state_dict(), scratch / "module.pth")
 
     check_source(checks, "torch file", scratch / "state.pth", state)
@@ -340,13 +340,13 @@ def check_all(checks):
     for kind in kinds:
         out = str(scratch / f"dcp-{kind}")
         run_ranks(save_sharded, out, kind)
-        # Saving through FSDP2 turns some tuples of the optimizer into lists: PyTorch's reading of it counts.
+        # Saving through FSDP2 turns some tuples of the optimizer into lists, so PyTorch's reading is the reference.
         expected = read_dcp(out)
         must_equal(state["model"], expected["model"])
         check_source(checks, f"DCP ({kind})", out, expected)
 
     for source in sorted(FIXTURES.glob("dcp_*")) + sorted(FIXTURES.glob("fsdp1/sharded*")):
-        # PyTorch needs zstandard to read the compressed one; it holds the same values as the plain one.
+        # PyTorch needs zstandard to read the compressed fixture, which has the same values as the plain one.
         readable = FIXTURES / "dcp_2rank" if "zstd" in source.name else source
         check_source(checks, f"fixture {source.name}", source, read_dcp(readable))
     full = FIXTURES / "full.pth"

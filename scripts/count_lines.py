@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 import sys
 
-# Where the schedule runs; the redesign of a step is measured by their sum.
+# The crates that run the schedule; their sum measures the redesign of a step.
 STEP = ["fsdp-core", "fsdp-nn", "fsdp-cuda", "fsdp-train", "fsdp-sim", "fsdp-comm"]
 
 

@@ -26,7 +26,7 @@ import tempfile
 
 FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "crates/fsdp-ckpt/tests/fixtures"
 
-# A checkpoint each; `:` and the beginning of names where a folder holds several.
+# One checkpoint per entry, with `:` and a prefix of file names if a folder holds several.
 SETS = [
     "fsdp2/dcp",
     "dcp_2rank",

@@ -19,17 +19,17 @@ build() {
   local dir=$1 executable
   mkdir -p "$dir"
   cargo build --release -p fsdp-cli --features cuda
-  # Without debug information they are small enough to be sent to another machine.
+  # Without debug information, the binaries are small enough to copy to another machine.
   strip -o "$dir/fsdp" "${CARGO_TARGET_DIR:-target}/release/fsdp"
   cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run
-  # Said again, now that it is built.
+  # Everything is built now, so this only prints the path again.
   executable=$(cargo test --release -p fsdp-cuda --features gpu-tests --test gpu --no-run 2>&1 |
     sed -n 's/.*Executable .*(\(.*\))$/\1/p')
   strip -o "$dir/gpu-tests" "$executable"
   echo "built: $dir/fsdp, $dir/gpu-tests"
 }
 
-# Runs one check with a time limit; its output goes to a log, its outcome to the summary. Killed if it does not stop.
+# Runs one check with a time limit and kills it if it does not stop. Logs its output, and adds it to the summary.
 check() {
   local name=$1 limit=$2 begin left code=0
   shift 2
@@ -78,7 +78,7 @@ run() {
   fi
 }
 
-# The outcomes as JSON, whatever ended the run; the exit code is 1 if a check failed or was not reached.
+# Writes the outcomes as JSON, however the run ended. The exit code is 1 if a check failed or was not reached.
 summarize() {
   "$python" - "$out" <<'PY'
 import json, pathlib, sys

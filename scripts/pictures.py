@@ -113,7 +113,7 @@ def main():
         apart = [abs(a - b) / b for a, b in zip(losses(ours), losses(theirs), strict=True)]
         print(f"losses are at most {max(apart):.1e} apart, in the first 20 steps {max(apart[:20]):.1e}")
         page = folder / "report.html"
-        # Runs are named as they are given.
+        # The report names runs by the paths it is given.
         report = [fsdp, "report", theirs.name, ours.name, "--output", page]
         subprocess.run(report, check=True, stdout=subprocess.DEVNULL, cwd=folder)
         shoot(chromium, page, ["Training loss"], DOCS / "loss.png", (640, 345))

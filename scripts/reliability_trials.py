@@ -78,7 +78,7 @@ class Trial:
 
     def losses(self, out="out"):
         lines = (self.dir / out / "metrics.jsonl").read_text().splitlines()
-        # A line without a step says who takes part from there on.
+        # A line without a step lists the participants of the steps after it.
         steps = (line for line in map(json.loads, lines) if "step" in line)
         return [(line["step"], line["loss"], line["grad_norm"]) for line in steps]
 
@@ -115,7 +115,7 @@ def signals(trial):
     """SIGTERM and SIGINT at any time, also before the first step, leave a state to go on from, or nothing."""
     sig, code = trial.rng.choice([(signal.SIGTERM, 75), (signal.SIGINT, 0)])
     got = trial.kill_after(trial.command(f"train.steps={FOREVER}"), trial.rng.uniform(0.0, 0.3), sig)
-    # Before the program has begun, the system's own handling of the signal is in force.
+    # Until the program has installed its handlers, the default action of the signal applies.
     trial.check(got in (code, 75, 130, -sig), f"exit code {got} after {sig}")
     trial.check_sound()
     newest = max([int(path.name[5:]) for path in trial.checkpoints()], default=0)

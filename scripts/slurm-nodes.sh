@@ -1,9 +1,9 @@
 #!/bin/bash
-# Slurm with 4 nodes on this machine, for tests: starts it, runs a command there, and takes everything away again.
+# Starts a test Slurm with 4 nodes on this machine, runs a command in it, and removes everything.
 #   scripts/slurm-nodes.sh DIR COMMAND..
-# DIR, which is made, gets the configuration and logs. Needs root and the Debian packages slurm-wlm and munge. Everything runs in
-# namespaces: processes, network (nodes have a loopback), mounts (names of nodes in /etc/hosts). So nothing is left, and
-# a Slurm that this machine is part of is not touched.
+# Creates DIR and writes the configuration and logs to it. Needs root and the Debian packages slurm-wlm and munge.
+# Everything runs in its own PID, network (with its own loopback) and mount (node names in /etc/hosts) namespaces, so it
+# leaves nothing behind and does not touch a Slurm that this machine belongs to.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
@@ -16,7 +16,7 @@ dir=$(realpath "$dir")
 node=$(hostname -s)
 export SLURM_CONF=$dir/slurm.conf
 
-# Every node has an address: Slurm does not start where there is nothing but loopback.
+# Every node has an address: Slurm does not start with only a loopback interface.
 ip link set lo up
 ip link add nodes type veth peer name others
 ip link set others up

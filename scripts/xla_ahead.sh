@@ -1,12 +1,12 @@
 #!/bin/bash
-# What XLA for TPUs makes of the six GPT-2 models of the PyTorch/XLA FSDP report (PyTorch blog, 2023; all shapes but that of 2B are
-# assumed), without a TPU: compiles a step of each for its slice of TPU v4, and writes a table.
+# Compiles a training step of the six GPT-2 models of the PyTorch/XLA FSDP report (PyTorch blog, 2023; all shapes except
+# that of 2B are assumed) with XLA for their slices of TPU v4, without a TPU, and prints a table.
 #   scripts/xla_ahead.sh PATH_TO_LIBTPU [LAYERS..]
-# LAYERS: depths to compile each model at, such as "2 4" (the default); "all" is the model's own. MODELS="2B 16B" are those of
-# them to compile. SCAN=true puts layers in loops, of which XLA counts the FLOPs of one round, so that they are left out. SET=
-# "train.micro_batch_size=4 fsdp.reduce_dtype=bf16" changes keys of the run file. FSDP names the binary (target/release/fsdp), built
-# with --features xla. Memory is GiB of a device.
-# libtpu.so is in the package libtpu of the Python registry, whose licence (Google Cloud's) forbids copies of it here.
+# LAYERS: depths at which to compile each model, such as "2 4" (the default); "all" is the depth of the model.
+# MODELS="2B 16B" selects models. SCAN=true puts layers in loops; the FLOPs are then left out, since XLA counts a single
+# round of a loop. SET="train.micro_batch_size=4 fsdp.reduce_dtype=bf16" changes keys of the run file. FSDP names the
+# binary (default: target/release/fsdp), built with --features xla. Memory is in GiB per device.
+# libtpu.so is in the package libtpu of PyPI; its license (Google Cloud) forbids copies in this repository.
 set -euo pipefail
 libtpu=$(realpath "$1")
 shift
@@ -73,7 +73,7 @@ while read -r name layers hidden heads micro chips topology; do
 			]), "|", flush=True)
 			EOF
         else
-            # What libtpu says of this machine comes first.
+            # libtpu's messages about this machine come first.
             echo "| $name | $topology | $depth | $( (grep -m 1 "^error" error || tail -n 1 error) | cut -c 1-200) |"
         fi
     done

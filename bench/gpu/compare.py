@@ -21,9 +21,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 GIB = 1 << 30
-# Aims of tokens/s, as multiples of the peers'.
+# Targets for tokens/s, as multiples of the peers'.
 SPEEDS = {"eager": 1.15, "compiled": 1.0}
-# What is kept of every program; times of issue are of fsdp alone.
+# The figures kept for every program; only fsdp has issue times.
 FIGURES = (
     "tokens_per_s", "tflops", "peak_bytes", "device_used_bytes", "loss_first", "step_ms_mean", "issue_ms_median",
 )
@@ -90,7 +90,7 @@ def aims(case):
             found[f"{speed}x of {name}"] = ours["tokens_per_s"] >= speed * case[name]["tokens_per_s"]
             if ours["peak_bytes"]:
                 found[f"memory of {name}"] = ours["peak_bytes"] <= case[name]["peak_bytes"]
-    # On the host an operation is done when it is issued.
+    # On the host, issuing an operation completes it.
     if ours and ours["peak_bytes"]:
         found["issued in a quarter of a step"] = ours["issue_ms_median"] <= ours["step_ms_mean"] / 4
     return found

@@ -19,10 +19,10 @@ MODELS = {
     "gpt2-124m": {"vocab": 50304, "width": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn": 3072, "seq": 1024, "batch": 64},
     "llama-1.2b": {"vocab": 128256, "width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "seq": 2048, "batch": 8},
 }
-# Bytes of an element.
+# Bytes per element.
 HALF, FULL = 2, 4
-# Instructions for an element of the kernels of ours that could be bound by them: counted in what NVRTC 13.0 makes for
-# sm_90, along the way that a thread takes; for norms with all that it does for a row of one vector per thread, as here.
+# Instructions per element of those fsdp kernels that may be bound by them, counted in the code of NVRTC 13.0 for sm_90
+# along the path of a thread. For norms they include all work on a row of one vector per thread, as here.
 INSTRUCTIONS = {
     "cross_entropy": 60.5,
     "gelu": 29.5,
@@ -38,7 +38,7 @@ INSTRUCTIONS = {
     "rope": 18,
     "adamw": 52,
 }
-# What the host takes for one operation of libtorch with its views, for one launch of ours, and for attention.
+# Host time of one libtorch operation with its views, of one launch of an fsdp kernel, and of attention.
 HOST_US = {"torch": 8.0, "ours": 2.5, "attention": 30.0}
 
 
@@ -89,7 +89,7 @@ def attention_block(step, s, rows, row):
     causal = 2 * 2 * rows * s["seq"] / 2 * s["width"]
     step.attention(causal, False, layers)
     step.attention(2.5 * causal, True, layers)
-    # The output is copied out of libtorch's tensor; the gradients of q, k and v into packed rows, by one kernel.
+    # The output is copied from libtorch's tensor; one kernel copies the gradients of q, k and v into packed rows.
     step.move("attention, copies", 2 * row, layers, by="torch", launches=0)
     step.move("attention, copies", 2 * packed, layers, by="torch", launches=0)
 
@@ -104,13 +104,13 @@ def layers_of_gpt2(step, s, rows):
     norms = 2 * layers + 1
     step.move("norms", 2 * row, norms, kernel="layer_norm", elements=rows * d)
     step.move("norms, again in backward", 2 * row, 2 * layers, kernel="layer_norm", elements=rows * d)
-    # Gradients of weights, of biases, of the input: added to what is there, but for the last norm.
+    # Gradients of weights, of biases and of the input, which is accumulated except for the last norm.
     step.move("norms, backward", 2 * row, norms, launches=2, kernel="layer_norm_weight", elements=rows * d)
     step.move("norms, backward", row, norms, by="torch", launches=2)
     step.move("norms, backward", 4 * row, norms, kernel="layer_norm_backward", elements=rows * d)
     step.move("sums", 3 * row, 2 * layers)
     step.move("activation", 2 * wide, layers, kernel="gelu", elements=rows * f)
-    # Input and gradient are read; the gradient of the input is written, and the output again.
+    # Reads the input and the gradient; writes the gradient of the input, and the output again.
     step.move("activation, backward", 4 * wide, layers, kernel="gelu_backward", elements=rows * f)
 
 
@@ -121,7 +121,7 @@ def layers_of_llama(step, s, rows):
     for inputs, outputs, count in ((d, d, 2), (d, kv, 2), (d, f, 2), (f, d, 1)):
         step.product(rows, outputs, inputs, 3 * layers * count)
     attention_block(step, s, rows, row)
-    # Queries and keys, in place, both ways.
+    # Queries and keys, in place, in forward and backward.
     rotated = rows * (d + kv)
     step.move("rotations", 2 * rotated * HALF, 2 * layers, kernel="rope", elements=rotated)
     norms = 2 * layers + 1
@@ -140,10 +140,10 @@ def head(step, s, rows):
     chunks = -(-rows // chunk)
     step.product(rows, vocab, d, 3, category="head, products")
     step.calls["torch"] += 3 * (chunks - 1)
-    # The logits are read twice; their gradient is written in bf16.
+    # Reads the logits twice and writes their gradient in bf16.
     logits = rows * vocab
     step.move("head, cross-entropy", logits * (2 * FULL + HALF), kernel="cross_entropy", elements=logits)
-    # Every chunk but the first reads the gradient of the weight again.
+    # Every chunk except the first reads the gradient of the weight again.
     step.move("head, gradient of the weight", vocab * d * 2 * FULL, chunks - 1, launches=0)
 
 
@@ -156,7 +156,7 @@ def embedding(step, s, rows, tables):
 
 def update(step, parameters, tensors, launches):
     step.move("norm and update", parameters * FULL, 1, launches=tensors)
-    # Gradient, master, two moments; three of them and the copy in bf16 are written.
+    # Reads the gradient, master weights and two moments; writes all but the gradient, and the bf16 copy.
     moved = parameters * (7 * FULL + HALF)
     step.move("norm and update", moved, 1, launches=launches, kernel="adamw", elements=parameters)
 

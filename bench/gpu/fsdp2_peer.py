@@ -114,7 +114,7 @@ class Model(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
         self.apply(initialize)
         if is_gpt2:
-            # What adds to the residual stream starts smaller, the more layers there are.
+            # Weights that add to the residual stream start smaller in models with more layers.
             for block in self.layers:
                 for linear in (block.out, block.down):
                     nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * layers))
@@ -168,7 +168,7 @@ def main():
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     losses = []
     for step in range(args.steps):
-        # Nothing waits for the device within the timed steps.
+        # The host does not wait for the device within the timed steps.
         if step == args.warmup:
             synchronize()
             start = time.perf_counter()

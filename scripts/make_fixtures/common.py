@@ -103,7 +103,7 @@ def adamw(model):
     return torch.optim.AdamW(groups(model), lr=LR, betas=BETAS, eps=EPS, foreach=False, fused=False)
 
 
-# The runs save after this many steps, all on the same data from the same weights.
+# Number of steps after which the runs save; all use the same data and initial weights.
 SAVED_AFTER = 10
 
 

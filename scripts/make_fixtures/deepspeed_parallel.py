@@ -61,14 +61,14 @@ def experts(rank, out):
 
 
 def rank(rank, kind, out):
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled first
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise DeepSpeed compiles it first
     deepspeed.init_distributed("gloo")
     pipeline(out) if kind == "pipeline" else experts(rank, out)
 
 
 def main():
     folder = common.fresh("deepspeed_parallel")
-    # Processes of their own: DeepSpeed keeps one topology for all that a process does.
+    # Separate processes: DeepSpeed keeps a single topology per process.
     for kind in ("pipeline", "experts"):
         common.run_ranks(rank, kind, folder / kind)
     for copied in [*folder.rglob("zero_to_fp32.py"), *folder.rglob("zero_to_torch.py")]:

@@ -63,7 +63,7 @@ def with_zero(engine, model, out):
         if parameter.requires_grad:
             keys = ("exp_avg", "exp_avg_sq")
             state[name] = {key: moment(engine, parameter, key) for key in keys} | {"step": step}
-        elif name not in weights:  # zero_to_fp32 forgets what is frozen in stage 1
+        elif name not in weights:  # zero_to_fp32 omits frozen parameters in stage 1
             weights[name] = parameter
     return weights, {"state": state}
 
@@ -104,7 +104,7 @@ def save(rank, out, stage, bf16, tied_frozen):
 
 
 def rank(rank, folder):
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled first
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise DeepSpeed compiles it first
     deepspeed.init_distributed("gloo")
     for name, settings in KINDS.items():
         save(rank, folder / name, *settings)

@@ -11,7 +11,7 @@ def main():
     model = get_peft_model(common.llama(), config)
     generator = torch.Generator().manual_seed(6)
     for parameter in model.parameters():
-        if parameter.requires_grad:  # the second matrix would be zero
+        if parameter.requires_grad:  # PEFT initializes the second matrix to zero
             parameter.data = torch.randn(parameter.shape, generator=generator)
     model.save_pretrained(out / "adapter")
     (out / "adapter/README.md").unlink()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes all fixtures anew: PYTHON=venv/bin/python ./make_all.sh
+# Regenerates all fixtures: PYTHON=venv/bin/python ./make_all.sh
 set -eu
 python=$(command -v "${PYTHON:-python}")
 cd "$(dirname "$0")"

@@ -45,7 +45,7 @@ def wrapped(out):
     torch.save(torch.nn.parallel.DistributedDataParallel(Net()).state_dict(), out / "ddp.pt")
     compiled = torch.compile(Net())
     dcp.save({"model": compiled.state_dict()}, checkpoint_id=out / "compiled_dcp")
-    # `state_dict` of these two removes their names again, `named_parameters` of a module around them does not.
+    # `state_dict` of these two wrappers removes their names; `named_parameters` of an enclosing module keeps them.
     net = Net()
     net.up = FullyShardedDataParallel(net.up, use_orig_params=True, device_id=torch.device("cpu"))
     with FullyShardedDataParallel.summon_full_params(net.up):

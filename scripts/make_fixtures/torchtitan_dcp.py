@@ -63,7 +63,7 @@ def rank(rank, out):
 
 
 def main():
-    common.run_ranks(rank, common.fresh("torchtitan"), ranks=1)  # small: each value is an item of its own
+    common.run_ranks(rank, common.fresh("torchtitan"), ranks=1)  # small: each value is a separate item
 
 
 if __name__ == "__main__":

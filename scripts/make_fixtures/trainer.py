@@ -31,7 +31,7 @@ class InOrder(Trainer):
 def train(folder, ranks, **settings):
     os.chdir(folder.parent)
     arguments = TrainingArguments(
-        output_dir=folder.name,  # relative: it is saved
+        output_dir=folder.name,  # relative, since it is saved
         use_cpu=True,
         max_steps=common.SAVED_AFTER,
         save_steps=common.SAVED_AFTER,

@@ -1,4 +1,4 @@
-//! AdamW with 8-bit moments: against bitsandbytes and torchao (tests/golden/adamw_8bit.py), and whole runs.
+//! AdamW with 8-bit moments, compared with bitsandbytes and torchao (tests/golden/adamw_8bit.py) and in whole runs.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
@@ -18,7 +18,7 @@ const ROWS: usize = 20;
 const COLS: usize = 256;
 const STEPS: u64 = 5;
 
-/// The inputs of the script.
+/// Returns the same inputs as the script.
 fn inputs(key: u32) -> Vec<f64> {
     let number = |i: u32| {
         let mut bits = (i + 1).wrapping_mul(2_654_435_761).wrapping_add(key * 40_503);
@@ -40,7 +40,7 @@ fn spec() -> ModelSpec {
     ModelSpec { params, modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
-/// Parameters and state after some steps.
+/// Returns the parameters and the state after [`STEPS`] steps.
 fn train() -> Vec<Vec<f64>> {
     let memory = HostMemory::new(HostOptions::default()).unwrap();
     let adamw = AdamW { betas: (0.9, 0.99), eps: 1e-8, groups: Groups::uniform(0.1) };
@@ -93,7 +93,7 @@ fn codes(golden: &Value, key: &str) -> Vec<f64> {
     digits.map(|two| f64::from(u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap())).collect()
 }
 
-/// The largest difference, relative to 1 where numbers are small.
+/// Returns the largest difference, relative to the expected value or to 1 if that is larger.
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0, f64::max)
@@ -111,8 +111,8 @@ fn the_numbers_of_codes_are_those_of_bitsandbytes() {
     }
 }
 
-/// torchao rounds the arithmetic of AdamW elsewhere, by units in the last place: a share that is as near to the middle of two
-/// codes may become the other one. None of these is.
+/// torchao rounds AdamW's arithmetic at other places, which changes results by units in the last place. A value that
+/// close to the midpoint of two codes could get the other code; none of these values is.
 #[test]
 fn steps_are_those_of_torchao() {
     let golden = read_golden();
@@ -126,11 +126,11 @@ fn steps_are_those_of_torchao() {
     assert!(apart(square_largest, &numbers(&golden, "exp_avg_sq_absmax")) < 1e-6);
     let seventh: Vec<f64> = param.iter().step_by(7).copied().collect();
     assert!(apart(&seventh, &numbers(&golden, "param")) < 1e-6);
-    // A code that is another one changes a moment by less than a seventh of its magnitude, in few elements.
+    // A different code changes a moment by less than a seventh of its magnitude, in few elements.
     assert!(apart(&seventh, &numbers(&golden, "bitsandbytes")) < 2e-3);
 }
 
-/// Layers that are large enough: rows of a part of a block, of a block and a part, and of several.
+/// Layers large enough for 8-bit moments, with rows of a part of a block, of a block and a part, and of several.
 fn mlp() -> Mlp {
     let sizes = MlpConfig { vocab: 17, widths: vec![64, 72, 300, 20], bias: true, tied: false, std: 0.2 };
     Mlp::new(&sizes).unwrap()

@@ -1,4 +1,4 @@
-//! Schedules with an error planted in them: rejected by the checker, and caught or harmless when run anyway.
+//! Schedules with a planted error: the checker rejects them, and if run anyway, the error is caught or harmless.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn job(rounds: usize, overrides: &[&str]) -> Job<Mlp> {
     job_of(Mlp::new(&sizes).unwrap(), config(dir.path(), 7, &all))
 }
 
-/// The policies whose schedules are tampered with.
+/// The policies whose schedules are tampered with: micro-batches per rank, and overrides.
 const POLICIES: [(usize, &[&str]); 11] = [
     (1, &[]),
     (2, &[]),
@@ -68,14 +68,14 @@ fn run(jobs: &[Job<Mlp>], seed: Option<u64>) -> Outcome {
     train(jobs, &threads(), 2, order)
 }
 
-/// Whether a run went as the untampered one.
+/// Whether a run had the same reports and shards as the untampered one.
 fn is_same(outcome: &Outcome, expected: &[RankOutcome]) -> bool {
     outcome.as_ref().is_ok_and(|ranks| {
         ranks.iter().zip(expected).all(|(got, want)| got.reports == want.reports && got.shards == want.shards)
     })
 }
 
-/// All schedules with one wait or one join removed, and what was removed.
+/// Returns all schedules with one wait or one join removed, with a description of what was removed.
 fn without_one(job: &Job<Mlp>) -> Vec<(String, Job<Mlp>)> {
     let mut all = Vec::new();
     for (index, op) in job.plan.step.ops.iter().enumerate() {
@@ -123,7 +123,7 @@ fn every_single_wait_and_join_is_needed_or_proven_redundant() {
     assert_eq!(seen.get("redundant"), None, "the compiler emits no wait that is not needed: {seen:?}");
 }
 
-/// The tests above trust that a missing wait shows when queues run in another order.
+/// Checks an assumption of the tests above: a missing wait shows when queues run in another order.
 #[test]
 fn a_missing_wait_shows_under_some_seed() {
     let job = job(2, &[]);
@@ -148,7 +148,7 @@ fn an_untampered_schedule_has_the_same_bits_under_every_seed() {
     }
 }
 
-/// Runs with one job per rank, which must fail soon.
+/// Runs one job per rank, and checks that the run fails soon.
 fn fails(jobs: &[Job<Mlp>]) -> LaunchFailure<TrainError> {
     let start = Instant::now();
     let failure = run(jobs, None).expect_err("the ranks disagree");
@@ -160,7 +160,7 @@ fn indices(schedule: &Schedule, wanted: impl Fn(&OpKind) -> bool) -> Vec<usize> 
     (0..schedule.ops.len()).filter(|&index| wanted(&schedule.ops[index].kind)).collect()
 }
 
-/// Lets two operations change places; waits and joins stay where they are.
+/// Swaps two operations; waits and joins stay in place.
 fn swap(schedule: &mut Schedule, a: usize, b: usize) {
     let [first, second] = schedule.ops.get_disjoint_mut([a, b]).unwrap();
     std::mem::swap(&mut first.kind, &mut second.kind);
@@ -168,7 +168,7 @@ fn swap(schedule: &mut Schedule, a: usize, b: usize) {
     std::mem::swap(&mut first.writes, &mut second.writes);
 }
 
-/// Swaps two operations with all that waits for them.
+/// Swaps two operations together with the waits and joins that refer to them.
 fn swap_with_waits(schedule: &mut Schedule, a: usize, b: usize) {
     schedule.ops.swap(a, b);
     for op in &mut schedule.ops {
@@ -253,7 +253,7 @@ fn ranks_with_other_policies_are_refused_and_do_not_hang() {
         };
         assert_eq!((ranks, reference), (vec![Rank(1)], Rank(0)));
 
-        // Nor would they hang if nobody had compared anything before.
+        // Without the comparison of digests, they do not hang either.
         jobs[1].digest = plain.digest;
         let reason = fails(&jobs).reason;
         let typed = matches!(
@@ -266,7 +266,7 @@ fn ranks_with_other_policies_are_refused_and_do_not_hang() {
     }
 }
 
-/// For every reshard, the schedule in which it comes one compute operation too early.
+/// Tests, for every reshard, the schedule in which it comes one compute operation too early.
 #[test]
 fn an_early_free_is_rejected_and_never_computes_on_freed_storage() {
     for (rounds, overrides) in POLICIES {
@@ -288,7 +288,7 @@ fn an_early_free_is_rejected_and_never_computes_on_freed_storage() {
             let early = tampered(&plain, |schedule| swap(schedule, use_of, free));
             let rejected = violation(&early);
             assert!(matches!(rejected, Err(Violation::Contents { .. })), "{overrides:?}: {rejected:?}");
-            // Some backward passes do not read the values of their parameters; all others find them gone.
+            // Some backward passes do not read the values of their parameters; all others find them released.
             let outcome = run(&[early], None);
             let reason = match outcome {
                 Ok(_) => {

@@ -1,4 +1,4 @@
-//! A host that issues one step ahead of reading the one before it, as it does for devices with queues of their own.
+//! A host that issues each step before it reads the report of the previous one, as for devices with their own queues.
 
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::Rank;

@@ -1,4 +1,4 @@
-//! Gradients that are averaged over ranks, not summed.
+//! Gradients that are averaged over ranks rather than summed.
 
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::engine::ProgramOrder;
@@ -7,7 +7,7 @@ use fsdp_train::verify::{VerifyOptions, verify};
 use crate::runs::{RankOutcome, train};
 use crate::support::{LLAMA, config, job, threads};
 
-/// Three steps of a small Llama on every rank, and how many of the buffers in [`RankOutcome::shards`] are gradients.
+/// Trains a small Llama for three steps; also returns how many buffers of [`RankOutcome::shards`] are gradients.
 fn trained(op: &str, overrides: &[&str]) -> (Vec<RankOutcome>, usize) {
     let dir = tempfile::tempdir().unwrap();
     let op = format!("fsdp.reduce_op={op}");

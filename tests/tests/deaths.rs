@@ -1,5 +1,5 @@
-//! A process that dies, at every moment of a run: all others end and name it, and what is left on the disk goes on as if
-//! nothing had been.
+//! A process that dies at any moment of a run: all others end and name it, and a run resumed from what is left on disk
+//! gives the same bits as an undisturbed one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,28 +18,28 @@ use crate::mortal::{Crew, Death, End, train_mortals};
 use crate::resume::tensors;
 use crate::support::{config, job_of, run_options, threads};
 
-/// Enough for a save behind a step, old checkpoints that are removed, and a last step.
+/// Enough for a save that overlaps a step, the removal of old checkpoints, and a last step.
 const STEPS: u64 = 3;
 
-/// The only names that a run leaves among its checkpoints.
+/// The only names that a run leaves in its checkpoint folder.
 const STEP_NAMES: [&str; STEPS as usize] = ["step-00000001", "step-00000002", "step-00000003"];
 
 /// A run in which a process dies.
 struct Case {
     crew: Crew,
     settings: &'static [&'static str],
-    /// Steps that an earlier run has done, from whose checkpoint this one goes on.
+    /// Steps of an earlier run, from whose checkpoint this one resumes; 0 if there is none.
     done: u64,
 }
 
-/// All that two runs must have in common: losses, norms and rates, every tensor of the last checkpoint, the model.
+/// Everything that must be equal in two runs: loss, norm and rate of each step, tensors of the last checkpoint, model.
 type Bits = (Vec<[Value; 4]>, BTreeMap<String, Vec<u8>>, Vec<u8>);
 
 fn bits(out: &Path) -> Bits {
     let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     let line = |line: &str| {
         let step: Value = serde_json::from_str(line).unwrap();
-        // In front of the steps of each start is a line that says who takes part.
+        // Each start writes a line with its participants before its steps.
         step.get("step").map(|_| ["step", "loss", "grad_norm", "lr"].map(|key| step[key].clone()))
     };
     let last = tensors(&RunDir::new(out).checkpoint(STEPS));
@@ -54,7 +54,7 @@ fn job(dir: &Path, out: &str, settings: &[&str], steps: u64) -> Job<Mlp> {
     job_of(Mlp::new(&sizes).unwrap(), config(dir, 7, &[&own, settings].concat()))
 }
 
-/// Begins, or goes on with what there is, in threads.
+/// Trains with ranks as threads, from the newest checkpoint if there is one.
 fn train_to_the_end(job: &Job<Mlp>, what: &str) {
     train(job, &threads(), &run_options(Resume::Newest)).unwrap_or_else(|error| panic!("{what}: {error}"));
 }
@@ -64,7 +64,7 @@ struct Folders(TempDir);
 
 impl Folders {
     fn new() -> Self {
-        // In memory, if there is such a place: every death leaves several checkpoints.
+        // In memory where possible: every death leaves several checkpoints.
         Self(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
     }
 
@@ -72,7 +72,7 @@ impl Folders {
         self.0.path().join(name)
     }
 
-    /// Copies a folder, to which the threads of a dead process may still write: what it was at some time.
+    /// Copies the state of a folder at some moment; threads of a dead process may still write to it.
     fn copy(&self, from: &str, to: &str) {
         loop {
             let _ = fs::remove_dir_all(self.path(to));
@@ -119,12 +119,12 @@ impl Case {
             let deaths = (0..).map(|moments| Death { process, moments });
             let count =
                 deaths.take_while(|&death| self.survive(&folders, &run, &left, &expected, death)).count();
-            // Threads differ a little in what they do from run to run.
+            // The number of moments differs a little from run to run, because of the order of threads.
             assert!(count as u64 + 20 > all.moments[process], "{count} of {}", all.moments[process]);
         }
     }
 
-    /// Lets a process die, if it lives long enough, and goes on with what is left.
+    /// Lets a process die and resumes from what is left. Returns false if the process ended before its death.
     fn survive(
         &self,
         folders: &Folders,
@@ -156,8 +156,8 @@ impl Case {
         true
     }
 
-    /// Whether all others have succeeded, which they may when nothing but the end was left to hear; else their errors name a
-    /// rank of the dead.
+    /// Checks that the errors of the others name a rank of the dead process. Returns whether all others succeeded,
+    /// which is possible if only the end of the run was left to hear of.
     fn say_who_died(&self, death: Death, end: &End) -> bool {
         let held = self.crew.ranks_per_process;
         let ranks = death.process * held..(death.process + 1) * held;
@@ -172,7 +172,7 @@ impl Case {
     }
 }
 
-/// One rank per process; operations, words and reports are its moments.
+/// One rank per process; operations, assembly messages and reports are its moments.
 const ONE_RANK: Crew = Crew { ranks_per_process: 1, counts_messages: false };
 
 #[test]

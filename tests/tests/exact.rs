@@ -1,5 +1,5 @@
-//! Where every world must agree in all bits, powers of two or not: gradients that sum exactly, shared storage,
-//! and evaluation.
+//! Cases in which all world sizes, powers of two or not, must agree in every bit: gradients that sum exactly, shared
+//! storage, and evaluation.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,12 +21,12 @@ use crate::hooked::{self, Hooked, integers};
 use crate::runs::train;
 use crate::support::{GPT2, LLAMA, config, job, job_of, options, threads, threads_with, tokens};
 
-/// Ranks whose embeddings receive small integers as gradients: they sum exactly in every order.
+/// Ranks whose embeddings receive small integers as gradients, which sum exactly in every order.
 fn integer_ranks() -> Threads<Hooked<HostMemory>> {
     Threads::new(options(), |_, _| {
         let memory =
             || HostMemory::new(HostOptions { poison: true, resident: true, ..HostOptions::default() });
-        // Of another account, so that the rank's own is what was predicted.
+        // A separate memory, so that the counters of the rank's own memory match the prediction.
         let aside = memory()?;
         let hook = move |memory: &HostMemory, op: &Op, operands: Operands<'_, '_, HostBuffer>| {
             let Op::Lookup(Lookup::EmbeddingBackward { rows, width, .. }) = *op else {
@@ -115,7 +115,7 @@ fn shared_unsharded_buffers_change_no_bit() {
     }
 }
 
-/// Loss and targets of an evaluation before training on two sets, at a world.
+/// Returns loss (as bits) and targets of an evaluation before training, on two sets, at a world size.
 fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> [(u64, u64); 2] {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("eval");

@@ -1,4 +1,4 @@
-//! What a step tells of mixtures of experts and of the parts of its loss.
+//! The parts of the loss and the loads of experts that a step reports.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use fsdp_nn::model::{Architecture as _, Counted};
 use crate::runs::train;
 use crate::support::{config, job, threads};
 
-/// The reports of two steps of a golden model of mixtures, and what they are made of.
+/// Returns the reports of two steps of a golden mixture-of-experts model, and the decoder for their sums.
 fn reports(case: &str, ranks: usize, more: &[&str]) -> (Vec<StepReport>, Counted) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families").join(case);
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
@@ -33,7 +33,7 @@ fn tokens_per_expert_and_parts_of_the_loss_are_the_same_at_every_world_size() {
         }
         for report in &alone {
             let parts = counted.read(report);
-            // 16 samples of 7 tokens, all of which have a target.
+            // 16 samples of 7 tokens, each with a target.
             let loads: Vec<u64> = parts.loads.iter().map(|load| load.iter().sum()).collect();
             assert_eq!(loads, vec![16 * 7 * top; layers], "{case}");
             assert!(parts.loads.iter().all(|load| load.len() == experts), "{case}");
@@ -60,12 +60,12 @@ fn parts_of_the_loss_are_what_training_adds_to_it() {
     ] {
         let (with, router_loss, z_loss) = loss(terms);
         assert!(router_loss + z_loss > 1e-3, "{terms:?}");
-        // Each is a sum of doubles, rounded where it is added and where it is told.
+        // Each is a sum of doubles, rounded when it is added and when it is reported.
         assert!((with - router_loss - z_loss - plain).abs() < 1e-13 * with, "{terms:?}");
     }
 }
 
-/// Forward does not see the scale; gradients lose more or fewer small numbers.
+/// The forward pass does not see the scale; in gradients it changes how many small numbers underflow.
 #[test]
 fn what_a_step_in_f16_tells_does_not_depend_on_the_scale_of_the_loss() {
     let terms = ["train.z_loss=0.02", "train.router_aux_loss_coef=0.3", "train.grad_clip=0.1"];

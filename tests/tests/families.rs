@@ -1,4 +1,4 @@
-//! Every family of models, from the configurations that its golden files were made with.
+//! Every model family, with the configurations of its golden files.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use fsdp_train::verify::{VerifyOptions, verify};
 
 use crate::support::{config, job, threads};
 
-/// The text of a golden `config.json`.
+/// Returns the text of a golden `config.json`.
 fn golden(case: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(case);
     std::fs::read_to_string(folder.join("config.json")).unwrap()
 }
 
-/// The folders of all families, and the class of their layers.
+/// Returns the folders of all families, with the class of their layers.
 fn cases() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families");
     let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());

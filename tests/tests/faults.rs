@@ -1,4 +1,4 @@
-//! A rank that fails in the middle of training: whoever is to blame is named, and nobody hangs.
+//! A rank that fails in the middle of training: the errors name it, and no rank hangs.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -14,21 +14,21 @@ use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 use crate::planted::{self, Deed};
 use crate::support::{SOON, config, job_of, options, threads_with};
 
-/// How a world ended: the failure, and for every rank that returned its error, if any.
+/// How a world ended: the failure, and the error (if any) of every rank that returned.
 struct End {
     failure: LaunchFailure<TrainError>,
     errors: Vec<(Rank, Option<String>)>,
 }
 
-/// Trains steps with a job per rank, and expects that it fails soon or not at all. (The time limit of a world is
-/// longer than what is allowed here: no failure may have to wait for it.)
+/// Trains with one job per rank, and checks that training fails soon or not at all. (The time limit of a world is
+/// longer than what is allowed here: no failure may depend on it.)
 fn end<A: Architecture + Clone>(jobs: &[Job<A>], steps: u64, faults: Vec<Fault>) -> Option<End> {
     let mut options = options();
     options.intercept = Some(Arc::new(Faults::new(faults)));
     end_on(&threads_with(options), jobs, steps)
 }
 
-/// As [`end`], on ranks of a launcher.
+/// Like [`end`], with ranks of the given launcher.
 fn end_on<L, A>(launcher: &L, jobs: &[Job<A>], steps: u64) -> Option<End>
 where
     L: Launcher,
@@ -69,7 +69,7 @@ fn jobs<A: Architecture + Clone>(ranks: usize, model: impl Fn(usize) -> A) -> Ve
     (0..ranks).map(|rank| job_of(model(rank), config(dir.path(), 7, &overrides))).collect()
 }
 
-/// The ranks that a failure of a launch accuses.
+/// Returns the ranks that the failure of a launch names.
 fn accused(failure: &LaunchFailure<TrainError>) -> Vec<Rank> {
     let of_comm = |error: &CommError| match error {
         CommError::Mismatch { rank, peer, .. } => vec![*rank, *peer],
@@ -89,7 +89,7 @@ fn accused(failure: &LaunchFailure<TrainError>) -> Vec<Rank> {
     }
 }
 
-/// Every rank at every one of its collectives: those of connecting and of two steps.
+/// Lets every rank fail at each of its collectives: those of connecting and of two steps.
 fn check(action: Action) {
     for ranks in [2, 3, 4] {
         let jobs = jobs(ranks, |_| mlp());
@@ -104,7 +104,7 @@ fn check(action: Action) {
     }
 }
 
-/// The culprit is to blame, and all others say so.
+/// Checks that the failure and the errors of all other ranks name the culprit.
 fn named(fault: Fault, ranks: usize, End { failure, errors }: End) {
     let (culprit, action) = (fault.rank, fault.action);
     let at = format!("{fault:?} of {ranks} ranks");

@@ -1,4 +1,4 @@
-//! Every family goes on with a text as transformers does, and as itself without keeping anything.
+//! Every family continues a text as transformers does, and as it does itself without a cache.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn config(case: &str) -> HfConfig {
     HfConfig::parse(&std::fs::read_to_string(golden(case).join("config.json")).unwrap()).unwrap()
 }
 
-/// A session on the weights of a case.
+/// Creates a session with the weights of a case.
 fn session(case: &str, dtype: DType, capacity: usize) -> Session<HfModel> {
     let model = config(case).build().unwrap();
     let memory = Arc::new(HostMemory::new(HostOptions { poison: true, ..HostOptions::default() }).unwrap());
@@ -62,7 +62,7 @@ fn what_is_kept_changes_nothing_however_the_text_comes() {
     for (case, expected) in expected()["greedy"].as_object().unwrap() {
         let text = [ids(&expected["prompt"]), ids(&expected["tokens"])].concat();
         for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 1e-3)] {
-            // Token by token, by threes, and all but one at once.
+            // One token at a time, three at a time, and all but one at once.
             for step in [1, 3, text.len() - 1] {
                 let mut whole_by_parts = session(case, dtype, text.len());
                 let mut given = 0;

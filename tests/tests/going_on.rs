@@ -1,4 +1,4 @@
-//! What a folder with checkpoints lets a run do: go on, go back, or nothing, by name.
+//! What a run may do in a folder with checkpoints: resume, go back, or be refused with a specific error.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use fsdp_train::{Job, TrainError};
 use crate::resume::{CONFIG_JSON, RecordingReporter, run};
 use crate::support::{LLAMA, config, job, run_options, threads};
 
-/// A directory with a run of four steps that saved after each.
+/// Trains a run of four steps that saves after each, and returns its folder.
 fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
     let out = dir.join("out");
     let overrides = [&["checkpoint.every=1", "checkpoint.keep_last=0"], more].concat();
@@ -35,7 +35,7 @@ fn going_on_extends_a_run_and_records_the_change() {
     assert_eq!(resumed[0].as_ref().unwrap().changes, [change]);
     assert_eq!(RunDir::new(&out).steps().unwrap(), [4, 6], "two are kept");
     let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-    // Six steps, and who took part in each of two starts.
+    // Six steps, and the participants of each of two starts.
     assert_eq!(lines.lines().count(), 8);
     let last = NativeReader::open(RunDir::new(&out).checkpoint(6)).unwrap();
     let changes = last.manifest().run_state["changes"].as_array().unwrap().len();
@@ -55,7 +55,7 @@ fn going_back_needs_leave_to_remove_what_came_after() {
     assert_eq!(RunDir::new(&out).steps().unwrap(), [1, 2, 3, 4], "nothing was removed");
 }
 
-/// The checkpoint of the last step, of a run that was killed before it had exported its model.
+/// Simulates a run that was killed between its last checkpoint and the export of its model.
 #[test]
 fn a_run_with_all_steps_done_still_exports_its_model() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn a_run_can_not_go_on_to_an_earlier_step() {
     assert_eq!(error.kind(), FailureKind::Input);
 }
 
-/// Goes back to an older checkpoint with leave to remove later ones.
+/// Resumes from an older checkpoint with permission to remove later ones.
 fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
     let resume = Resume::From { path: to.to_owned(), at_step: None };
     let config_json = Some(CONFIG_JSON.into());
@@ -174,7 +174,7 @@ fn a_folder_in_use_is_refused() {
     run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &RecordingReporter::default()).unwrap();
 }
 
-/// Puts something in the place of the checkpoint of step 2 when step 1 is done.
+/// Occupies the path of the checkpoint of step 2 when step 1 is done.
 struct Squatter {
     out: PathBuf,
     steps: Mutex<u64>,

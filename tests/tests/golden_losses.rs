@@ -1,5 +1,5 @@
-//! Label smoothing and z-loss against PyTorch (tests/golden/loss_terms.py), the balancing loss of routers against transformers
-//! (tests/golden/router_loss.py), in double precision.
+//! Label smoothing and z-loss, compared with PyTorch (tests/golden/loss_terms.py), and the balancing loss of routers,
+//! compared with transformers (tests/golden/router_loss.py), in double precision.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
@@ -77,7 +77,7 @@ fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
     }
 }
 
-/// The balancing loss of an entry, and its gradients to the logits of all layers.
+/// Returns the balancing loss of an entry, and its gradients with respect to the logits of all layers.
 fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
     let [experts, top] = ["experts", "top"].map(|key| entry[key].as_u64().unwrap() as usize);
     let lengths: Vec<usize> = numbers(entry, "lengths").iter().map(|&length| length as usize).collect();
@@ -124,7 +124,7 @@ fn the_balancing_loss_of_routers_and_its_gradients_are_those_of_transformers() {
     for entry in &entries {
         let (loss, gradients) = balanced(&memory, entry);
         let expected = entry["loss"].as_f64().unwrap();
-        // transformers adds at most 72 numbers, and multiplies, in single precision.
+        // transformers adds at most 72 numbers, and multiplies, in f32.
         let band = 80.0 * f64::from(f32::EPSILON);
         assert!((loss - expected).abs() <= band * expected, "{loss} for {expected}");
         let layers = entry["gradients"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! Learning rates against PyTorch's schedulers and transformers' `get_scheduler` (tests/golden).
+//! Learning rates, compared with PyTorch's schedulers and transformers' `get_scheduler` (tests/golden).
 
 use fsdp_train::config::{DecayCurve, LrScheduleConfig, LrShape, MinLr, Warmup};
 use fsdp_train::lr::LrSchedule;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::golden_training::golden;
 
-/// Compares the entries of a file and returns how many learning rates they have.
+/// Compares the entries of a file and returns their number of learning rates.
 fn compare(file: &str, config: impl Fn(&Value) -> LrScheduleConfig) -> usize {
     let entries: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(golden(file)).unwrap()).unwrap();
     let compare = |entry: &Value| {
@@ -70,7 +70,7 @@ fn learning_rates_are_those_of_transformers() {
             },
             other => panic!("no schedule is called {other}"),
         };
-        // transformers warms up from 0; before a stable phase from the minimum.
+        // transformers warms up from 0, or from the minimum if a stable phase follows.
         let start_factor = if matches!(shape, LrShape::WarmupStableDecay { .. }) { ratio } else { 0.0 };
         LrScheduleConfig { shape, warmup: Warmup { steps: count(entry, "warmup_steps"), start_factor } }
     });

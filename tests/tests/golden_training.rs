@@ -1,10 +1,10 @@
-//! Sharded training against PyTorch and transformers (tests/golden): the same checkpoint, the same tokens,
-//! three steps of each optimizer, at several world sizes. A run goes the whole way a user's run goes: token
+//! Sharded training compared with PyTorch and transformers (tests/golden): the same checkpoint, the same tokens,
+//! three steps of each optimizer, at several world sizes. A run takes the same path as a user's run: token
 //! files, pretrained weights, engine, metrics, export.
 //!
-//! Losses, norms and learning rates are compared tightly. Parameters under AdamW with a tiny epsilon and
-//! under Adafactor have bands instead, because both divide noise by its own size (tests/golden/README.md);
-//! `cargo test golden_training -- --nocapture` prints how far off they are.
+//! Losses, norms and learning rates have tight tolerances. Parameters under AdamW with a tiny epsilon and under
+//! Adafactor have wider ones, because both divide noise by its own size (tests/golden/README.md);
+//! `cargo test golden_training -- --nocapture` prints the differences.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,11 +23,11 @@ use crate::support::{run_options, threads};
 
 const CASES: [&str; 4] = ["llama-gqa", "llama-tied", "llama-head-dim", "gpt2"];
 const WORLDS: [usize; 3] = [1, 2, 4];
-/// Tensors of `sgd` and of AdamW with eps 1e-3, as a fraction of their largest value.
+/// Tolerance of tensors under `sgd` and AdamW with eps 1e-3, as a fraction of their largest value.
 const TIGHT: f64 = 1e-5;
-/// Losses and gradient norms, relative.
+/// Relative tolerance of losses and gradient norms.
 const SCALARS: f64 = 1e-6;
-/// GPT-2 under Adafactor: noise of the key bias spreads, and losses and norms move too.
+/// Tolerances of GPT-2 under Adafactor, where noise of the key bias spreads and also changes losses and norms.
 const GPT2_ADAFACTOR: f64 = 2e-3;
 const GPT2_ADAFACTOR_LOSS: f64 = 2e-4;
 
@@ -35,7 +35,7 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
 }
 
-/// A tensor of floats or integers.
+/// Reads a tensor of floats or integers.
 fn tensor(reader: &ModelReader, name: &str) -> Vec<f64> {
     let entry = reader.entry(name).unwrap_or_else(|error| panic!("{error}"));
     let rows = 0..entry.row_count();
@@ -50,7 +50,7 @@ fn tensor(reader: &ModelReader, name: &str) -> Vec<f64> {
     }
 }
 
-/// What a run leaves behind.
+/// The results of a run.
 struct Outcome {
     losses: Vec<f64>,
     grad_norms: Vec<f64>,
@@ -70,7 +70,7 @@ impl Case {
         Self { name, expected, optimizer, grad_clip }
     }
 
-    /// Trains three steps over `world` ranks, each micro-batch one golden sequence.
+    /// Trains three steps on `world` ranks, with one golden sequence per micro-batch.
     fn train(&self, world: usize) -> Outcome {
         self.train_from(&golden(self.name).join("model.safetensors"), world)
     }
@@ -86,7 +86,7 @@ impl Case {
         outcome(&dir.path().join("out"))
     }
 
-    /// One document per golden sequence makes sample i row i.
+    /// Writes one document per golden sequence, so that sample i is row i.
     fn config(&self, dir: &Path, world: usize) -> Resolved {
         let ids = tensor(&self.expected, "ids");
         for (row, ids) in ids.chunks(13).enumerate() {
@@ -117,7 +117,7 @@ impl Case {
         Resolved::parse(&text, "golden", &[]).unwrap_or_else(|error| panic!("{error}")).config
     }
 
-    /// Compares scalars of the three steps, relatively.
+    /// Compares a scalar of the three steps, with a relative tolerance.
     fn scalars(&self, name: &str, got: &[f64], band: f64) {
         let expected = tensor(&self.expected, name);
         assert_eq!(got.len(), expected.len(), "{}: {name}", self.name);
@@ -128,7 +128,7 @@ impl Case {
         }
     }
 
-    /// The largest difference of any parameter, as a fraction of its tensor's largest value, and where it is.
+    /// Returns the largest difference of any parameter, as a fraction of its tensor's largest value, and its place.
     fn params(&self, run: &str, outcome: &Outcome) -> (f64, String) {
         let expected: Vec<&str> = self.expected.names().filter_map(|name| name.strip_prefix(run)).collect();
         assert_eq!(outcome.params.len(), expected.len(), "every parameter is exported once");
@@ -148,7 +148,7 @@ impl Case {
         worst
     }
 
-    /// GPT-2's key bias has a gradient of zero, which these optimizers turn into steps of full size.
+    /// The gradient of GPT-2's key bias is zero but for noise, which these optimizers turn into steps of full size.
     fn is_key_bias(&self, run: &str, param: &str, index: usize, len: usize) -> bool {
         let divides_noise = ["adamw8.", "adafactor.", "adafactor_rel."].contains(&run);
         divides_noise && param.ends_with("c_attn.bias") && index / (len / 3) == 1
@@ -157,7 +157,7 @@ impl Case {
 
 fn outcome(out_dir: &Path) -> Outcome {
     let lines = std::fs::read_to_string(out_dir.join("metrics.jsonl")).unwrap();
-    // The first one says who takes part.
+    // The first line lists the participants.
     let steps: Vec<Value> = lines.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect();
     let column = |key: &str| steps.iter().map(|step| step[key].as_f64().unwrap()).collect();
     let model = ModelReader::open(out_dir.join("model")).unwrap();
@@ -165,7 +165,7 @@ fn outcome(out_dir: &Path) -> Outcome {
     Outcome { losses: column("loss"), grad_norms: column("grad_norm"), params }
 }
 
-/// Trains every case at every world size; `check` returns what it found about the parameters.
+/// Trains every case at every world size; `check` returns the largest difference of parameters and its place.
 fn each(
     run: &str,
     optimizer: &'static str,
@@ -236,7 +236,7 @@ fn adafactor(case: &Case, run: &str, outcome: &Outcome) -> (f64, String) {
     found
 }
 
-/// The published files say `h.0.attn..` where a model's parameter is `transformer.h.0.attn..`.
+/// Published files use the name `h.0.attn..` where a model's parameter is `transformer.h.0.attn..`.
 #[test]
 fn gpt2_starts_from_files_with_published_names() {
     let case = Case::new("gpt2", r#"{ name = "sgd", lr = 0.1 }"#, r#""none""#);

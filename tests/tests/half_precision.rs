@@ -1,4 +1,4 @@
-//! Values in f16, whose gradients need a scale of the loss: steps that overflow are skipped, on all ranks alike.
+//! Training in f16 with loss scaling: all ranks skip the steps whose gradients overflow.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use fsdp_train::{Job, Oracle, RankTrainer, TrainError};
 use crate::runs::state;
 use crate::support::{GPT2, LLAMA, config, job, threads};
 
-/// A scale with which gradients overflow in the first steps, and again and again.
+/// A loss scale at which gradients overflow in the first steps, and repeatedly later.
 pub(crate) const OVERFLOWING: &str = "train.loss_scale={ init = 524288.0, growth_interval = 3 }";
 
 fn half(model: &str, vocab: u32, overrides: &[&str]) -> (tempfile::TempDir, Job<HfModel>) {
@@ -23,7 +23,7 @@ fn half(model: &str, vocab: u32, overrides: &[&str]) -> (tempfile::TempDir, Job<
     (dir, job)
 }
 
-/// Which of the first steps the oracle applies.
+/// Returns which of the first steps the oracle applies.
 fn applied(job: &Job<HfModel>, steps: u64) -> Vec<bool> {
     let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
     let mut oracle = Oracle::new(job, memory).unwrap();
@@ -70,7 +70,7 @@ fn averages_and_other_numbers_of_ranks_stay_within_their_bounds() {
     }
 }
 
-/// Runs steps on two ranks until one fails; what the first rank found, with the scale behind each step.
+/// Runs steps on two ranks until one fails; returns what rank 0 reported, with the scale after each step.
 fn train(job: &Job<HfModel>, steps: u64) -> (Vec<(bool, LossScale)>, Option<TrainError>) {
     let ranks = threads().launch(2, &|seat: Seat<HostMemory>| -> Result<_, TrainError> {
         let mut trainer = RankTrainer::new(job, seat)?;
@@ -108,7 +108,7 @@ fn a_skipped_step_changes_nothing_and_halves_the_scale() {
     assert!(skipped > 1);
 }
 
-/// Not even where it computes with them before it knows, as Adafactor's means of rows and Muon's momentum.
+/// Includes rules that use gradients before the overflow is known: Adafactor's row means and Muon's momentum.
 #[test]
 fn no_update_rule_takes_anything_of_gradients_that_overflow() {
     for rule in [
@@ -139,7 +139,7 @@ fn no_update_rule_takes_anything_of_gradients_that_overflow() {
     }
 }
 
-/// Weights with which activations overflow, so that no scale helps.
+/// A job whose weights make activations overflow, so that no scale helps.
 fn overflowing(more: &[&str]) -> (tempfile::TempDir, Job<HfModel>) {
     let model = LLAMA.replace("\"initializer_range\": 0.2", "\"initializer_range\": 9000.0");
     half(&model, 61, &[&["run.ranks=2"][..], more].concat())

@@ -1,4 +1,4 @@
-//! A backend with something done around its operations: to fail, to leak, to allocate, to compute something else.
+//! A backend whose operations go through a hook that may fail, leak, allocate, or compute something else.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use fsdp_nn::backend::{HeadChunks, Operands, Outcome};
 use fsdp_nn::op::Op;
 use fsdp_nn::update::{Adafactor, AdamW, AdamW8bit, Ema, Lion, Muon, Sgd};
 
-/// Runs an operation on the backend below, or does something else.
+/// Runs an operation on the inner backend, or does something else.
 pub(crate) type Hook<M> =
     dyn Fn(&M, &Op, Operands<'_, '_, <M as Memory>::Buffer>) -> Result<Outcome, Error> + Send + Sync;
 
@@ -30,12 +30,12 @@ impl<M: Backend> Backend for Hooked<M> {
     }
 }
 
-/// Token ids from the bytes of a buffer.
+/// Returns the token ids in the bytes of a buffer.
 pub(crate) fn ids(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect()
 }
 
-/// Token ids become small integers: what rows of `width` receive as gradients that sum exactly in every order.
+/// Derives small integers from token ids: gradients for rows of `width` that sum exactly in every order.
 pub(crate) fn integers(ids: &[u32], width: usize) -> Vec<f32> {
     let row = |(row, &id): (usize, &u32)| {
         (0..width as u64)

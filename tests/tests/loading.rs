@@ -1,6 +1,6 @@
-//! Starting from files on several replicas: the first one reads, and all hold the same bits.
+//! Starting several replicas from files: the first replica reads, and all hold the same bits.
 //!
-//! Ranks that must not read are given files that were cut short after they had been opened, so that any read fails.
+//! Ranks that must not read get files that were truncated after they were opened, so that any read fails.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use fsdp_train::{InitSource, Job, RankTrainer, TrainError};
 use crate::runs::state;
 use crate::support::{LLAMA, config, job, run_options, threads};
 
-/// What a rank holds before the first step, and what it communicated for it.
+/// The state of a rank before the first step, and its communication up to there.
 type Start = (Vec<Vec<u64>>, Traffic);
 
 const REPLICAS: [&str; 2] = ["run.ranks=4", "fsdp.mesh={ replicate = 2 }"];
@@ -30,14 +30,14 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/llama-gqa")
 }
 
-/// A copy of the golden weights.
+/// Copies the golden weights.
 fn weights(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     fs::copy(golden().join("model.safetensors"), &path).unwrap();
     path
 }
 
-/// The job of the golden model, its weights open.
+/// Creates the job of the golden model, with its weights opened.
 fn job_with(weights: &Path, dir: &Path, overrides: &[&str]) -> Job<HfModel> {
     let text = fs::read_to_string(golden().join("config.json")).unwrap();
     let architecture = HfConfig::parse(&text).unwrap().build().unwrap();
@@ -47,7 +47,7 @@ fn job_with(weights: &Path, dir: &Path, overrides: &[&str]) -> Job<HfModel> {
     Job::new(config(dir, 7, &overrides), architecture, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Cuts every file of a folder, or one file, to half of its length.
+/// Truncates a file, or every file of a folder, to half its length.
 fn cut(path: &Path) {
     if path.is_dir() {
         return fs::read_dir(path).unwrap().for_each(|entry| cut(&entry.unwrap().path()));
@@ -56,7 +56,7 @@ fn cut(path: &Path) {
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();
 }
 
-/// Makes the trainers of all ranks and looks at what they hold; every error, in rank order, where some rank fails.
+/// Creates the trainers of all ranks and returns their state; if a rank fails, the errors of all in rank order.
 fn start(
     ranks: usize,
     trainer: impl Fn(Seat<HostMemory>) -> Result<(Vec<Vec<u64>>, Traffic), TrainError> + Sync,
@@ -124,7 +124,7 @@ fn weights_are_broadcast_once_and_computed_values_never() {
     let held = start(4, from_weights(|_| &read)).unwrap();
     let elements: usize = held[0].0.iter().map(Vec::len).sum::<usize>() / 3;
     for (_, traffic) in &held {
-        // Half of the f32 of a shard, which AdamW holds three times; a unit is one segment.
+        // Half of the f32 bytes of a shard; with AdamW a rank holds three of its size. A unit is one segment.
         assert_eq!((traffic.broadcasts, traffic.broadcast_bytes), (3, 2 * elements as u64));
     }
     let computed = job(LLAMA, config(dir.path(), 61, &REPLICAS));
@@ -142,7 +142,7 @@ fn verify_holds_on_replicas_that_start_from_weights() {
     assert_eq!(lines, ["all-gather", "reduce-scatter", "all-reduce", "broadcast"]);
 }
 
-/// A checkpoint of two steps, and a copy of it.
+/// Saves a checkpoint after two steps, and copies it.
 fn checkpoints(dir: &Path, optimizer: &str) -> [PathBuf; 2] {
     let out = dir.join("out");
     let overrides = [REPLICAS[0], REPLICAS[1], optimizer, "train.steps=2", "checkpoint.every=2"];

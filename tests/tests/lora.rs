@@ -1,5 +1,5 @@
-//! Adapters beside a frozen model: against PEFT (tests/golden/*/lora), sharded against unsharded with dropout, memory
-//! against the ledger, small checkpoints that any world goes on from, and what is exported.
+//! LoRA adapters of a frozen model: compared with PEFT (tests/golden/*/lora), sharded with unsharded training under
+//! dropout, memory with the ledger; small checkpoints that any world size resumes from; exports.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,21 +22,21 @@ use serde_json::Value;
 use crate::support::{GPT2, LLAMA, config, run_options, threads};
 use crate::xla;
 
-/// Tensors, as a fraction of their largest value.
+/// Tolerance of tensors, as a fraction of their largest value.
 const TENSORS: f64 = 1e-5;
-/// Losses and gradient norms, relative.
+/// Relative tolerance of losses and gradient norms.
 const SCALARS: f64 = 1e-6;
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(case)
 }
 
-/// A model, with the adapters of a configuration.
+/// Builds a model with the adapters of a configuration.
 fn adapted(model: &str, config: &Resolved) -> Result<Adapted<HfModel>, TrainError> {
     adapter::adapt(config, HfConfig::parse(model).unwrap().build().unwrap())
 }
 
-/// A job of random weights.
+/// Creates a job with random weights.
 fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
     let model = adapted(model, &config).unwrap_or_else(|error| panic!("{error}"));
     let init = Arc::new(model.description().init.clone());
@@ -45,7 +45,7 @@ fn job(model: &str, config: Resolved) -> Job<Adapted<HfModel>> {
     Job::new(config, model, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A job whose base is read.
+/// Creates a job whose base weights are read from a folder.
 fn pretrained(folder: &Path, config: Resolved) -> Result<Job<Adapted<HfModel>>, TrainError> {
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let model = adapted(&text, &config)?;
@@ -72,14 +72,14 @@ fn tensors(path: &Path) -> BTreeMap<String, Vec<f64>> {
     reader.names().map(|name| (name.to_owned(), tensor(&reader, name))).collect()
 }
 
-/// The largest difference, as a fraction of the largest value.
+/// Returns the largest difference, as a fraction of the largest value.
 fn difference(got: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
     got.iter().zip(expected).fold(0.0f64, |most, (a, b)| most.max((a - b).abs())) / largest
 }
 
-/// Three steps from an adapter of PEFT, each micro-batch one golden sequence.
+/// Configures three steps from a PEFT adapter, with one golden sequence per micro-batch.
 fn golden_config(case: &str, dir: &Path, world: usize, table: &str) -> Resolved {
     let expected = ModelReader::open(golden(case).join("expected.safetensors")).unwrap();
     let mut bytes = vec![0; 4 * 13 * 8];
@@ -254,7 +254,7 @@ fn muon_orthogonalises_adapters_with_the_bits_of_the_oracle() {
         assert_eq!(world.promise, "equal bits (D2)", "world {}", world.world);
         assert!(world.memory.iter().all(|line| line.predicted_bytes == line.counted_bytes));
     }
-    // Muon keeps one value of an element, where AdamW keeps two: it is the adapters that are orthogonalised.
+    // Muon keeps one value per element, AdamW two: less state shows that the adapters are orthogonalized.
     let state = |optimizer: &str| {
         let dir = tempfile::tempdir().unwrap();
         let job = self::job(LLAMA, config(dir.path(), 61, &[&[optimizer], &overrides[1..]].concat()));
@@ -322,13 +322,13 @@ fn a_run_goes_on_at_another_world_size_from_a_checkpoint_without_the_base() {
     assert_eq!(summary.resumed_from, Some(2));
     let adapter = |out: &str| tensors(&dir.path().join(out).join("adapter/adapter_model.safetensors"));
     assert_eq!(adapter("whole"), adapter("parts"));
-    // What is saved is what is trained, with its state.
+    // Only trained parameters and their state are saved.
     let checkpoint = dir.path().join("parts/checkpoints/step-00000004");
     let saved = fsdp_ckpt::formats::native::open(&checkpoint).unwrap();
     let frozen: Vec<_> =
         saved.tensors.keys().filter(|name| name.contains("o_proj") && !name.contains("lora")).collect();
     assert!(frozen.is_empty(), "{frozen:?}");
-    // Another base is another run.
+    // A run with another base is refused.
     let other = dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     std::fs::copy(golden("llama-gqa").join("config.json"), other.join("config.json")).unwrap();
@@ -375,7 +375,7 @@ fn a_merged_model_is_the_base_with_the_products_added() {
     }
 }
 
-/// `W + scale * B A`, element by element; or its transpose.
+/// Computes `W + scale * B A` element by element, or its transpose.
 fn with_product(base: &[f64], a: &[f64], b: &[f64], scale: f64, is_transposed: bool) -> Vec<f64> {
     let rank = if is_transposed { 2 } else { 3 };
     let (inputs, outputs) = (a.len() / rank, b.len() / rank);

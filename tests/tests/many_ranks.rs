@@ -1,4 +1,4 @@
-//! More ranks than cores by far, in one process.
+//! Far more ranks than cores, in one process.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ fn most_of_sixty_four_ranks_may_own_no_row_of_a_parameter() {
     assert!(report.holds(), "{:#?}", report.worlds[0].failures);
 }
 
-/// The storage of all buffers together, not what ranks count: they share gathered units, and give storage back
-/// while others compute. Most of it are gradients that wait for their sibling in the tree.
+/// Measures the storage of all buffers rather than what ranks count: ranks share gathered units, and return storage
+/// while others compute. Most of it holds gradients that wait for their sibling in the tree.
 #[test]
 fn two_hundred_and_fifty_six_ranks_hold_a_fraction_of_what_they_count() {
     let dir = tempfile::tempdir().unwrap();

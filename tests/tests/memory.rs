@@ -1,5 +1,5 @@
-//! The counter inside the real memory against the ledger, which has only seen shapes; and that planted leaks
-//! and temporaries do not pass.
+//! Compares the counters of real memory with the ledger, which has only seen shapes, and checks that planted leaks
+//! and temporaries are detected.
 
 use fsdp_core::memory::Category;
 use fsdp_nn::model::{Mlp, MlpConfig};
@@ -71,7 +71,7 @@ fn the_ledger_predicts_every_category_to_the_byte() {
     }
 }
 
-/// Elements that a rank holds of parameters whose rows divide evenly.
+/// Checks the number of elements that a rank holds, for parameters whose rows divide evenly.
 #[test]
 fn shards_slots_and_state_have_the_sizes_that_sharding_promises() {
     let dir = tempfile::tempdir().unwrap();
@@ -87,7 +87,7 @@ fn shards_slots_and_state_have_the_sizes_that_sharding_promises() {
         assert_eq!(of(world, "parameter shards").1, shard);
         assert_eq!(of(world, "sharded gradients").1, shard);
         assert_eq!(of(world, "optimizer state").1, 2 * shard, "two moments");
-        // The root, the layer in use, and at most one that backward fetches ahead.
+        // The root, the layer in use, and at most one that backward prefetches.
         let slots = of(world, "unsharded slots").1;
         assert!((root + layer..=root + 2 * layer).contains(&slots), "{slots}");
     }
@@ -123,7 +123,7 @@ fn a_planted_temporary_fails_verification() {
             assert!(failures.iter().any(|failure| failure.starts_with(name)), "block {block}: {failures:#?}");
         }
     }
-    // One element more than planned, where the peak is.
+    // One element more than planned, at the peak.
     let failures = planted(3, Deed::Temporary(Category::CommStaging, 1));
     assert!(failures.iter().any(|failure| failure.starts_with("communication staging: ")), "{failures:#?}");
 }

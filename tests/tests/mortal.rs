@@ -1,9 +1,9 @@
-//! Processes that die, as threads of this one: each runs the whole of `train` with a launcher of its own, and one of them
+//! Simulated processes that die. Each is a thread that runs the whole of `train` with its own launcher, and one of them
 //! stops for good at a chosen moment.
 //!
-//! Moments are what a process does that others or its disk could see: operations of a schedule, messages, words on the
-//! assembly, reports. They are counted, so a test can have a process die at every one of them. Nobody waits for time to pass:
-//! what ends waiting is that the death is known, as it is when connections close.
+//! Moments are the actions of a process that other processes or its disk can observe: operations of a schedule, link
+//! messages, assembly messages, reports. They are counted, so a test can let a process die at each one. No wait depends
+//! on a timeout: a death ends it, as a closed connection does.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -29,18 +29,18 @@ use fsdp_train::{Job, TrainError};
 
 use crate::support::run_options;
 
-/// Nobody needs so long, on any machine: whoever does hangs.
+/// A world that takes longer than this, on any machine, hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(600);
 
-/// The processes of a world.
+/// The shape of a world of processes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crew {
     pub(crate) ranks_per_process: usize,
-    /// Whether every message of a collective is a moment too.
+    /// Whether each message of a collective counts as a moment.
     pub(crate) counts_messages: bool,
 }
 
-/// A process dies when it has lived through so many moments.
+/// Lets a process die after a number of moments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Death {
     pub(crate) process: usize,
@@ -49,15 +49,15 @@ pub(crate) struct Death {
 
 /// How a world ended.
 pub(crate) struct End {
-    /// Whether the process lived to see the moment of its death.
+    /// Whether the process reached the moment of its death.
     pub(crate) is_dead: bool,
-    /// What every process returned, but for one that died.
+    /// Index and result of every process except one that died.
     pub(crate) results: Vec<(usize, Result<Summary, TrainError>)>,
-    /// Moments that each process has lived through.
+    /// Number of moments of each process.
     pub(crate) moments: Vec<u64>,
 }
 
-/// What a process returned; nothing when one has died.
+/// Index and result of a process that returned; `None` for one that died.
 type Ended = Option<(usize, Result<Summary, TrainError>)>;
 
 struct World {
@@ -70,7 +70,7 @@ struct World {
     moments: Vec<AtomicU64>,
     has_died: AtomicBool,
     ended: Sender<Ended>,
-    /// Then the threads of a process that died may end: nobody looks at what they do any more.
+    /// Whether the threads of a dead process may end, since their effects are no longer observed.
     is_over: Mutex<bool>,
     changed: Condvar,
 }
@@ -80,7 +80,7 @@ impl World {
         process * self.ranks_per_process..(process + 1) * self.ranks_per_process
     }
 
-    /// The next moment of a process: one that is dead never gets beyond it.
+    /// Counts a moment of a process. A dead process blocks here until the world is over, then gets an error.
     fn live(&self, process: usize) -> Result<(), CommError> {
         let lived = self.moments[process].fetch_add(1, Ordering::SeqCst);
         let death = self.death.filter(|death| death.process == process);
@@ -98,9 +98,9 @@ impl World {
         Err(error)
     }
 
-    /// As [`World::live`], where a process has no way to fail.
+    /// Like [`World::live`], for callers that cannot return an error.
     fn live_on(&self, process: usize) {
-        // No panic: those are printed.
+        // Unlike `panic!`, this prints nothing.
         self.live(process).unwrap_or_else(|error| resume_unwind(Box::new(error.to_string())));
     }
 
@@ -110,7 +110,7 @@ impl World {
     }
 }
 
-/// A process, to everything that it does its moments by.
+/// A process; implements the interfaces through which it passes its moments.
 #[derive(Clone)]
 struct Process {
     world: Arc<World>,
@@ -153,7 +153,7 @@ impl Assembly for Process {
     }
 
     fn give_up(&self, topic: &str) {
-        // It is a word to those who wait in this process only, and so not for others.
+        // This only reaches waiters in the same process, so it is not a moment.
         self.world.assembly.give_up(topic);
     }
 }
@@ -217,7 +217,7 @@ impl Link for MortalLink {
 }
 
 impl Process {
-    /// Nothing more comes from this process, which all others learn.
+    /// Announces to all others that nothing more comes from this process.
     fn leave(&self) {
         let has_left = |rank| CommError::PeerFailed { rank, reason: "its process has left".to_owned() };
         for rank in self.local().map(Rank) {
@@ -250,11 +250,11 @@ impl Process {
     }
 }
 
-/// Runs a job in processes, of which one may die. When all others have ended, `look` is called: what
-/// there is then is what the dead left.
+/// Runs a job in processes, of which one may die. Calls `look` when all others have ended: the disk is then in the
+/// state that the dead process left.
 ///
 /// # Panics
-/// When one of the others does not end.
+/// If one of the others does not end.
 pub(crate) fn train_mortals<A: Architecture + Clone>(
     job: &Job<A>,
     crew: Crew,

@@ -1,4 +1,4 @@
-//! Muon: against PyTorch (tests/golden/muon.py), and whole runs.
+//! Muon, compared with PyTorch (tests/golden/muon.py) and in whole runs.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
@@ -17,7 +17,7 @@ use crate::support::{config, job, job_of, threads};
 const SHAPES: [&[usize]; 4] = [&[24, 10], &[6, 18], &[12, 12], &[10]];
 const STEPS: u64 = 4;
 
-/// The inputs of the script.
+/// Returns the same inputs as the script.
 fn inputs(key: u32, len: usize) -> Vec<f64> {
     let number = |i: u32| {
         let mut bits = (i + 1).wrapping_mul(2_654_435_761).wrapping_add(key * 40_503);
@@ -51,7 +51,7 @@ fn rule(momentum: f64, nesterov: bool, adjust_lr: AdjustLr) -> Muon {
     Muon::new(options, &spec(), &Muon::hidden_matrices(&spec()))
 }
 
-/// A parameter after some steps, and its momentum or first moment.
+/// Returns a parameter after some steps, and its momentum or first moment.
 fn train(rule: &mut Muon, param: usize, dtype: DType) -> [Vec<f64>; 2] {
     let memory = HostMemory::new(HostOptions::default()).unwrap();
     let len = SHAPES[param].iter().product();
@@ -107,8 +107,8 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// In double precision an update is as near as the bound of `update::tests::muon` has it (some 1e-10 for these shapes); in single
-/// precision that bound says little, and what is found is far below it.
+/// In f64 an update is within the bound of `update::tests::muon` (about 1e-10 for these shapes). In f32 that bound is
+/// loose, and differences are far below it.
 #[test]
 fn steps_are_those_of_torch() {
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(golden("muon.json")).unwrap()).unwrap();
@@ -130,7 +130,7 @@ fn steps_are_those_of_torch() {
     }
 }
 
-/// Layers of tall, wide and square matrices whose rows no number of ranks divides.
+/// Layers with tall, wide and square matrices whose numbers of rows no number of ranks divides.
 fn mlp() -> Mlp {
     let sizes = MlpConfig { vocab: 17, widths: vec![11, 19, 7, 7], bias: true, tied: false, std: 0.2 };
     Mlp::new(&sizes).unwrap()
@@ -170,7 +170,7 @@ fn sharded_runs_have_the_bits_of_the_oracle() {
     }
 }
 
-/// Attention and gated layers, with tied head; heads of embeddings and norms go to AdamW.
+/// Attention and gated layers with a tied head; AdamW updates the tied embedding and the norms.
 #[test]
 fn a_tied_llama_has_the_bits_of_the_oracle() {
     let model =
@@ -185,7 +185,7 @@ fn a_tied_llama_has_the_bits_of_the_oracle() {
     }
 }
 
-/// Other numbers of ranks and bf16 gradients: within bounds, and every byte as predicted.
+/// Other numbers of ranks, and bf16 gradients: results within bounds, and every byte as predicted.
 #[test]
 fn other_worlds_stay_within_the_derived_bounds() {
     for overrides in [&[][..], &["fsdp.param_dtype=\"bf16\"", "fsdp.reduce_dtype=\"bf16\""]] {

@@ -1,4 +1,4 @@
-//! CPU offload: the same bits as without it, less memory of the device.
+//! CPU offload: the same bits as without it, with less device memory.
 
 use fsdp_core::Rank;
 use fsdp_core::engine::{IssueOrder, ProgramOrder};
@@ -12,7 +12,7 @@ use fsdp_train::verify::{VerifyOptions, verify};
 use crate::runs::{RankOutcome, train};
 use crate::support::{GPT2, LLAMA, config, job, job_of, threads};
 
-/// A run of three steps, and how many copies between device and host a step makes.
+/// Runs three steps; also returns the number of copies between device and host per step.
 fn run(model: &str, offload: &str, overrides: &[&str], seed: Option<u64>) -> (Vec<RankOutcome>, usize) {
     let dir = tempfile::tempdir().unwrap();
     let (vocab, wrap) = match model {
@@ -33,7 +33,7 @@ fn run(model: &str, offload: &str, overrides: &[&str], seed: Option<u64>) -> (Ve
     (train(&jobs, &threads(), 3, order).unwrap(), copies)
 }
 
-/// What a case sets besides the mesh; micro-batches of a step are 16.
+/// Settings of a case besides the mesh; a step has 16 micro-batches.
 const POLICIES: [&[&str]; 6] = [
     &["train.grad_clip=0.05"],
     &["fsdp.reshard_after_forward=true", "fsdp.forward_prefetch=2", "fsdp.backward_prefetch=0"],
@@ -91,7 +91,7 @@ fn groups_frozen_units_and_tied_parameters_keep_every_promise_under_offload() {
     }
 }
 
-/// What lives on the host is what the device no longer holds, but for slots through which it travels.
+/// The device no longer holds what the host holds, except for the slots used for transfers.
 #[test]
 fn shards_gradients_and_state_move_to_the_host() {
     let moved = [Category::ParameterShard, Category::ShardedGradient, Category::OptimizerState];
@@ -122,7 +122,7 @@ fn shards_gradients_and_state_move_to_the_host() {
     }
 }
 
-/// Staging is of the units under way, not of the model: the first one and one that is fetched ahead.
+/// Staging holds only the units in flight, not the model: the root and one prefetched unit.
 #[test]
 fn staging_does_not_grow_with_the_number_of_layers() {
     let staging = |layers: usize| {
@@ -138,7 +138,7 @@ fn staging_does_not_grow_with_the_number_of_layers() {
         let usage = job.predict::<HostMemory>(Rank(0)).unwrap();
         let (root, layer) = (2 * 32 * 16 * 4 / 4, 16 * 16 * 4 / 4);
         assert_eq!(usage.host.peak(Category::ParameterShard), root + layers * layer);
-        // Uploads: the root, and a layer while the one before is gathered. Downloads: the root, and two layers.
+        // Uploads: the root, and a layer while the previous one is gathered. Downloads: the root and two layers.
         assert_eq!(usage.peak(Category::HostStaging), (root + 2 * layer) + (root + 2 * layer));
         usage.peak(Category::HostStaging)
     };

@@ -1,4 +1,4 @@
-//! Ranks that talk over TCP, as those of several processes do: threads of this one, each process with a door of its own.
+//! Ranks that communicate over TCP, like those of several processes: threads, with a listener per simulated process.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -15,17 +15,17 @@ use fsdp_core::Rank;
 use fsdp_core::comm::{Comm, CommError};
 use fsdp_nn::{HostMemory, HostOptions};
 
-/// Nobody needs so long, on any machine: whoever does hangs.
+/// A world that takes longer than this, on any machine, hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(600);
 
-/// Worlds whose processes hold so many ranks each, the last one perhaps fewer.
+/// Launches worlds whose processes hold the given number of ranks each, the last one perhaps fewer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OverTcp {
     pub(crate) ranks_per_process: usize,
 }
 
 impl OverTcp {
-    /// By process: what makes the links of its ranks.
+    /// Returns, for each process, the function that makes the links of its ranks.
     fn links(self, world: usize, alarm: &InMemoryLinks) -> Vec<Arc<MakeLink>> {
         let each = self.ranks_per_process;
         let processes = 0..world.div_ceil(each);
@@ -58,7 +58,7 @@ impl Launcher for OverTcp {
         world: usize,
         body: &(dyn Fn(Seat<HostMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
-        // Only its alarm is used: what one of these processes raises, all hear.
+        // Only its alarm is used: an error raised by one of these processes reaches all.
         let alarm = InMemoryLinks::new(world, HANGS_AFTER);
         let links = self.links(world, &alarm);
         let run = |rank: Rank| {
@@ -73,7 +73,7 @@ impl Launcher for OverTcp {
         thread::scope(|scope| {
             let run = &run;
             let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || run(Rank(rank)))).collect();
-            // All are joined before the first failure is returned.
+            // Joins all ranks before it returns the first failure.
             let outcomes: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
             let outcome = |(rank, outcome): (usize, thread::Result<Result<T, E>>)| {
                 let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));

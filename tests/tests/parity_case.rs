@@ -1,8 +1,8 @@
-//! Random runs: a model, a world and every policy, drawn so that all of them are valid together.
+//! Random runs: a model, a world size and every policy, drawn so that the combination is valid.
 //!
-//! A case is kept as the text that a user would write: the model's sizes, and the overrides of `--set`. That is
-//! what a failure prints. Every choice is drawn from a list whose first entry is the plainest, so that
-//! shrinking ends at a case that differs from the defaults only where it must.
+//! A case is stored as a user would write it: the sizes of the model, and the overrides of `--set`. A failure prints
+//! them. Every choice is drawn from a list whose first entry is the simplest, so that shrinking ends at a case that
+//! differs from the defaults only where it must.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(crate) struct Case {
     model: Model,
     world: usize,
     overrides: Vec<String>,
-    /// The order of queues; `None` is program order.
+    /// Seed of the issue order of queues; `None` is program order.
     seed: Option<u64>,
     /// Whether ranks share the storage of unsharded units.
     shared: bool,
@@ -51,14 +51,14 @@ impl fmt::Debug for Case {
 }
 
 impl Case {
-    /// Verifies the case with ranks as threads: a report without broken promises, or what is broken.
+    /// Verifies the case with ranks as threads; returns a report without broken promises, or a text with the failure.
     pub(crate) fn verify(&self, steps: u64) -> Result<VerifyReport, String> {
         let mut options = options();
         options.share_unsharded = self.shared;
         self.verify_on(&threads_with(options), steps)
     }
 
-    /// As [`Case::verify`], with the ranks of a launcher.
+    /// Like [`Case::verify`], with ranks of the given launcher.
     pub(crate) fn verify_on(
         &self,
         launcher: &impl Launcher<Memory = HostMemory>,
@@ -101,7 +101,7 @@ impl Case {
     }
 }
 
-/// A model with what can be said of it: classes to wrap, and patterns to freeze.
+/// A model with its choices for `fsdp.wrap` (classes) and `fsdp.frozen` (patterns).
 #[derive(Clone, Debug)]
 struct Family {
     model: Model,
@@ -213,22 +213,22 @@ const OPTIMIZERS: [&str; 9] = [
     r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false, beta1 = 0.9 }"#,
 ];
 
-/// What else may be asked of a step.
+/// Further settings that change a step.
 const EXTRAS: [&str; 4] = ["", "train.label_smoothing=0.1", "train.z_loss=0.01", "train.ema_decay=0.9"];
 
-/// Ranks, replicas, rounds, samples of a micro-batch and tokens of a sample.
+/// Draws ranks, replicas, rounds, samples per micro-batch and tokens per sample.
 fn sizes() -> impl Strategy<Value = [usize; 5]> {
     let replicas = any::<bool>();
     (1usize..9, replicas, 1usize..5, 1usize..3, 2usize..7).prop_map(
         |(world, replicated, rounds, micro, seq)| {
             let replicas = if replicated && world.is_multiple_of(2) { 2 } else { 1 };
-            // Eight ranks have enough to do in two rounds.
+            // At most 16 micro-batches: two rounds for eight ranks.
             [world, replicas, rounds.min(16 / world), micro, seq]
         },
     )
 }
 
-/// Overrides of the `[fsdp]` table that fit every model.
+/// Draws overrides of the `[fsdp]` table that are valid for every model.
 fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
     let groups = (2..=shards).filter(|n| shards.is_multiple_of(*n)).map(|n| n.to_string());
     let plain = ["\"auto\"", "true", "false"].map(str::to_owned).into_iter();
@@ -256,7 +256,7 @@ fn policies(shards: usize) -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// Any valid case.
+/// Draws any valid case.
 pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let family = prop_oneof![mlp(), llama(), gpt2()];
     let order = (prop::option::of(any::<u64>()), any::<bool>());

@@ -1,9 +1,9 @@
-//! Every promise of `verify`, for random models, sizes, policies, dtypes, meshes and issue orders, with ranks as threads and
-//! over TCP.
+//! Every promise of `verify`, for random models, sizes, policies, dtypes, meshes and issue orders, with ranks as
+//! threads and over TCP.
 //!
-//! A failure prints the smallest case as a model and overrides, and one command that replays it on any machine.
-//! Its seed is also written to `parity_properties.proptest-regressions` beside this file, to be committed; the
-//! same test replays it first.
+//! A failure prints the smallest case as a model and overrides, and a command that replays it on any machine. Its
+//! seed is also written to `parity_properties.proptest-regressions` next to this file, to be committed; the test
+//! replays the seeds of that file first.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -17,7 +17,8 @@ use crate::parity_case::cases;
 /// The environment variable with a seed to replay.
 const SEED: &str = "PARITY_SEED";
 
-/// Seeds of the regressions file, after one that was asked for; a new one is printed as a command.
+/// Seeds to replay: one requested by the environment, then those of the regressions file. Prints each new seed as a
+/// command.
 #[derive(Clone, Debug, PartialEq)]
 struct Replay {
     asked: Option<PersistedSeed>,
@@ -25,14 +26,14 @@ struct Replay {
 }
 
 impl Replay {
-    /// With the seed that the environment asks for.
+    /// Reads the requested seed, if any, from the environment.
     fn from_environment(file: FileFailurePersistence) -> Self {
         let read = |seed: String| seed.parse().unwrap_or_else(|()| panic!("{SEED}='{seed}' is not a seed"));
         Self { asked: std::env::var(SEED).ok().map(read), file }
     }
 }
 
-/// What replays a seed.
+/// Returns the command that replays a seed.
 fn command(seed: &PersistedSeed) -> String {
     format!("{SEED}='{seed}' cargo test -p fsdp-tests --test tests parity_properties")
 }
@@ -66,7 +67,7 @@ impl FailurePersistence for Replay {
     }
 }
 
-/// `cases` cases, or as many as `PROPTEST_CASES` says.
+/// Configures `cases` cases, or the number in `PROPTEST_CASES`.
 fn config(cases: u32) -> ProptestConfig {
     let file = FileFailurePersistence::WithSource("proptest-regressions");
     let defaults = ProptestConfig::default();

@@ -1,4 +1,4 @@
-//! Ranks whose MLP has something done in one of its blocks: to fail, to leak, to allocate.
+//! Ranks whose MLP misbehaves in one of its blocks: it fails, panics, leaks or allocates.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,27 +13,27 @@ use fsdp_nn::{Backend, HostBuffer, HostMemory, HostOptions, ModelError};
 
 use crate::hooked::Hooked;
 
-/// What is done whenever a block runs forward.
+/// The misbehavior of a block; it happens when the block runs forward.
 #[derive(Clone, Copy)]
 pub(crate) enum Deed {
     /// Nothing.
     Nothing,
-    /// From this call on (counted from 0) the block fails.
+    /// The block fails from this call on (counted from 0).
     FailAt(usize),
-    /// At this call the block panics.
+    /// The block panics at this call.
     PanicAt(usize),
-    /// From this call on a buffer of a category is kept alive.
+    /// Each call from this one on leaks a buffer of a category.
     LeakFrom(usize, Category),
-    /// A buffer of a category and a number of elements is allocated and dropped at once.
+    /// Each call allocates a buffer of a category and a number of elements, and drops it at once.
     Temporary(Category, usize),
 }
 
-/// The model, whose blocks are told apart by their operations.
+/// A model whose blocks differ in their operations.
 pub(crate) fn mlp() -> MlpConfig {
     MlpConfig { vocab: 7, widths: vec![3, 5, 4], bias: true, tied: false, std: 0.2 }
 }
 
-/// The block that an operation is the first one of, and its name.
+/// Returns index and name of the block that starts with an operation; `None` if none does.
 fn begun_by(op: &Op) -> Option<(usize, &'static str)> {
     match op {
         Op::Lookup(Lookup::Embedding { .. }) => Some((0, "embedding")),
@@ -44,7 +44,7 @@ fn begun_by(op: &Op) -> Option<(usize, &'static str)> {
     }
 }
 
-/// The calls of all ranks that do something, and what they leak.
+/// The number of calls on all ranks that misbehave, and the buffers they leaked.
 #[derive(Default)]
 struct Done {
     calls: AtomicUsize,
@@ -73,7 +73,7 @@ impl Done {
     }
 }
 
-/// Ranks as threads, each with its deed in a block; calls of all that have one are counted together.
+/// Ranks as threads, each with its own deed in a block. Calls are counted over all ranks that have a deed.
 pub(crate) fn ranks(
     options: ThreadOptions,
     block: usize,

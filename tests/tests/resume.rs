@@ -1,8 +1,8 @@
-//! A run that goes on from a checkpoint is the run that never stopped.
+//! A run that resumes from a checkpoint equals the run that never stopped.
 //!
-//! Three runs: one from begin to end, one that ends after some steps and leaves a checkpoint, and one that
-//! goes on from it, elsewhere and possibly on other ranks under other policies. What is compared is everything:
-//! every tensor of the last checkpoint, and losses and norms of every step, by their bits.
+//! Three runs: one from start to end, one that ends after some steps and leaves a checkpoint, and one that resumes
+//! from it in another folder, possibly with other ranks and policies. Everything is compared by its bits: every tensor
+//! of the last checkpoint, and losses and norms of every step.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,13 +20,13 @@ use proptest::sample::select;
 
 use crate::support::{GPT2, LLAMA, config, job, run_options, threads};
 
-/// What a run told while it went on.
+/// A reporter that records the reports of a run.
 #[derive(Debug, Default)]
 pub(crate) struct RecordingReporter {
     pub(crate) steps: Mutex<Vec<(u64, u64, u64)>>,
     pub(crate) resumed: Mutex<Vec<Option<Resumed>>>,
     saved: Mutex<Vec<u64>>,
-    /// Asks to stop when this step is done.
+    /// Requests a stop after this step.
     stop_after: Option<u64>,
     stop: AtomicBool,
 }
@@ -50,10 +50,10 @@ impl Reporter for RecordingReporter {
     }
 }
 
-/// What is put beside exported weights.
+/// The `config.json` written next to exported weights.
 pub(crate) const CONFIG_JSON: &str = "{\"hidden_size\": 24}";
 
-/// Runs a job, going on from a checkpoint or not.
+/// Runs a job, from a checkpoint or from the start.
 pub(crate) fn run(
     job: &Job<HfModel>,
     resume: Resume,
@@ -64,7 +64,7 @@ pub(crate) fn run(
     train(job, &threads(), &options)
 }
 
-/// Every tensor of a checkpoint, as bytes.
+/// Reads every tensor of a checkpoint as bytes.
 pub(crate) fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let reader = NativeReader::open(checkpoint).unwrap();
     let whole = |(name, tensor): (&String, &fsdp_ckpt::native::ManifestTensor)| {
@@ -76,19 +76,19 @@ pub(crate) fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     reader.manifest().tensors.iter().map(whole).collect()
 }
 
-/// A run, cut in two.
+/// A run that is split in two.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) model: &'static str,
-    /// Settings of both parts.
+    /// Settings for both parts.
     pub(crate) settings: Vec<&'static str>,
-    /// Of the first part only.
+    /// Settings for the first part only.
     pub(crate) before: Vec<&'static str>,
-    /// Of the second part only.
+    /// Settings for the second part only.
     pub(crate) after: Vec<&'static str>,
     pub(crate) cut: u64,
     pub(crate) steps: u64,
-    /// Whether the first part is stopped, rather than saving in passing.
+    /// Whether the first part is stopped by request, rather than only saving a checkpoint at the cut.
     pub(crate) is_stopped: bool,
 }
 
@@ -116,7 +116,7 @@ impl Case {
             stop_after: self.is_stopped.then_some(self.cut),
             ..RecordingReporter::default()
         };
-        // A stop is seen at the begin of the next step, which is still done.
+        // A stop request is noticed at the start of the next step, which is still done.
         let every = if self.is_stopped { 0 } else { self.cut };
         let part =
             run(&self.job(&out("part"), dir.path(), &self.before, every), Resume::Fresh, &first).unwrap();
@@ -150,17 +150,17 @@ impl Case {
     }
 }
 
-/// Stands for the class of a model's layers.
+/// Placeholder for the setting that wraps a model's layers.
 const WRAP_LAYERS: &str = "layers";
 
-/// The setting that wraps the layers of a model, where it stands for that.
+/// Replaces [`WRAP_LAYERS`] by the setting that wraps the layers of a model.
 fn wrapping(model: &str, settings: Vec<&'static str>) -> Vec<&'static str> {
     let layers =
         if model == LLAMA { "fsdp.wrap=[\"LlamaDecoderLayer\"]" } else { "fsdp.wrap=[\"GPT2Block\"]" };
     settings.into_iter().map(|setting| if setting == WRAP_LAYERS { layers } else { setting }).collect()
 }
 
-/// Policies that do not change what is computed.
+/// Draws policies that do not change results.
 fn policies() -> impl Strategy<Value = Vec<&'static str>> {
     let world = select(vec![
         vec!["run.ranks=1"],

@@ -1,10 +1,10 @@
-//! What optimizers and the scale of the loss keep goes on with a run, on any ranks.
+//! Optimizer state and loss scale survive a resume, on any number of ranks.
 
 use crate::half_precision::OVERFLOWING;
 use crate::resume::Case;
 use crate::support::{GPT2, LLAMA};
 
-/// Sums of Adafactor depend on the mesh, so the bits are those of the same mesh.
+/// Adafactor's sums depend on the mesh, so bits are equal only on the same mesh.
 #[test]
 fn adafactor_goes_on_with_its_factored_state() {
     let mesh = vec!["run.ranks=4"];
@@ -20,7 +20,7 @@ fn adafactor_goes_on_with_its_factored_state() {
     .check();
 }
 
-/// A scale that was not kept would be skipped down to again.
+/// A scale that was not saved would have to shrink again, with skipped steps.
 #[test]
 fn a_run_in_f16_goes_on_with_its_loss_scale_on_any_ranks() {
     for after in [vec!["run.ranks=2"], vec!["run.ranks=4", "fsdp.offload=\"cpu\"", "checkpoint.async=false"]]
@@ -38,7 +38,7 @@ fn a_run_in_f16_goes_on_with_its_loss_scale_on_any_ranks() {
     }
 }
 
-/// A Llama whose matrices are large enough for moments of 8 bits: rows of a part of a block, and of more than one.
+/// A Llama whose matrices are large enough for 8-bit moments, with rows of less than a block and of more than one.
 const WIDE: &str = r#"{
     "model_type": "llama", "vocab_size": 65, "hidden_size": 64, "intermediate_size": 300,
     "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,

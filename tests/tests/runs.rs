@@ -1,4 +1,4 @@
-//! Ranks of a run without the oracle: what each one reported, holds and communicated.
+//! Runs without the oracle: what each rank reported, holds and communicated.
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::comm::Traffic;
@@ -9,14 +9,14 @@ use fsdp_nn::model::Architecture;
 use fsdp_nn::{HostBuffer, HostMemory};
 use fsdp_train::{Job, RankTrainer, TrainError};
 
-/// One rank after its last step.
+/// The results of one rank after its last step.
 #[derive(Debug)]
 pub(crate) struct RankOutcome {
     pub(crate) reports: Vec<StepReport>,
     /// Parameters, gradients and optimizer state of every unit, as bits of `f64`.
     pub(crate) shards: Vec<Vec<u64>>,
     pub(crate) traffic: Traffic,
-    /// After each step.
+    /// Memory usage after each step.
     pub(crate) usage: Vec<Usage>,
 }
 
@@ -45,7 +45,7 @@ where
     })
 }
 
-/// Parameters, gradients and optimizer state of every unit.
+/// Returns parameters, gradients and optimizer state of every unit, as bits of `f64`.
 pub(crate) fn shards<A: Architecture + Clone>(
     trainer: &RankTrainer<'_, HostMemory, A>,
 ) -> Result<Vec<Vec<u64>>, TrainError> {
@@ -60,7 +60,7 @@ pub(crate) fn shards<A: Architecture + Clone>(
     Ok(all)
 }
 
-/// Parameters and optimizer state of every unit.
+/// Returns parameters and optimizer state of every unit, as bits of `f64`.
 pub(crate) fn state<A: Architecture + Clone>(
     trainer: &RankTrainer<'_, HostMemory, A>,
 ) -> Result<Vec<Vec<u64>>, TrainError> {

@@ -1,5 +1,5 @@
-//! Small jobs and launchers that the tests share. Sizes are the smallest that still show an error: a test
-//! that needs more says so itself.
+//! Small jobs and launchers shared by the tests. Sizes are the smallest that still show an error; a test that needs
+//! larger ones sets them itself.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) const GPT2: &str = r#"{
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
 
-/// Writes tokens of a deterministic text to `dir` and returns the file's path.
+/// Writes deterministic tokens to a file in `dir` and returns its path.
 pub(crate) fn tokens(dir: &Path, vocab: u32, count: u32) -> String {
     let path = dir.join("tokens.bin");
     let ids = (0..count).map(|i| ((i * i * 7 + i * 3 + i / 11) % vocab) as u16);
@@ -37,7 +37,7 @@ pub(crate) fn tokens(dir: &Path, vocab: u32, count: u32) -> String {
     path.display().to_string()
 }
 
-/// The configuration of a tiny run; `overrides` are those of `--set`.
+/// Returns the configuration of a tiny run; `overrides` have the syntax of `--set`.
 pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     let tokens = tokens(dir, vocab, 700);
     let out = dir.join("out").display().to_string();
@@ -65,26 +65,26 @@ pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     Resolved::parse(&text, "test", &overrides).unwrap_or_else(|error| panic!("{error}")).config
 }
 
-/// The job of a Hugging Face model under a configuration.
+/// Creates the job of a Hugging Face model with a configuration.
 pub(crate) fn job(model: &str, config: Resolved) -> Job<HfModel> {
     job_of(HfConfig::parse(model).unwrap().build().unwrap(), config)
 }
 
-/// The job of any model under a configuration.
+/// Creates the job of any model with a configuration.
 pub(crate) fn job_of<A: Architecture + Clone>(architecture: A, config: Resolved) -> Job<A> {
     let init = Arc::new(architecture.description().init.clone());
     let init = InitSource::Random { seed: config.model.seed, init };
     Job::new(config, architecture, init).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Ranks as threads with poisoned host memory, each with storage of its own, so that allocations of one rank
-/// do not depend on the timing of others.
+/// Ranks as threads with poisoned host memory, each with its own storage, so that allocations of one rank do not depend
+/// on the timing of others.
 pub(crate) fn threads() -> Threads<HostMemory> {
     threads_with(options())
 }
 
-/// In what time a world must have ended, on any machine and beside any other work: what does not come by itself, the
-/// time limit would end later.
+/// Time within which a world must end, on any machine under any load. The time limit of [`options`] is longer, so an
+/// end within this time was not caused by it.
 pub(crate) const SOON: Duration = Duration::from_secs(300);
 
 /// Options for worlds that must not hang.
@@ -92,7 +92,7 @@ pub(crate) fn options() -> ThreadOptions {
     ThreadOptions { timeout: 2 * SOON, ..ThreadOptions::default() }
 }
 
-/// Options of a run that nobody watches or stops.
+/// Options of a run without reporter, observer or stop request.
 pub(crate) fn run_options(resume: Resume) -> RunOptions<'static> {
     static NEVER: AtomicBool = AtomicBool::new(false);
     RunOptions {
@@ -107,7 +107,7 @@ pub(crate) fn run_options(resume: Resume) -> RunOptions<'static> {
     }
 }
 
-/// As [`threads`], under other options.
+/// Like [`threads`], with other options.
 pub(crate) fn threads_with(options: ThreadOptions) -> Threads<HostMemory> {
     Threads::new(options, |_, _| {
         let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };

@@ -1,98 +1,100 @@
-//! The integration tests of the workspace, one module per theme.
+//! The integration tests of the workspace, one module per topic.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
-// Sharded training against the unsharded oracle.
+// Sharded training compared with the unsharded oracle.
 mod parity;
 
-// Random runs, as the text that a user would write.
+// Random runs, as a user would write them.
 mod parity_case;
 
-// Ranks that talk over TCP, as those of several processes.
+// Ranks that communicate over TCP, like those of several processes.
 mod over_tcp;
 
 // Every promise of `verify`, for random models, policies, meshes and orders.
 mod parity_properties;
 
-// AdamW with 8-bit moments, against bitsandbytes and torchao (tests/golden) too.
+// AdamW with 8-bit moments, also compared with bitsandbytes and torchao (tests/golden).
 mod adamw8bit;
 
-// Muon, against PyTorch (tests/golden) too.
+// Muon, also compared with PyTorch (tests/golden).
 mod muon;
 
-// Ranks of a run without the oracle.
+// Runs without the oracle.
 mod runs;
 
-// Steps issued ahead of reading the one before.
+// Steps issued before the previous report is read.
 mod ahead;
 
-// Where every world agrees in all bits: exact sums, shared storage, evaluation.
+// Cases in which all world sizes agree in every bit: exact sums, shared storage, evaluation.
 mod exact;
 
 // Gradients averaged over ranks.
 mod average;
 
-// Bytes and calls against formulas.
+// Bytes and calls compared with formulas.
 mod traffic;
 
-// Steps that XLA compiles; which collectives of a schedule it leaves.
+// Steps compiled by XLA, and the collectives it keeps.
 mod xla;
 mod xla_collectives;
 mod xla_half;
 mod xla_scan;
 mod xla_updates;
 
-// Families of models, sharded and not.
+// Model families, sharded and unsharded.
 mod experts;
 mod families;
 
-// Values in f16, with a scale of the loss.
+// Training in f16 with loss scaling.
 mod half_precision;
 
-// More ranks than cores.
+// LoRA adapters.
 mod lora;
+
+// More ranks than cores.
 mod many_ranks;
 
-// Sharded training against PyTorch and transformers (tests/golden).
+// Sharded training compared with PyTorch and transformers (tests/golden).
 mod golden_training;
 
-// Generating against transformers (tests/golden).
+// Generation compared with transformers (tests/golden).
 mod generating;
 
-// Terms of the loss against PyTorch (tests/golden).
+// Loss terms compared with PyTorch and transformers (tests/golden).
 mod golden_losses;
 
-// Learning rates against PyTorch and transformers (tests/golden).
+// Learning rates compared with PyTorch and transformers (tests/golden).
 mod golden_schedules;
 
-// A backend that does something else on demand; a model that fails, leaks or allocates by it.
+// A backend with hooked operations, and a model that uses it to fail, leak or allocate.
 mod hooked;
 mod planted;
 
-// The counter against the ledger, and planted leaks.
+// Memory counters compared with the ledger, and planted leaks; CPU offload.
 mod memory;
 mod offload;
 
-// Ranks that fail while they train.
+// Ranks that fail during training.
 mod faults;
 
-// Processes that die, at every moment of a run.
+// Processes that die at any moment of a run.
 mod deaths;
 mod mortal;
 
-// Schedules with an error planted in them.
+// Schedules with a planted error.
 mod adversarial;
 
-// Runs that are saved, end, and go on elsewhere.
+// Runs that save, end, and resume elsewhere.
 mod resume;
 mod resume_states;
 
-// A folder with checkpoints: a run goes on there, goes back, or is refused.
+// A folder with checkpoints: a run resumes, goes back, or is refused.
 mod going_on;
 
-// Starting from files, on several replicas.
+// Starting several replicas from files.
 mod loading;
 
-// Rules of the house.
+// Code conventions.
 mod tidy;

@@ -1,17 +1,17 @@
-//! The rules of the house that a machine can hold: which crate rests on which, what core must not touch, how long a
-//! file and a function may be, and how both are formatted.
+//! Code conventions that a machine can check: dependencies between crates, what core must not use, lengths of files and
+//! functions, and formatting.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines of a file without its tests.
+/// Maximum number of lines of a file without its tests.
 const FILE_LINES_MAX: usize = 500;
 
-/// Lines of a function, from its signature to its closing brace.
+/// Maximum number of lines of a function, from its signature to its closing brace.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Every crate with the crates of the workspace that it may rest on.
+/// Every crate with the workspace crates it may depend on.
 const LAYERS: [(&str, &[&str]); 11] = [
     ("fsdp-core", &[]),
     ("fsdp-comm", &["fsdp-core"]),
@@ -40,7 +40,7 @@ const LAYERS: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// What core has no business with: effects, and iteration in an order that is not fixed.
+/// What core must not use: side effects, and iteration in an unspecified order.
 const FORBIDDEN_IN_CORE: [&str; 8] =
     ["std::thread", "std::time", "std::env", "std::fs", "std::net", "std::process", "HashMap", "HashSet"];
 
@@ -48,7 +48,7 @@ fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates")
 }
 
-/// All Rust files below a folder that are not tests.
+/// Returns all Rust files below a folder, except tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -63,7 +63,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The part of a file before its test module.
+/// Returns the part of a file before its test module.
 fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
@@ -96,8 +96,8 @@ fn core_has_no_effects_and_iterates_in_a_fixed_order() {
     }
 }
 
-/// What in core knows policies: what they are, how units are wrapped, the compiler of schedules, and errors. All else works on schedules as they are,
-/// whichever policies they were compiled from.
+/// The parts of core that may depend on policies: their definition, the wrapping of units, the schedule compiler, and
+/// errors. All other code works on schedules, regardless of the policies they were compiled from.
 const WITH_POLICIES: [&str; 9] = [
     "error.rs",
     "failure.rs",
@@ -120,7 +120,7 @@ fn only_the_compiler_knows_policies() {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
-        // What the schedule's module hands on to others it does not use.
+        // The schedule module's re-exports are not uses.
         let code = without_tests(&text).lines().filter(|line| !line.starts_with("pub use"));
         for line in code.filter(|line| !line.trim_start().starts_with("//")) {
             let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
@@ -152,7 +152,7 @@ fn files_are_short_and_finished() {
     }
 }
 
-/// The first line of every function with the number of its lines. A function ends at the brace below its first
+/// Returns the first line of every function with its number of lines. A function ends at the brace below its first
 /// character, where rustfmt puts it.
 fn functions(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
@@ -191,7 +191,7 @@ fn functions_are_short() {
     assert!(seen > 500, "{seen} functions were found");
 }
 
-/// Whether a word in backticks is the name of a test: a sentence.
+/// Whether a word in backticks is the name of a test, which is a sentence.
 fn is_sentence(word: &str) -> bool {
     word.matches('_').count() >= 3
         && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
@@ -221,7 +221,7 @@ fn tests_that_the_table_of_parity_names_exist() {
     assert!(names.len() > 100, "{} names were found", names.len());
 }
 
-/// The sections of the code map, with the files and folders that each names.
+/// Returns the sections of the code map, with the files and folders named in each.
 fn code_map(text: &str) -> Vec<(&str, Vec<&str>)> {
     let map = text.split("## Code map").nth(1).unwrap().split("### Tests").next().unwrap();
     let sections = map.split("\n### ").skip(1).map(|section| {

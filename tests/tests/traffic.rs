@@ -1,8 +1,8 @@
-//! Bytes and calls that the communicators count, against formulas for a model whose units need no padding.
+//! Bytes and calls counted by the communicators, compared with formulas for a model whose units need no padding.
 //!
-//! The formulas are written down here from the definition of fully sharded training alone: which unit is
-//! gathered and reduced how often, and that a rank of n sends (n - 1) / n of a gathered or scattered unit and
-//! twice that of a summed one. Nothing is taken from `fsdp_train::verify`.
+//! The formulas follow from the definition of fully sharded training alone: how often each unit is gathered and
+//! reduced, and that one of n ranks sends (n - 1) / n of a gathered or scattered unit and twice that of an all-reduced
+//! one. They share no code with `fsdp_train::verify`.
 
 use fsdp_core::comm::Traffic;
 use fsdp_core::engine::ProgramOrder;
@@ -19,7 +19,7 @@ const LAYER: usize = 16 * 16;
 /// Elements of the root unit: embedding and head of 32 tokens.
 const ROOT: usize = 2 * 32 * 16;
 
-/// What one rank sent in all steps.
+/// Returns the traffic of one rank over all steps.
 fn measured(ranks: usize, replicas: usize, rounds: usize, more: &[&str]) -> Traffic {
     let dir = tempfile::tempdir().unwrap();
     let sizes = MlpConfig { vocab: 32, widths: vec![16; LAYERS + 1], bias: false, tied: false, std: 0.2 };
@@ -35,7 +35,7 @@ fn measured(ranks: usize, replicas: usize, rounds: usize, more: &[&str]) -> Traf
     outcome[0].traffic
 }
 
-/// Calls and bytes: `times` gathers or scatters of `elements` in a group of `n`.
+/// Returns calls and bytes of `times` gathers or scatters of `elements` in a group of `n`.
 fn moved(times: usize, elements: usize, bytes: usize, n: usize) -> [u64; 2] {
     [times as u64, (times * elements * bytes * (n - 1) / n) as u64]
 }
@@ -57,7 +57,7 @@ fn all_reduces(traffic: Traffic) -> (u64, u64) {
     (traffic.all_reduces, traffic.all_reduce_bytes)
 }
 
-/// The one all-reduce of a step that always is: loss, count, norm and the wish to stop.
+/// Returns calls and bytes of the one all-reduce in every step: loss, count, norm and stop request.
 fn scalars(world: usize) -> [u64; 2] {
     [1, (2 * SCALAR_WORDS * 8 * (world - 1) / world) as u64]
 }
@@ -115,7 +115,7 @@ fn replicas_sum_their_shards_once_per_step() {
         let traffic = measured(ranks, replicas, rounds, &[]);
         let shards = ranks / replicas;
         let shard = (LAYERS * LAYER + ROOT) / shards;
-        // An all-reduce is a reduce-scatter and an all-gather.
+        // An all-reduce counts as a reduce-scatter plus an all-gather.
         let replicated = [LAYERS as u64 + 1, 2 * moved(1, shard, 4, replicas)[1]];
         assert_eq!(all_reduces(traffic), sum(&[replicated, scalars(ranks)]), "{ranks} / {replicas}");
         let layers = moved(2 * LAYERS * rounds, LAYER, 4, shards);
@@ -136,7 +136,7 @@ fn elements_travel_in_the_configured_dtypes() {
 
 #[test]
 fn frozen_layers_are_neither_reduced_nor_gathered_again() {
-    // Backward ends at the head: nothing below it is trained.
+    // Backward ends at the head, since nothing below it is trained.
     let traffic = measured(4, 1, 2, &["fsdp.frozen=[\"layers\", \"embed\"]"]);
     assert_eq!(gathers(traffic), sum(&[moved(2 * LAYERS, LAYER, 4, 4), moved(2, ROOT, 4, 4)]));
     assert_eq!(scatters(traffic), sum(&[moved(2, ROOT / 2, 4, 4)]));
@@ -154,7 +154,7 @@ fn directions_of_hidden_matrices_are_gathered_once_per_step() {
         assert_eq!(gathers(with), sum(&[layers, root, directions]), "{ranks} / {replicas}");
         assert_eq!((scatters(with), all_reduces(with)), (scatters(without), all_reduces(without)));
     }
-    // In the type of reduced gradients; what holds no matrix stays where it is.
+    // Directions travel in the dtype of reduced gradients; units without hidden matrices send none.
     let half = measured(4, 1, 1, &[muon, "fsdp.reduce_dtype=\"bf16\""]);
     let terms = [moved(2 * LAYERS, LAYER, 4, 4), moved(1, ROOT, 4, 4), moved(LAYERS, LAYER, 2, 4)];
     assert_eq!(gathers(half), sum(&terms));

@@ -1,4 +1,4 @@
-//! Steps that XLA compiles, on the devices of a plugin for processors (`FSDP_TEST_PJRT` names its library).
+//! Steps compiled by XLA, on the devices of a CPU plugin (`FSDP_TEST_PJRT` names its library).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ use fsdp_xla::{
 use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
 
-/// The plugin, if there is one to test with.
+/// Returns the plugin to test with; `None` if `FSDP_TEST_PJRT` is not set.
 pub(crate) fn plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("FSDP_TEST_PJRT").map(PathBuf::from);
     if plugin.is_none() {
@@ -28,18 +28,18 @@ pub(crate) fn plugin() -> Option<PathBuf> {
     plugin
 }
 
-/// Gradients are added by the tree, and layers are written one after the other.
+/// Programs that add gradients by the tree, with unrolled layers.
 pub(crate) const TREE: ProgramForm = ProgramForm { reduction: Reduction::Tree, scan_layers: false };
 
-/// Gradients are added by the plugin.
+/// Programs whose gradients the plugin adds.
 pub(crate) const NATIVE: ProgramForm = ProgramForm { reduction: Reduction::Native, ..TREE };
 
-/// Programs of a form, which are not kept.
+/// Options for programs of a form that are not cached.
 pub(crate) fn written_as(form: ProgramForm) -> ProgramOptions {
     ProgramOptions { form, ..ProgramOptions::default() }
 }
 
-/// Two steps of a model at each world size beside the oracle, if there is a plugin.
+/// Compares two steps of a model at each world size with the oracle; `None` without a plugin.
 pub(crate) fn check(
     model: (&str, u32),
     worlds: &[usize],
@@ -54,7 +54,7 @@ pub(crate) fn check(
     Some(job.plan)
 }
 
-/// Two steps of a job at each world size beside the oracle.
+/// Compares two steps of a job at each world size with the oracle.
 pub(crate) fn check_job<A: Architecture + Clone>(
     plugin: &Path,
     job: &Job<A>,
@@ -73,8 +73,8 @@ fn a_llama_is_trained_at_every_world_size() {
     check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS], ProgramOptions::default());
 }
 
-/// In double precision a program is within 7e-15 of the oracle. So it is the same function, and what separates the two in single
-/// precision are rounding errors.
+/// In double precision a program is within 7e-15 of the oracle. So both compute the same function, and their difference
+/// in single precision is rounding.
 #[test]
 fn in_double_precision_models_are_those_of_the_oracle() {
     let double = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
@@ -109,7 +109,7 @@ fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
     check((LLAMA, 61), &[2, 4], &averaged, ProgramOptions::default());
 }
 
-/// Two steps with a folder of compiled programs: what was told of them.
+/// Runs two steps with a cache folder for compiled programs, and returns the reported events.
 fn told_with(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(LLAMA, config(dir.path(), 61, &[LAYERS, "run.device=\"xla\""]));
@@ -137,7 +137,7 @@ fn a_program_is_compiled_once_and_found_by_later_runs() {
     assert_eq!(entries().len(), 1);
     let second = told_with(&plugin, folder.path());
     assert!(matches!(second[..], [ProgramEvent::Found { .. }]), "{second:?}");
-    // What is cut off is compiled again, and written over.
+    // A truncated entry is compiled again and overwritten.
     let entry = entries().remove(0);
     let whole = std::fs::read(&entry).unwrap();
     std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
@@ -149,7 +149,7 @@ fn a_program_is_compiled_once_and_found_by_later_runs() {
     assert!(matches!(fourth[..], [ProgramEvent::Found { .. }]), "{fourth:?}");
 }
 
-/// The first steps overflow, so that there are several scales; one program is of all of them.
+/// The first steps overflow, so that several scales occur; one program serves them all.
 #[test]
 fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
     let Some(plugin) = plugin() else { return };
@@ -185,7 +185,7 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
     assert!(program.text == run, "the two programs differ");
 }
 
-/// The program of a step that nobody runs.
+/// Traces the program of a step without running it.
 pub(crate) fn traced(job: &Job<HfModel>, form: ProgramForm) -> Program {
     let tracer = Tracer::new(form, options());
     let step = |seat: Seat<XlaMemory>| trace_step(&job.config, &job.architecture, &job.plan, seat);
@@ -210,15 +210,15 @@ fn a_compiled_step_says_what_it_needs() {
         job.plan.layout.units.iter().flat_map(|unit| &unit.segments).map(|one| one.shard_len()).sum();
     // Parameters and two moments in single precision.
     assert!(memory.arguments >= 12 * shards as u64, "{memory:?}");
-    // What a step leaves of them lies where they lay.
+    // The results of the step reuse their buffers.
     assert!(memory.aliased >= 12 * shards as u64, "{memory:?}");
-    // Eight ranks have no place on four devices.
+    // Eight ranks do not fit on four devices.
     let large = traced(&job.at_world(8).unwrap(), NATIVE);
     let refused = target.compile(&large).unwrap_err().to_string();
     assert!(refused.contains("8 ranks need as many devices"), "{refused}");
 }
 
-/// The digest of a program and how often it has each operation.
+/// Returns the digest of a program and the number of times it has each operation.
 fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramForm) -> String {
     let dir = tempfile::tempdir().unwrap();
     let overrides: Vec<&str> = overrides.iter().copied().chain(["run.device=\"xla\""]).collect();
@@ -227,7 +227,7 @@ fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramFo
     let mut told = format!("{name}: {high:016x}{low:016x}\n");
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, name) in text.match_indices("stablehlo.") {
-        // What stands behind `#` is an attribute.
+        // After `#` it is an attribute, not an operation.
         if !text[..at].ends_with('#') {
             let rest = &text[at + name.len()..];
             let kind = rest.split(|c: char| c != '_' && !c.is_alphanumeric()).next().unwrap();
@@ -240,7 +240,7 @@ fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramFo
     told
 }
 
-/// What a change of a rule, or of the schedule, changes in programs.
+/// Shows how a change of a rule or of the schedule changes programs.
 #[test]
 fn programs_have_the_operations_that_they_had() {
     let mixed = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "fsdp.mesh.replicate=2"];
@@ -256,7 +256,7 @@ fn programs_have_the_operations_that_they_had() {
     );
 }
 
-/// The constants of double precision in a program, as they are written.
+/// Returns the double-precision constants in the text of a program.
 fn constants_in_double(text: &str) -> Vec<f64> {
     let of_line = |line: &str| -> Vec<f64> {
         let Some((_, constant)) = line.split_once("stablehlo.constant dense<") else { return Vec::new() };
@@ -270,7 +270,7 @@ fn constants_in_double(text: &str) -> Vec<f64> {
     text.lines().flat_map(of_line).collect()
 }
 
-/// XLA makes double precision of two floats of single precision for TPUs, where a constant beyond their range is infinite, or zero.
+/// For TPUs, XLA emulates double precision by pairs of f32; a constant beyond their range becomes infinite or zero.
 #[test]
 fn constants_in_double_precision_have_the_range_of_single_precision() {
     let dir = tempfile::tempdir().unwrap();
@@ -286,7 +286,7 @@ fn constants_in_double_precision_have_the_range_of_single_precision() {
     }
 }
 
-/// How often an operation is in a program.
+/// Returns how often an operation occurs in a program.
 fn count(program: &Path, operation: &str) -> usize {
     std::fs::read_to_string(program).unwrap().matches(operation).count()
 }
@@ -296,7 +296,7 @@ fn a_program_has_the_collectives_of_its_schedule() {
     let dump = tempfile::tempdir().unwrap();
     let programs = ProgramOptions { dump: Some(dump.path().into()), ..written_as(NATIVE) };
     let Some(plan) = check((LLAMA, 61), &[4], &[LAYERS], programs) else { return };
-    // A collective of the schedule is one for each segment.
+    // Each collective of the schedule becomes one per segment.
     let calls = |name: &str| -> usize {
         plan.step.ops.iter().filter(|op| op.kind.name() == name).map(|op| op.reads.len()).sum()
     };

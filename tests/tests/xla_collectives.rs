@@ -1,5 +1,5 @@
-//! Which collectives of a schedule are in the program of its step: each, in its place. And which of them XLA for processors leaves
-//! (`FSDP_TEST_PJRT` names a plugin): all of them, and why.
+//! Collectives of compiled steps: the program of a step has all those of its schedule, in their order, and XLA for CPUs
+//! (`FSDP_TEST_PJRT` names a plugin) keeps them all, because of the barriers of the program.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use fsdp_xla::{Collective, Optimized, Order, Program, ProgramForm, Reduction, Ta
 use crate::support::{GPT2, LLAMA, config, job};
 use crate::xla::{LAYERS, NATIVE, TREE, plugin, traced};
 
-/// A model, changes of its run file, and how gradients are added; on four ranks, with two micro-batches in a step.
+/// A model, overrides, and the form of its program; on four ranks, with two micro-batches per step.
 type Case<'a> = (&'a str, &'a [&'a str], ProgramForm);
 
 const CASES: [Case<'_>; 20] = [
@@ -37,7 +37,7 @@ const CASES: [Case<'_>; 20] = [
     (GPT2, &["fsdp.param_dtype=\"bf16\"", "fsdp.mesh.replicate=2", "fsdp.forward_prefetch=2"], NATIVE),
 ];
 
-/// The plan and the program of a case.
+/// Returns the plan and the program of a case.
 fn written((model, overrides, form): Case<'_>) -> (Plan, Program) {
     let (vocab, wrap) = if model == LLAMA { (61, LAYERS) } else { (53, "fsdp.wrap=[\"GPT2Block\"]") };
     let overrides = [&["run.device=\"xla\"", wrap], overrides].concat();
@@ -47,8 +47,8 @@ fn written((model, overrides, form): Case<'_>) -> (Plan, Program) {
     (Plan::clone(&job.plan), program)
 }
 
-/// What the operations of a schedule are in a program: one collective for each segment of a unit, and one for the scalars.
-/// A group of one rank has none. Added by the tree, what is reduced is sent to whom it belongs, and copies are gathered.
+/// Returns the collectives that a schedule has in a program: one per segment of a unit, and one for the scalars; none
+/// for a group of one rank. With the tree, each gradient is sent to its owner (all-to-all) and copies are all-gathered.
 fn scheduled(plan: &Plan, reduction: Reduction) -> Vec<Collective> {
     let (shards, replicas) = (plan.mesh.shards(), plan.mesh.replicas());
     let len = |buffer: &BufferId| plan.step.buffer(*buffer).len.expect("it is the same on all ranks");
@@ -90,7 +90,7 @@ fn scheduled(plan: &Plan, reduction: Reduction) -> Vec<Collective> {
     found
 }
 
-/// What XLA leaves of a program.
+/// Returns what XLA keeps of a program.
 fn compiled(target: &Target, program: &Program) -> Optimized {
     target.compile(program).unwrap().optimized.expect("this compiler shows what it has made")
 }
@@ -103,8 +103,8 @@ fn the_program_of_a_step_has_the_collectives_of_its_schedule_in_their_order() {
     }
 }
 
-/// The collectives are those of the schedule, in its order: none is merged with that of another unit, added or left out. Sums over
-/// replicas are joined for the segments of a unit.
+/// The collectives are those of the schedule, in its order: none is merged with one of another unit, added or dropped.
+/// Sums over replicas are combined for the segments of a unit.
 #[test]
 fn xla_leaves_all_collectives_of_a_schedule_in_its_order() {
     let Some(plugin) = plugin() else { return };
@@ -129,7 +129,7 @@ fn xla_leaves_all_collectives_of_a_schedule_in_its_order() {
     }
 }
 
-/// The text of a program whose barriers are gone: what was behind one is what it was made of.
+/// Removes the barriers from the text of a program: uses of their results become uses of their operands.
 fn without_barriers(text: &str) -> String {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut kept = String::new();
@@ -155,7 +155,7 @@ fn without_barriers(text: &str) -> String {
     kept
 }
 
-/// A line in which some values have other names.
+/// Renames values in a line.
 fn renamed(line: &str, names: &BTreeMap<String, String>) -> String {
     let mut parts = line.split('%');
     let mut text = parts.next().unwrap().to_owned();
@@ -168,7 +168,7 @@ fn renamed(line: &str, names: &BTreeMap<String, String>) -> String {
     text
 }
 
-/// Without barriers XLA would notice that later gathers make what earlier ones have made, and that layers are recomputed.
+/// Without barriers, XLA eliminates later gathers as duplicates of earlier ones, and recomputation as well.
 #[test]
 fn without_barriers_xla_merges_gathers_and_recomputation() {
     let Some(plugin) = plugin() else { return };

@@ -1,4 +1,4 @@
-//! Compiled steps with parameters and arithmetic in 16 bits: their loss curve beside that of the host in f32.
+//! Compiled steps with 16-bit parameters and arithmetic: their loss curve compared with that of the host in f32.
 
 use fsdp_comm::launch::{LaunchFailure, Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
@@ -9,17 +9,17 @@ use fsdp_xla::{Devices, ProgramOptions};
 use crate::support::{LLAMA, config, job, options, threads};
 use crate::xla::{LAYERS, plugin};
 
-/// Before the model knows its few samples by heart: near a loss of zero small errors are large relative to it.
+/// Ends before the model memorizes its few samples: near a loss of zero, small errors are relatively large.
 const STEPS: u64 = 60;
 
-/// Steps whose mean is one point of the curve.
+/// Number of steps averaged into one point of the curve.
 const WINDOW: usize = 20;
 
-/// Largest distance of a point from that in f32, relative to it. An activation in bf16 is rounded by up to 2^-8 after every
-/// operation; over some dozens of operations errors of either sign add up to a few times that.
+/// Maximum relative distance of a point from the f32 curve. A bf16 activation is rounded by up to 2^-8 after every
+/// operation; over some dozens of operations, errors of either sign add up to a few times that.
 const BAND: f64 = 5.0 / 256.0;
 
-/// The loss curve of a run.
+/// Returns the loss curve of a run.
 fn curve<M: TrainBackend>(launcher: &impl Launcher<Memory = M>, job: &Job<HfModel>) -> Vec<f64> {
     let losses = |seat: Seat<M>| -> Result<Vec<f64>, TrainError> {
         let mut trainer = RankTrainer::new(job, seat)?;
@@ -47,7 +47,7 @@ fn compiled_losses_in_16_bits_stay_within_a_band_of_the_hosts_in_f32() {
         let (param_dtype, reduce_dtype) =
             (format!("fsdp.param_dtype=\"{param}\""), format!("fsdp.reduce_dtype=\"{reduce}\""));
         let mut more = vec!["run.device=\"xla\"", &*param_dtype, &*reduce_dtype];
-        // With this scale no step overflows, so that all curves have as many updates.
+        // No step overflows at this scale, so all curves have the same number of updates.
         more.extend((param == "f16").then_some("train.loss_scale.init=256"));
         let half = curve(&devices, &with(&more));
         let apart = full.iter().zip(&half).map(|(full, half)| (half - full).abs() / full);

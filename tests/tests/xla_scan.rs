@@ -1,22 +1,21 @@
-//! Programs with layers in loops (`run.xla.scan_layers`): they compute what others do, and grow
-//! much less with the depth of a model.
-//! `FSDP_TEST_PJRT` names a plugin.
+//! Programs with layers in loops (`run.xla.scan_layers`): they compute the same as unrolled ones, and grow much less
+//! with the depth of a model. `FSDP_TEST_PJRT` names a plugin.
 
 use fsdp_xla::{Collective, Order, Program, ProgramForm, Target};
 
 use crate::support::{GPT2, LLAMA, config, job};
 use crate::xla::{LAYERS, NATIVE, TREE, check, plugin, traced, written_as};
 
-/// Layers in loops.
+/// Programs with layers in loops.
 const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
 
-/// About the fewest layers of which both passes become loops.
+/// About the smallest number of layers at which both passes become loops.
 const SCANNED_LAYERS: usize = 7;
 
 const BLOCKS: &str = "fsdp.wrap=[\"GPT2Block\"]";
 const RECOMPUTED: &str = "fsdp.activation_checkpointing=\"full\"";
 
-/// A model of more layers.
+/// Returns a model with another number of layers.
 fn deep(model: &str, layers: usize) -> String {
     let count = |key| format!("\"{key}\": {layers},");
     let deeper = model
@@ -32,7 +31,7 @@ fn program(model: &str, vocab: u32, overrides: &[&str], form: ProgramForm) -> Pr
     traced(&job(model, config(dir.path(), vocab, &overrides)), form)
 }
 
-/// The program of a step has loops, and at each world size two steps are those of the oracle.
+/// Checks that the program of a step has loops, and that two steps at each world size match the oracle.
 fn check_loops(model: (&str, u32), worlds: &[usize], overrides: &[&str], form: ProgramForm) {
     assert!(program(model.0, model.1, overrides, form).loops > 1, "{overrides:?}");
     check(model, worlds, overrides, written_as(form));
@@ -63,7 +62,7 @@ fn loops_keep_what_schedules_have_under_way() {
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &narrow, native);
 }
 
-/// A layer more is its update, and its place in stacks.
+/// Each further layer adds only its update and its place in the stacks.
 #[test]
 fn programs_grow_by_a_quarter_with_layers_or_less() {
     let count = |layers: usize, form| {
@@ -83,17 +82,17 @@ fn loops_are_written_where_layers_are_many() {
     let llama = deep(LLAMA, SCANNED_LAYERS);
     let written = |form| program(&llama, 61, &[LAYERS], form);
     assert_eq!(written(TREE).loops, 0);
-    // Forward and backward of two micro-batches.
+    // Forward and backward, for each of two micro-batches.
     assert_eq!(written(SCANNED).loops, 4);
     let small = program(LLAMA, 61, &[LAYERS], SCANNED);
     assert_eq!((small.loops, small.is_scanned), (0, false), "three layers are no loop");
-    // What is gathered many layers ahead is read few rounds later where a round has several layers.
+    // With several layers per round, a unit gathered many layers ahead is read only a few rounds later.
     let far = ["fsdp.forward_prefetch=6", "fsdp.backward_prefetch=6"];
     let far = program(&deep(LLAMA, 16), 61, &[&[LAYERS], &far[..]].concat(), SCANNED);
     assert!(far.is_scanned);
 }
 
-/// A loop has the collectives of one of its rounds.
+/// A loop contains the collectives of a single round.
 #[test]
 fn collectives_of_layers_are_written_once() {
     let llama = deep(LLAMA, 12);
@@ -106,7 +105,7 @@ fn collectives_of_layers_are_written_once() {
     assert!(2 * scanned[0] < all[0] && 2 * scanned[1] < all[1], "{scanned:?} of {all:?}");
 }
 
-/// XLA leaves what loops gather and reduce, and what they compute once more.
+/// XLA keeps the collectives and the recomputation inside loops.
 #[test]
 fn xla_leaves_what_is_in_loops() {
     let Some(plugin) = plugin() else { return };

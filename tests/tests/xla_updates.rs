@@ -1,4 +1,4 @@
-//! Updates in steps that XLA compiles: Adafactor's beside the oracle, and whole runs beside those of the host.
+//! Updates in steps compiled by XLA: Adafactor compared with the oracle, and whole runs with those of the host.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,7 @@ const SELECTIVE: &str = "fsdp.activation_checkpointing=\"selective\"";
 #[test]
 fn adafactor_is_trained_at_every_world_size() {
     check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS, RELATIVE], ProgramOptions::default());
-    // One unit, in which ranks hold other parameters of one dimension.
+    // One unit, of which ranks hold different one-dimensional parameters.
     check((GPT2, 53), &[1, 2, 4], &[AVERAGED], ProgramOptions::default());
 }
 
@@ -42,8 +42,8 @@ fn adafactor_is_trained_in_bf16_over_replicas_with_an_average() {
 /// Parameters and optimizer state, by name.
 type State = BTreeMap<String, Vec<f64>>;
 
-/// Trains a model to a step, from the newest checkpoint of the folder if there is one, and saves there; what the last checkpoint
-/// holds.
+/// Trains a model up to a step, from the newest checkpoint of the folder if there is one, and saves there. Returns the
+/// content of the last checkpoint.
 fn trained_of(model: (&str, u32), out: &Path, steps: u64, device: &str, overrides: &[&str]) -> State {
     let own = [
         format!("run.out_dir={}", out.display()),
@@ -73,12 +73,12 @@ fn numbers(bytes: &[u8], in_double: bool) -> Vec<f64> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()).into()).collect()
 }
 
-/// As [`trained_of`], of a Llama.
+/// Like [`trained_of`], for a Llama.
 fn trained(out: &Path, steps: u64, device: &str, overrides: &[&str]) -> State {
     trained_of((LLAMA, 61), out, steps, device, overrides)
 }
 
-/// How far elements are apart at most, beside the largest of their tensor.
+/// Returns the largest difference of elements, relative to the largest element of their tensor.
 fn distance([found, expected]: [State; 2]) -> f64 {
     assert!(found.keys().eq(expected.keys()));
     let mut most = 0f64;
@@ -94,16 +94,15 @@ fn distance([found, expected]: [State; 2]) -> f64 {
 
 const DOUBLE: [&str; 2] = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
 
-/// How much larger than 2^29 times the distance in f64 that in f32 may be.
+/// Maximum ratio of the distance in f32 to 2^29 times the distance in f64.
 const FACTOR: f64 = 8.0;
 
-/// What separates programs from the host is rounding, in runs that differ in nothing but their type (`distance` takes keys of the
-/// run file). In double precision next to nothing is left, so both compute one function. How far the results of its roundings are
-/// apart is, to first order, linear in these: in single precision the roundings are others, but as many of them pass through the
-/// same derivatives, and each is up to 2^29 times as large. The largest results of two draws of that kind are of one size, give or
-/// take a small factor.
+/// Checks that programs and host differ only by rounding, in runs that are equal but for their dtype (`distance` takes
+/// overrides of the run file). In f64 the distance nearly vanishes, so both compute the same function. To first order,
+/// the distance is linear in the rounding errors. Those of f32 are different ones, but equally many pass through the
+/// same derivatives, and each is up to 2^29 times as large. The maxima of two such draws agree up to a small factor.
 fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
-    /// Whatever was found in double precision: 300 units in the last place.
+    /// Upper limit for the distance in f32, whatever it is in f64: 300 units in the last place.
     const MOST: f64 = 2e-5;
     let (single, double) = (distance(&[]), distance(&DOUBLE));
     println!("{what}: {single:e} in f32, {double:e} in f64");
@@ -112,8 +111,8 @@ fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
     assert!(single <= bound, "{what}: {single:e} in f32, {double:e} in f64");
 }
 
-/// The largest difference between the gradients of the first step and the oracle's, over all elements and world sizes, is bounded
-/// like that of whole runs. In f64 `verify` itself bounds it, by 7e-15 of the largest gradient.
+/// The largest difference between the gradients of the first step and those of the oracle, over all elements and world
+/// sizes, is bounded like that of whole runs. In f64 `verify` itself bounds it, by 7e-15 of the largest gradient.
 #[test]
 fn gradients_differ_from_the_oracles_by_rounding() {
     let Some(plugin) = plugin() else { return };
@@ -168,12 +167,12 @@ fn runs_end_where_those_of_the_host_do() {
     for (name, overrides) in cases {
         check(name, (LLAMA, 61), overrides);
     }
-    // With dropout, whose masks have to be the same.
+    // With dropout, whose masks must be the same.
     let gpt2 = ["fsdp.wrap=[\"GPT2Block\"]", "train.optimizer={ name = \"sgd\", lr = 0.1 }", "run.ranks=4"];
     check("gpt2", (GPT2, 53), &gpt2);
 }
 
-/// With one plugin and as many devices two starts, which both compile, have the same bits.
+/// Two starts that both compile, with the same plugin and number of devices, give the same bits.
 #[test]
 fn what_is_compiled_again_has_the_same_bits() {
     if plugin().is_none() {
@@ -184,7 +183,7 @@ fn what_is_compiled_again_has_the_same_bits() {
     assert!(run("first") == run("second"));
 }
 
-/// State that has other lengths in programs than in checkpoints is what it was, on other ranks too.
+/// State whose lengths differ between programs and checkpoints is preserved, also on other numbers of ranks.
 #[test]
 fn a_run_goes_on_from_the_host_to_programs_and_back() {
     if plugin().is_none() {

@@ -1,4 +1,4 @@
-//! The communicator over links, in memory and over TCP, passes the suite of every communicator.
+//! Runs the conformance suite of all communicators over in-memory and TCP links.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -19,24 +19,24 @@ use fsdp_core::comm::{Comm, CommError, Purpose, ReduceOp};
 use fsdp_core::memory::{Category, Memory};
 use fsdp_core::{DType, Error, Queue, Rank};
 
-/// How threads are connected.
+/// How the ranks, which are threads, are connected.
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     InMemory,
     Tcp,
-    /// TCP, where all messages are read in the memory of their senders.
+    /// TCP, where receivers read every message from the memory of its sender.
     Direct,
-    /// TCP between processes of so many ranks each, the last one of fewer.
+    /// In-memory links within processes of this many ranks (the last may have fewer), and TCP between processes.
     Both(usize),
 }
 
-/// Worlds of threads that are connected by links.
+/// Launches worlds of threads that are connected by links.
 struct Linked {
     transport: Transport,
     timeout: Duration,
 }
 
-/// Makes the link of a channel and rank.
+/// Returns the link of a rank for a channel.
 type Links = Box<dyn Fn(u64, Rank) -> Box<dyn Link> + Sync>;
 
 impl Linked {
@@ -65,7 +65,7 @@ impl Linked {
     }
 }
 
-/// Links as processes with so many ranks each have them.
+/// Returns the TCP links of every process, for processes of `each` ranks.
 fn tcp_links(
     world: usize,
     each: usize,
@@ -111,7 +111,7 @@ impl Launcher for Linked {
                 outcome
                     .map_err(|error| LaunchFailure { rank: Rank(rank), reason: FailureReason::Error(error) })
             };
-            // All are joined before the first failure is returned.
+            // Join all threads before returning the first failure.
             threads.into_iter().enumerate().map(join).collect::<Vec<_>>().into_iter().collect()
         })
     }
@@ -163,7 +163,7 @@ fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
 fn a_rank_that_returns_early_is_named() {
     for transport in [Transport::InMemory, Transport::Tcp, Transport::Direct, Transport::Both(2)] {
         let outcomes = outcomes(&Linked { transport, timeout: LONG }, 3, &|mut seat| {
-            // Over TCP ranks hear of each other from their first collective on.
+            // Over TCP, ranks notice each other only from their first collective on.
             reduce(&mut seat.gathers, &seat.memory)?;
             if seat.gathers.rank() == 1 { Ok(()) } else { reduce(&mut seat.gathers, &seat.memory) }
         });

@@ -1,4 +1,4 @@
-//! Every way an export can fail, and what is left of it: nothing under a final name, no temporary file.
+//! Every way an export can fail. A failed export leaves no file under a final name and no temporary file.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -90,8 +90,8 @@ fn a_full_disk_is_an_error_that_says_what_to_do() {
     let text = error.to_string();
     assert!(text.contains("model.safetensors.tmp") && text.contains("free space"), "{text}");
 
-    // Not even a commit in spite of the error finishes the file. What lies at the temporary path is not what
-    // the export created, so it is left alone, and refused by the next export.
+    // A commit after the error does not finish the file either. The export did not create the file at the
+    // temporary path, so it keeps it, and the next export refuses to start.
     let error = export.commit([]).unwrap_err();
     assert!(error.to_string().contains("were never written"), "{error}");
     assert_eq!(names_in(dir.path()), ["model.safetensors.tmp"]);
@@ -223,7 +223,7 @@ fn rejects_rows_that_nobody_or_two_wrote() {
         assert!(error.to_string().contains("were written more than once"), "{error}");
     }
     assert_eq!(names_in(dir.path()), [""; 0]);
-    // Nobody needs to write nothing, and nobody is harmed by it.
+    // Empty writes are not required, and do no harm.
     commit(&[(2, 0), (0, 2), (2, 2), (4, 0)]).unwrap();
 }
 

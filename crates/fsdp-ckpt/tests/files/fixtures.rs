@@ -1,4 +1,4 @@
-//! `full.safetensors` and `hf_sharded/` hold the same model, written by safetensors and huggingface_hub.
+//! Fixtures `full.safetensors` and `hf_sharded/`: the same model, written by safetensors and huggingface_hub.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::fixture;
 
-/// All bytes of a tensor of a model.
+/// Returns all bytes of a tensor.
 fn bytes(model: &ModelReader, name: &str) -> Vec<u8> {
     let entry = model.entry(name).unwrap();
     let mut out = vec![0; entry.len_bytes() as usize];
@@ -102,7 +102,7 @@ fn a_plan_cuts_shards_as_huggingface_hub_did() {
     let index = fs::read(fixture("hf_sharded/model.safetensors.index.json")).unwrap();
     let theirs: Value = serde_json::from_slice(&index).unwrap();
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();
-    // The index lists tensors in the order of the state dict.
+    // The index lists the tensors in state-dict order.
     let tensors = theirs["weight_map"].as_object().unwrap().keys().map(|name| {
         let entry = model.entry(name).unwrap();
         TensorSpec { name: name.clone(), dtype: entry.dtype(), shape: entry.shape().to_owned() }

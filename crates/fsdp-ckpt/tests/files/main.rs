@@ -1,25 +1,25 @@
 //! Tests on real files: fixtures made by PyTorch and Hugging Face, and files in temporary directories.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-/// Files made by other tools read to their expected values.
+/// Files written by other tools are read to their expected values.
 mod fixtures;
 
-/// Files and models that are damaged or do not fit: refused, naming what is wrong.
+/// Damaged or mismatched files and models are refused with an error that names the problem.
 mod refusals;
 
-/// What an export writes is what a reader reads, whoever writes it in whatever order.
+/// A reader returns what an export wrote, for any number of writers in any order.
 mod round_trip;
 
-/// Exports that fail leave nothing behind.
+/// Failed exports leave nothing behind.
 mod failures;
 
-/// Native checkpoints: several ranks save, one commits, any number read.
+/// Native checkpoints: several ranks save, one commits, any number of ranks read.
 mod native;
 
-/// A process that saves is killed at random moments.
+/// A saving process is killed at random moments.
 mod native_kill;
 
-/// Nodes whose clients of a network file system have stale caches.
+/// Nodes whose network file system clients have stale caches.
 mod stale_caches;
 
 use std::{
@@ -38,7 +38,7 @@ fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
     TensorSpec { name: name.to_owned(), dtype, shape: shape.to_owned() }
 }
 
-/// The names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 fn names_in(dir: &Path) -> Vec<String> {
     let files = fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = files.collect();
@@ -46,7 +46,7 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A safetensors file from the text of its header and its data.
+/// Writes a safetensors file from the text of its header and its data.
 fn write_raw(path: &Path, header: &str, data: &[u8]) {
     let len = (header.len() as u64).to_le_bytes();
     fs::write(path, [&len, header.as_bytes(), data].concat()).unwrap();

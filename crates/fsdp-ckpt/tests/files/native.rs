@@ -1,4 +1,4 @@
-//! Ranks as threads: what they save is what is read, and every failure is told.
+//! Saves by ranks that are threads: readers get what was saved, and every failure is reported.
 
 use std::{fs, num::NonZeroUsize, path::Path, thread};
 
@@ -19,7 +19,7 @@ fn parameter(name: &str, dtype: TensorType, shape: &[usize], world: usize) -> Sa
     SavedTensor { spec: spec(name, dtype, shape), path, role: Role::Model, rows }
 }
 
-/// A small training state in the shapes that occur: parameters, moments, a step, empty tensors.
+/// Plans a small training state with every kind of tensor: parameters, moments, a step, empty tensors.
 pub(super) fn plan(world: usize) -> SavePlan {
     let mut moment = parameter("optim.state.w.exp_avg", TensorType::F32, &[37, 8], world);
     moment.path = ["optim", "state", "w", "exp_avg"].map(|step| Key::Name(step.to_owned())).to_vec();
@@ -35,7 +35,7 @@ pub(super) fn plan(world: usize) -> SavePlan {
     SavePlan::new(world, tensors).unwrap()
 }
 
-/// The bytes of rows: other ones for each tensor, row and seed.
+/// Returns the bytes of some rows; they differ by tensor, row and seed.
 fn rows_of(name: &str, first: usize, count: usize, row_bytes: usize, seed: u8) -> Vec<u8> {
     let salt = name.bytes().fold(seed, |salt, byte| salt.wrapping_mul(31).wrapping_add(byte));
     let byte = |index: usize| (index.wrapping_mul(2_654_435_761) >> 7) as u8 ^ salt;
@@ -52,7 +52,7 @@ pub(super) fn write_part(save: &mut RankSave, plan: &SavePlan, rank: usize, seed
         if rows.is_empty() {
             continue;
         }
-        // In two pieces, as a trainer that gathers its rows piece by piece would.
+        // Two writes, like a trainer that gathers its rows piece by piece.
         let cut = rows.start + rows.len() / 2;
         for part in [rows.start..cut, cut..rows.end] {
             let bytes = rows_of(name, part.start, part.len(), row_bytes(tensor), seed);
@@ -66,7 +66,7 @@ pub(super) fn run_state(step: u64) -> Map<String, Value> {
     state.as_object().unwrap().clone()
 }
 
-/// Saves by as many threads as the plan has ranks.
+/// Saves with one thread per rank of the plan.
 pub(super) fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
     let run = lock.run();
     let part = |rank| {
@@ -82,7 +82,7 @@ pub(super) fn save(lock: &RunLock, plan: &SavePlan, step: u64, seed: u8) {
     assert_eq!(lock.commit(plan, step, run_state(step), reports).unwrap(), run.checkpoint(step));
 }
 
-/// Reads every tensor in `cuts` parts and compares it.
+/// Reads every tensor in `cuts` parts and compares it with what was saved.
 pub(super) fn check(dir: &Path, plan: &SavePlan, step: u64, seed: u8, cuts: usize) {
     let reader = NativeReader::open(dir).unwrap();
     assert_eq!(reader.manifest().run_state, run_state(step));
@@ -174,11 +174,11 @@ fn what_four_threads_save_reads_back_at_any_world_size() {
             check(&path, &plan(world), step, step as u8, cuts);
         }
     }
-    // What a run that diverged could go back to is kept.
+    // Checkpoints that a diverged run could go back to are kept.
     lock.keep_last(NonZeroUsize::MIN, 50, &[]).unwrap();
     assert_eq!(run.steps().unwrap(), [50, 150]);
     save(&lock, &plan(1), 100, 100);
-    // And so are the best.
+    // So are the best checkpoints.
     lock.keep_last(NonZeroUsize::MIN, 150, &[50, 70]).unwrap();
     assert_eq!(run.steps().unwrap(), [50, 150]);
     save(&lock, &plan(1), 100, 100);
@@ -197,7 +197,7 @@ fn a_run_is_locked_once_and_until_it_ends() {
     let error = run.lock().unwrap_err();
     assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("locked")), "{error}");
     drop(lock);
-    // A process that another test is starting has it, too, until it is another program.
+    // A child that another test is starting holds the lock too, until it calls exec.
     while run.lock().is_err() {
         std::thread::yield_now();
     }
@@ -249,7 +249,7 @@ fn a_save_whose_directory_was_removed_says_so() {
     let error = lock.commit(&plan, 1, Map::new(), vec![report]).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("rank 0 wrote it"), "{error}");
-    // The next one is not in its way.
+    // The failed save does not block the next one.
     lock.discard(1).unwrap();
     save(&lock, &plan, 1, 1);
 }

@@ -1,4 +1,4 @@
-//! `kill -9` of a process that saves: what it said it had saved is there, and nothing looks whole that is not.
+//! `kill -9` of a saving process: every save that it reported exists, and no incomplete checkpoint looks complete.
 
 use std::{
     io::{BufRead, BufReader},
@@ -14,16 +14,16 @@ use fsdp_ckpt::native::RunDir;
 
 use super::native::{check, plan, save};
 
-/// In the environment of a child: where it saves, and by how many ranks.
+/// Environment variables of a child: the directory it saves to, and its number of ranks.
 const CHILD_DIR: &str = "FSDP_CKPT_KILLED_CHILD_DIR";
 const CHILD_WORLD: &str = "FSDP_CKPT_KILLED_CHILD_WORLD";
 
 const KILLS: u64 = 100;
 
-/// A child is killed after it saved at most this many times less one, somewhere within the next save.
+/// A child is killed during a save, after fewer than this many complete saves.
 const SAVES_PER_LIFE: u64 = 3;
 
-/// Does nothing, unless it runs as a child of the test below: then it saves until it is killed.
+/// Does nothing, except as a child of the test below: then it saves until it is killed.
 #[test]
 fn a_process_to_be_killed() {
     let (Ok(dir), Ok(world)) = (std::env::var(CHILD_DIR), std::env::var(CHILD_WORLD)) else { return };
@@ -39,10 +39,10 @@ fn a_process_to_be_killed() {
     }
 }
 
-/// Lets a child save `saves` times, lets `moment` pass and kills it. Returns the last step that it said it
-/// had saved.
+/// Lets a child save `saves` times, waits for `moment` and kills it. Returns the last step that it reported as
+/// saved.
 ///
-/// Saves are counted rather than timed, since how long one takes differs by ten times beside other work.
+/// Saves are counted rather than timed, since the time of one varies tenfold with other load.
 fn run_child(dir: &Path, world: usize, saves: u64, moment: Duration) -> Option<u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "native_kill::a_process_to_be_killed", "--nocapture"])
@@ -90,7 +90,7 @@ fn a_hundred_kills_at_random_moments_lose_nothing_that_was_saved() {
             newest >= saved,
             "kill {kill} {moment:?} after {saves} saves: step {saved} was saved, {newest} is the newest"
         );
-        // Which of the two worlds saved it is in the checkpoint.
+        // The checkpoint records which of the two world sizes saved it.
         let reader = fsdp_ckpt::native::NativeReader::open(&path).unwrap();
         check(&path, &plan(reader.manifest().world_size), newest, newest as u8, 3);
         saved = newest;

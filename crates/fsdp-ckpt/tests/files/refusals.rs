@@ -138,7 +138,7 @@ fn rejects_a_single_file_beside_an_index() {
     write_raw(&dir.path().join(SINGLE_FILE), ONE, &[0; 8]);
     let error = open_error(dir.path());
     assert!(matches!(&error, Error::WrongPath { reason, .. } if reason.contains("ambiguous")), "{error}");
-    // The way out: name the file.
+    // The remedy: name the file.
     assert_eq!(ModelReader::open(dir.path().join(INDEX_FILE)).unwrap().names().len(), 2);
     assert_eq!(ModelReader::open(dir.path().join(SINGLE_FILE)).unwrap().names().len(), 1);
 }

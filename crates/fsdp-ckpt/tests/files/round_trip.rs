@@ -1,4 +1,4 @@
-//! Random models, dtypes and splits over writers.
+//! Exports of random models and dtypes, split at random among writers, are read back unchanged.
 
 use std::{fs, thread};
 
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::{names_in, spec};
 
-/// Bytes that differ from tensor to tensor and from place to place.
+/// Returns bytes that differ by tensor and position.
 fn content(tensor: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + tensor * 101 + i / 251) as u8).collect()
 }
@@ -115,7 +115,7 @@ proptest! {
 
 #[test]
 fn conversion_in_chunks_equals_conversion_at_once() {
-    // Longer than one chunk, and not a multiple of it.
+    // Longer than one chunk, and not a multiple of its length.
     let values: Vec<f32> = (0..300_001).map(|i| (i as f32 - 150_000.0) * 0.37).collect();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("long.safetensors");
@@ -141,7 +141,7 @@ fn an_export_is_the_same_bytes_whoever_writes_it() {
         let path = dir.path().join("m.safetensors");
         let plan = ExportPlan::new(&path, tensors.clone(), Metadata::new()).unwrap();
         let export = plan.create().unwrap();
-        // The last rank first: order does not matter.
+        // The last rank writes first: the order does not matter.
         let receipts: Vec<_> =
             (0..ranks).rev().map(|rank| write_part(&plan, &tensors, rank, ranks)).collect();
         export.commit(receipts).unwrap();

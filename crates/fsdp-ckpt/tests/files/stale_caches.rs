@@ -1,5 +1,5 @@
-//! Clients of a network file system that remember for long what others have changed since: two mounts of one
-//! directory, each with caches of half a minute (bindfs). Skipped where they cannot be mounted.
+//! Network file system clients with stale caches, simulated by two bindfs mounts of one directory that cache
+//! attributes and names for ten minutes. Skipped where bindfs cannot mount.
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use fsdp_ckpt::native::{RankSave, RunDir};
 
 use super::native::{check, plan, run_state, write_part};
 
-/// Another way to a directory.
+/// A mount of a directory with a cache of its own.
 struct Client {
     path: PathBuf,
     process: Child,
 }
 
 impl Client {
-    /// None where this machine does not mount.
+    /// Mounts `real` at `path`; `None` if this machine cannot.
     fn mount(real: &Path, path: PathBuf) -> Option<Client> {
         fs::create_dir(&path).unwrap();
         let before = fs::metadata(&path).unwrap().dev();
@@ -75,7 +75,7 @@ fn a_save_of_ranks_on_clients_with_stale_caches_is_committed() {
     for step in 1..=3 {
         let complete = format!("run/checkpoints/{}", RunDir::name_of(step));
         let unfinished = format!("{complete}.{}.tmp", lock.attempt());
-        // Both remember from here on that neither name is there.
+        // From here on, both clients cache that neither name exists.
         for client in [&first, &second] {
             assert!(!client.sees(&unfinished) && !client.sees(&complete));
         }

@@ -1,6 +1,6 @@
-//! Real files, damaged at random: whatever a reader makes of one, it stays inside the file.
+//! Real files, damaged at random: whatever a reader returns for one refers only to bytes inside the file.
 //!
-//! Checksums of records are taken out first, so that damage reaches the parsers behind them.
+//! Checksums of records are removed first, so that the damage reaches the parsers.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const FILES: [&str; 6] = [
     "xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth",
 ];
 
-/// A fixture whose archive says of all checksums that they were not computed.
+/// Returns a fixture whose archive marks all checksums as not computed.
 fn without_checksums(name: &str) -> Vec<u8> {
     let mut bytes = fs::read(fixture(name)).unwrap();
     let entries: Vec<usize> = bytes
@@ -42,7 +42,7 @@ fn open(bytes: &[u8]) -> Option<Checkpoint> {
     torch_file::open(&path).ok()
 }
 
-/// What every reader promises of what it returns.
+/// Checks what every reader guarantees: all tensors lie inside their sources.
 fn assert_inside_sources(checkpoint: &Checkpoint) {
     let len = |source: usize| match &checkpoint.sources[source] {
         Source::File { len, .. } => *len,
@@ -85,7 +85,7 @@ proptest! {
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
     ) {
         let mut bytes = without_checksums(name);
-        // Half of the damage goes where the structure is densest: into the pickle, which comes first.
+        // Half of the cases damage the pickle, the densest structure, at the start of the file.
         let len = if in_pickle { bytes.len().min(3000) } else { bytes.len() };
         changes.iter().for_each(|(at, byte)| bytes[at.index(len)] = *byte);
         if let Some(checkpoint) = open(&bytes) {

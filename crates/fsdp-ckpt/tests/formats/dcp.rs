@@ -1,4 +1,4 @@
-//! Directories of PyTorch's distributed checkpoints read to what was saved.
+//! Directories of PyTorch's distributed checkpoints (DCP) are read to what was saved.
 
 use fsdp_ckpt::{
     checkpoint::{Checkpoint, Key, Role, Source},
@@ -7,7 +7,7 @@ use fsdp_ckpt::{
 
 use crate::{assert_equals_safetensors, bytes_of, fixture, source_bytes};
 
-/// Checks tensors, values and checksums of one of the directories with the whole training state.
+/// Checks tensors, values and checksums of a directory that holds the whole training state.
 fn assert_is_training_state(name: &str) -> Checkpoint {
     let checkpoint = dcp::open(&fixture(name)).unwrap();
     assert_equals_safetensors(&checkpoint, &fixture("full.safetensors"), "");

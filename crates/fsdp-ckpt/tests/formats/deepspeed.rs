@@ -1,4 +1,4 @@
-//! Directories in DeepSpeed's layout read to the weights and states that they were made of.
+//! Directories in DeepSpeed's layout are read to the weights and states they were made from.
 
 use std::{fs, path::Path};
 
@@ -69,7 +69,7 @@ fn a_file_or_its_directory_open_the_same_checkpoint() {
     assert_eq!(RankKind::of(fixture("deepspeed_layout/zero2")).unwrap(), Some(RankKind::DeepSpeed));
 }
 
-/// A copy of the directory of a stage without some files, and with others under other names.
+/// Copies the directory of a ZeRO stage, leaving out some files and renaming others.
 fn copy(stage: usize, without: &[&str], renamed: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let from = fixture(&format!("deepspeed_layout/zero{stage}/global_step5"));
@@ -142,7 +142,7 @@ fn files_of_ranks_that_were_swapped_or_copied_are_an_error() {
         assert!(swapped.contains(&format!("it was saved as {one}, the file of rank 1")), "{swapped}");
         let copied = message(copy(stage, &[], &[(&zero, &one)]).path());
         assert!(copied.contains(&one) && copied.contains("has the name of rank 1"), "{copied}");
-        // Where the names of all files were changed, equal bytes still show a copy, and nothing shows a swap.
+        // With all files renamed, equal bytes still reveal a copy, but nothing reveals a swap.
         let renamed = [(&zero[..], "x_rank_0_optim_states.pt"), (&zero, "x_rank_1_optim_states.pt")];
         let copied = message(copy(stage, &[&zero, &one], &renamed).path());
         assert!(copied.contains("holds the same bytes as"), "{copied}");
@@ -153,7 +153,7 @@ fn files_of_ranks_that_were_swapped_or_copied_are_an_error() {
     }
 }
 
-/// A copy of the files of a checkpoint that DeepSpeed saved.
+/// Copies the files of a checkpoint that DeepSpeed saved.
 fn saved(kind: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(fixture(&format!("deepspeed/{kind}/global_step10"))).unwrap() {

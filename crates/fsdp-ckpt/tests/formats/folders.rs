@@ -1,4 +1,4 @@
-//! Folders of trainers: the model with everything beside it.
+//! Folders written by trainers: the model together with optimizer, scheduler and random states.
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
@@ -11,7 +11,7 @@ use fsdp_ckpt::{
 
 use crate::{bytes_of, fixture};
 
-/// Folders, what their model's names begin with, and the tensors beside it.
+/// Folder, prefix of the names of its model, and the file with its expected tensors.
 const FOLDERS: [(&str, &str, &str); 5] = [
     ("accelerate/ddp", "", "accelerate/ddp.expected.safetensors"),
     ("accelerate/fsdp2_full", "", "accelerate/fsdp2_full.expected.safetensors"),
@@ -65,13 +65,13 @@ fn a_folder_without_its_model_is_no_checkpoint() {
     fs::remove_dir_all(dir.path().join("pytorch_model_fsdp_0")).unwrap();
     let message = formats::open(dir.path()).unwrap_err().to_string();
     assert!(message.contains("no model") && message.contains("optimizer_0"), "{message}");
-    // Each part can still be read by its name.
+    // Each part can still be read by name.
     for part in ["optimizer_0", "scheduler.bin", "random_states_0.pkl"] {
         formats::open(dir.path().join(part)).unwrap();
     }
 }
 
-/// A copy of a folder of the fixtures.
+/// Copies a folder of the fixtures.
 fn copied(folder: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture(folder), dir.path());
@@ -93,7 +93,7 @@ fn nothing_beside_a_model_takes_its_place() {
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     let lost = message(dir.path());
     assert!(lost.contains("no model") && lost.contains("training_args.bin"), "{lost}");
-    // Nor does a file of another name that holds no weights.
+    // A file of another name that holds no weights does not count as the model either.
     fs::copy(dir.path().join("scheduler.pt"), dir.path().join("state.bin")).unwrap();
     assert!(message(dir.path()).contains("no model"));
 }

@@ -1,27 +1,27 @@
-//! Readers of formats on files of the tools that define them.
+//! Format readers, tested on files written by the tools that define the formats.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-/// Distributed checkpoints.
+/// PyTorch's distributed checkpoints (DCP).
 mod dcp;
 /// Files of `torch.save`.
 mod torch_file;
 
-/// Directories of DeepSpeed's ZeRO.
+/// Directories of DeepSpeed ZeRO.
 mod deepspeed;
 
-/// Folders of trainers.
+/// Folders written by trainers.
 mod folders;
 
-/// Files per rank with distributed tensors.
+/// One file per rank with distributed tensors.
 mod rank_files;
 
-/// Files per rank of PyTorch/XLA.
+/// One file per rank, written by PyTorch/XLA.
 mod xla;
 
 /// Whole checkpoints of other trainers.
 mod trainers;
 
-/// Damaged and changed files: refused or read within their bounds, never a panic.
+/// Damaged and altered files are refused or read within their bounds, without a panic.
 mod damage;
 
 use std::{
@@ -39,7 +39,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// All bytes of a tensor in C order, element by element.
+/// Returns all bytes of a tensor in C order, copied element by element.
 fn bytes_of(checkpoint: &Checkpoint, name: &str) -> Vec<u8> {
     let tensor = &checkpoint.tensors[name];
     let size = tensor.dtype.size_bytes();
@@ -57,7 +57,7 @@ fn bytes_of(checkpoint: &Checkpoint, name: &str) -> Vec<u8> {
     out
 }
 
-/// All bytes of a source, decoded.
+/// Returns all bytes of a source, decoded.
 fn source_bytes(source: &Source) -> Vec<u8> {
     match source {
         Source::File { path, len } => {
@@ -74,7 +74,7 @@ fn source_bytes(source: &Source) -> Vec<u8> {
     }
 }
 
-/// The elements of a region: index in the flattened tensor, distance from the chunk's first element.
+/// Returns the elements of a region: index in the flattened tensor, offset from the chunk's first element.
 fn elements(region: &Region, shape: &[u64]) -> Vec<(u64, u64)> {
     match region {
         Region::Flat(range) => range.clone().zip(0..).collect(),
@@ -92,7 +92,7 @@ fn elements(region: &Region, shape: &[u64]) -> Vec<(u64, u64)> {
     }
 }
 
-/// Compares all tensors with those of a safetensors file, where they have the prefix `prefix`.
+/// Compares all tensors with those of a safetensors file, whose names start with `prefix`.
 fn assert_equals_safetensors(checkpoint: &Checkpoint, file: &Path, prefix: &str) {
     let expected = SafetensorsReader::open(file).unwrap();
     let names: Vec<&str> = expected.names().filter_map(|name| name.strip_prefix(prefix)).collect();

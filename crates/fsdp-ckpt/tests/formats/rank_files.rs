@@ -1,4 +1,4 @@
-//! Rank files of distributed tensors read to the model that they were made of.
+//! Rank files with distributed tensors are read to the model they were made from.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,7 @@ use crate::{bytes_of, fixture};
 const RANK0: &str = "model_world_size_2_rank_0.pt";
 const RANK1: &str = "model_world_size_2_rank_1.pt";
 
-/// A directory with copies of files under other names.
+/// Creates a directory with renamed copies of files.
 fn copies(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (from, to) in files {
@@ -88,7 +88,7 @@ fn message(path: &Path) -> String {
 fn a_missing_rank_is_named() {
     let message_of_rank = message(copies(&[(RANK0, RANK0)]).path());
     assert!(message_of_rank.contains("the files of ranks 1 of 2 are missing"), "{message_of_rank}");
-    // Where names say no world size, the mesh does.
+    // If the names state no world size, the mesh does.
     let unnamed = message(copies(&[(RANK0, "model_rank0.bin")]).path());
     assert!(unnamed.contains("number of ranks in a mesh is 2, where 1 was expected"), "{unnamed}");
 }
@@ -131,7 +131,7 @@ fn formats_of_rank_files_are_told_apart_by_their_content() {
     assert_eq!(kind("hf_sharded"), None);
 }
 
-/// Compares the model with what the writer's tools load, in which its names begin with `model.`.
+/// Compares the model with what the writer's own tools load; the prefix `model.` of names is ignored.
 fn assert_is_model(checkpoint: &Checkpoint, expected: &str) {
     checkpoint.check_coverage().unwrap();
     let mut expected = formats::open(fixture(expected)).unwrap();

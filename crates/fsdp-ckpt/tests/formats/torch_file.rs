@@ -1,4 +1,4 @@
-//! Files of `torch.save` read to what was saved: every type, every kind of view, shared storages, nested
+//! Files of `torch.save` are read to what was saved: every dtype, every kind of view, shared storages, nested
 //! state.
 
 use std::fs;

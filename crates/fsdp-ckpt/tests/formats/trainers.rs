@@ -1,4 +1,4 @@
-//! Checkpoints of other trainers read, bit for bit, to the state that was saved (`scripts/make_fixtures`).
+//! Checkpoints of other trainers are read, bit for bit, to the state that was saved (`scripts/make_fixtures`).
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use fsdp_ckpt::{
 
 use crate::{bytes_of, fixture};
 
-/// Checks that a checkpoint holds what an expected file does, model and state of the optimizer, and nothing else.
+/// Checks that a checkpoint holds exactly the model and the optimizer state of an expected file.
 fn assert_holds(checkpoint: &str, expected: &str, (model, optimizer): (&str, &str)) {
     assert_part(checkpoint, expected, (Role::Model, model));
     assert_part(checkpoint, expected, (Role::Optimizer, optimizer));
@@ -18,7 +18,7 @@ fn assert_holds(checkpoint: &str, expected: &str, (model, optimizer): (&str, &st
     assert!(found.tensors.values().all(|tensor| tensor.role != Role::Other), "{checkpoint}");
 }
 
-/// Checks that the tensors of a role are those of an expected file, where their names begin with `ours`.
+/// Checks that the tensors of a role, whose names start with `ours`, equal those of an expected file.
 fn assert_part(checkpoint: &str, expected: &str, (role, ours): (Role, &str)) {
     let found = formats::open(fixture(checkpoint)).unwrap();
     found.check_coverage().unwrap();
@@ -131,7 +131,7 @@ fn the_model_of_deepspeed_without_zero() {
     assert!(
         optimizer.clone().count() > 30 && optimizer.clone().all(|(name, _)| name.starts_with("optimizer."))
     );
-    // In bfloat16, the 32-bit copies are the optimizer's, by number.
+    // In bfloat16, the optimizer holds the 32-bit copies, by number.
     let bf16 = formats::open(fixture("deepspeed/zero0_bf16")).unwrap();
     bf16.check_coverage().unwrap();
     let expected = formats::open(fixture("deepspeed/zero0_bf16.expected.safetensors")).unwrap();
@@ -155,7 +155,7 @@ fn the_model_of_deepspeed_without_zero() {
     }
 }
 
-/// 32-bit floats as bfloat16, to nearest, ties to even.
+/// Rounds 32-bit floats to bfloat16, to nearest, ties to even.
 fn rounded_to_bf16(wide: &[u8]) -> Vec<u8> {
     let round = |bytes: &[u8]| {
         let bits = u32::from_le_bytes(bytes.try_into().unwrap());
@@ -186,7 +186,7 @@ fn tensors_of_other_kinds_are_listed_and_the_plain_ones_read() {
         "`other.wide_complex` (torch.ComplexDoubleStorage)",
     ];
     assert_eq!(opaque, expected);
-    // What sparse tensors are made of comes out: values 1, 2, 3.
+    // The parts of sparse tensors are read: values 1, 2, 3.
     let values = bytes_of(&found, "other.sparse.1.1");
     assert_eq!(values, [1.0_f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
     assert!(found.refuse_opaque().unwrap_err().to_string().contains("torch.conj"));

@@ -1,4 +1,4 @@
-//! Rank files of torch_xla read to what torch_xla itself consolidates them to, and to the model they were made of.
+//! Rank files of torch_xla are read to what torch_xla consolidates them to, and to the model they were made from.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -11,13 +11,13 @@ use crate::{bytes_of, fixture};
 
 const LAYOUTS: [&str; 5] = ["nested", "dim0", "flat", "bf16buf", "trained"];
 
-/// Opens a layout by one of its files.
+/// Opens a layout by the file of one rank.
 fn open(layout: &str, rank: usize) -> Checkpoint {
     let file = format!("xla_fsdp_2rank/{layout}_rank-{rank:08}-of-00000002.pth");
     xla::open(fixture(&file)).unwrap()
 }
 
-/// Type, shape and bytes of the tensors with a role, by name.
+/// Returns dtype, shape and bytes of the tensors with a role, by name.
 fn tensors(checkpoint: &Checkpoint, role: Role) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     let tensors = checkpoint.tensors.iter().filter(|(_, tensor)| tensor.role == role);
     let entry = |name: &str, tensor: &fsdp_ckpt::checkpoint::Tensor| {
@@ -26,7 +26,7 @@ fn tensors(checkpoint: &Checkpoint, role: Role) -> BTreeMap<String, (String, Vec
     tensors.map(|(name, tensor)| (name.clone(), entry(name, tensor))).collect()
 }
 
-/// The tensors of a file of `torch.save`, without a prefix of their names.
+/// Returns the tensors of a file of `torch.save` whose names start with `prefix`, by the rest of the name.
 fn expected(file: &str, prefix: &str) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     let checkpoint = torch_file::open(fixture("xla_fsdp_2rank").join(file)).unwrap();
     let all = tensors(&checkpoint, Role::Model).into_iter();
@@ -51,14 +51,14 @@ fn untrained_layouts_read_to_the_model_they_were_made_of() {
     for layout in ["nested", "dim0", "flat"] {
         assert_eq!(tensors(&open(layout, 1), Role::Model), reference, "{layout}");
     }
-    // torch_xla keeps this buffer in the narrower type that it computes in.
+    // torch_xla keeps this buffer in its narrower compute dtype.
     let mut rounded = tensors(&open("bf16buf", 0), Role::Model);
     let gate = rounded.insert("gate".into(), reference["gate"].clone()).unwrap();
     assert_eq!((gate.0.as_str(), &gate.2[..]), ("BF16", &[0x80, 0x3f, 0xaa, 0x3e][..]));
     assert_eq!(rounded, reference);
 }
 
-/// The gradient that the script set for parameter `index` at a step, on a rank.
+/// Returns the gradient that the script set for parameter `index` at a step, on a rank.
 fn gradient(index: usize, step: usize, rank: usize) -> f64 {
     0.01 * (index as f64 + 1.0) - 0.03 * step as f64 + 0.001 * rank as f64
 }
@@ -66,7 +66,7 @@ fn gradient(index: usize, step: usize, rank: usize) -> f64 {
 #[test]
 fn optimizer_states_follow_from_the_gradients_of_their_parameters() {
     let checkpoint = open("trained", 0);
-    // The order in which the model lists its parameters: those of the outer unit first.
+    // The order of the model's parameters: the outer unit comes first.
     let order = [
         "head.weight",
         "head.bias",
@@ -89,7 +89,7 @@ fn optimizer_states_follow_from_the_gradients_of_their_parameters() {
         assert_eq!(elements("step"), [2.0]);
         let len = checkpoint.tensors[name].len() as usize;
         assert_eq!((exp_avg.len(), exp_avg_sq.len()), (len, len));
-        // The default layout pads to a multiple of 128 elements per rank, so that each rank holds 128 of these.
+        // The default layout pads to a multiple of 128 elements per rank, so each rank holds 128 elements here.
         for (i, (first, second)) in exp_avg.into_iter().zip(exp_avg_sq).enumerate() {
             let g: Vec<f64> = (0..2).map(|step| gradient(index, step, i / 128)).collect();
             let (m, v) = (0.09 * g[0] + 0.1 * g[1], 0.000_999 * g[0] * g[0] + 0.001 * g[1] * g[1]);
@@ -117,7 +117,7 @@ fn groups_name_their_parameters_and_keep_their_settings() {
     assert!(names.clone().all(|name| flat.tensors.contains_key(name)));
 }
 
-/// A directory with copies of files, under the same or other names.
+/// Creates a directory with copies of files, possibly renamed.
 fn copies(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (from, to) in files {

@@ -1,4 +1,4 @@
-//! LoRA by the run file of `examples/`, shortened: what it leaves, and how it goes on.
+//! The LoRA example of `examples/`, shortened: the files it writes, and training that continues from them.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{Ran, Sandbox};
 
-/// Runs in the folder of the repository, where the paths of examples begin.
+/// Runs `fsdp` in the repository root, to which the paths in examples are relative.
 fn fsdp(sandbox: &Sandbox, args: &str) -> Ran {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     Ran::of(sandbox.command().args(args.split_whitespace()).current_dir(root).output().unwrap())
@@ -53,7 +53,8 @@ fn the_example_leaves_an_adapter_and_a_merged_model_that_begin_where_it_ended() 
     assert_eq!(adapter.names().len(), 4 * 7 * 2);
     assert!(adapter.entry("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight").is_ok());
 
-    // One step more, of either: the same loss, but for the rounding of the merged weights.
+    // One more step from the adapter and from the merged model: the losses differ only by the rounding of the merged
+    // weights.
     let again = format!(
         "{} --set train.steps=1 --set adapter.merge=false --set data.shuffle=false",
         example(&sandbox, "again")

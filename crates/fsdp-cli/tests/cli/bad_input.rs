@@ -1,12 +1,12 @@
-//! Input that is wrong: exit code 2, nothing started, and a message that names the key, file or parameter
-//! and says what to do.
+//! Invalid input: exit code 2, nothing started, and a message that names the key, file or parameter and says what to
+//! do.
 
 use std::path::Path;
 
 use crate::support::{GPT2, Sandbox, folded};
 
 impl Sandbox {
-    /// The message of a command that is refused, before it has written anything.
+    /// Returns the error message of a command that must be refused before it writes anything.
     pub(crate) fn refused(&self, args: &str) -> String {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(2), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
@@ -16,12 +16,12 @@ impl Sandbox {
         folded(&ran.stderr)
     }
 
-    /// As [`Sandbox::refused`], for `train run.toml`.
+    /// Like [`Sandbox::refused`], for `train run.toml` with overrides.
     pub(crate) fn refused_with(&self, overrides: &str) -> String {
         self.refused(&format!("train run.toml {overrides}"))
     }
 
-    /// As [`Sandbox::refused`], with a changed `config.json`.
+    /// Like [`Sandbox::refused`], for `train run.toml` with a changed `config.json`.
     pub(crate) fn refused_model(&self, from: &str, to: &str) -> String {
         self.edit("model/config.json", from, to);
         self.refused("train run.toml")
@@ -388,7 +388,7 @@ fn an_output_folder_that_is_not_empty() {
     choose another run.out_dir
     ");
     assert_eq!(sandbox.read("out/metrics.jsonl"), before);
-    // It is found before data are read, which can take long.
+    // Checked before data is read, which can take long.
     std::fs::remove_file(sandbox.path("data.txt")).unwrap();
     assert!(sandbox.fsdp("train run.toml").stderr.contains("out is not empty"));
 }

@@ -3,7 +3,7 @@
 use crate::support::{Ran, Sandbox};
 
 impl Sandbox {
-    /// Puts weights beside `config.json`, as an earlier run exports them.
+    /// Puts weights exported by an earlier run next to `config.json`.
     fn with_weights(self) -> Self {
         self.succeed("train run.toml --set train.steps=1 --set run.out_dir=earlier");
         let from = self.path("earlier/model/model.safetensors");
@@ -12,7 +12,7 @@ impl Sandbox {
         self
     }
 
-    /// Rewrites the header of the weights; data stay as they are.
+    /// Rewrites the header of the weights and leaves the data as it is; the bytes that `change` returns are appended.
     fn edit_header(&self, change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>) -> Vec<u8>) {
         let file = self.path("model/model.safetensors");
         let bytes = std::fs::read(&file).unwrap();
@@ -85,7 +85,8 @@ fn damaged_weights_of_torch_save_are_found_by_their_checksums() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
     let file = sandbox.path("torch_files/old_hub/single/pytorch_model.bin");
     let mut bytes = std::fs::read(&file).unwrap();
-    // The first tensor: behind the local header of its record, whose lengths of name and extra field come last.
+    // Flip a bit of the first tensor. It follows the local header of its record, which ends with the name and extra
+    // field.
     let name = b"pytorch_model/data/0";
     let name_at = bytes.windows(name.len()).position(|found| found == name).unwrap();
     let extra = usize::from(u16::from_le_bytes([bytes[name_at - 2], bytes[name_at - 1]]));

@@ -1,13 +1,13 @@
-//! `fsdp calibrate`: what this machine takes, and plans that stand on it.
+//! `fsdp calibrate`: measuring this machine, and plans based on the measurements.
 
 use std::fs;
 
 use crate::support::Sandbox;
 
-/// The smallest calibration: one model, two ranks at most.
+/// The smallest calibration: one model, at most two ranks.
 const SMALL: &str = "calibrate --out mine.toml --models 1 --steps 1 --ranks 2";
 
-/// Of which plans are made: the model of the sandbox.
+/// Plans the run file of the sandbox on the calibrated cluster.
 fn planned(sandbox: &Sandbox, args: &str) -> serde_json::Value {
     let plan = format!("plan run.toml --cluster mine.toml --json {args}");
     serde_json::from_str(&sandbox.succeed(&plan).stdout).unwrap()
@@ -58,15 +58,15 @@ fn a_machine_is_measured_and_plans_stand_on_it() {
         assumed.contains("that were measured on") && !assumed.contains("has not been timed"),
         "{assumed}"
     );
-    // What carries collectives is that of the run file.
+    // The plan prices collectives for the transport of the run file.
     let over_tcp = planned(&sandbox, "--set run.transport=tcp")["step"]["queue_seconds"].clone();
     assert_ne!(over_tcp, plan["step"]["queue_seconds"]);
 
-    // The same again takes the place of what is there.
+    // A second calibration replaces the points of the first.
     sandbox.succeed(SMALL);
     assert_eq!(ranks(&points(&sandbox), "collectives", "reduce-scatter tcp"), [2]);
 
-    // Another machine's points stay apart.
+    // Points of another machine are not mixed in.
     let file = sandbox.path("mine.toml");
     let text = fs::read_to_string(&file).unwrap();
     let machine = measured["machine"].as_str().unwrap();
@@ -88,7 +88,7 @@ fn a_file_of_something_else_is_kept() {
     let error = refused(&sandbox, "calibrate --out new.toml --like h100-sxm");
     assert!(error.contains("h100-sxm has other devices than \"cpu\""), "{error}");
     assert!(!sandbox.path("new.toml").exists());
-    // Told before anything is measured: all models would take minutes of the processor, of which it gets 20 seconds.
+    // Refused before anything is measured: all models would take minutes of CPU time, and the limit is 20 seconds.
     let ran = sandbox.shell("ulimit -t 20; exec \"$FSDP\" calibrate --out none/new.toml");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("cannot write none"), "{}", ran.stderr);
@@ -107,7 +107,7 @@ fn points_that_can_not_be_are_named() {
     };
     fs::write(sandbox.path("mine.toml"), measured("1e-6")).unwrap();
     let plan = planned(&sandbox, "");
-    // What was not measured is priced by its sizes, and said.
+    // Operations that were not measured are priced by size, and the plan says so.
     let assumed = plan["assumed"].to_string();
     assert!(assumed.contains("computing by size: not measured: by its size"), "{assumed}");
     assert!(assumed.contains("linear, ") && assumed.contains("measured at other sizes only"), "{assumed}");
@@ -116,7 +116,7 @@ fn points_that_can_not_be_are_named() {
     assert!(error.contains("`measured.calls.\"linear f32\"[0].seconds` is -0.000001"), "{error}");
 }
 
-/// The smallest of the models that are calibrated, and a run of it.
+/// Writes the smallest model that is calibrated, and a run that trains it.
 fn calibrated_model(sandbox: &Sandbox) {
     sandbox.write(
         "model/config.json",
@@ -129,7 +129,7 @@ fn calibrated_model(sandbox: &Sandbox) {
     sandbox.edit("run.toml", "seq_len = 8", "seq_len = 96");
 }
 
-/// By which parts of a step its band reaches below and above it.
+/// Returns how far the band of the step time reaches below and above it, as fractions of the step time.
 fn band(plan: &serde_json::Value) -> [f64; 2] {
     let step = &plan["step"];
     [0, 1].map(|end| {
@@ -153,18 +153,18 @@ fn a_band_is_never_narrower_because_less_is_known() {
         sandbox.write("mine.toml", toml::to_string(&less).unwrap());
         band(&planned(&sandbox, ""))
     };
-    // Points of another number of ranks stand for those that are not there.
+    // Points measured with another number of ranks replace missing ones.
     let of_one = |measured: &mut toml::Table| {
         let steps = measured["steps"].as_table_mut().unwrap()["threads"].as_array_mut().unwrap();
         steps.retain(|point| point["ranks"].as_integer() == Some(1));
     };
     assert!(is(without(&of_one), [0.25, 0.25]));
-    // What has no points has prices of a machine that was not measured.
+    // Without points, prices are those of a machine that was not measured.
     for table in ["steps", "operations", "collectives"] {
         let found = without(&|measured| measured[table].as_table_mut().unwrap().clear());
         assert!(is(found, [0.25, 1.0]), "{table}: {found:?}");
     }
-    // However long the operations take that have points.
+    // The band does not depend on how long the measured operations take.
     for slower in [1.0, 1000.0] {
         let found = without(&|measured| {
             let calls = measured["calls"].as_table_mut().unwrap();

@@ -8,7 +8,7 @@ const TEMPLATE: &str = "{% for message in messages %}<{{ message.role }}>{{ mess
                         {% if messages[0].role != 'user' %}{{ raise_exception('A user begins!') }}{% endif %}\
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// One turn of a conversation in a line.
+/// A conversation of one question and one answer, as a line of JSON.
 fn line(question: &str, answer: &str) -> String {
     format!(
         "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{question}\"}}, \
@@ -16,7 +16,7 @@ fn line(question: &str, answer: &str) -> String {
     )
 }
 
-/// Conversations as bytes: the end of a turn is text like any other.
+/// Creates a sandbox with conversations tokenized as bytes: the end of a turn is text like any other.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write("chat.jinja", TEMPLATE);
@@ -37,7 +37,7 @@ fn a_sample_is_shown_with_what_counts_before_the_first_step() {
     let ran = sandbox.succeed("train run.toml");
     let sample = "first sample: 30 tokens, of which 8 count (in \u{27e6}\u{27e7})\n  <user>Hi</><assistant>\u{27e6}Hello</>\u{27e7}\n";
     assert!(ran.stderr.starts_with(sample), "{}", ran.stderr);
-    // Of all tokens the first is no target.
+    // With `loss_on=all` no sample is shown: every token counts except the first, which is never a target.
     let all = sandbox.succeed("train run.toml --overwrite --set data.loss_on=all");
     assert!(!all.stderr.contains("first sample"), "{}", all.stderr);
 }
@@ -98,7 +98,7 @@ fn a_conversation_that_the_template_refuses_is_named_by_line() {
 fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
     let sandbox = sandbox();
     let seq_len = |seq_len: usize| format!("train run.toml --set data.seq_len={seq_len}");
-    // The answer begins with token 22 of 30.
+    // The answer begins at token 22 of 30.
     insta::assert_snapshot!(sandbox.refused(&seq_len(21)), @r#"
     error: none of 16 documents in data.jsonl has a token that counts (data.loss_on = "answers") within
     data.seq_len = 21: raise that to at least 22, or count all tokens with data.loss_on = "all"
@@ -125,7 +125,7 @@ fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
     let broken = sandbox.refused("train run.toml");
     assert!(broken.starts_with("error: chat.jinja: line 2, column "), "{broken}");
     sandbox.edit("run.toml", "chat_template = \"chat.jinja\"\n", "");
-    // Leaving records out is no way around it.
+    // Skipping malformed records does not avoid the error.
     let missing = sandbox.refused("train run.toml --set data.malformed=skip");
     assert!(
         missing.contains("has no chat template, which `messages` need; set data.chat_template"),

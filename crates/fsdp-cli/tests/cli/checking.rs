@@ -76,7 +76,7 @@ fn the_examples_are_sound() {
         let file = format!("examples/{example}.toml");
         let mut args = vec!["check", &file, "--json", "--set", "run.out_dir=target/nowhere"];
         if example == "llama-lora" {
-            // What its base is, another example leaves.
+            // Its base model is the output of another example.
             args.extend(["--set", "model.path=examples/llama-tiny", "--set", "model.init=random"]);
             args.extend(["--set", "adapter.merge=false"]);
         }
@@ -84,7 +84,7 @@ fn the_examples_are_sound() {
         let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
         let findings = report["findings"].as_array().unwrap().iter();
         let errors: Vec<&Value> = findings.filter(|finding| finding["verdict"] == "error").collect();
-        // What is for a cluster does not fit a machine.
+        // An example for a cluster does not fit on one machine.
         let is_expected = |error: &&Value| {
             example == "llama-8b" && (error["subject"] == "memory" || error["subject"] == "disk")
         };
@@ -92,7 +92,7 @@ fn the_examples_are_sound() {
     }
 }
 
-/// What `check` and `train` refuse alike: what is said of it.
+/// Asserts that `check` and `train` both refuse the data with the message `said`.
 #[track_caller]
 fn refused_before(sandbox: &Sandbox, overrides: &str, said: &str) {
     let checked = sandbox.fsdp(&format!("check run.toml {overrides}"));
@@ -197,7 +197,7 @@ fn what_a_run_will_warn_of_is_a_warning_before_it() {
     let args = "run.toml --set data.train=[\"data.jsonl\"] --set data.packing=documents --set data.eos=0 \
                 --set data.eval=[{name=\"held\",paths=[\"data.jsonl\"],max_samples=2}]";
     let checked = sandbox.succeed(&format!("check {args}")).stdout;
-    // 32 bytes and eos, of which 8 inputs and a target are used.
+    // 32 bytes and eos, of which 8 inputs and one target are used.
     let told = |documents: usize| {
         format!(
             "{documents} documents are clipped to data.seq_len, which leaves out {} tokens",
@@ -210,7 +210,7 @@ fn what_a_run_will_warn_of_is_a_warning_before_it() {
     let trained = sandbox.succeed(&format!("train {args}")).stderr;
     assert!(trained.contains(&format!("warning: data.train: {}", told(9))), "{trained}");
     assert!(trained.contains(&format!("warning: data.eval \"held\": {}", told(2))), "{trained}");
-    // Of more than is looked at, the beginning.
+    // If there is more data than `check` reads, it reports on the first records.
     sandbox.write("data.jsonl", line.repeat(60_000));
     let checked = sandbox.succeed(&format!("check {args}")).stdout;
     assert!(checked.contains("warning  data          of the first records: "), "{checked}");

@@ -1,4 +1,4 @@
-//! Fixtures of checkpoints in the folder of a test.
+//! Checkpoint fixtures in the folder of a test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{Ran, Sandbox};
 
-/// Checkpoints of other tools: the path to name, below the fixtures.
+/// Checkpoints of other tools: the paths to pass to `fsdp ckpt`, relative to the fixtures.
 pub(crate) const FIXTURES: [&str; 20] = [
     "dcp_2rank",
     "dcp_2rank_zstd",
@@ -37,7 +37,7 @@ pub(crate) fn fixtures() -> PathBuf {
 }
 
 impl Sandbox {
-    /// A folder with copies of fixtures, which may be damaged.
+    /// Creates a sandbox with copies of fixtures, which tests may damage.
     pub(crate) fn with_fixtures(names: &[&str]) -> Self {
         let sandbox = Self::new();
         for name in names {
@@ -46,14 +46,14 @@ impl Sandbox {
         sandbox
     }
 
-    /// A folder with all fixtures to read.
+    /// Creates a sandbox with a symlink to all fixtures, for reading only.
     pub(crate) fn with_all_fixtures() -> Self {
         let sandbox = Self::new();
         std::os::unix::fs::symlink(fixtures(), sandbox.path("fixtures")).unwrap();
         sandbox
     }
 
-    /// Runs a command that must report that something is damaged or differs.
+    /// Runs a command that must report damage or a difference.
     pub(crate) fn find_fault(&self, args: &str) -> Ran {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(1), "fsdp {args}: {}{}", ran.stdout, ran.stderr);
@@ -61,12 +61,12 @@ impl Sandbox {
         ran
     }
 
-    /// The report of a command that must succeed.
+    /// Returns the JSON report of a command that must succeed.
     pub(crate) fn json(&self, args: &str) -> Value {
         serde_json::from_str(&self.succeed(&format!("{args} --json")).stdout).unwrap()
     }
 
-    /// Inverts a byte; offsets from the end are negative.
+    /// Inverts the byte at an offset; a negative offset counts from the end.
     pub(crate) fn flip(&self, name: &str, offset: isize) {
         let mut bytes = fs::read(self.path(name)).unwrap();
         let at = if offset < 0 { bytes.len() - offset.unsigned_abs() } else { offset.unsigned_abs() };
@@ -74,7 +74,7 @@ impl Sandbox {
         self.write(name, bytes);
     }
 
-    /// Names in a directory, hidden ones too.
+    /// Returns the sorted names in a directory, including hidden ones.
     pub(crate) fn names(&self, dir: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(dir)).unwrap();
         let mut names: Vec<String> =

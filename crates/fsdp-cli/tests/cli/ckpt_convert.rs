@@ -1,4 +1,4 @@
-//! `fsdp ckpt convert`: nothing is lost on the way from any format to any other, and options do what they say.
+//! `fsdp ckpt convert`: conversions between all formats lose nothing, and options do what they say.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::ckpt::FIXTURES;
 use crate::support::Sandbox;
 
-/// The type, shape and role of a tensor.
+/// The dtype, shape and role of a tensor.
 type Described = (String, Value, String);
 
 /// All tensors by name.
@@ -38,7 +38,7 @@ fn every_fixture_is_equal_after_a_conversion_to_every_format() {
             if report["tied"].as_array().unwrap().is_empty() {
                 sandbox.succeed(&format!("ckpt diff fixtures/{fixture} {out}"));
             }
-            // Flat names do not tell roles as well as nested ones.
+            // Flat names carry less information on roles than nested ones.
             if target != "safetensors" {
                 assert_eq!(
                     tensors(&sandbox, &format!("fixtures/{fixture}")),
@@ -66,7 +66,7 @@ fn a_chain_of_formats_keeps_all_tensors() {
         sandbox.succeed(&format!("ckpt diff fixtures/dcp_2rank {other}"));
     }
     assert_eq!(tensors(&sandbox, "fixtures/dcp_2rank"), tensors(&sandbox, "c.pth"));
-    // Values survive where the formats hold them.
+    // Values are kept if both formats can hold them.
     let values = |path: &str| sandbox.json(&format!("ckpt inspect {path}"))["values"].clone();
     assert_eq!(values("fixtures/dcp_2rank"), values("c.pth"));
 }
@@ -126,7 +126,7 @@ fn the_checkpoints_of_a_run_are_inspected_and_become_its_model() {
     for model in ["out/model", "hf"] {
         sandbox.succeed(&format!("ckpt diff {checkpoint} {model} --only model"));
     }
-    // And back, for another number of ranks.
+    // And back to native, for another number of ranks.
     sandbox.succeed(&format!("ckpt convert {checkpoint} resharded --to native --world-size 3"));
     sandbox.succeed(&format!("ckpt diff {checkpoint} resharded"));
     let other = sandbox.find_fault("ckpt diff out/checkpoints/step-00000002 resharded").stdout;
@@ -162,8 +162,8 @@ fn the_readme_can_be_copied_and_pasted() {
     }
 }
 
-/// The address space of the process is smaller than the tensor, so nothing can hold it whole. (With libtorch the
-/// libraries alone are larger.)
+/// The address space of the process is smaller than the tensor, so the conversion cannot hold it whole. (In a build
+/// with libtorch the libraries alone are larger.)
 #[cfg(not(feature = "torch"))]
 #[test]
 fn a_conversion_holds_its_window_and_not_the_tensor() {

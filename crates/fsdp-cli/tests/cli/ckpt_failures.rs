@@ -1,5 +1,4 @@
-//! What goes wrong with checkpoints: damage is found and named, requests that make no sense are refused, and
-//! nothing is left behind.
+//! Checkpoint failures: damage is found and named, invalid requests are refused, and nothing is left behind.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +9,7 @@ use crate::support::{Ran, Sandbox, folded};
 use crate::world::{send, wait_until};
 
 impl Sandbox {
-    /// The message of a conversion that fails and leaves nothing behind.
+    /// Returns the error message of a conversion that must fail and leave nothing behind.
     fn failed_conversion(&self, args: &str) -> String {
         let before = self.names("");
         let ran = self.fsdp(&format!("ckpt convert {args}"));
@@ -23,7 +22,7 @@ impl Sandbox {
 }
 
 impl Sandbox {
-    /// The file and the offset of the first chunk of a tensor.
+    /// Returns the file and byte offset of the first chunk of a tensor.
     fn place_of(&self, path: &str, name: &str) -> (String, isize) {
         let report = self.json(&format!("ckpt inspect {path} --tensors"));
         let tensors = report["tensors"].as_array().unwrap();
@@ -189,23 +188,23 @@ fn a_destination_that_exists_stays_as_it_is() {
     ");
 }
 
-/// Blocks of 512 bytes that files below a directory take on the disk.
+/// Returns the number of 512-byte blocks allocated to the files below a directory.
 fn blocks(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(path) else { return fs::metadata(path).map_or(0, |file| file.blocks()) };
     entries.map(|entry| blocks(&entry.unwrap().path())).sum()
 }
 
-/// Begins a conversion that takes far longer than a test, and interrupts it when its output has begun to grow.
+/// Starts a conversion that would take far longer than a test, and interrupts it once its output grows.
 fn interrupted(to: &str, signal: &str) -> (Sandbox, Ran) {
     const ELEMENTS: u64 = 32 << 30;
-    // 8 MiB that are really on the disk.
+    // 8 MiB allocated on the disk.
     const BLOCKS: u64 = 16 << 10;
     let sandbox = Sandbox::new();
     let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{ELEMENTS}],"data_offsets":[0,{ELEMENTS}]}}}}"#);
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     sandbox.write("large.safetensors", &bytes);
-    // A hole: nothing of it is on the disk.
+    // A sparse file: its data takes no space on the disk.
     let file = fs::File::options().write(true).open(sandbox.path("large.safetensors")).unwrap();
     file.set_len(bytes.len() as u64 + ELEMENTS).unwrap();
     fs::create_dir(sandbox.path("dir")).unwrap();
@@ -233,7 +232,7 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
 fn a_limit_on_file_sizes_leaves_nothing_behind() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
     let before = sandbox.names("");
-    // A limit of 8 blocks of 512 or 1024 bytes.
+    // A limit of 8 blocks; a block is 512 or 1024 bytes, depending on the shell.
     let convert = "exec \"$FSDP\" ckpt convert dcp_2rank out.pth --to torch";
     let ran = sandbox.shell(&format!("trap '' XFSZ; ulimit -f 8; {convert}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -245,7 +244,7 @@ fn a_limit_on_file_sizes_leaves_nothing_behind() {
 fn a_full_disk_leaves_nothing_behind() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
     fs::create_dir(sandbox.path("tiny")).unwrap();
-    // A file system of our own, which needs user namespaces.
+    // A separate file system, which needs user namespaces.
     let mount = "mount -t tmpfs -o size=32k none tiny";
     if sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}'")).code != Some(0) {
         println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");

@@ -1,4 +1,4 @@
-//! Folders of other trainers: a verdict covers all of one, and nothing of it disappears without a word.
+//! Output folders of other trainers: a verdict covers the whole folder, and no file is omitted silently.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ fn a_verdict_on_a_folder_lists_what_was_read_and_what_was_not() {
     let unread = report["not_read"].as_array().unwrap();
     assert_eq!(unread.len(), 2, "{unread:?}");
     assert_eq!(unread[0]["reason"], "it is not a file of tensors");
-    // Damage in a file that only lies beside the checkpoint counts.
+    // Damage counts even in a file that is not part of the checkpoint.
     sandbox.flip("trainer/single/checkpoint-10/training_args.bin", 200);
     let ran = sandbox.find_fault("ckpt verify trainer/single/checkpoint-10");
     assert!(ran.stdout.contains("training_args.bin"), "{}", ran.stdout);
@@ -29,7 +29,7 @@ fn a_folder_of_accelerate_is_not_sound_over_a_part_of_it() {
     let folder = "accelerate/fsdp2_sharded";
     let sandbox = Sandbox::with_fixtures(&[folder]);
     insta::assert_snapshot!("verify_accelerate", sandbox.succeed(&format!("ckpt verify {folder}")).stdout);
-    // A file that no metadata list is named, and is none of the checkpoint.
+    // A file that the metadata does not list is reported, and is not part of the checkpoint.
     let model = sandbox.path(folder).join("pytorch_model_fsdp_0");
     fs::copy(model.join("__1_0.distcp"), model.join("__2_0.distcp")).unwrap();
     let report = sandbox.json(&format!("ckpt verify {folder}"));
@@ -116,7 +116,7 @@ fn a_wrapped_state_is_equal_under_its_key() {
     let report = sandbox.json(&format!("ckpt diff {bare} {wrapped}"));
     assert_eq!(report["under"], json!({"side": "second", "key": "model"}));
     assert_eq!(sandbox.json(&format!("ckpt diff {bare} {bare}"))["under"], Value::Null);
-    // With more beside the key, the files are not equal.
+    // With other entries next to the key, the files are not equal.
     let ran =
         sandbox.succeed(&format!("ckpt convert {wrapped} bare.pth --to torch --from-key model --no-sync"));
     assert!(ran.stdout.contains("3 tensors") || ran.stdout.contains("tensors       3"), "{}", ran.stdout);

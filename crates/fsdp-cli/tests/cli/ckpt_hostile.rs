@@ -1,4 +1,4 @@
-//! Checkpoints that are not what they are named, and things that are no files: said at once, and nothing waits.
+//! Checkpoints that are not of the named kind, and paths that are not regular files: refused at once, without blocking.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ impl Sandbox {
         assert_eq!(self.shell(&format!("mkfifo {name}")).code, Some(0));
     }
 
-    /// Runs a command that would wait for ever for a pipe that nobody writes to.
+    /// Runs a command that must not block on a pipe without a writer.
     fn patient(&self, args: &str) -> Ran {
         let ran = self.shell(&format!("timeout 60 \"$FSDP\" {args}"));
         assert_ne!(ran.code, Some(124), "fsdp {args} waits");
@@ -69,7 +69,8 @@ fn a_pipe_or_device_in_the_place_of_any_file_of_a_checkpoint_is_named() {
             fs::write(&path, kept).unwrap();
         }
     }
-    // Nobody looks at configurations beside weights, and a directory without the file that names it is none.
+    // Not every replacement is named: configurations next to weights are not read, and a directory without the file
+    // that identifies its format is not a checkpoint.
     assert!(named >= 20, "{named} were named");
 }
 
@@ -91,7 +92,7 @@ fn a_number_of_ranks_that_is_none_is_not_sound() {
 }
 
 impl Sandbox {
-    /// Changes the text of a manifest and gives it the digest that belongs to it.
+    /// Changes the text of a manifest and updates its digest.
     fn reseal(&self, name: &str, change: impl FnOnce(&mut Value)) {
         let mut manifest: Value = serde_json::from_str(&self.read(name)).unwrap();
         change(&mut manifest);
@@ -172,7 +173,7 @@ fn objects_of_unknown_classes_are_left_out_listed_and_refused_when_asked() {
             ["when", "config", "evil", "colors"].iter().all(|name| dropped.contains(name)),
             "{dropped:?}"
         );
-        // What was written names none of these classes, and reads without leaving anything out.
+        // The converted checkpoint names none of these classes, and `--strict` reads it without leaving anything out.
         let again = sandbox.json(&format!("ckpt inspect {target} --strict"));
         assert_eq!((&again["tensor_count"], &again["opaque"]), (&6.into(), &serde_json::json!({})));
     }

@@ -1,8 +1,8 @@
-//! What `fsdp ckpt` prints, as text and as JSON.
+//! The output of `fsdp ckpt`, as text and as JSON.
 
 use crate::support::Sandbox;
 
-/// A fixture of each kind, and a native checkpoint made of one.
+/// A checkpoint of each kind: fixtures, and a native one converted from a fixture.
 const KINDS: [(&str, &str); 8] = [
     ("dcp", "dcp_2rank"),
     ("dcp_zstd", "dcp_2rank_zstd"),
@@ -28,7 +28,7 @@ fn sandbox() -> Sandbox {
     sandbox
 }
 
-/// A summary without what depends on the machine.
+/// Replaces times and rates in a summary, which depend on the machine.
 fn timeless(text: &str) -> String {
     let line = |line: &str| match line.split_once(':') {
         _ if line.starts_with("time ") => "time          ..\n".to_owned(),

@@ -1,4 +1,4 @@
-//! Data of several formats and sources, as the binary reads it.
+//! Training data in several formats and from several sources.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::support::{Ran, Sandbox, folded};
 const MIXED: &str =
     r#"--set data.train=[] --set data.source=[{path="data.txt",weight=3},{path="more.jsonl"}]"#;
 
-/// With lines of JSON beside the text.
+/// Creates a sandbox that also has a JSON Lines file.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     let line = |index: usize| format!("{{\"id\": {index}, \"text\": \"line {index} of more text\"}}\n");

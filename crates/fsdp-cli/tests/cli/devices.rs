@@ -1,4 +1,4 @@
-//! `run.device`: what this binary was not built for is refused with the way to build it; what it was built for works.
+//! `run.device`: a device that this binary was not built for is refused with the way to build it; the others work.
 
 #[cfg(feature = "xla")]
 mod joining;
@@ -40,7 +40,7 @@ fn ranks_on_cpus_are_not_connected_by_nccl() {
     assert!(ran.stderr.contains(expected), "{}", ran.stderr);
 }
 
-/// A run file says what it is for, whoever reads it.
+/// `schedule` does not need the device that the run file names.
 #[test]
 fn a_schedule_is_printed_for_any_device() {
     for device in ["cpu", "torch-cpu", "cuda", "xla"] {
@@ -49,9 +49,9 @@ fn a_schedule_is_printed_for_any_device() {
     }
 }
 
-/// A driver that shows four GPUs, and can do nothing with them; in the folder of a test.
+/// Builds a fake driver in the folder of a test. It reports four GPUs, and does nothing with them.
 fn four_gpus(sandbox: &Sandbox) {
-    // Every function that is looked for before the first one is called.
+    // Every function that is looked up before the first one is called.
     let looked_for = include_str!("../../../fsdp-cuda/src/ffi/driver_library.rs");
     let names = looked_for.split('"').filter(|name| name.starts_with("cu") && !name.contains(' '));
     let mut source = String::new();
@@ -123,7 +123,7 @@ mod xla {
         assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
         let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
         assert!(refused.contains("cannot open the PJRT plugin run.toml: run.toml: "), "{refused}");
-        // Nobody has looked at the data.
+        // The data has not been read yet.
         let refused = sandbox.refused(&format!("{train} --set data.train=[\"nowhere\"]"));
         assert!(refused.contains("no PJRT plugin is named"), "{refused}");
         let checked = sandbox.fsdp("check run.toml --set run.device=xla --set run.xla.plugin=run.toml");
@@ -154,7 +154,7 @@ mod xla {
         let sandbox = Sandbox::new();
         let mut header = [0; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        // SPARC: nobody runs this there.
+        // SPARC V9 (`EM_SPARCV9`), on which these tests are never run.
         header[18] = 43;
         std::fs::write(sandbox.path("plugin.so"), header).unwrap();
         let compile = "compile run.toml --topology cpu:4";
@@ -188,7 +188,7 @@ mod xla {
             ("--topology cpu:2 --topology-option x", "expected KEY=VALUE"),
             ("--topology cpu:2 --set train.optimizer.name=adamw8bit", "adamw8bit"),
         ] {
-            // Where lines are folded depends on the plugin's path.
+            // Line breaks depend on the length of the plugin's path.
             let refused = sandbox.refused(&compile(more)).replace('\n', " ");
             assert!(refused.contains(said), "{refused}");
         }
@@ -208,7 +208,7 @@ mod xla {
         assert!(ran.stdout.contains("near the oracle"), "{}", ran.stdout);
     }
 
-    /// The plugin for processors answers reads late: a step's time must not be counted for the one before.
+    /// The CPU plugin completes reads late; the time of a step must not be attributed to the previous one.
     #[test]
     fn each_step_has_its_own_time_also_between_checkpoints() {
         let Some(plugin) = plugin() else { return };
@@ -223,7 +223,7 @@ mod xla {
         let mut times: Vec<f64> = steps.iter().filter_map(|step| step["step_ms"].as_f64()).collect();
         assert_eq!(times.len(), 8);
         times.sort_by(f64::total_cmp);
-        // Steps are alike; one that is counted for another takes next to no time.
+        // All steps do the same work; a step whose time is attributed to another takes almost none.
         assert!(times[0] > times[4] / 20.0, "{times:?}");
         assert!(steps.iter().all(|step| step["wait_ms"].is_null()), "nothing waits on the host: {steps:?}");
     }
@@ -237,7 +237,7 @@ mod xla {
         sandbox.succeed(&format!("{train} {xla} --set train.steps=2"));
         sandbox.succeed(&format!("{train} --set train.steps=3 --resume"));
         sandbox.succeed(&format!("{train} {xla} --set train.steps=4 --resume"));
-        // What it has exported is the same model on both, by its loss: of single precision, with 64 roundings of it to spare.
+        // Both devices compute the same loss for the exported model, up to 64 roundings in single precision.
         let eval = "eval run.toml --model out/model --set data.eval=[\"data.txt\"] --set run.ranks=2 --json";
         let [expected, found] = [eval.to_owned(), format!("{eval} {xla}")].map(|command| {
             let report: serde_json::Value = serde_json::from_str(&sandbox.succeed(&command).stdout).unwrap();

@@ -1,5 +1,5 @@
-//! Output that cannot be written: no half-written model, and exit code 75 where the disk is full, so that another try can
-//! help, but 2 at a limit that the user has set.
+//! Output that cannot be written: no half-written model, exit code 75 if the disk is full, since a retry can succeed,
+//! and exit code 2 at a limit that the user has set.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ impl Sandbox {
     }
 }
 
-/// The message, without the number of the rank that met the failure first.
+/// Returns the error message without the number of the rank that failed first.
 fn failure(ran: &Ran) -> String {
     let errors: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
     let text = errors.join("\n");
@@ -27,7 +27,7 @@ fn failure(ran: &Ran) -> String {
 #[test]
 fn a_limit_on_file_sizes_is_met_before_training() {
     let sandbox = Sandbox::new();
-    // A limit of 8 blocks of 512 or 1024 bytes: room for the small files, not for the model.
+    // A limit of 8 blocks (512 or 1024 bytes each): enough for the small files, not for the model.
     let ran = sandbox.shell("ulimit -f 8; exec \"$FSDP\" train run.toml");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     insta::assert_snapshot!(folded(&ran.stderr), @r"
@@ -41,7 +41,7 @@ fn a_limit_on_file_sizes_is_met_before_training() {
 fn a_full_disk_leaves_no_half_written_model() {
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.path("tiny")).unwrap();
-    // A file system of our own, which needs user namespaces.
+    // A separate file system, which needs user namespaces.
     let mount = "mount -t tmpfs -o size=32k none tiny";
     if sandbox.shell(&format!("unshare --user --map-root-user --mount sh -c '{mount}'")).code != Some(0) {
         println!("skipped: this machine has no user namespaces in which tmpfs can be mounted");
@@ -59,7 +59,7 @@ fn a_full_disk_leaves_no_half_written_model() {
 #[test]
 fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
     let sandbox = Sandbox::new();
-    // Room for the model and a checkpoint, not for the metrics of many steps.
+    // Enough for the model and a checkpoint, not for the metrics of many steps.
     let train = "exec \"$FSDP\" train run.toml --set train.steps=1000000 --set run.ranks=1";
     let ran = sandbox.shell(&format!("ulimit -f 600; {train}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);

@@ -1,8 +1,8 @@
-//! What evaluations decide: `[train.early_stop]` ends a run, `checkpoint.keep_best` keeps the best states.
+//! Decisions based on evaluations: `[train.early_stop]` ends a run, `checkpoint.keep_best` keeps the best checkpoints.
 
 use crate::support::Sandbox;
 
-/// A run that learns nothing, and looks at that after every step.
+/// A run that learns nothing and evaluates after every step.
 const STILL: &str = "train run.toml --set train.optimizer.lr=1e-30 --set data.eval=[\"data.txt\"] --set data.eval_every=1 \
                      --set train.early_stop.patience=2";
 
@@ -29,7 +29,7 @@ fn patience_goes_on_with_the_run_and_what_is_over_stays_over() {
     let again = cut.succeed(&format!("{kept} --set train.steps=9 --resume --set run.ranks=4"));
     assert!(again.stdout.contains("3 of 9: evaluations"), "{}", again.stdout);
     assert_eq!(cut.evaluations("out"), whole.evaluations("out"));
-    // Who has more patience goes on.
+    // A larger patience continues the run.
     cut.succeed(&format!("{kept} --set train.steps=9 --resume --set train.early_stop.patience=4"));
     assert_eq!(cut.evaluations("out").len(), 5);
 }
@@ -47,12 +47,12 @@ fn the_set_that_is_watched_must_be_evaluated() {
     assert!(other.contains("the name of an evaluation set: eval"), "{other}");
 }
 
-/// A run whose loss falls while it is warmed up, and rises when the learning rate is far too high.
+/// A run whose loss falls during warm-up and rises once the learning rate is far too high.
 const RISING: &str = "train run.toml --set data.eval=[\"data.txt\"] --set data.eval_every=1 --set train.steps=8 \
                       --set train.lr_schedule.name=constant --set train.lr_schedule.warmup_steps=8 \
                       --set train.optimizer.lr=1 --set checkpoint.keep_best=2 --set checkpoint.keep_last=1";
 
-/// The steps of the checkpoints of a run.
+/// Returns the steps of the run's checkpoints.
 fn kept(sandbox: &Sandbox) -> Vec<u64> {
     let names = std::fs::read_dir(sandbox.path("out/checkpoints")).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -61,7 +61,7 @@ fn kept(sandbox: &Sandbox) -> Vec<u64> {
     steps
 }
 
-/// The steps of the two lowest losses of a run, the lowest first.
+/// Returns the steps of the two lowest evaluation losses, lowest first.
 fn best(sandbox: &Sandbox) -> [u64; 2] {
     let mut losses: Vec<(f64, u64)> =
         sandbox.evaluations("out").iter().map(|(step, _, loss)| (*loss, *step)).collect();

@@ -1,4 +1,4 @@
-//! `fsdp eval`: the loss of any model, with the bits of the evaluation in training.
+//! `fsdp eval`: the loss of any model, bit-identical to the evaluation during training.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::world::{FSDP, TORCHRUN, World};
 const SETS: &str = "\n[[data.eval]]\nname = 'held-out'\npaths = ['held-out.txt']\n\
                     [[data.eval]]\nname = 'seen'\npaths = ['data.txt']\nmax_samples = 5\n";
 
-/// A sandbox whose run file has two evaluation sets; `settings` goes behind them.
+/// Creates a sandbox whose run file has two evaluation sets, followed by `settings`.
 fn sandbox(settings: &str) -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write("held-out.txt", "Each rank holds its rows, and none holds the model. ".repeat(3));
@@ -16,12 +16,12 @@ fn sandbox(settings: &str) -> Sandbox {
     sandbox
 }
 
-/// Sets and losses of `fsdp eval`, with the bits of the losses.
+/// Returns the sets of `fsdp eval` with the bits of their losses.
 fn evaluated(sandbox: &Sandbox, args: &str) -> Vec<(String, u64)> {
     losses(&sandbox.succeed(&format!("eval {args} --json")).stdout)
 }
 
-/// The same, of a report.
+/// Reads the sets and the bits of their losses from a JSON report.
 fn losses(json: &str) -> Vec<(String, u64)> {
     let found: Value = serde_json::from_str(json).unwrap();
     let set = |set: &Value| {
@@ -33,7 +33,7 @@ fn losses(json: &str) -> Vec<(String, u64)> {
     found["evaluations"].as_array().unwrap().iter().map(set).collect()
 }
 
-/// What training has told of the evaluation after a step.
+/// Returns the sets and the bits of their losses that training recorded after a step.
 fn told(sandbox: &Sandbox, step: u64) -> Vec<(String, u64)> {
     let of_step = sandbox.evaluations("out").into_iter().filter(|(at, ..)| *at == step);
     of_step.map(|(_, set, loss)| (set, loss.to_bits())).collect()

@@ -1,10 +1,10 @@
-//! `fsdp generate`: text that comes, its report, and what is refused.
+//! `fsdp generate`: the generated text, its report, and what is refused.
 
 use serde_json::Value;
 
 use crate::support::{GPT2, Sandbox};
 
-/// A sandbox whose `out/model` has learned a little.
+/// Creates a sandbox whose `out/model` has been trained for a few steps.
 fn trained() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set train.steps=30 --set train.optimizer.lr=0.02");
@@ -84,7 +84,7 @@ fn what_can_not_be_generated_is_refused_with_the_way_out() {
     refused("model --prompt-ids 1 --max-new-tokens 16", "exceed the model's 16 positions; give fewer");
 }
 
-/// What `docs/training.md` says of the best states.
+/// Follows `docs/training.md` on the best states.
 #[test]
 fn a_state_becomes_a_model_or_an_adapter_with_all_that_belongs_beside_it() {
     let sandbox = trained();

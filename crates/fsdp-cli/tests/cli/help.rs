@@ -6,7 +6,7 @@ fn help(args: &str) -> String {
     Sandbox::new().succeed(args).stdout
 }
 
-/// The list of commands without one that only some builds have.
+/// Removes from a help text the entry of a command that only some builds have.
 fn without(command: &str, text: &str) -> String {
     let is_entry = |line: &str| line.starts_with("  ") && !line.starts_with("   ");
     let (mut lines, mut is_left_out) = (Vec::new(), false);

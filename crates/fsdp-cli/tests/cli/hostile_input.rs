@@ -1,4 +1,4 @@
-//! Sizes that no machine has, and files that are none: an error, exit code 2, soon and in little memory.
+//! Absurd sizes and malformed files: an error with exit code 2, quickly and in little memory.
 
 use std::thread;
 use std::time::Duration;
@@ -167,7 +167,7 @@ fn a_run_that_was_stopped_for_longer_than_its_limit_goes_on() {
     let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000 --set run.timeout_s=5");
     for _ in 0..2 {
         run.signal("STOP");
-        // The time that passes while nobody runs is what is tested.
+        // Longer than `run.timeout_s`: the time during which the process is stopped must not count.
         thread::sleep(Duration::from_secs(6));
         let before = sandbox.read("out/metrics.jsonl").len();
         run.signal("CONT");

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::support::{GPT2, Ran, Sandbox};
 
 impl Sandbox {
-    /// Writes a run file that then passes the check, and returns its text.
+    /// Writes a run file, which must pass `fsdp check`, and returns its text.
     fn init(&self, args: &str) -> String {
         let ran = self.succeed(&format!("init made.toml {args}"));
         assert!(ran.stdout.contains("fsdp check made.toml\n  fsdp train made.toml\n"), "{}", ran.stdout);
@@ -14,7 +14,7 @@ impl Sandbox {
         self.read("made.toml")
     }
 
-    /// As [`Sandbox::init`], and trains two steps as the file says, into this folder.
+    /// Like [`Sandbox::init`], and trains two steps with the file, into the folder `out`.
     fn init_and_train(&self, out: &str, args: &str) -> String {
         let text = self.init(&format!("{args} --force --steps 2 --out {out}"));
         self.succeed("train made.toml");
@@ -146,7 +146,7 @@ fn what_is_missing_or_wrong_leaves_nothing() {
     assert_eq!(sandbox.files("."), before);
 }
 
-/// Runs `fsdp` at a terminal where somebody types these lines; `script` makes the terminal.
+/// Runs `fsdp` in a terminal made by `script`, with these lines as typed input. `None` if `script` is not installed.
 fn at_terminal(sandbox: &Sandbox, args: &str, lines: &str) -> Option<Ran> {
     if Command::new("script").arg("--version").output().is_err() {
         println!("skipped: there is no `script` (util-linux) to make a terminal with");

@@ -1,8 +1,8 @@
-//! Machines on which something of what device "cuda" needs is missing, too old or of another version: each is refused with
+//! Machines on which a dependency of device "cuda" is missing, too old or of another version: the run is refused with
 //! exit code 2 before a rank starts, and leaves nothing behind.
 //!
-//! A machine is a folder for `LD_LIBRARY_PATH`: the stand-in for the driver, files that are no libraries under the names of
-//! those that are to be of no use, and libtorch by hard links, so that nothing of NVIDIA's lies beside it.
+//! A machine is a folder for `LD_LIBRARY_PATH`. It holds the stand-in for the driver, invalid files named like the
+//! libraries that are to be unusable, and libtorch as hard links, so that no NVIDIA libraries are next to it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,16 +19,16 @@ struct Machine {
 }
 
 impl Machine {
-    /// One with the stand-in for the driver and two GPUs.
+    /// Creates a machine with the stand-in driver and two GPUs.
     fn new() -> Self {
-        // Where the target folder is: libtorch is linked from there, not copied.
+        // In the target folder, so that libtorch can be hard-linked instead of copied.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let machine = Self { sandbox: Sandbox::new(), dir, gpus: "2" };
         machine.build("driver.cpp", "libcuda.so");
         machine
     }
 
-    /// Gives it a stand-in for a library.
+    /// Builds a stand-in for a library.
     fn build(&self, source: &str, library: &str) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fsdp-cuda/tests/fake_cuda").join(source);
         let mut build = Command::new(std::env::var("CXX").unwrap_or_else(|_| "g++".into()));
@@ -49,7 +49,7 @@ impl Machine {
         Ran::of(command.args(args.split_whitespace()).output().unwrap())
     }
 
-    /// The message of a run that is refused.
+    /// Returns the error message of a run that must be refused.
     fn refused(&self, args: &str) -> String {
         let ran = self.fsdp(args);
         assert_eq!(ran.code, Some(2), "fsdp {args}: {}", ran.stderr);
@@ -61,7 +61,7 @@ impl Machine {
         self.dir.path().join("torch")
     }
 
-    /// Gives it the libtorch of this machine, of a version in words.
+    /// Links the libtorch of this machine, with `version` as its reported version.
     fn link_libtorch(&self, version: &str) {
         let ran = Sandbox::new().succeed("doctor --json");
         let report: Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -73,7 +73,7 @@ impl Machine {
         let files = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
         for file in files.filter(|file| file.is_file()) {
             let to = self.torch().join("lib").join(file.file_name().unwrap());
-            // Other file systems, and files of others, cannot be linked.
+            // Hard links fail across file systems, and can fail for files of other users.
             if std::fs::hard_link(&file, &to).is_err() {
                 std::fs::copy(&file, &to).unwrap();
             }
@@ -81,7 +81,7 @@ impl Machine {
         self.link_neighbors(Path::new(lib));
     }
 
-    /// What libtorch itself needs of the wheels beside it, without those that these tests are about.
+    /// Links the libraries from wheels that libtorch needs, except those that these tests are about.
     fn link_neighbors(&self, lib: &Path) {
         let wheels = lib.ancestors().nth(2).map(fsdp_cuda::library::wheel_folders).unwrap_or_default();
         for file in wheels.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
@@ -94,7 +94,7 @@ impl Machine {
         }
     }
 
-    /// Gives it files that are no libraries.
+    /// Creates invalid files with the names of libraries.
     fn spoil(&self, names: &[&str]) {
         names.iter().for_each(|name| std::fs::write(self.dir.path().join(name), "no library").unwrap());
     }

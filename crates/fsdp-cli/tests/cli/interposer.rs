@@ -1,6 +1,6 @@
-//! A library in front of the C library, for what the machine of a test does not do by itself: a file system without
-//! locks, a process that is killed at a chosen change of a name, one that stops before it begins, one whose disk is full, and one that ends when it
-//! gives a file a name whose content is not durable.
+//! A library preloaded before the C library, to simulate: a file system without locks, a process that is killed at a
+//! chosen directory change, a process that stops at its start, a full disk, and a process that is killed when it
+//! renames a file whose content is not durable.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -77,10 +77,11 @@ extern "C" int mkdir(const char *path, unsigned mode) {
 }
 "#;
 
-/// The library, for `LD_PRELOAD`. With `NO_LOCKS` in the environment no file can be locked; with `KILL_AT=n` the
-/// process kills itself before it changes a name for the n-th time, from 0; with `SYNC_FIRST`, before it renames a file that it
-/// has not synced; with `FULL=text` there is no room in files whose paths contain that; with `STOPPED=n` process n of a launch is
-/// stopped before it begins.
+/// Builds the library for `LD_PRELOAD`. Environment variables enable its effects: with `NO_LOCKS`, no file can be
+/// locked; with `KILL_AT=n`, the process kills itself before its n-th directory change (rename, unlink, rmdir or
+/// mkdir), counted from 0; with `SYNC_FIRST`, before it renames a file that it has not synced; with `FULL=text`, writes
+/// fail with `ENOSPC` in files whose paths contain the text; with `STOPPED=n`, process n of a launch is stopped at its
+/// start.
 pub(crate) fn library() -> PathBuf {
     static BUILT: OnceLock<TempDir> = OnceLock::new();
     let dir = BUILT.get_or_init(|| {

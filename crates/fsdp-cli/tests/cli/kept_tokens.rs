@@ -1,4 +1,4 @@
-//! Tokens of text: made once, kept where they may be, and never believed unseen.
+//! Cached tokens: text is tokenized once, cached in the run's folder or `data.cache`, and verified before use.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::support::{Ran, Sandbox};
 
-/// A model that takes ids below 4, and text of as many words.
+/// Creates a sandbox with a tokenizer of 4 words and text to tokenize.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.write(
@@ -20,7 +20,7 @@ fn sandbox() -> Sandbox {
 }
 
 impl Sandbox {
-    /// The one file in a folder.
+    /// Returns the only file in a folder.
     fn kept(&self, folder: &str) -> PathBuf {
         let mut files: Vec<_> =
             fs::read_dir(self.path(folder)).unwrap().map(|file| file.unwrap().path()).collect();
@@ -37,7 +37,7 @@ fn text_is_tokenized_once_for_all_runs_in_a_folder() {
     let (kept, losses) = (sandbox.kept("out/cache"), sandbox.column("out", "loss"));
     let inode = fs::metadata(&kept).unwrap().ino();
 
-    // What is kept does not make the folder a run's, and the folder of a run is still refused.
+    // A cache alone does not make a folder a run's folder; the folder of a run is still refused.
     assert_eq!(sandbox.fsdp("train run.toml").code, Some(2));
     sandbox.succeed("train run.toml --overwrite");
     assert_eq!(sandbox.column("out", "loss"), losses);
@@ -85,7 +85,7 @@ fn processes_and_runs_share_a_folder_of_tokens() {
     sandbox.succeed(&format!("verify run.toml --world-sizes 2 {cache}"));
     sandbox.succeed(&format!("train run.toml {cache} --set run.out_dir=third"));
     assert_eq!(fs::metadata(sandbox.kept("shared/tokens")).unwrap().ino(), inode);
-    // Where it cannot be written, the run goes on without.
+    // If the cache cannot be written, the run continues without it.
     let ran = sandbox.succeed("train run.toml --set data.cache=/proc/fsdp --set run.out_dir=fourth");
     assert!(
         ran.stderr.contains("warning: data.train: tokens are not cached in /proc/fsdp, so each start"),
@@ -113,7 +113,7 @@ fn one_of_several_processes_tokenizes_for_all() {
     }
     sandbox.kept("out/cache");
     sandbox.kept("shared");
-    // What is there for the others only goes again.
+    // If the run is refused, the cache that was made for the other processes is removed again.
     fs::remove_dir_all(sandbox.path("out/cache")).unwrap();
     let refused = ran("");
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);

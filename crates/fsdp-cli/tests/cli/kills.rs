@@ -1,5 +1,5 @@
-//! Processes that are killed at random, that wake up when others have gone on without them, and that come back in other
-//! numbers: what is left is the run that nothing happened to.
+//! Processes that are killed at random, that wake after others have taken over the run, and that return in other
+//! numbers: the result is that of an undisturbed run.
 
 use std::time::Duration;
 
@@ -14,10 +14,9 @@ use crate::world::{FSDP, World, free_port, process, send, wait_until};
 
 const FOUR: &str = "train run.toml --set run.ranks=4 --set train.global_batch_size=16";
 
-/// More steps than any test has time for.
 const ENDLESS: &str = "--set train.steps=1000000";
 
-/// Lets a run do its last steps, and compares it with one of threads that nothing happened to.
+/// Completes a run, and asserts that it equals an undisturbed run on threads.
 pub(crate) fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
     let steps = format!("--set train.steps={}", newest(sandbox) + 2);
     sandbox.succeed(&format!("{args} {steps} --resume"));
@@ -33,8 +32,8 @@ pub(crate) fn ends_as_if_nothing_had_been(sandbox: &Sandbox, args: &str) {
     }
 }
 
-/// Lets a launch come as far as chance has it: its processes are there, or have saved once or more often; and then a little
-/// further. Not for a time: beside other work none may be there after one that was long enough before.
+/// Waits until a launch has made random progress: its processes exist, or have saved once or more; and then up to 100
+/// ms longer. Waiting a fixed time instead might end before any process has started on a loaded machine.
 fn come_along(sandbox: &Sandbox, launch: &Launch, random: &mut SeededOrder) {
     let (before, more) = (newest(sandbox), [0, 3, 6][random.choose(3)]);
     wait_until("a process", || !launch.workers().is_empty());
@@ -42,7 +41,7 @@ fn come_along(sandbox: &Sandbox, launch: &Launch, random: &mut SeededOrder) {
     std::thread::sleep(Duration::from_millis(random.choose(100) as u64));
 }
 
-/// Waits until the run has saved more than it has.
+/// Waits until the run has saved more checkpoints.
 pub(crate) fn wait_for_saves(sandbox: &Sandbox) {
     let before = newest(sandbox);
     wait_until("a checkpoint", || newest(sandbox) > before + 3);
@@ -57,7 +56,7 @@ fn a_run_that_is_killed_at_random_is_the_run_that_was_not() {
         let args =
             format!("launch --nproc {processes} -- {FOUR} {ENDLESS} --resume --set checkpoint.every=3");
         let launch = Launch::start(&sandbox, &args);
-        // One of the processes, which are all started again; then the launcher, with which they all end.
+        // Kill one of the processes, after which all are restarted; then the launcher, with which all end.
         come_along(&sandbox, &launch, &mut random);
         let workers = launch.workers();
         send("KILL", workers[random.choose(workers.len())]);
@@ -93,7 +92,8 @@ fn four_nodes_that_become_two_and_four_again_have_the_metrics_of_threads() {
 
 const TWO: &str = "train run.toml --resume --set checkpoint.every=1 --set run.heartbeat_s=0.4";
 
-/// Two processes that go on with the run; file systems of clusters may have no locks that other nodes see.
+/// Starts two processes that continue the run. Without locks: file systems of clusters may lack locks that other nodes
+/// see.
 fn attempt(sandbox: &Sandbox, has_locks: bool) -> World {
     World::of((0..2).map(|number| {
         let mut command = process(sandbox, FSDP, number, 2);
@@ -105,7 +105,7 @@ fn attempt(sandbox: &Sandbox, has_locks: bool) -> World {
     }))
 }
 
-/// Stops process 0 after a moment, and waits until the other one has given up.
+/// Stops process 0 after a random delay, and waits until the other process has given up.
 fn stop_the_leader(world: &World, random: &mut SeededOrder) {
     std::thread::sleep(Duration::from_millis(random.choose(20) as u64));
     world.signal(0, "STOP");
@@ -125,7 +125,7 @@ fn a_leader_that_wakes_when_others_have_gone_on_damages_nothing() {
         zombie.signal(0, "CONT");
         let ran = zombie.end();
         assert_eq!(ran[0].code, Some(75), "{}", ran[0].stderr);
-        // If it has done harm, they have ended already, and say why.
+        // If the woken process has done damage, the new ones have already ended and report why.
         let before = newest(&sandbox);
         wait_until("a checkpoint", || newest(&sandbox) > before + 3 || next.try_wait(0).is_some());
         if next.try_wait(0).is_none() {
@@ -148,7 +148,7 @@ fn where_there_are_locks_nobody_goes_on_beside_a_leader_that_may_wake() {
     assert!(ran[0].stderr.contains("is locked by another process"), "{}", ran[0].stderr);
     zombie.signal(0, "CONT");
     assert_eq!(zombie.end()[0].code, Some(75));
-    // A launcher makes an end of it itself.
+    // A launcher ends the stopped process itself.
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {TWO} {ENDLESS}"));
     wait_for_saves(&sandbox);
     let workers = launch.workers();

@@ -1,5 +1,5 @@
-//! Launchers that this machine has: those on `PATH`, and those that `FSDP_TEST_MPIRUN` and `FSDP_TEST_TORCHRUN` name (paths
-//! with colons between them).
+//! Launchers installed on this machine: those on `PATH`, and those that `FSDP_TEST_MPIRUN` and `FSDP_TEST_TORCHRUN`
+//! name (paths separated by colons).
 
 use std::env;
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use crate::processes::bits;
 use crate::support::{Ran, Sandbox};
 use crate::world::{free_port, send, wait_until};
 
-/// A launcher and its arguments for processes on this machine.
+/// A launcher and its arguments to start processes on this machine.
 struct Launcher {
     program: PathBuf,
     arguments: fn(usize) -> Vec<String>,
@@ -34,7 +34,7 @@ fn torchrun(processes: usize) -> Vec<String> {
     words(&format!("--standalone --nproc_per_node {processes} --no-python"))
 }
 
-/// Programs of these names on `PATH`, and those that a variable names.
+/// Returns the programs with these names on `PATH`, and those that a variable names.
 pub(crate) fn programs(names: &[&str], variable: &str) -> Vec<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let on_path =
@@ -72,7 +72,7 @@ impl Launcher {
     }
 }
 
-/// A launcher with its arguments that starts `fsdp` with arguments.
+/// Returns the command of a launcher that starts `fsdp` with `args`.
 fn command(sandbox: &Sandbox, launcher: &Path, arguments: Vec<String>, args: &str) -> Command {
     let fsdp = sandbox.command();
     let mut command = Command::new(launcher);
@@ -87,7 +87,7 @@ fn command(sandbox: &Sandbox, launcher: &Path, arguments: Vec<String>, args: &st
     command
 }
 
-/// Whether there is something to try.
+/// Whether there is a launcher to test; prints a note otherwise.
 fn is_there(launchers: &[Launcher], what: &str) -> bool {
     if launchers.is_empty() {
         println!("skipped: this machine has no {what}");
@@ -116,7 +116,7 @@ fn has_the_bits_of_threads(launchers: &[Launcher], connected_over: fn(&Path) -> 
             assert!(ran.stderr.contains(&format!("connected over {over}")), "{program}: {}", ran.stderr);
             assert_eq!(ran.stdout.matches("steps         3,").count(), 1, "{program}: {}", ran.stdout);
         }
-        // One that holds several ranks.
+        // Each process holds several ranks.
         let args = "train run.toml --set run.ranks=4 --set run.transport=tcp --set run.out_dir=tcp";
         let ran = launcher.run(&sandbox, 2, args);
         assert_eq!(ran.code, Some(0), "{program}: {}", ran.stderr);
@@ -208,7 +208,7 @@ fn torchrun_starts_a_run_again_whose_process_was_killed() {
             wait_for_saves(&sandbox);
             let workers = launch.workers();
             send("KILL", workers[1]);
-            // The other one may save until it has noticed.
+            // The other process may save until it notices.
             wait_until("the end of both", || !workers.iter().any(Launch::is_there));
         }
         wait_for_saves(&sandbox);
@@ -227,7 +227,7 @@ fn a_launcher_sees_the_exit_code_of_a_run_that_diverges() {
         let args = "train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}";
         let mut arguments = (launcher.arguments)(2);
         if arguments == hydra(2) {
-            // It kills the second process when the first has ended, and may report that (docs/clusters.md).
+            // Otherwise it kills the second process when the first has ended, and may report that (docs/clusters.md).
             arguments.push("-disable-auto-cleanup".to_owned());
         }
         let ran = Ran::of(command(&sandbox, &launcher.program, arguments, args).output().unwrap());
@@ -238,7 +238,7 @@ fn a_launcher_sees_the_exit_code_of_a_run_that_diverges() {
         let sandbox = Sandbox::new();
         let args = "train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}";
         let ran = launcher.run(&sandbox, 2, args);
-        // torchrun makes every failure 1, and shows what the process that failed first has told it.
+        // torchrun turns every failure into exit code 1, and shows the error of the process that failed first.
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert!(ran.stderr.contains("not finite"), "{}", ran.stderr);
     }
@@ -254,7 +254,7 @@ fn an_mpi_library_that_is_not_the_launchers_is_told() {
         println!("skipped: this machine has not both Open MPI and MPICH");
         return;
     }
-    // Debian has libraries where the loader looks, wheels beside the folder of their programs.
+    // Debian installs libraries where the loader searches, wheels in `lib` next to the folder of their programs.
     let beside = |launcher: &Launcher| Some(launcher.program.parent()?.parent()?.join("lib"));
     let folders: Vec<PathBuf> =
         launchers.iter().filter_map(beside).chain([PathBuf::from("/usr/lib/x86_64-linux-gnu")]).collect();

@@ -1,4 +1,4 @@
-//! `fsdp launch`: processes of this machine, watched over and started again.
+//! `fsdp launch`: processes of this machine, supervised and restarted.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use crate::processes::newest;
 use crate::support::{Ran, Sandbox};
 use crate::world::{send, wait_until};
 
-/// A launch of very many steps.
+/// A running launcher, in a process group of its own.
 pub(crate) struct Launch {
     child: Option<std::process::Child>,
 }
@@ -22,7 +22,7 @@ impl Launch {
         Self::of(command)
     }
 
-    /// Starts a launch whose log, of what `filter` asks for, is in the file `log` while it goes on.
+    /// Starts a launch that logs what `filter` selects to the file `log` while it runs.
     pub(crate) fn logged(sandbox: &Sandbox, args: &str, filter: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace()).env("TMPDIR", sandbox.path("")).env("RUST_LOG", filter);
@@ -31,7 +31,7 @@ impl Launch {
         Self { child: Some(command.spawn().unwrap()) }
     }
 
-    /// Starts a launcher.
+    /// Starts a launcher from its command.
     pub(crate) fn of(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         Self { child: Some(command.spawn().unwrap()) }
@@ -41,11 +41,11 @@ impl Launch {
         self.child.as_ref().unwrap().id()
     }
 
-    /// The processes that it has started.
+    /// Returns the child processes of the launcher, sorted.
     pub(crate) fn workers(&self) -> Vec<u32> {
         let parent_of = |process: u32| -> Option<u32> {
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-            // Behind the name, which may hold anything: the state, then the parent.
+            // The state and then the parent follow the name, which may contain anything.
             stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
         };
         let processes = std::fs::read_dir("/proc").unwrap();
@@ -56,9 +56,10 @@ impl Launch {
         workers
     }
 
-    /// Whether a process is there that it has started.
+    /// Whether a started process still exists.
     pub(crate) fn is_there(worker: &u32) -> bool {
-        // Who adopts them may leave them as zombies; as long as a thread is left, so are files and their locks.
+        // Adopted processes may remain as zombies. While any other thread of a process is left, its files and locks are
+        // too.
         let status = std::fs::read_to_string(format!("/proc/{worker}/status"));
         let is_over = |status: &str| {
             status.contains("State:\tZ")
@@ -89,7 +90,7 @@ impl Drop for Launch {
 #[test]
 fn a_launch_has_the_bits_of_threads() {
     let sandbox = Sandbox::new();
-    // With something to warn of, once.
+    // The schedule causes a warning, which must be printed once.
     let warned = "train run.toml --set train.lr_schedule={name=\"warmup-cosine\",warmup_steps=20}";
     let ran = sandbox.succeed(&format!("launch --nproc 2 -- {warned}"));
     assert_eq!(ran.stderr.matches("warning:").count(), 1, "{}", ran.stderr);
@@ -130,7 +131,7 @@ fn what_a_terminal_or_a_scheduler_sends_to_all_saves_and_stops() {
         let sandbox = Sandbox::new();
         let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
         wait_until("a checkpoint", || newest(&sandbox) > 3);
-        // A terminal signals the group of the launcher; a scheduler every process that there is.
+        // A terminal signals the process group of the launcher; a scheduler signals every process.
         let workers = launch.workers();
         for worker in workers.into_iter().filter(|_| to_workers) {
             send(signal, worker);
@@ -166,7 +167,7 @@ fn what_would_fail_again_is_not_started_again() {
         assert_eq!(ran.code, Some(code), "{}", ran.stderr);
         assert!(ran.stderr.contains(message) && !ran.stderr.contains("again ("), "{}", ran.stderr);
     }
-    // What is wrong with the command is told once, before any process is started.
+    // Errors in the command are reported once, before any process starts.
     for (args, message) in [
         ("train", "<RUN.toml>"),
         ("train none.toml", "none.toml"),

@@ -1,4 +1,4 @@
-//! No run loses its state: full disks, folders that go away, values that are not finite.
+//! No run loses its state: full disks, removed folders, non-finite values.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use fsdp_ckpt::native::{NativeReader, RunDir};
 use crate::signals::Running;
 use crate::support::{Ran, Sandbox};
 
-/// Runs a shell script in a file system of its own, `disk`, of so many KiB; `$FSDP` is the binary. None where the
-/// machine does not allow that.
+/// Runs a shell script with a separate file system of `kib` KiB mounted at `disk`; `$FSDP` is the binary. `None` if the
+/// machine does not allow it.
 fn on_small_disk(sandbox: &Sandbox, kib: usize, script: &str) -> Option<Ran> {
     fs::create_dir_all(sandbox.path("disk")).unwrap();
     let mount = format!("mount -t tmpfs -o size={kib}k none disk");
@@ -21,7 +21,7 @@ fn on_small_disk(sandbox: &Sandbox, kib: usize, script: &str) -> Option<Ran> {
     Some(sandbox.shell(&inside(script)))
 }
 
-/// The error of a run.
+/// Returns the error message of a run.
 fn error_of(ran: &Ran) -> String {
     let lines: Vec<&str> = ran.stderr.lines().skip_while(|line| !line.starts_with("error")).collect();
     lines.join("\n")
@@ -30,7 +30,7 @@ fn error_of(ran: &Ran) -> String {
 #[test]
 fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
     let sandbox = Sandbox::new();
-    // As soon as a step is done, somebody else takes all of the disk that is left.
+    // After the first step, another program takes all remaining disk space.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 2>told & \
         until grep -q step told; do :; done; \
         dd if=/dev/zero of=disk/other bs=1k 2>dd; wait $!; echo code $?; cat told >&2; \
@@ -46,7 +46,7 @@ fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
         "{error}"
     );
     NativeReader::open(sandbox.path(&format!("checkpoints/step-{step:08}"))).unwrap().verify().unwrap();
-    // The model is there too, with the same weights.
+    // The model was exported too, with the same weights.
     let diff = format!("ckpt diff checkpoints/step-{step:08} exported/model.safetensors --only model");
     sandbox.succeed(&diff);
 }
@@ -54,7 +54,7 @@ fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
 #[test]
 fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
     let sandbox = Sandbox::new();
-    // Once a save is told of, the space of the next one is set aside, that of the last rank last.
+    // Once a save is reported, space is reserved for the next one, last for the last rank.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
             --set checkpoint.every=1000 --set checkpoint.keep_last=1 2>told & \
         until grep -q \"checkpoint after\" told && test -s disk/out/checkpoints/reserved-00002.*.tmp; do :; done; \
@@ -69,7 +69,7 @@ fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
 
 #[test]
 fn a_disk_without_room_for_the_end_of_the_run_is_told_before_its_first_step() {
-    // Room for the exported model, and not for a checkpoint; then not even for the model.
+    // First enough space for the exported model but not for a checkpoint; then not even for the model.
     for (kib, what) in [
         (100, "a save needs"),
         (20, "failed to allocate disk space for disk/out/model/model.safetensors.tmp"),
@@ -124,7 +124,7 @@ fn a_folder_that_goes_away_costs_no_state() {
     assert!(error.contains("run.out_dir cannot be written, so the state after step"), "{error}");
     let dir = error.split_whitespace().find(|word| word.contains("fsdp-state-")).unwrap();
     let checkpoint = dir.trim_end_matches(':');
-    // It is as the message says.
+    // The message is right: the run can be resumed from that folder.
     let step: u64 = checkpoint.rsplit('-').next().unwrap().parse().unwrap();
     let on = format!(
         "train run.toml --set run.out_dir=on --resume-from {checkpoint} --set train.steps={}",
@@ -145,7 +145,7 @@ const OPTIMIZERS: [&str; 8] = [
     r#"{name="adafactor",lr=1e20,relative_step=false,scale_parameter=false}"#,
 ];
 
-/// The same optimizer with a learning rate that works.
+/// Returns the same optimizer with a usable learning rate.
 fn mended(optimizer: &str) -> String {
     let (name, rest) = optimizer.split_once("lr=").unwrap();
     let rest = rest.find([',', '}']).map_or("", |at| &rest[at..]);
@@ -197,7 +197,7 @@ fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() 
                 command.args(set(format!("train.optimizer={optimizer}"))).args(more);
                 Ran::of(command.output().unwrap())
             };
-            // A sound beginning, then a learning rate that is too large.
+            // First train with a usable learning rate, then with one that is too large.
             let good = mended(optimizer);
             assert_eq!(train(&good, 4, &[]).code, Some(0), "{optimizer}");
             let ran = train(optimizer, 12, &["--resume"]);
@@ -213,7 +213,7 @@ fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() 
     }
 }
 
-/// Whether all `f32` behind the header of a safetensors file are.
+/// Whether all values after the header of a safetensors file, read as `f32`, are finite.
 fn is_finite(file: &[u8]) -> bool {
     let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let (values, _) = file[8 + header..].as_chunks();

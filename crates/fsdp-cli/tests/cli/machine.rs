@@ -1,4 +1,4 @@
-//! `fsdp doctor`, `fsdp bench gpu`, and devices that are not there.
+//! `fsdp doctor`, `fsdp bench gpu`, and missing devices.
 
 use crate::support::Sandbox;
 

@@ -1,35 +1,34 @@
-//! The `fsdp` binary as a user meets it: files in a folder, arguments, exit codes, text.
+//! The `fsdp` binary as a user sees it: files in a folder, arguments, exit codes, text.
 //!
-//! Every test has a folder of its own, which is also the current directory of the command, so that messages
-//! name relative paths. Snapshots hold what is meant to be read.
+//! Every test has a folder of its own, which is also the current directory of the command, so messages contain relative
+//! paths. Snapshots hold output that users read.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod interposer;
 mod support;
 
-// Help pages.
 mod help;
 
-// A run: what it writes, and that it can be repeated and continued.
+// A run: its output, repeating it and resuming it.
 mod train;
 
-// A run file that is looked at, and not run; one that is written.
+// Checking a run file without running it; writing one.
 mod checking;
 mod init;
 
-// Runs that evaluations end.
+// Early stopping and keeping the best checkpoints.
 mod early_stopping;
 
-// Evaluating a model by itself.
+// Evaluating a model outside of training.
 mod evaluating;
 
-// Text that a model goes on with.
+// Generating text.
 mod generating;
 
-// Optimizers: groups of parameters, averages.
+// Optimizers: parameter groups, averaged parameters.
 mod optimizers;
 
-// Tokens of text that are kept for later starts.
+// Tokens cached for later starts.
 #[cfg(feature = "tokenizers")]
 mod kept_tokens;
 
@@ -37,22 +36,22 @@ mod kept_tokens;
 #[cfg(feature = "tokenizers")]
 mod chats;
 
-// How a run begins: what it takes for its own, what it leaves as it was, what it goes on from.
+// How a run starts: its output folder, object stores, and the checkpoint it resumes from.
 mod start;
 mod stores;
 mod trace_file;
 mod unsound;
 
-// Other trainers: their checkpoints, and ours for them.
+// Reading the checkpoints of other trainers, and writing checkpoints for them.
 mod others;
 
 // SIGINT and SIGTERM.
 mod signals;
 
-// The log, metrics in all their forms, and reports on them.
+// The log, all forms of metrics, and reports on them.
 mod watching;
 
-// Several processes: started by whatever, failing together, started again.
+// Several processes: any launcher, joint failure, restarts.
 mod kills;
 mod launchers;
 mod launching;
@@ -67,7 +66,7 @@ mod together;
 mod world;
 mod wrapped;
 
-// What runs will take elsewhere, and what a machine takes.
+// Measuring this machine, and planning runs on others.
 mod calibrating;
 mod planning;
 
@@ -75,32 +74,32 @@ mod planning;
 mod reports;
 mod verification;
 
-// Input that is wrong: exit code 2 and a message that says what to do.
+// Invalid input: exit code 2 and a message that says what to do.
 mod adapters;
 mod bad_input;
 mod bad_weights;
 
-// Input that is meant to do harm, or would by accident.
+// Malicious or accidentally harmful input.
 mod hostile_input;
 
-// Output that cannot be written, and what may reach a terminal.
+// Output that cannot be written, and control characters in output.
 mod disk_full;
 mod terminal;
 
-// What must never cost a run its state.
+// Failures that must never cost a run its state.
 mod lost_state;
 
-// Devices that need a feature: with it, and without.
+// Data sources, and devices that need a feature: with it and without it.
 mod data_sources;
 mod devices;
 #[cfg(feature = "cuda")]
 mod installed;
 
-// What the machine has, and how fast it is.
+// The machine's hardware and speed; several nodes.
 mod machine;
 mod nodes;
 
-// Checkpoints: fixtures, reports, conversions, and what goes wrong.
+// Checkpoints: fixtures, reports, conversions, failures.
 mod ckpt;
 mod ckpt_convert;
 mod ckpt_failures;

@@ -1,4 +1,4 @@
-//! Two nodes: networks of this machine that are connected by a link, which can be cut and can lose packets.
+//! Two nodes: network namespaces of this machine, connected by a link that can be cut and can lose packets.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,20 +9,20 @@ use crate::shell::{Shell, may_make_namespaces};
 use crate::support::{Ran, Sandbox};
 use crate::world::wait_until;
 
-/// Makes the nodes `a` and `b`. They see the same files.
+/// Creates the nodes `a` and `b`, which share all files.
 const NODES: &str = "mkdir -p /run/netns && mount -t tmpfs none /run/netns && ip netns add a && ip netns add b \
     && ip link add va netns a type veth peer name vb netns b \
     && ip -n a address add 10.78.0.1/24 dev va && ip -n b address add 10.78.0.2/24 dev vb \
     && ip -n a link set va up && ip -n b link set vb up && ip -n a link set lo up && ip -n b link set lo up";
 
-/// The nodes of this many processes, half of them on each.
+/// Two nodes, each with half of the processes.
 struct Nodes<'a> {
     shell: Shell<'a>,
     processes: usize,
 }
 
 impl<'a> Nodes<'a> {
-    /// Makes two nodes, if this machine can.
+    /// Creates two nodes; `None` if this machine does not allow it.
     fn start(sandbox: &'a Sandbox, processes: usize) -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
@@ -32,7 +32,6 @@ impl<'a> Nodes<'a> {
         Some(nodes)
     }
 
-    /// Starts all processes with the same arguments.
     fn begin(&self, args: &str) {
         let local = self.processes / 2;
         for process in 0..self.processes {
@@ -57,7 +56,7 @@ impl<'a> Nodes<'a> {
         (0..self.processes).map(|process| self.shell.end(&format!("process{process}"))).collect()
     }
 
-    /// Runs processes that must succeed.
+    /// Runs all processes, which must succeed.
     fn succeed(&self, args: &str) -> Vec<Ran> {
         self.begin(args);
         let ran = self.end();
@@ -84,13 +83,13 @@ fn processes_of_two_nodes_have_the_bits_of_threads_and_outlive_a_link_that_is_cu
     nodes.shell.succeed("cut", "ip -n b link set vb down");
     let begin = Instant::now();
     wait_until("the end of all processes", || nodes.have_ended());
-    // Dead after 15 heartbeats, the last of which may have been long before, beside other work.
+    // A process is dead after 15 silent heartbeats. On a loaded machine its last one may have been long before the cut.
     assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());
     let ran = nodes.end();
     assert_eq!(ran.iter().map(|ran| ran.code).collect::<Vec<_>>(), [Some(75); 4], "{}", ran[0].stderr);
     let told = &ran[0].stderr;
     assert!(told.contains("process 2 (pid") || told.contains("process 3 (pid"), "{told}");
-    // The other node does not see who has died there, but that nobody leads it.
+    // The other node cannot see which process is lost there, only that its leader is silent.
     let record = sandbox.read("out/flight-2.jsonl");
     assert!(record.lines().next().unwrap().contains("process 0 (pid"), "{record}");
 
@@ -126,7 +125,7 @@ fn a_network_that_loses_a_fifth_of_all_packets_costs_time_and_no_bit() {
             return;
         }
     }
-    // Repeated soon: the packets of a test do not travel far.
+    // A short retransmission timeout, since packets of a test do not travel far.
     nodes.shell.succeed("route", "ip -n a route change 10.78.0.0/24 dev va src 10.78.0.1 rto_min 10ms");
     nodes.shell.succeed("route", "ip -n b route change 10.78.0.0/24 dev vb src 10.78.0.2 rto_min 10ms");
     nodes.succeed("");

@@ -1,4 +1,4 @@
-//! `fsdp launch` on several nodes, each of which is an agent with processes of its own on this machine.
+//! `fsdp launch` on several nodes. Each node is an agent on this machine with its own processes.
 
 use std::process::{Child, Stdio};
 
@@ -9,7 +9,6 @@ use crate::world::{free_port, send, wait_until};
 
 const ENDLESS: &str = "train run.toml --resume --set train.steps=1000000 --set checkpoint.every=5";
 
-/// The agent of a node.
 struct Agent {
     child: Option<Child>,
 }
@@ -52,10 +51,10 @@ fn saves_go_on(sandbox: &Sandbox) {
     wait_until("a checkpoint", || newest(sandbox) > before + 10);
 }
 
-/// Waits until the newest start has this many processes: a node that was started takes part some time later.
+/// Waits until the newest start has this many processes. A node joins some time after it starts.
 fn take_part(sandbox: &Sandbox, processes: usize) {
     wait_until("the start of these processes", || {
-        // The last line may be half written.
+        // The last line may be incomplete.
         let text = std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let newest = lines.filter_map(|line| line["start"]["processes"].as_array().map(Vec::len)).next_back();
@@ -63,7 +62,7 @@ fn take_part(sandbox: &Sandbox, processes: usize) {
     });
 }
 
-/// Whether the metrics are those of a run that was never stopped, as far as they go.
+/// Asserts that the metrics so far are those of an uninterrupted run.
 fn are_of_one_run(sandbox: &Sandbox) {
     let steps = sandbox.column("out", "step");
     let count = steps.len();
@@ -71,7 +70,7 @@ fn are_of_one_run(sandbox: &Sandbox) {
         steps.iter().copied().eq((1..=count).map(|step| step as f64)),
         "no step is missing or there twice"
     );
-    // The learning rate of a run depends on how many steps it has.
+    // The learning rate depends on the number of steps of the run.
     sandbox.succeed(&format!(
         "train run.toml --set train.steps={count} --set run.out_dir=alone --set run.ranks=1"
     ));
@@ -111,7 +110,7 @@ fn nodes_that_were_told_where_to_meet_need_no_folder() {
         variables.push(("PET_NODE_RANK", number));
         Agent::start_with(&sandbox, "launch -- train run.toml", &variables)
     };
-    // The second one comes first.
+    // The second node starts first.
     let agents = [start("1"), start("0")];
     let [second, first] = agents.map(Agent::end);
     assert_eq!((first.code, second.code), (Some(0), Some(0)), "{first:?} {second:?}");
@@ -125,21 +124,21 @@ fn nodes_are_lost_and_return() {
     let run = format!("launch --nnodes 1:2 --node-wait 1 --nproc 1 -- {ENDLESS}");
     let first = Agent::start(&sandbox, &run);
     wait_until("a checkpoint", || newest(&sandbox) > 0);
-    // It takes part when the next checkpoint is complete, and is lost.
+    // The second node joins at the next checkpoint, and is then lost.
     let second = Agent::start(&sandbox, &run);
     take_part(&sandbox, 2);
     assert!(sandbox.path("out/.launch/leader-1").exists());
     second.signal("KILL");
     take_part(&sandbox, 1);
     saves_go_on(&sandbox);
-    // It returns, and now the coordinator is lost.
+    // The second node returns, and then the coordinator is lost.
     let second = Agent::start(&sandbox, &run);
     take_part(&sandbox, 2);
     first.signal("KILL");
     wait_until("another coordinator", || sandbox.path("out/.launch/leader-2").exists());
     take_part(&sandbox, 1);
     saves_go_on(&sandbox);
-    // Its node returns as any other, and is taken out again.
+    // The former coordinator returns as an ordinary node, and is stopped again.
     let first = Agent::start(&sandbox, &run);
     take_part(&sandbox, 2);
     first.signal("TERM");

@@ -1,11 +1,11 @@
-//! Runs whose parameters are in groups, or averaged.
+//! Runs with parameter groups, 8-bit states, or averaged parameters.
 
 use fsdp_ckpt::model_files::ModelReader;
 use serde_json::Value;
 
 use crate::support::Sandbox;
 
-/// All values of the exported weights of a run.
+/// Returns all values of the exported weights of a run.
 fn weights(sandbox: &Sandbox, out_dir: &str) -> Vec<f64> {
     let reader = ModelReader::open(sandbox.path(out_dir).join("model")).unwrap();
     let mut all = Vec::new();
@@ -75,7 +75,7 @@ fn moments_of_8_bits_are_kept_by_conversions_and_are_not_taken_for_others() {
         let found = found.unwrap_or_else(|| panic!("{name} in {tensors:?}"));
         (found["dtype"].as_str().unwrap().to_owned(), found["shape"].clone())
     };
-    // An embedding of 256 rows of 16; a projection is small.
+    // The embedding, of 256 rows of 16, has 8-bit states; a projection is too small for them.
     let embedding = "optim.state.model.embed_tokens.weight";
     assert_eq!(named(&format!("{embedding}.exp_avg_codes")), ("U8".into(), serde_json::json!([256, 16])));
     assert_eq!(named(&format!("{embedding}.exp_avg_sq_absmax")), ("F32".into(), serde_json::json!([256, 1])));
@@ -120,7 +120,7 @@ fn muon_and_the_adamw_beside_it_are_told_and_their_state_is_kept_by_conversions(
     assert!(has("model.layers.0.mlp.up_proj.weight.momentum_buffer"), "{names:?}");
     assert!(!has("up_proj.weight.exp_avg") && !has("o_proj.weight.momentum_buffer"), "{names:?}");
     assert!(has("o_proj.weight.exp_avg") && has("embed_tokens.weight.exp_avg_sq"), "{names:?}");
-    // Both go on, from either, on another number of ranks.
+    // Both optimizers continue, from either checkpoint format, on another number of ranks.
     let on = |out_dir: &str, more: &str| {
         let more = format!("--set run.out_dir={out_dir} --set train.steps=6 {more}");
         sandbox.succeed(&format!("{run} {more}"));

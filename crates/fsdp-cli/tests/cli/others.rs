@@ -1,13 +1,13 @@
-//! Going on from what other trainers have saved, and saving what they go on from.
+//! Resuming from checkpoints of other trainers, and saving checkpoints that they can resume from.
 
 use serde_json::Value;
 
 use crate::support::{Sandbox, folded};
 
-/// The run of PyTorch that `fsdp2/expected.json` tells of, in the folder of a sandbox.
+/// The PyTorch run that `fsdp2/expected.json` records, in the folder of a sandbox.
 const RUN: &str = r#"train fsdp2/run.toml --set model.path=fsdp2 --set data.train=["fsdp2/tokens.bin"]"#;
 
-/// Losses of the run in PyTorch after step 10, where it was saved.
+/// Returns the losses of the PyTorch run after step 10, at which it was saved.
 fn expected(sandbox: &Sandbox) -> Vec<f64> {
     let expected: Value = serde_json::from_str(&sandbox.read("fsdp2/expected.json")).unwrap();
     assert_eq!(expected["saved_after"], 10);
@@ -46,7 +46,7 @@ fn folders_of_other_trainers_go_on_as_that_run_did() {
         "xla_fsdp",
     ]);
     let expected = expected(&sandbox);
-    // All of them trained on the same data from the same weights.
+    // All were trained on the same data from the same weights.
     for (number, path) in [
         "accelerate/fsdp2_sharded",
         "accelerate/fsdp2_full",
@@ -94,7 +94,7 @@ fn tied_and_frozen_parameters_and_masters_of_bfloat16_go_on_as_what_deepspeed_he
     sandbox.write("tied/config.json", config.to_string());
     let tied = r#"--set model.path=tied --set model.init=random --set fsdp.frozen=["k_proj"]"#;
     for (kind, options, taken) in [
-        // Its optimizer makes an empty step first, to have its states.
+        // Its optimizer first makes an empty step, to create its states.
         ("zero0_bf16", "", "12 parameters; exp_avg, exp_avg_sq of 12; step 11"),
         ("zero1_bf16_tied_frozen", tied, "11 parameters; exp_avg, exp_avg_sq of 10; step 10"),
         ("zero2_bf16_tied_frozen", tied, "11 parameters; exp_avg, exp_avg_sq of 10; step 10"),
@@ -192,7 +192,8 @@ fn damage_is_found_while_a_checkpoint_is_read() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let file = sandbox.path("fsdp2/dcp/__0_0.distcp");
     let mut bytes = std::fs::read(&file).unwrap();
-    // The first tensor: behind the local header of its record, whose lengths of name and extra field come last.
+    // Flip a bit of the first tensor. It follows the local header of its record, which ends with the name and extra
+    // field.
     let name = b"archive/data/0";
     let name = bytes.windows(name.len()).position(|found| found == name).unwrap();
     let extra = usize::from(u16::from_le_bytes([bytes[name - 2], bytes[name - 1]]));
@@ -400,7 +401,7 @@ fn what_a_run_writes_says_which_version_wrote_it() {
     assert_eq!(sandbox.starts("out")[0]["version"], version);
     let state = sandbox.json("ckpt inspect out/checkpoints/step-00000003")["run_state"].clone();
     assert_eq!(state["version"], version);
-    // The run's hash says what was computed: not on how many ranks or where, but with which seed.
+    // The run hash identifies the computation: it depends on the seed, not on the number of ranks or the folder.
     let metadata = |dir: &str| {
         let bytes = std::fs::read(sandbox.path(dir).join("model/model.safetensors")).unwrap();
         let len = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();

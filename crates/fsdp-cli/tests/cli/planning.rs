@@ -1,4 +1,4 @@
-//! `fsdp plan`: what a run would take on machines that are not here.
+//! `fsdp plan`: predicted time and memory of a run on other machines.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::support::Sandbox;
 
-/// A file of the repository.
+/// Returns the path of a file of the repository.
 fn repository(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)
 }
 
-/// The example of an 8B model, in a folder of its own.
+/// Creates a sandbox with the example of an 8B model.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     let model = sandbox.path("examples/llama-8b");
@@ -50,10 +50,10 @@ fn a_plan_as_json_agrees_with_itself_and_with_the_schedule() {
     let computing = number("/step/computing_seconds") + number("/step/exposed_seconds");
     assert!(computing <= number("/step/seconds") && number("/step/queue_seconds/compute") <= computing);
     assert!(number("/step/band_seconds/0") < number("/step/seconds"));
-    // 8.03 billion parameters and 6 operations each, and attention.
+    // `mfu_6n` counts 6 operations for each of 8.03 billion parameters; `mfu` also counts attention.
     assert!(number("/step/mfu_6n") < number("/step/mfu") && number("/step/mfu") < number("/step/hfu"));
     assert!((number("/run/steps") - 10_000.0).abs() < 0.5);
-    // Twice the tokens cost twice as much, without failures.
+    // Without failures, twice the tokens take twice as long.
     let longer = json(&sandbox, &format!("{ON_16} --tokens 2.097152e10 --price 2 --json"));
     let seconds = |plan: &Value| plan["run"]["seconds"].as_f64().unwrap();
     assert!((seconds(&longer) / seconds(&plan) - 2.0).abs() < 1e-9);
@@ -71,22 +71,22 @@ fn the_search_finds_settings_that_fit_and_writes_them_down() {
     assert!(best < here);
     let falls = |key: &str| front.windows(2).all(|pair| pair[0][key].as_f64() > pair[1][key].as_f64());
     assert!(falls("device_bytes"), "what is slower holds less");
-    // How sure the times are, and what they rest on.
+    // The uncertainty of the times, and their basis.
     let [least, most] = [0, 1].map(|end| front[0]["band_seconds"][end].as_f64().unwrap());
     assert!(least < best && best < most);
     assert_eq!(found["assumed"], json(&sandbox, &format!("{ON_16} --json"))["assumed"]);
     assert_eq!(found["sources"], json(&sandbox, &format!("{ON_16} --json"))["sources"]);
-    // What loses says why, and other ways to cut the model into units are among all.
+    // Rejected settings come with a reason; other ways to split the model into units are among all settings.
     let losers = found["losers"].as_array().unwrap();
     assert!(losers.iter().all(|loser| !loser["why"].as_str().unwrap().is_empty()));
     let is_wrap = |loser: &&Value| loser["change"].as_str().unwrap().contains("fsdp.wrap");
     assert!(
         losers.iter().any(|loser| is_wrap(&loser)) || front[0]["change"].to_string().contains("fsdp.wrap")
     );
-    // The whole run is that of the fastest.
+    // The estimate for the whole run is that of the fastest settings.
     assert_eq!(found["run"]["price"], 2.0);
     assert!((found["run"]["seconds"].as_f64().unwrap() / (best * 20_000.0) - 1.0).abs() < 1e-9);
-    // The file says the same as the search.
+    // Planning the written file gives the result of the search.
     let again = json(&sandbox, "plan best.toml --on h100-sxm --json");
     assert_eq!(again["step"]["seconds"].as_f64().unwrap(), best);
     assert_eq!(again["memory"]["fits"], true);
@@ -147,7 +147,7 @@ fn where_little_is_known_a_band_comes_first() {
             sandbox.succeed(&format!("plan 8b.toml --on {on} --set train.global_batch_size=1024")).stdout;
         said.lines().find(|line| line.starts_with("time ")).unwrap().to_owned()
     };
-    // More ranks than plans were held against; a generation of GPUs that no run was fitted to; and what was.
+    // More ranks than any plan was validated with; a GPU generation without fitted runs; and a validated case.
     for (on, is_wide) in
         [("h100-sxm --nodes 128", true), ("mi300x --nodes 8", true), ("h100-sxm --nodes 64", false)]
     {
@@ -227,7 +227,7 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
         wrong()
     );
 
-    // A column of one's own is said to be ignored, and where nothing was measured nothing is compared.
+    // An unknown column is reported and ignored, and a run without measurements is not compared.
     with(&header.replace("group", "notes"), &runs.replacen("4191.0", "", 1).replacen(",0.357,", ",,", 1));
     let ran = sandbox.succeed("plan check runs.csv --json");
     assert!(ran.stderr.contains("runs.csv: column `notes` is unknown, and ignored"), "{}", ran.stderr);
@@ -245,7 +245,7 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
 fn a_run_that_did_not_fit_is_marked() {
     let sandbox = sandbox();
     let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
-    // 40 times the samples: 2 billion parameters on 4 chips of 32 GiB have no room for them.
+    // 40 times the samples: a model of 2 billion parameters then does not fit on 4 chips of 32 GiB.
     sandbox.write("runs.csv", published.replacen(",1024,32,", ",1024,1280,", 1).replacen("4191.0", "OOM", 1));
     let found = json(&sandbox, "plan check runs.csv --json");
     assert_eq!((&found["rows"][0]["fits"], &found["rows"][1]["fits"]), (&false.into(), &true.into()));
@@ -288,7 +288,7 @@ fn the_report_of_a_plan_stands_alone() {
     for source in ["src=", "href=", "@import", "url("] {
         assert!(!html.contains(source), "{source}");
     }
-    // Of a small step the times and bytes are in units in which they can be read.
+    // The report of a small step uses smaller units of time and bytes.
     assert!(html.contains(">seconds</text>") && html.contains(">GiB</text>"));
     sandbox.succeed("plan run.toml --on cpu-2core --report small.html");
     let small = sandbox.read("small.html");

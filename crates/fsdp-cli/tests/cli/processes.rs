@@ -1,4 +1,4 @@
-//! Ranks in several processes: the same bits as threads, one voice, and one end for all.
+//! Ranks in several processes: same bits as with threads, one process reports, and all end together.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::world::{FSDP, HYDRA, OPEN_MPI, SRUN, TORCHRUN, Variables, World, free
 
 const SAVES: &str = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
 
-/// Everything that two runs must have in common: losses and norms, the exported model, and all shards of checkpoints.
+/// Returns everything that must be equal in two runs: losses and norms, the exported model, and all checkpoint shards.
 pub(crate) fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<PathBuf, Vec<u8>>) {
     let numbers = [sandbox.column(out_dir, "loss"), sandbox.column(out_dir, "grad_norm")].concat();
     let root = sandbox.path(out_dir);
@@ -51,7 +51,7 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=threads");
     for (name, variables) in launchers {
-        // Nobody has started MPI here: srun says so, mpirun always has.
+        // MPI was not started here. The variables of srun show that; those of mpirun always imply MPI.
         let transport = if [OPEN_MPI, HYDRA].contains(&variables) { "tcp" } else { "auto" };
         let args = format!("train run.toml --set run.out_dir={name} --set run.transport={transport}");
         let ran = World::start(&sandbox, variables, 2, &args).end();
@@ -164,7 +164,7 @@ fn what_needs_no_ranks_is_said_once() {
     assert!(ran[0].stdout.contains("2 ranks") && ran[1].stdout.is_empty(), "{}", ran[0].stdout);
 }
 
-/// A run of very many steps that has saved some of them.
+/// Starts a run of very many steps, and waits until it has saved some.
 fn endless(sandbox: &Sandbox, processes: usize, more: &str) -> World {
     let args = format!(
         "train run.toml --resume --set run.ranks={processes} --set train.global_batch_size={} --set train.steps=1000000 \
@@ -185,7 +185,7 @@ pub(crate) fn newest(sandbox: &Sandbox) -> u64 {
 fn whoever_is_killed_is_named_and_all_others_end_before_its_silence_is_noticed() {
     let sandbox = Sandbox::new();
     for victim in 0..3 {
-        // Fifteen of these heartbeats are longer than any test.
+        // Fifteen such heartbeats take longer than any test.
         let world = endless(&sandbox, 3, "--set run.heartbeat_s=60");
         world.signal(victim, "KILL");
         let ran = world.end();
@@ -200,7 +200,7 @@ fn whoever_is_killed_is_named_and_all_others_end_before_its_silence_is_noticed()
         assert!(names_it, "{told}");
         let (_, path) = RunDir::new(sandbox.path("out")).newest().unwrap().unwrap();
         NativeReader::open(path).unwrap().verify().unwrap();
-        // What was going on can be read afterwards.
+        // The flight record shows the operations in progress.
         let record = sandbox.read(&format!("out/flight-{speaker}.jsonl"));
         let lines: Vec<serde_json::Value> =
             record.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -223,7 +223,7 @@ fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
                 true
             })
         });
-        // Beside other work the last sign of life may have been long before.
+        // On a loaded machine, the last heartbeat may have been sent long before.
         assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());
         world.signal(victim, "CONT");
         let ran = world.end();
@@ -288,7 +288,7 @@ fn a_run_that_was_killed_goes_on_with_other_numbers_of_processes_as_if_nothing_h
 #[test]
 fn what_is_wrong_in_one_process_ends_all_with_its_code() {
     let sandbox = Sandbox::new();
-    // Another learning rate: all are told which ranks differ. Missing data: only that process can tell.
+    // With another learning rate, all processes learn which ranks differ; missing data is known only to process 1.
     let cases = [
         ("--set train.optimizer={name=\"adamw\",lr=1e-9}", 3, "would run a different schedule"),
         ("--set data.train=[\"none.txt\"]", 2, "none.txt"),
@@ -332,7 +332,7 @@ fn a_full_disk_of_another_process_saves_the_state_and_ends_all() {
     assert_eq!([ran[0].code, ran[1].code], [Some(75); 2], "{} {}", ran[0].stderr, ran[1].stderr);
     assert!(ran[0].stderr.contains("rank 1 failed"), "{}", ran[0].stderr);
     assert!(ran[0].stderr.contains("No space left on device"), "{}", ran[0].stderr);
-    // It is where the message says, and as good as any.
+    // The state is where the message says, and is a complete checkpoint.
     let place = ran[0].stderr.split_whitespace().find(|word| word.contains("fsdp-state-"));
     let state = place.unwrap_or_else(|| panic!("{}", ran[0].stderr)).trim_end_matches([':', ';', ',']);
     sandbox.succeed(&format!("ckpt verify {state}"));
@@ -446,7 +446,7 @@ fn a_network_of_ones_own_needs_no_token() {
     let port = free_port();
     let start = |number: usize| {
         let mut command = process(&sandbox, TORCHRUN, number, 2);
-        // Two nodes, which reach each other by the name of this one.
+        // Two nodes that reach each other as `localhost`.
         command.env("LOCAL_RANK", "0").env("LOCAL_WORLD_SIZE", "1");
         command.env("FSDP_RENDEZVOUS", format!("localhost:{port}"));
         command.args(["train", "run.toml", "--insecure-network"]).spawn().unwrap()

@@ -1,4 +1,4 @@
-//! Random runs as processes over TCP, beside the same runs as threads.
+//! Random runs as processes over TCP, compared with the same runs as threads.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -7,7 +7,7 @@ use crate::processes::bits;
 use crate::support::Sandbox;
 use crate::world::{FSDP, World};
 
-/// A run, as overrides of the run file, and how many processes it is spread over.
+/// A run: overrides of the run file, and the number of processes.
 #[derive(Clone, Debug)]
 struct Case {
     processes: usize,
@@ -33,9 +33,9 @@ fn cases() -> impl Strategy<Value = Case> {
         let (reshard, prefetch, accumulation, order, checkpointing) = policy;
         let (dtype, offload, optimizer, is_replicated) = kinds;
         let ranks = processes * held;
-        // The data of the sandbox is 16 samples.
+        // The sandbox has 16 samples of data.
         let rounds = rounds.min(16 / ranks);
-        // It sees matrices whole, on the device.
+        // Muon needs whole matrices on the device.
         let offload = if optimizer == "muon" { "none" } else { offload };
         let lr = if optimizer == "adafactor" { "" } else { ",lr=0.01" };
         let replicas = if is_replicated && ranks.is_multiple_of(2) { 2 } else { 1 };

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{GPT2, Ran, Sandbox};
 
-/// Named configurations whose schedules are looked at: what `--set` says beyond the run file.
+/// Configurations whose schedules have snapshots: a name, and arguments beyond the run file.
 const SCHEDULES: [(&str, &str); 5] = [
     ("schedule_plain", ""),
     (
@@ -94,7 +94,7 @@ fn a_gradient_is_followed_through_the_operands_of_operations() {
     let step = &report["schedules"]["training_step"];
     let operations = step["operations"].as_array().unwrap();
     let unit = operations.iter().find(|op| op["op"] == "update").unwrap()["unit"].clone();
-    // Which buffers the first operation of a name reads or writes of the unit.
+    // Returns the buffers of the unit that the first operation of a name reads or writes.
     let operands = |name: &str, what: &str| {
         let found = operations.iter().find(|op| op["op"] == name && op["unit"] == unit);
         let ids = found.unwrap_or_else(|| panic!("no {name} of {unit}"))[what].as_array().unwrap().clone();
@@ -165,7 +165,7 @@ fn a_trace_has_every_operation_of_every_rank() {
     let trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
     let mut operations: BTreeMap<u64, usize> = BTreeMap::new();
     let (mut names, mut calls) = (BTreeSet::new(), BTreeSet::new());
-    // Collectives overlap with others of their queue, so they have a begin and an end.
+    // Collectives of one queue overlap, so each has a begin event and an end event.
     let mut under_way: BTreeMap<u64, f64> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
         let number = |key: &str| event[key].as_f64().unwrap();
@@ -201,7 +201,7 @@ fn a_trace_has_every_operation_of_every_rank() {
     }
 }
 
-/// What `fsdp schedule` says of a step.
+/// Returns the number of operations per step that `fsdp schedule` reports.
 fn operations_per_step(text: &str) -> usize {
     let (_, rest) = text.split_once("checker: training step of ").unwrap();
     rest.split_once(' ').unwrap().0.parse().unwrap()

@@ -1,4 +1,4 @@
-//! A shell in namespaces of its own, which takes everything that it has started with it.
+//! A shell in its own namespaces; ending it ends every process that it started.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::process::{Child, Command, Stdio};
 use crate::support::{Ran, Sandbox};
 use crate::world::wait_until;
 
-/// Whether tests may make networks of their own here: as root, and where a container does not forbid it. If not, says so.
+/// Whether tests may create network namespaces here, which needs root and a container that allows it. Prints a note if
+/// not.
 pub(crate) fn may_make_namespaces() -> bool {
     let tried = Command::new("unshare").args(["--mount", "--net", "--pid", "--fork", "ip", "link"]).output();
     let may = tried.as_ref().is_ok_and(|tried| tried.status.success());
@@ -33,7 +34,7 @@ impl<'a> Shell<'a> {
         Self { sandbox, shell: command.spawn().unwrap() }
     }
 
-    /// Begins a command of this name.
+    /// Starts a command in the background, under a name.
     pub(crate) fn begin(&self, name: &str, command: &str) {
         let (code, part) = (format!("{name}.code"), format!("{name}.part"));
         let _ = std::fs::remove_file(self.sandbox.path(&code));
@@ -41,7 +42,7 @@ impl<'a> Shell<'a> {
         writeln!(self.shell.stdin.as_ref().unwrap(), "{line}").unwrap();
     }
 
-    /// Waits for the end of a command.
+    /// Waits for the end of the command with this name.
     pub(crate) fn end(&self, name: &str) -> Ran {
         wait_until(&format!("the end of {name}"), || self.has_ended(name));
         let read = |what: &str| self.sandbox.read(&format!("{name}.{what}"));
@@ -64,7 +65,8 @@ impl<'a> Shell<'a> {
         ran
     }
 
-    /// The number, outside of the namespaces, of the `fsdp` of this sandbox that has a variable.
+    /// Returns the process ID, outside the namespaces, of the `fsdp` in this sandbox whose environment contains
+    /// `variable`.
     pub(crate) fn process_with(&self, variable: &str) -> Option<u32> {
         let is_meant = |process: &u32| {
             let folder = PathBuf::from(format!("/proc/{process}"));
@@ -83,7 +85,7 @@ impl<'a> Shell<'a> {
 
 impl Drop for Shell<'_> {
     fn drop(&mut self) {
-        // All processes of its namespace go with it.
+        // This also ends all processes in its namespace.
         let _ = self.shell.kill().and_then(|()| self.shell.wait());
     }
 }

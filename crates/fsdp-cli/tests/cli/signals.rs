@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first stops after the step under way, the second at once.
+//! SIGINT and SIGTERM: the first stops the run after the current step, the second immediately.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -8,7 +8,7 @@ use fsdp_ckpt::native::RunDir;
 
 use crate::support::{Ran, Sandbox};
 
-/// A run of many steps, of which the first is done.
+/// A started run.
 pub(crate) struct Running {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -19,15 +19,15 @@ impl Running {
         Self::start_at(sandbox, args, "step")
     }
 
-    /// Starts a run and waits for its first line on stderr.
+    /// Starts a run and waits for its first line on stderr, which must begin with `first`.
     fn start_at(sandbox: &Sandbox, args: &str, first: &str) -> Self {
         let mut command = sandbox.command();
         command.args(args.split_whitespace());
         Self::of(sandbox, command, first)
     }
 
-    /// Starts a run and waits until its first step is under way, which it stays until [`Running::end`]: every operation says a
-    /// line, and there are far more of them than a pipe holds that nobody reads.
+    /// Starts a run and waits until its first step is in progress. The step lasts until [`Running::end`]: every
+    /// operation logs a line, far more than the unread stderr pipe holds.
     fn start_in_step(sandbox: &Sandbox) -> Self {
         sandbox.write("data.txt", "0123456789abcdef".repeat(1024));
         let mut command = sandbox.command();
@@ -74,7 +74,7 @@ fn stops_after_the_step(signal: &str, code: i32) {
     sandbox.succeed(
         "train run.toml --set model.path=out/model --set model.init=pretrained --set run.out_dir=on",
     );
-    // It is saved, although the run file asks for no checkpoints, and goes on where it stopped.
+    // The state is saved although the run file asks for no checkpoints, and the run continues from there.
     assert_eq!(RunDir::new(sandbox.path("out")).steps().unwrap(), [steps as u64]);
     let end = format!("train run.toml --resume --set train.steps={}", steps + 2);
     let on = sandbox.succeed(&end);
@@ -104,7 +104,8 @@ fn a_second_signal_exits_at_once_without_a_model() {
     assert!(!sandbox.path("out/model/config.json").exists());
 }
 
-/// `fsdp launch` sends SIGUSR1 beside the SIGTERM that a scheduler sends to all, and either may arrive first.
+/// `fsdp launch` sends SIGUSR1 in addition to the SIGTERM that a scheduler sends to all processes; either may arrive
+/// first.
 #[test]
 fn a_signal_that_only_asks_makes_none_the_second_one() {
     for signals in [["USR1", "TERM"], ["TERM", "USR1"]] {
@@ -118,7 +119,7 @@ fn a_signal_that_only_asks_makes_none_the_second_one() {
     }
 }
 
-/// The first line on stderr is a warning on the run file; the data, which takes long to read, comes after it.
+/// The first line on stderr is a warning about the run file. The data, which takes long to read, is read after it.
 fn stops_before_the_data_is_read(signal: &str, code: i32) {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
@@ -142,7 +143,7 @@ fn sigint_before_the_data_is_read_is_an_interrupt() {
     stops_before_the_data_is_read("INT", 130);
 }
 
-/// Schedulers give seconds between SIGTERM and SIGKILL; an evaluation may take hours.
+/// Schedulers allow seconds between SIGTERM and SIGKILL; an evaluation may take hours.
 #[test]
 fn sigterm_does_not_wait_for_an_evaluation() {
     let sandbox = Sandbox::new();
@@ -157,7 +158,7 @@ fn sigterm_does_not_wait_for_an_evaluation() {
     assert_eq!(steps, [sandbox.metrics("out").len() as u64]);
 }
 
-/// Kills a run that saves behind its steps; what goes on, on other ranks, is the run that was never killed.
+/// Kills a run that saves in the background; resumed on another number of ranks, it equals a run that was never killed.
 #[test]
 fn a_run_that_is_killed_goes_on() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! Slurm with 4 nodes on this machine (`scripts/slurm-nodes.sh`), where it is installed and namespaces may be made.
+//! Slurm with 4 nodes on this machine (`scripts/slurm-nodes.sh`), if it is installed and namespaces are allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::shell::{Shell, may_make_namespaces};
 use crate::support::Sandbox;
 use crate::world::{send, wait_until};
 
-/// A shell on the first of the nodes.
+/// A shell on the first node.
 struct Nodes<'a> {
     sandbox: &'a Sandbox,
     shell: Shell<'a>,
@@ -20,7 +20,7 @@ fn repository() -> PathBuf {
 }
 
 impl<'a> Nodes<'a> {
-    /// Starts Slurm, if this machine can.
+    /// Starts Slurm; `None` if this machine does not allow it.
     fn start(sandbox: &'a Sandbox) -> Option<Self> {
         let names = ["slurmctld", "slurmd", "munged", "srun", "sbatch"];
         if let Some(missing) = names.into_iter().find(|name| programs(&[name], "").is_empty()) {
@@ -32,7 +32,7 @@ impl<'a> Nodes<'a> {
         may_make_namespaces().then(|| Self { sandbox, shell: Shell::start(sandbox, command) })
     }
 
-    /// The process of a task.
+    /// Returns the process ID of a task.
     fn task(&self, number: usize) -> Option<u32> {
         self.shell.process_with(&format!("SLURM_PROCID={number}"))
     }
@@ -41,24 +41,25 @@ impl<'a> Nodes<'a> {
         self.shell.succeed("submit", &format!("sbatch --parsable {script}")).stdout.trim().to_owned()
     }
 
-    /// Waits until the run has saved more than it has.
+    /// Waits until the run has saved more checkpoints.
     fn wait_for_saves(&self) {
         let before = newest(self.sandbox);
         wait_until("a checkpoint", || newest(self.sandbox) > before + 3);
     }
 
-    /// Whether Slurm says this of a job.
+    /// Whether Slurm's description of a job contains `state`.
     fn is_said(&self, job: &str, state: &str) -> bool {
         self.shell.succeed("show", &format!("scontrol show job {job}")).stdout.contains(state)
     }
 
-    /// Waits until Slurm says this of a job.
+    /// Waits until Slurm's description of a job contains `state`.
     fn wait_for_job(&self, job: &str, state: &str) {
         wait_until(state, || self.is_said(job, state));
     }
 
-    /// Sends a signal to a job whose run then goes back into the queue, and keeps it there. It stays by itself for seconds only: if
-    /// it has begun again, it gets another one. It was there `restarts` times before.
+    /// Sends a signal to a job whose run then returns to the queue, and holds it there. A job waits in the queue only
+    /// for seconds by itself: if it has started again, it gets another signal. `restarts` is the number of its earlier
+    /// restarts.
     fn requeue(&self, job: &str, signal: &str, restarts: usize) {
         for sent in 1.. {
             self.wait_for_saves();
@@ -104,7 +105,7 @@ fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_kille
         send("KILL", nodes.task(victim).unwrap());
         wait_until("the end of all tasks", || (0..4).all(|task| nodes.task(task).is_none()));
         let ran = nodes.shell.end(&name);
-        // Slurm says that a task was killed, not that others ended with 75.
+        // Slurm reports the killed task, not the exit code 75 of the others.
         assert_eq!(ran.code, Some(137), "{}", ran.stderr);
         assert!(ran.stderr.contains(&format!("process {victim} (pid")), "{}", ran.stderr);
     }
@@ -119,7 +120,7 @@ fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_sam
     let tasks = "#SBATCH --ntasks-per-node=8";
     assert!(script.contains(tasks));
     sandbox.write("slurm.sh", script.replace(tasks, "#SBATCH --ntasks-per-node=1"));
-    // And one that leaves all to `RequeueExit=75`.
+    // A script that relies only on `RequeueExit=75`.
     sandbox.write("plain.sh", "#!/bin/sh\n#SBATCH --nodes=4\nsrun fsdp train run.toml --resume\n");
     sandbox.edit("run.toml", "ranks = 2", "ranks = 4");
     sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16");
@@ -131,7 +132,7 @@ fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_sam
     send("KILL", nodes.task(3).unwrap());
     nodes.wait_for_job(job, "Restarts=1");
     assert!(nodes.output(job).contains("process 3 (pid"), "{}", nodes.output(job));
-    // As `--signal=TERM@120` does, when there are two minutes left.
+    // As `--signal=TERM@120` does two minutes before the time limit.
     nodes.requeue(job, "TERM", 1);
     assert!(nodes.output(job).contains("stopped early"), "{}", nodes.output(job));
     assert_eq!(sandbox.metrics("out").len() as u64, newest(&sandbox), "the last step is saved");

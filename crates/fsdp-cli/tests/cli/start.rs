@@ -1,4 +1,4 @@
-//! How a run begins: what it leaves as it was, and what it never takes for its own.
+//! How a run starts: what it leaves untouched, and what it never treats as its own.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use crate::interposer;
 use crate::support::{Ran, Sandbox, folded};
 
 impl Sandbox {
-    /// The steps that have checkpoints.
+    /// Returns the steps that have checkpoints.
     pub(crate) fn steps(&self, out_dir: &str) -> Vec<u64> {
         RunDir::new(self.path(out_dir)).steps().unwrap()
     }
@@ -36,7 +36,7 @@ fn a_finished_run_without_checkpoints_is_not_begun_again() {
     cannot be resumed. Pass --overwrite to train from the start; to continue from these weights, --set
     model.init=pretrained --set model.path=out/model, with --overwrite or another run.out_dir
     ");
-    // The ways out that it names.
+    // Both ways out that the message names work.
     let on = "--set model.init=pretrained --set model.path=out/model --set run.out_dir=on";
     sandbox.succeed(&format!("train run.toml --resume {on}"));
     sandbox.succeed("train run.toml --resume --overwrite --set train.steps=2");
@@ -52,7 +52,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
     let ran = sandbox.succeed("train run.toml --resume");
     assert!(ran.stderr.contains("no checkpoint in run.out_dir yet: starting"), "{}", ran.stderr);
     assert_eq!(sandbox.weights("out"), expected);
-    // With --overwrite the model of the run before stays until the new one is exported.
+    // With --overwrite, the model of the previous run stays until the new one is exported.
     let lines = sandbox.read("out/metrics.jsonl");
     let first: String = lines.lines().take(2).map(|line| format!("{line}\n")).collect();
     sandbox.write("out/metrics.jsonl", first);
@@ -63,7 +63,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
     assert_eq!(sandbox.metrics("out").len(), 3);
 }
 
-/// Kills `--overwrite` at every change of a name, and looks what `--resume` then makes of the folder.
+/// Kills `--overwrite` at every directory change, and checks what `--resume` then makes of the folder.
 #[test]
 fn a_run_that_was_killed_while_it_replaced_another_never_goes_on_from_a_part_of_it() {
     let sandbox = Sandbox::new();
@@ -102,7 +102,7 @@ fn a_run_that_was_killed_while_it_replaced_another_never_goes_on_from_a_part_of_
             assert!(sandbox.steps("copy").is_empty(), "at {at}");
             new += 1;
         }
-        // Either way it is one run, and nothing is left of clearing.
+        // Either way the result is one run, without leftovers of the clearing.
         assert_eq!(sandbox.column("copy", "step"), [1.0, 2.0, 3.0, 4.0], "at {at}");
         assert_eq!(sandbox.weights("copy"), sandbox.weights("fresh"), "at {at}");
         assert!(!sandbox.path("copy/checkpoints.cleared.tmp").exists(), "at {at}");
@@ -158,7 +158,7 @@ fn a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on() {
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let mut metrics = fs::read(sandbox.path("out/metrics.jsonl")).unwrap();
     let ends: Vec<usize> = (0..metrics.len()).filter(|&at| metrics[at] == b'\n').collect();
-    // Behind who takes part and the first step.
+    // Damage the third line, after the start record and the first step.
     metrics[ends[1] + 4] = 0xff;
     sandbox.write("out/metrics.jsonl", metrics);
     sandbox.succeed("train run.toml --resume --set train.steps=5 --set checkpoint.every=1");

@@ -1,4 +1,4 @@
-//! URLs of object stores wherever a path is taken. `file:` has the rules of an object store in a folder.
+//! Object store URLs wherever a path is accepted. `file:` treats a folder as an object store.
 
 use crate::support::Sandbox;
 
@@ -28,7 +28,7 @@ mod with_stores {
     use super::*;
     use crate::world::{FSDP, World};
 
-    /// Two checkpoints have equal tensors; what they say of their runs may differ.
+    /// Asserts that two checkpoints have equal tensors; their run states may differ.
     fn same_tensors(sandbox: &Sandbox, one: &str, other: &str) {
         let said = sandbox.fsdp(&format!("ckpt diff {one} {other}")).stdout;
         assert!(
@@ -37,7 +37,7 @@ mod with_stores {
         );
     }
 
-    /// Runs everything against a URL: training in threads and in processes, going on, and what `ckpt` does.
+    /// Tests everything against a URL: training in threads and in processes, resuming, and the `ckpt` commands.
     fn works(sandbox: &Sandbox, root: &str) {
         let common = "--set checkpoint.every=2 --set checkpoint.keep_last=0 --set train.steps=4";
         sandbox.succeed(&format!("train run.toml {common} --set run.out_dir=disk"));
@@ -75,7 +75,7 @@ mod with_stores {
         works(&sandbox, &format!("file://{}", sandbox.path("store/run").display()));
     }
 
-    /// `FSDP_TEST_S3=http://127.0.0.1:PORT` names a server (moto) with a bucket `fsdp-test`.
+    /// Needs `FSDP_TEST_S3=http://127.0.0.1:PORT`, a server (moto) with a bucket `fsdp-test`.
     #[test]
     fn s3_takes_runs_and_checkpoints() {
         if std::env::var_os("FSDP_TEST_S3").is_none() {

@@ -1,4 +1,4 @@
-//! Clients at the ports of a run that are none of its processes.
+//! Clients that connect to the ports of a run but are not its processes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use crate::kills::ends_as_if_nothing_had_been;
 use crate::support::Sandbox;
 use crate::world::{FSDP, World, wait_until};
 
-/// Where a process listens, as Linux tells it.
+/// Returns the addresses on which a process listens, from `/proc`.
 fn ports(process: u32) -> Vec<SocketAddr> {
     const LISTENS: &str = "0A";
     let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return Vec::new() };
@@ -29,20 +29,20 @@ fn ports(process: u32) -> Vec<SocketAddr> {
     table.lines().skip(1).filter_map(port).collect()
 }
 
-/// What strangers do with a connection, one after the other.
+/// What clients do with a connection, one after the other.
 const DEEDS: [fn(TcpStream) -> bool; 4] = [
-    // Garbage: as long as anybody takes it.
+    // Sends garbage until the connection is closed or 400 KiB are sent.
     |mut stream| (0..100).all(|_| stream.write_all(&[0x5a; 4096]).is_ok()),
-    // Nothing.
+    // Sends nothing.
     |mut stream| stream.read(&mut [0]).is_ok_and(|count| count > 0),
-    // A byte now and then.
+    // Sends 20 bytes, one every 10 ms.
     |mut stream| {
         (0..20).all(|_| {
             std::thread::sleep(Duration::from_millis(10));
             stream.write_all(&[0]).is_ok()
         })
     },
-    // What a process says, with another token.
+    // Authenticates like a process, with another token.
     |stream| {
         let token = Token::generate().unwrap();
         let limit = Duration::from_millis(500);
@@ -51,7 +51,7 @@ const DEEDS: [fn(TcpStream) -> bool; 4] = [
     },
 ];
 
-/// How many have to come before the run may end.
+/// Number of connections to exceed before the run may end.
 const STRANGERS: usize = 50;
 
 #[test]
@@ -60,11 +60,11 @@ fn strangers_at_all_ports_cost_a_run_no_bit() {
     let (is_over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut ran = Vec::new();
     std::thread::scope(|scope| {
-        // It goes on until enough of them have come.
+        // The run continues until there have been enough connections.
         let world = World::start(&sandbox, FSDP, 2, "train run.toml --set train.steps=1000000");
         for process in [0, 1] {
             let id = world.id(process);
-            // The leader has one port for words and one for data, another process one for data.
+            // The leader has a control port and a data port, another process only a data port.
             wait_until("its ports", || ports(id).len() >= 2 - process);
             for port in ports(id) {
                 for deed in DEEDS {

@@ -1,4 +1,4 @@
-//! What `fsdp launch` makes of signals that come twice, of processes that are stopped, and of launchers that were killed.
+//! How `fsdp launch` handles repeated signals, stopped processes, and launchers that were killed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ fn a_second_signal_ends_a_launch_at_once_as_it_ends_a_run() {
             "fsdp::launch=info,fsdp::op=trace",
         );
         let is_logged = |what: &str| sandbox.read("log").contains(what);
-        // Of both ranks an operation is done, and so their first step is under way, which takes far longer than this test.
+        // Both ranks have completed an operation, so the first step is in progress; it takes far longer than this test.
         wait_until("the first step", || is_logged("op{rank=0") && is_logged("op{rank=1"));
         send("INT", launch.id());
         wait_until("the first signal", || is_logged("asked to stop"));
@@ -59,7 +59,7 @@ fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence()
         let args = format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS} --set run.heartbeat_s=0.4");
         let launch = Launch::start(&sandbox, &args);
         wait_until("a checkpoint", || newest(&sandbox) > 3);
-        // With some heartbeats processes say what they do.
+        // Processes report their current operation only with some heartbeats.
         std::thread::sleep(Duration::from_secs(3));
         let workers = launch.workers();
         send("STOP", workers[victim]);
@@ -80,7 +80,7 @@ fn a_process_that_is_killed_before_it_has_met_others_ends_a_launch_within_second
     let mut command = sandbox.command();
     let args = format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}");
     command.args(args.split_whitespace()).env("TMPDIR", sandbox.path(""));
-    // One of them stops before it does anything, and so meets nobody before it is killed.
+    // Process 1 is stopped at its start, so it does not join the other process before it is killed.
     command.env("LD_PRELOAD", interposer::library()).env("STOPPED", "1");
     let launch = Launch::of(command);
     let stopped = || launch.workers().into_iter().find(Launch::is_stopped);
@@ -96,7 +96,7 @@ fn a_process_that_is_killed_before_it_has_met_others_ends_a_launch_within_second
     assert!(!workers.iter().any(Launch::is_there));
 }
 
-/// The folders of launches and of the processes of a node.
+/// Returns the temporary folders of launches and of the processes of a node.
 fn folders(sandbox: &Sandbox) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(sandbox.path("")).unwrap().map(|entry| entry.unwrap());
     let is_one = |name: &str| name.starts_with("fsdp-");
@@ -114,12 +114,12 @@ fn folders_of_processes_that_were_killed_go_with_the_next_launch() {
     let world = World::start(&sandbox, TORCHRUN, 2, &format!("{ENDLESS} --resume"));
     let before = newest(&sandbox);
     wait_until("a checkpoint", || newest(&sandbox) > before + 3);
-    // Process 0 first, whose folder it is: it would remove it when it hears that the other one is lost.
+    // Process 0 first, which owns the folder: it would remove it on learning that the other process is lost.
     [0, 1].into_iter().for_each(|process| world.signal(process, "KILL"));
     world.end();
     let left = folders(&sandbox);
     assert_eq!(left.len(), 2, "{left:?}");
-    // What was made a moment ago may not have its lock yet.
+    // Only old folders are removed, because a new one may not be locked yet.
     let old = SystemTime::now() - Duration::from_secs(600);
     left.iter().for_each(|folder| File::open(folder).unwrap().set_modified(old).unwrap());
     let ran = Launch::start(&sandbox, "launch --nproc 2 -- train run.toml --overwrite").end();

@@ -7,19 +7,19 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A tiny Llama of bytes with a tied head.
+/// A tiny Llama with a byte vocabulary and a tied head.
 pub(crate) const LLAMA: &str = r#"{
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 16,
   "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
   "max_position_embeddings": 64, "rms_norm_eps": 1e-05, "initializer_range": 0.02, "tie_word_embeddings": true
 }"#;
 
-/// A tiny GPT-2 of bytes.
+/// A tiny GPT-2 with a byte vocabulary.
 pub(crate) const GPT2: &str = r#"{
   "model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16
 }"#;
 
-/// A run file that says no more than it must; 4 micro-batches of 2 sequences over 2 ranks.
+/// A minimal run file: 4 micro-batches of 2 sequences over 2 ranks.
 const RUN: &str = r#"
 [model]
 path = "model"
@@ -46,7 +46,7 @@ pub(crate) struct Sandbox {
     dir: TempDir,
 }
 
-/// What a command did.
+/// Exit code and output of a command; `code` is `None` if a signal ended it.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -77,7 +77,7 @@ impl Sandbox {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
-    /// Rewrites a part of a file that must be there.
+    /// Replaces text in a file, which must contain it.
     pub(crate) fn edit(&self, name: &str, from: &str, to: &str) {
         let text = self.read(name);
         assert!(text.contains(from), "{name} has no {from}");
@@ -88,7 +88,7 @@ impl Sandbox {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fsdp"));
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command.env_remove("RUST_LOG").env_remove("COLUMNS").env("NO_COLOR", "1");
-        // Copies of data do not stay with whoever runs the tests.
+        // Keeps the data cache out of the user's home folder.
         command.env("XDG_CACHE_HOME", self.path("cache"));
         if let Ok(endpoint) = std::env::var("FSDP_TEST_S3") {
             command
@@ -97,7 +97,7 @@ impl Sandbox {
                 .env("AWS_REGION", "us-east-1");
             command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
         }
-        // The tests themselves may run below a launcher of processes.
+        // The tests themselves may run under a process launcher.
         for variable in
             ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PMI_SIZE", "FSDP_PROCESSES"]
         {
@@ -106,7 +106,7 @@ impl Sandbox {
         command
     }
 
-    /// Runs `fsdp` with arguments that are separated by spaces.
+    /// Runs `fsdp` with arguments separated by spaces.
     pub(crate) fn fsdp(&self, args: &str) -> Ran {
         Ran::of(self.command().args(args.split_whitespace()).output().unwrap())
     }
@@ -118,19 +118,19 @@ impl Sandbox {
         ran
     }
 
-    /// All files of a folder with their content.
+    /// Returns all files below a folder with their contents.
     pub(crate) fn files(&self, folder: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut files = BTreeMap::new();
         collect(&self.path(folder), &mut files);
         files
     }
 
-    /// Objects of the steps of a `metrics.jsonl`.
+    /// Returns the step objects of a `metrics.jsonl`.
     pub(crate) fn metrics(&self, out_dir: &str) -> Vec<Value> {
         self.lines_of_metrics(out_dir).filter(|line| line["loss"].is_f64()).collect()
     }
 
-    /// Steps, sets and losses of the evaluations in a `metrics.jsonl`.
+    /// Returns the steps, sets and losses of the evaluations in a `metrics.jsonl`.
     pub(crate) fn evaluations(&self, out_dir: &str) -> Vec<(u64, String, f64)> {
         let read = |line: Value| {
             let set = line["set"].as_str()?.to_owned();
@@ -139,7 +139,7 @@ impl Sandbox {
         self.lines_of_metrics(out_dir).filter_map(read).collect()
     }
 
-    /// What a `metrics.jsonl` says of each start.
+    /// Returns the start records of a `metrics.jsonl`.
     pub(crate) fn starts(&self, out_dir: &str) -> Vec<Value> {
         self.lines_of_metrics(out_dir).filter_map(|mut line| Some(line.get_mut("start")?.take())).collect()
     }
@@ -150,7 +150,7 @@ impl Sandbox {
         lines.into_iter()
     }
 
-    /// A number of each step, such as the loss.
+    /// Returns a number of each step, such as the loss.
     pub(crate) fn column(&self, out_dir: &str, key: &str) -> Vec<f64> {
         self.metrics(out_dir).iter().map(|step| step[key].as_f64().unwrap()).collect()
     }
@@ -175,7 +175,7 @@ impl Ran {
     }
 }
 
-/// A message with its long lines folded, for snapshots that fit on a page.
+/// Folds the long lines of a message, so that snapshots fit on a page.
 pub(crate) fn folded(text: &str) -> String {
     const WIDTH: usize = 100;
     let mut folded = String::new();

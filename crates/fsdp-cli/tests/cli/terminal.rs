@@ -1,4 +1,4 @@
-//! Names that try to act on a terminal: whatever a command prints holds nothing that does.
+//! Names with terminal control characters: no output of a command contains any.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{Ran, Sandbox};
 
-/// A file name that clears the screen, forges a line, turns text around and is not UTF-8.
+/// A file name that clears the screen, forges a line, reverses text direction and is not UTF-8.
 const FILE: &[u8] = b"e\x1b[2J\x1b]0;t\x07\r\nerror: none\x7f\xc2\x9b31m\xe2\x80\xae\xff.safetensors";
 
-/// A name of a tensor of that kind, in JSON, with a NUL; and with letters that are to stay.
+/// A tensor name of the same kind, in JSON, with a NUL; and with letters that must be kept.
 const TENSOR: &str = r"w\u0000\u001b[2J\r\n\tsound\u007f\u009b\u202e\u2066-größe-日本語-🦀";
 
 fn hostile() -> PathBuf {
     PathBuf::from(OsStr::from_bytes(FILE))
 }
 
-/// A safetensors file of one element.
+/// Writes a safetensors file with one element.
 fn write(path: &Path, tensor: &str, element: u8) {
     let header = format!(r#"{{"{tensor}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#);
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -26,7 +26,7 @@ fn write(path: &Path, tensor: &str, element: u8) {
     fs::write(path, bytes).unwrap();
 }
 
-/// That nothing in a text acts on a terminal.
+/// Asserts that a text contains nothing that acts on a terminal.
 fn check(text: &str, args: &[&OsStr]) {
     let acts = |character: char| {
         let code = u32::from(character);
@@ -37,7 +37,7 @@ fn check(text: &str, args: &[&OsStr]) {
             || (0x2066..=0x2069).contains(&code)
     };
     assert!(!text.chars().any(acts), "{args:?}: {text:?}");
-    // A line break of a name makes no line that could be taken for one of ours.
+    // A line break in a name does not produce a line that could be mistaken for output of `fsdp`.
     let is_forged = |line: &str| line.starts_with("error: none") || line.starts_with("sound\\");
     assert!(!text.lines().any(is_forged), "{args:?}: {text}");
 }
@@ -87,7 +87,7 @@ fn names_of_files_and_tensors_are_shown_without_what_acts_on_a_terminal() {
                 vec![ckpt, OsStr::new("convert"), first, destination, OsStr::new("--to"), OsStr::new(to)];
             args.extend(options.iter().map(OsStr::new));
             let ran = sandbox.show(&args);
-            // The second one finds what the first has made.
+            // The second command finds the output of the first.
             assert_eq!(ran.code, Some(if options.is_empty() { 2 } else { 0 }), "{}", ran.stderr);
         }
     }
@@ -134,7 +134,7 @@ fn errors_show_names_without_what_acts_on_a_terminal() {
         let ran = sandbox.show(&args);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}: {}", ran.stderr);
     }
-    // A run in a folder of such a name, and a second one that finds it there.
+    // A run in a folder with such a name, and a second run that finds it there.
     let train: Vec<&OsStr> =
         words("train run.toml --set checkpoint.every=2 --set").chain([out_dir.as_os_str()]).collect();
     let ran = sandbox.show(&train);

@@ -49,7 +49,7 @@ fn processes_hold_one_world_and_all_end_alike() {
         );
         assert_eq!(ran[1].stderr, "", "it is said once");
     }
-    // Nothing that fits is found wrong by all.
+    // A world that does not fit is skipped by all processes.
     let args = "verify run.toml --world-sizes 6";
     let ran = World::start(&sandbox, TORCHRUN, 2, args).end();
     assert_eq!([ran[0].code, ran[1].code], [Some(1); 2], "{}", ran[0].stderr);
@@ -75,7 +75,7 @@ fn verification_can_be_launched() {
     assert_eq!(ran.stdout.matches("every promise was kept at 1 world size").count(), 1, "{}", ran.stdout);
 }
 
-/// Runs `fsdp doctor` as four processes of two nodes, as `of_process` changes them.
+/// Runs `fsdp doctor` as four processes of two nodes; `of_process` adjusts their commands.
 fn doctor(sandbox: &Sandbox, args: &str, of_process: impl Fn(usize, &mut std::process::Command)) -> Vec<Ran> {
     let port = free_port();
     let start = |number: usize| {
@@ -126,7 +126,7 @@ fn the_doctor_of_two_nodes_sees_what_is_between_them() {
             .collect();
         assert!(["driver", "NCCL", "libtorch", "MPI"].iter().all(|part| parts.contains(part)), "{parts:?}");
     }
-    // Both are this machine: their clocks are one.
+    // Both nodes are this machine, so they have the same clock.
     let clock = &nodes[1]["clock"];
     assert!(number(&clock["ahead_ms"]).abs() <= number(&clock["uncertainty_ms"]) + 1.0, "{clock}");
     let links = found["links"].as_array().unwrap();
@@ -155,7 +155,7 @@ fn the_doctor_names_the_node_where_something_is_wrong() {
     );
     let broken: Vec<&str> = ran[0].stdout.lines().filter(|line| line.starts_with("broken:")).collect();
     assert_eq!(broken, [format!("broken: {}:2: out is not a folder", host())]);
-    // Without locks a run works, and a second one would not be noticed.
+    // Without locks a run works, but a second run would not be noticed.
     let ran = doctor(&sandbox, "doctor run.toml --insecure-network", |number, command| {
         if number == 2 {
             command.env("LD_PRELOAD", interposer::library()).env("NO_LOCKS", "1");

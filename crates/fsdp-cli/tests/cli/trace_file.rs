@@ -1,4 +1,4 @@
-//! What `--trace` may write to.
+//! The files that `--trace` may write.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn a_trace_replaces_nothing_but_a_trace() {
     let first = sandbox.read("trace.json");
     sandbox.succeed("train run.toml --overwrite --set train.steps=1 --trace trace.json");
     assert!(sandbox.read("trace.json").len() < first.len(), "it was replaced");
-    // What a run that was killed at once leaves.
+    // An empty file, as left by a run that was killed at once.
     sandbox.write("trace.json", "");
     sandbox.succeed("train run.toml --overwrite --trace trace.json");
 }

@@ -1,4 +1,4 @@
-//! A run: what it writes, and that it can be repeated and continued.
+//! A run: its output, repeating it and resuming it.
 
 use fsdp_ckpt::model_files::ModelReader;
 use fsdp_train::config::Resolved;
@@ -17,7 +17,7 @@ fn metrics_have_one_object_per_step() {
     assert_eq!(keys, all);
     assert_eq!(sandbox.column("out", "step"), [1.0, 2.0, 3.0]);
     assert_eq!(sandbox.column("out", "tokens"), [64.0; 3]);
-    // An untrained model of 256 tokens.
+    // An untrained model with 256 tokens has a loss of about ln 256.
     assert!((sandbox.column("out", "loss")[0] - 256f64.ln()).abs() < 0.1);
 
     sandbox.succeed("train run.toml --set run.out_dir=unknown-peak");
@@ -88,7 +88,7 @@ fn an_exported_model_has_its_own_names_and_tied_weights_once() {
 #[test]
 fn training_goes_on_from_an_exported_model() {
     let sandbox = Sandbox::new();
-    // One global batch of data, so that every step sees the same.
+    // The data is one global batch, so every step sees the same data.
     sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16\ngrad_clip = 1.0");
     sandbox.succeed("train run.toml --set run.out_dir=short --set data.shuffle=false");
     sandbox.succeed("train run.toml --set run.out_dir=long --set data.shuffle=false --set train.steps=4");

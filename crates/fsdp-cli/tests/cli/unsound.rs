@@ -1,10 +1,10 @@
-//! Checkpoints that cannot be read whole: the newest sound one is named, and `--skip-unsound` goes on from it.
+//! Damaged checkpoints: the newest sound one is named, and `--skip-unsound` resumes from it.
 
 use std::fs;
 
 use crate::support::{Sandbox, folded};
 
-/// What happens to a checkpoint.
+/// Damage to a checkpoint.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     FlippedBit,
@@ -41,10 +41,10 @@ impl Damage {
     }
 }
 
-/// Without a bound on what is kept.
+/// Saves every step and keeps all checkpoints.
 const SAVING: &str = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
 
-/// Runs of three steps that saved each, and of five steps to compare with.
+/// Creates a sandbox with a run of three steps that saved each one, and a run of five steps for comparison.
 fn saved() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.succeed(&format!("train run.toml {SAVING}"));
@@ -74,7 +74,7 @@ fn survives(damage: Damage) {
     assert!(ran.stderr.contains("resuming from out/checkpoints/step-00000002"), "{damage:?}: {}", ran.stderr);
     assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"), "{damage:?}");
     assert_eq!(sandbox.steps("out"), [1, 2, 3, 4, 5]);
-    // It is kept for inspection, and is no checkpoint; --overwrite removes it.
+    // The damaged checkpoint is kept for inspection but no longer counts; --overwrite removes it.
     assert!(sandbox.path("out/checkpoints/step-00000003.unsound").is_dir(), "{damage:?}");
     sandbox.succeed("train run.toml --overwrite");
     assert_eq!(fs::read_dir(sandbox.path("out/checkpoints")).unwrap().count(), 0, "{damage:?}");

@@ -1,8 +1,8 @@
-//! `fsdp verify`: which world sizes are verified, and what a shrunk run promises.
+//! `fsdp verify`: which world sizes are verified, and the promises of a shrunk run.
 
 use crate::support::{Sandbox, folded};
 
-/// The lines that speak of worlds, promises and skipping.
+/// Returns the lines about worlds, promises and skipping.
 fn outcome(text: &str) -> String {
     let speaks = |line: &&str| {
         ["world ", "skipped ", "shrunk: ", "no world"]

@@ -1,4 +1,4 @@
-//! What a run tells of itself: the log, the forms of its metrics, and reports on them.
+//! Observability of a run: the log, the forms of its metrics, and reports on them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{Ran, Sandbox};
 
-/// A run with everything that there is to tell of.
+/// A run with evaluations and checkpoints.
 const RUN: &str = "train run.toml --set data.eval=[\"data.txt\"] --set data.eval_every=2 --set checkpoint.every=2 \
                    --set train.steps=4";
 
@@ -17,7 +17,7 @@ fn logged(sandbox: &Sandbox, filter: &str, args: &str) -> Ran {
     Ran::of(command.env("RUST_LOG", filter).args(args.split_whitespace()).output().unwrap())
 }
 
-/// The lines of stderr, each of which is a JSON object.
+/// Returns the lines of stderr, each of which must be a JSON object.
 fn objects(ran: &Ran) -> Vec<Value> {
     let read = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     ran.stderr.lines().map(read).collect()
@@ -28,7 +28,7 @@ fn messages(ran: &Ran) -> Vec<String> {
     objects(ran).into_iter().map(|line| message(line).expect("every line has a message")).collect()
 }
 
-/// The first line with a message.
+/// Returns the first line with a message.
 fn line(ran: &Ran, message: &str) -> Value {
     let found = objects(ran).into_iter().find(|line| line["fields"]["message"] == message);
     found.unwrap_or_else(|| panic!("no `{message}` in {}", ran.stderr))
@@ -86,7 +86,7 @@ fn every_line_of_a_json_log_is_an_object_with_figures_under_their_names() {
     let told = messages(&ran);
     assert!(!told.iter().any(|message| message.starts_with("checkpoint after step")), "{told:?}");
     assert!(told.contains(&"checkpoint committed".to_owned()), "{told:?}");
-    // Errors and warnings are lines too.
+    // Errors and warnings are JSON lines too.
     let failed = sandbox.fsdp("train absent.toml --log-format json");
     assert_eq!(failed.code, Some(2));
     let errors = objects(&failed);
@@ -127,7 +127,7 @@ fn tables_and_event_files_go_on_with_the_run_without_doubled_steps() {
     assert_eq!(numbers(&rows("out/metrics.csv")), numbers(&steps));
     assert_eq!(rows("out/evaluations.csv"), evaluations);
     assert_eq!(sandbox.files("out/tensorboard").len(), 2, "one for each start");
-    // A run that replaces this one leaves none of its figures.
+    // A run that replaces this one removes its figures.
     sandbox.succeed("train run.toml --overwrite");
     assert!(!sandbox.path("out/metrics.csv").exists() && sandbox.files("out/tensorboard").is_empty());
 }

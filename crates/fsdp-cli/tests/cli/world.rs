@@ -1,4 +1,4 @@
-//! Several processes of one run, as a launcher starts them.
+//! Several processes of one run, started as by a launcher.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, TcpListener};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Ran, Sandbox};
 
-/// The variables of a launcher: number, count, number on the node, count on the node.
+/// The variables of a launcher: process number, process count, local process number, local process count.
 pub(crate) type Variables = [&'static str; 4];
 
 pub(crate) const FSDP: Variables =
@@ -24,12 +24,12 @@ pub(crate) const HYDRA: Variables = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", 
 pub(crate) const SRUN: Variables =
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"];
 
-/// Processes that run.
+/// Running processes.
 pub(crate) struct World {
     children: RefCell<Vec<Option<Child>>>,
 }
 
-/// One process of a world, not started yet.
+/// Returns the command of one process of a world.
 pub(crate) fn process(sandbox: &Sandbox, variables: Variables, process: usize, processes: usize) -> Command {
     let mut command = sandbox.command();
     let [number, count, local, locals] = variables;
@@ -51,7 +51,7 @@ impl World {
         Self::start_each(sandbox, variables, processes, |_| args.to_owned())
     }
 
-    /// Starts processes with arguments of their own.
+    /// Starts processes with individual arguments.
     pub(crate) fn start_each(
         sandbox: &Sandbox,
         variables: Variables,
@@ -65,35 +65,34 @@ impl World {
         }))
     }
 
-    /// Starts these processes.
+    /// Starts processes from their commands.
     pub(crate) fn of(commands: impl Iterator<Item = Command>) -> Self {
         let children = commands.map(|mut command| Some(command.spawn().unwrap()));
         Self { children: RefCell::new(children.collect()) }
     }
 
-    /// The number of one of them.
+    /// Returns the process ID of a process.
     pub(crate) fn id(&self, process: usize) -> u32 {
         self.children.borrow()[process].as_ref().unwrap().id()
     }
 
-    /// Sends a signal to one of them.
     pub(crate) fn signal(&self, process: usize, signal: &str) {
         send(signal, self.id(process));
     }
 
-    /// The exit code of one of them, if it has ended.
+    /// Returns the exit code of a process; `None` while it runs, `Some(None)` if a signal ended it.
     pub(crate) fn try_wait(&self, process: usize) -> Option<Option<i32>> {
         let mut children = self.children.borrow_mut();
         Some(children[process].as_mut().unwrap().try_wait().unwrap()?.code())
     }
 
-    /// Waits for the end of all of them.
+    /// Waits for the end of all processes.
     pub(crate) fn end(self) -> Vec<Ran> {
         let end = |child: &mut Option<Child>| Ran::of(child.take().unwrap().wait_with_output().unwrap());
         self.children.borrow_mut().iter_mut().map(end).collect()
     }
 
-    /// Runs processes that must succeed; what the first one says.
+    /// Runs processes that must succeed; returns the output of the first one.
     pub(crate) fn succeed(sandbox: &Sandbox, variables: Variables, processes: usize, args: &str) -> Ran {
         let mut ran = Self::start(sandbox, variables, processes, args).end();
         for (process, ran) in ran.iter().enumerate() {
@@ -105,22 +104,22 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A test that has failed leaves nobody behind.
+        // A failed test leaves no processes behind.
         for child in self.children.get_mut().iter_mut().flatten() {
             let _ = child.kill().and_then(|()| child.wait());
         }
     }
 }
 
-/// A port of this machine at which nobody listens, for a process that is told of one.
+/// Returns a port of this machine on which no process listens, to be assigned to a process.
 ///
-/// One that the system chooses may be chosen again for any connection before that process has it, so this is none of those
-/// (`net.ipv4.ip_local_port_range`), and every call gives another one.
+/// A port chosen by the system could be chosen again for another connection before that process listens on it. This one
+/// is outside that range (`net.ipv4.ip_local_port_range`), and every call returns another one.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u16 = 20_000;
     const COUNT: u16 = 10_000;
     static TAKEN: AtomicU16 = AtomicU16::new(0);
-    // Tests that run beside this process begin elsewhere.
+    // Concurrent test processes start at other ports.
     let begin = (std::process::id() % u32::from(COUNT)) as u16;
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
     let mut ports = std::iter::repeat_with(|| TAKEN.fetch_add(1, Ordering::Relaxed))
@@ -128,16 +127,15 @@ pub(crate) fn free_port() -> u16 {
     ports.find(is_free).expect("the ports do not end")
 }
 
-/// Sends a signal to a process.
 pub(crate) fn send(signal: &str, pid: u32) {
     let kill = format!("kill -{signal} {pid}");
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
 }
 
-/// Whoever needs longer hangs, on any machine and beside any other work.
+/// A condition that takes longer never holds, on any machine and under any load.
 const HANGS_AFTER: Duration = Duration::from_secs(600);
 
-/// Waits until something holds that must.
+/// Waits until a condition holds; panics after [`HANGS_AFTER`].
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! Scripts between a launcher and its processes, as users write them to set what depends on the rank.
+//! Scripts between a launcher and its processes, as users write to set rank-dependent variables.
 
 use std::process::{Command, Stdio};
 
@@ -7,10 +7,10 @@ use crate::processes::{bits, newest};
 use crate::support::Sandbox;
 use crate::world::{HYDRA, TORCHRUN, World, process, wait_until};
 
-/// A shell that starts the program in its arguments, and is there until it ends.
+/// A script that starts the program in its arguments, and stays until the program ends.
 const SCRIPT: &str = "\"$@\"; exit $?";
 
-/// A shell that runs a script with a program and its arguments, in the folder and the environment of that program.
+/// Returns a shell that runs a script with a program and its arguments, in the folder and environment of that program.
 fn shell(script: &str, program: &Command, args: &str) -> Command {
     let mut shell = Command::new("bash");
     shell.args(["-c", script, "script"]).arg(program.get_program()).args(args.split_whitespace());
@@ -29,7 +29,7 @@ fn shell(script: &str, program: &Command, args: &str) -> Command {
 fn a_script_around_each_process_does_not_keep_them_apart() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=threads");
-    // Hydra says nothing that its processes have in common, but who has started them.
+    // Hydra gives its processes nothing in common except their parent process.
     let args = "train run.toml --set run.transport=tcp --set run.timeout_s=60";
     let world = World::of((0..2).map(|number| shell(SCRIPT, &process(&sandbox, HYDRA, number, 2), args)));
     for ran in world.end() {
@@ -42,7 +42,7 @@ fn a_script_around_each_process_does_not_keep_them_apart() {
 fn processes_behind_scripts_end_with_their_launcher_and_leave_records() {
     let sandbox = Sandbox::new();
     let args = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
-    // The variables of a process are set by the launcher, which has them not.
+    // The launcher sets these variables for each process, and does not have them itself.
     let launcher = format!(
         "for rank in 0 1; do RANK=$rank LOCAL_RANK=$rank bash -c '{SCRIPT}' script \"$@\" & done; wait"
     );
@@ -50,7 +50,7 @@ fn processes_behind_scripts_end_with_their_launcher_and_leave_records() {
     launcher.env_remove("RANK").env_remove("LOCAL_RANK");
     let launch = Launch::of(launcher);
     wait_until("a checkpoint", || newest(&sandbox) > 1);
-    // Of the lines the last may be half written.
+    // Only the first line is read, because the last may be incomplete.
     let metrics = sandbox.read("out/metrics.jsonl");
     let first: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
     let pid = |process: &serde_json::Value| u32::try_from(process["pid"].as_u64().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Factors of dropout: the masks of the host, for any part of a sample.
+//! Checks that dropout factors match the host's masks, for any part of a sample.
 
 use fsdp_nn::backend::Dropout;
 use fsdp_nn::random;

@@ -19,14 +19,14 @@ use crate::job::{GPT2, LLAMA, job};
 use crate::mixed::Mixed;
 use crate::subject::cuda_on;
 
-/// Ranks that share a device.
+/// Launches ranks that share a device.
 fn ranks(device: FakeDevice, share_unsharded: bool) -> Threads<Mixed> {
     let timeout = Duration::from_secs(600);
     let options = ThreadOptions { share_unsharded, timeout, ..ThreadOptions::default() };
     Threads::new(options, move |_, _| Ok(Arc::new(Mixed::new(cuda_on(device)))))
 }
 
-/// The engine on one, two and four ranks gives the bits of a plain trainer of whole parameters.
+/// Checks that the engine on one, two and four ranks gives the bits of a plain trainer with unsharded parameters.
 fn hold(model: &str, overrides: &[&str], seed: u64, share_unsharded: bool) {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), model, overrides);
@@ -80,8 +80,8 @@ fn assert_allocates_once(overrides: &[&str]) {
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
 }
 
-/// What a step that is launched again as it stands, as a CUDA graph is, would need. Two buffers hold the words of a step in
-/// turn, so every other step is the same.
+/// Checks a requirement for replaying a step unchanged, as in a CUDA graph. The words of a step alternate between two
+/// buffers, so only every other step is the same.
 #[test]
 fn every_other_step_has_the_same_addresses() {
     let checkpointed = ["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"];
@@ -97,7 +97,7 @@ fn every_other_step_has_the_same_addresses() {
                 steps.push(device.addresses());
             }
             assert!(!steps.contains(&0));
-            // Storage is found in the first steps.
+            // Addresses settle in the first two steps.
             assert_eq!(steps[2..4], steps[4..6], "{overrides:?}");
             assert_eq!(steps[4..6], steps[6..8], "{overrides:?}");
             Ok(())
@@ -106,10 +106,10 @@ fn every_other_step_has_the_same_addresses() {
     }
 }
 
-/// Notes during which operations the host waits for the device.
+/// Records the operations during which the host waits for the device.
 struct Waits {
     device: FakeDevice,
-    /// What the fake had counted when the last operation began or was issued, in this step.
+    /// Waits counted by the fake when the previous operation began or was issued.
     seen: usize,
     during: BTreeSet<&'static str>,
 }
@@ -134,7 +134,8 @@ impl Observer for Waits {
     }
 }
 
-/// During which operations of later steps the host waits, but for blocks: many of these are the host's here.
+/// Returns the operations of later steps during which the host waits, except blocks: the host runs many of their
+/// operations here.
 fn waits(overrides: &[&str]) -> Vec<&'static str> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), LLAMA, &[&["run.ranks=1", "fsdp.param_dtype=bf16"], overrides].concat());

@@ -1,4 +1,4 @@
-//! How a device fails, and what is said then.
+//! Failures of a device and their error messages.
 
 use std::sync::Mutex;
 
@@ -87,7 +87,7 @@ fn whoever_is_asked_gets_what_memories_do_not_use() {
     assert_eq!(range(&memory, &used, 0, 1).len(), 1);
 }
 
-/// What a neighbor keeps on the device of a test, to be dropped when it is asked.
+/// Memory that a neighbor holds on the device of a test, and drops when asked.
 static KEPT: Mutex<Option<(usize, CudaMemory, CudaBuffer)>> = Mutex::new(None);
 
 fn drop_what_is_kept(device: usize) -> bool {

@@ -1,5 +1,5 @@
-//! Fused operations against the host's kernels: the same bits where the order of operations is the same, else within
-//! bounds of rounding.
+//! Compares fused operations to the host's kernels: bit for bit where the order of operations is the same, otherwise
+//! within rounding bounds.
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
@@ -13,7 +13,7 @@ use crate::operands::{assert_alike, rounded};
 use crate::subject::subject;
 use crate::values::*;
 
-/// Runs the same call on a device and on the host, with an output of `$len` elements, shifted by one or not.
+/// Runs the same call on a device and on the host, with an output of `$len` elements at an offset of one element.
 macro_rules! both {
     ($dtype:expr, $len:expr, |$memory:ident, $out:ident| $call:expr) => {{
         fn run<M: Memory>(
@@ -32,7 +32,7 @@ macro_rules! both {
     }};
 }
 
-/// Around where exponentials and their reciprocals leave the normal numbers, and beyond.
+/// Inputs near the limits where exponentials and their reciprocals leave the normal range, and beyond.
 const FAR: [f64; 14] = [
     86.9,
     -87.0,
@@ -56,7 +56,7 @@ fn activations_have_the_bits_of_the_host() {
         for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
             let scale = |key| normal(key, len).iter().map(|value| 8.0 * value).collect::<Vec<f64>>();
             let (mut a, b, c) = (scale(1), scale(2), scale(3));
-            // Bounds of what is not a number would be none, so where the exponential has some there are none of these.
+            // Not in f64, whose results may be compared within bounds: no bound holds for NaN.
             if dtype != DType::F64 && len > 100 {
                 a[20..20 + FAR.len()].copy_from_slice(&FAR);
             }
@@ -71,7 +71,7 @@ fn activations_have_the_bits_of_the_host() {
     }
 }
 
-/// An activation, with the gradient of its output as the last input: all that it and its backward write.
+/// Checks all outputs of an activation and its backward. The last input is the gradient of the activation's output.
 fn activation(op: impl Fn(Pass) -> Op, dtype: DType, shift: usize, inputs: &[&Vec<f64>]) {
     let (len, count) = (inputs[0].len(), inputs.len() - 1);
     let what = |of: &str| format!("{of} of {} of {len} x {dtype} from {shift}", op(Pass::Forward).name());
@@ -144,10 +144,10 @@ fn rotations_have_the_bits_of_the_host() {
     }
 }
 
-/// Widths and numbers of rows, around those of vectors, blocks and partial sums.
+/// Widths and numbers of rows, around the sizes of vectors, blocks and partial sums.
 const NORMS: [(usize, usize); 6] = [(1, 1), (7, 3), (64, 5), (33, 129), (768, 2), (1000, 3)];
 
-/// What is given to a norm and its backward.
+/// Inputs of a norm and its backward.
 struct Norm {
     width: usize,
     dtype: DType,
@@ -178,14 +178,13 @@ impl Norm {
         format!("{of} of {} rows of {} x {}", self.rows(), self.width, self.dtype)
     }
 
-    /// Relative error of a sum over a row, in any order, and of the few operations after it; and of the rounding of a
-    /// result.
+    /// Relative errors of a sum over a row, in any order, with the few operations after it; and of rounding a result.
     fn errors(&self) -> (f64, f64) {
         ((self.width as f64 + 16.0) * unit(self.dtype.master()), 2.0 * unit(self.dtype))
     }
 }
 
-/// Outputs and statistics of a forward.
+/// Returns the outputs and statistics of a forward.
 fn forward<M: Memory>(
     memory: &M,
     case: &Norm,
@@ -226,7 +225,7 @@ fn norms_agree_with_the_host() {
         });
         let [expected, expected_stats] =
             forward(&host(), &case, 2, |m, [x, w, b], y, stats| m.layer_norm(width, 1e-5, x, w, b, y, stats));
-        // The mean may be off by `sum` times the mean of absolute values; it is scaled by rstd.
+        // The error of the mean is up to `sum` times the mean of absolute values, and is scaled by rstd.
         let mut stats_bounds = Vec::new();
         let mut bounds = Vec::new();
         for (row, x) in case.x.chunks(width).enumerate() {
@@ -246,7 +245,7 @@ fn norms_agree_with_the_host() {
     }
 }
 
-/// The gradient of an input, added to what is there or not.
+/// Returns the gradient of an input, added to the earlier contents if `accumulate`.
 fn backward<M: Memory>(
     memory: &M,
     case: &Norm,
@@ -262,7 +261,7 @@ fn backward<M: Memory>(
     values(memory, &dx)
 }
 
-/// Bounds of the gradient of an input: every term with its absolute value. `mean` is 0 for the RMS norm.
+/// Returns error bounds of the gradient of an input, from the absolute values of all terms. The mean is 0 for RMS norm.
 fn backward_bounds(case: &Norm, mean_and_rstd: impl Fn(usize) -> (f64, f64), accumulate: bool) -> Vec<f64> {
     let (sum, last) = case.errors();
     let mut bounds = Vec::new();
@@ -312,7 +311,7 @@ fn gradients_of_inputs_of_norms_agree_with_the_host() {
     }
 }
 
-/// The gradient of a weight, in a slot of a dtype, added to what is there or not.
+/// Returns the gradient of a weight in a slot of dtype `slots`, added to the earlier contents if `accumulate`.
 fn weights<M: Memory>(
     memory: &M,
     case: &Norm,

@@ -1,4 +1,4 @@
-//! Small models, and a run of them.
+//! Small models, and a run that trains them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) const GPT2: &str = r#"{
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
 
-/// A run of four steps, with its tokens in a file of the folder, which may be there already.
+/// Creates a job of four steps. Its token file is created in `dir` unless it exists.
 pub(crate) fn job(dir: &Path, model: &str, overrides: &[&str]) -> Job<HfModel> {
     let model = HfConfig::parse(model).unwrap().build().unwrap();
     let vocab = model.head().vocab as u32;

@@ -1,4 +1,4 @@
-//! The operations of a memory, on the device and on the host: the same bits.
+//! Checks that the operations of a memory give the same bits on the device and on the host.
 
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::scalars::{COUNT, GradientFactors, LOSS, NOT_FINITE, SCALAR_WORDS, SQUARED_NORM};
@@ -9,13 +9,13 @@ use super::values::*;
 
 const Q: Queue = Queue::Compute;
 
-/// Numbers of every size, and some that are none.
+/// Returns numbers of every magnitude, with NaN, infinity and other special values among them.
 fn wild(key: u64, len: usize) -> Vec<f64> {
     let mut values = normal(key, len);
     for (i, value) in values.iter_mut().enumerate() {
         *value *= 10f64.powi((i % 80) as i32 - 40);
     }
-    // The last one is rounded up, unless it becomes a tie in single precision first.
+    // In bf16 this rounds up, unless rounding to f32 first makes it a tie.
     let near_tie = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
     let special = [f64::NAN, f64::INFINITY, -0.0, 1e-45, -1e-320, 3.4e38, 1.0 + 2f64.powi(-9), near_tie];
     for (at, special) in special.into_iter().enumerate() {
@@ -112,7 +112,7 @@ fn zeros_fill_their_range_only() {
     }
 }
 
-/// The value of an exact sum that starts from another one.
+/// Adds squares of numbers to an exact sum that already has a value, and returns its words.
 fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f64]) -> Vec<i64> {
     let src = filled(memory, dtype, numbers);
     let mut start = ExactSum::default();
@@ -180,7 +180,7 @@ fn exact_sums_are_exact() {
     assert_eq!(summed(cuda, &[1e16, 1.0, -1e16]).value(), 1.0);
 }
 
-/// The factors of a step with these losses, squares and targets, after factors of a step before.
+/// Returns the factors of a step with these scalars, computed over the factors of an earlier step.
 fn factors<M: Memory>(
     memory: &M,
     scalars: &[i64],
@@ -198,7 +198,7 @@ fn factors<M: Memory>(
 fn scalars(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
     let mut words = vec![0; SCALAR_WORDS];
     for (range, values) in [(LOSS, losses), (SQUARED_NORM, squares)] {
-        // Words of several ranks, which need not be carried.
+        // Add the words of several ranks without propagating carries.
         for value in values {
             let mut sum = ExactSum::default();
             sum.add(*value);

@@ -1,5 +1,5 @@
-//! Cross-entropy: against the host's, wherever rows of logits and of their gradient begin, and with logits that are not
-//! finite.
+//! Compares cross-entropy to the host's, for rows of logits and gradients at several alignments, and for logits that
+//! are not finite.
 
 use fsdp_core::DType;
 use fsdp_core::memory::{Slice, SliceMut};
@@ -12,7 +12,7 @@ use crate::operands::{ids, rounded};
 use crate::subject::{Subject, subject};
 use crate::values::*;
 
-/// Losses and gradients of logits on the host: of a head whose weight is the identity.
+/// Returns losses and gradients of logits on the host, computed by a head whose weight is the identity.
 fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
     let host = host();
     let rows = targets.len();
@@ -39,7 +39,7 @@ fn head_of_host(vocab: usize, dtype: DType, logits: &[f64], targets: &[u32]) -> 
     [values(&host, &losses), values(&host, &dx)]
 }
 
-/// Losses, and gradients where the logits were; the losses are the same without gradients.
+/// Returns losses and gradients, with gradients overwriting logits. Checks that the losses are the same without them.
 fn in_place(cuda: &Subject, dtype: DType, shift: usize, logits: &[f64], targets: &[u32]) -> [Vec<f64>; 2] {
     let (len, vocab) = (logits.len(), logits.len() / targets.len());
     let mut logits = shifted(cuda, dtype, shift, logits);
@@ -53,7 +53,7 @@ fn in_place(cuda: &Subject, dtype: DType, shift: usize, logits: &[f64], targets:
     [values(cuda, &losses), range(cuda, &logits, shift, len)]
 }
 
-/// Losses, and gradients in a place of their own; the logits stay.
+/// Returns losses and gradients, with gradients in a separate buffer. Checks that the logits are unchanged.
 fn apart(
     cuda: &Subject,
     [dtype, of_gradient]: [DType; 2],
@@ -91,10 +91,10 @@ fn cross_entropy_agrees_with_the_host() {
             }
             let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
             targets[4] = IGNORED_TARGET;
-            // Where infinite logits meet the zeros of the identity there is no number: a large negative one instead.
+            // An infinite logit times a zero of the identity is NaN, so replace it by a large negative one.
             let finite: Vec<f64> = logits.iter().map(|x| x.max(-200.0)).collect();
             let [expected_losses, expected] = head_of_host(vocab, dtype, &finite, &targets);
-            // Sums in another order, and exponentials of rounded differences of up to 50.
+            // Error of sums in a different order, and of exponentials of rounded differences of up to 50.
             let error = (vocab as f64 + 120.0) * unit(dtype);
             let bounds: Vec<f64> = expected.iter().map(|p| 2.0 * error * (p.abs() + unit(dtype))).collect();
             for shift in [0, 1, 3] {
@@ -134,7 +134,7 @@ fn logits_that_are_not_finite_count_as_they_do_in_a_formula() {
     for dtype in FLOATS {
         for vocab in [3, 64, 333] {
             let mut logits = vec![low; 5 * vocab];
-            // No row but the first and the last has nothing but -inf.
+            // Only the first and the last row stay -inf throughout.
             logits[vocab..2 * vocab].fill(1.0);
             logits[vocab + 1] = nan;
             logits[2 * vocab + 2] = f64::INFINITY;
@@ -168,7 +168,7 @@ fn a_target_that_is_no_class_is_not_a_number() {
     );
 }
 
-/// Runs an operation, with one more operand that it writes if there is one.
+/// Runs an operation that also writes `z`, if given.
 fn run<M: Backend>(
     memory: &M,
     op: Head,
@@ -181,7 +181,7 @@ fn run<M: Backend>(
     memory.run(&Op::Head(op), operands).unwrap();
 }
 
-/// Losses of capped logits with terms, and the gradients of what was capped.
+/// Returns losses and z-losses of capped logits with loss terms, and the gradients of the logits before the cap.
 fn capped<M: Backend>(
     memory: &M,
     dtype: DType,
@@ -215,7 +215,7 @@ fn capped<M: Backend>(
 fn cross_entropy_of_capped_logits_agrees_with_the_host() {
     for dtype in [DType::F32, DType::F64] {
         for (rows, vocab, shift) in [(1, 1, 0), (4, 33, 1), (5, 64, 0), (3, 1000, 3)] {
-            // Within the cap, near it, and far beyond.
+            // Logits within the cap, near it, and far beyond.
             let logits: Vec<f64> = normal(vocab as u64, rows * vocab).iter().map(|x| 4.0 * x).collect();
             let mut targets: Vec<u32> = (0..rows as u32).map(|row| row * 7 % vocab as u32).collect();
             targets[rows - 1] = if rows > 1 { IGNORED_TARGET } else { 0 };
@@ -225,7 +225,7 @@ fn cross_entropy_of_capped_logits_agrees_with_the_host() {
                 let terms = LossTerms { label_smoothing, z_loss, loss_scale, ..LossTerms::default() };
                 let [losses, z, gradients] = capped(&*subject(), dtype, shift, &logits, &targets, terms);
                 let [of_host, z_of_host, expected] = capped(&host(), dtype, shift, &logits, &targets, terms);
-                // A z-loss of a hundredth is less than the rest.
+                // With a coefficient of at most 0.01, the z-loss is smaller than the other terms.
                 let error = 2.0 * (vocab as f64 + 64.0) * unit(dtype);
                 let what = format!("of {rows} x {vocab} capped logits of {dtype} with {terms:?}");
                 let largest = 3.0 + (vocab as f64).ln();

@@ -1,4 +1,4 @@
-//! CUDA memory and kernels through the real bindings, on a fake driver.
+//! Tests of CUDA memory and kernels through the real bindings, on a fake driver.
 
 #![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
 

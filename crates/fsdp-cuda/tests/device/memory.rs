@@ -1,4 +1,4 @@
-//! What buffers promise, on the device and in pinned memory of the host.
+//! The guarantees of buffers, on the device and in pinned host memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,7 +18,7 @@ fn read(memory: &CudaMemory, buffer: &CudaBuffer) -> Result<Vec<f32>, Error> {
     Ok(values)
 }
 
-/// A buffer of the host's memory, and one of the device's.
+/// Allocates a buffer in host memory and one in device memory.
 fn places(memory: &CudaMemory, category: Category, len: usize) -> [CudaBuffer; 2] {
     [
         memory.allocate_host(category, DType::F32, len).unwrap(),
@@ -29,7 +29,7 @@ fn places(memory: &CudaMemory, category: Category, len: usize) -> [CudaBuffer; 2
 #[test]
 fn elements_come_back_as_they_were_written() {
     let memory = subject();
-    // More than the ring of pinned memory holds, and a part of it that is not whole.
+    // More than the ring of pinned memory holds, and not a multiple of its parts.
     let numbers = normal(1, (9 << 20) / 4 + 5);
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         let (memory, host) = (&*memory, &host());
@@ -198,7 +198,7 @@ fn arguments_that_do_not_fit_are_panics_that_name_what_differs() {
     panics("read elements: 3, but 2 are needed", || memory.read(Q, whole, HostSliceMut::F32(&mut [0.0; 2])));
 }
 
-/// That a call panics with these words.
+/// Checks that a call panics with a message that contains `words`.
 #[track_caller]
 fn panics(words: &str, call: impl FnOnce() -> Result<(), Error>) {
     let panic = catch_unwind(AssertUnwindSafe(call)).expect_err(words);

@@ -1,6 +1,6 @@
-//! A backend for whole runs on the fake driver: operations that have a kernel of ours are given to the device; the
-//! others, which a real device would leave to libtorch, are done by the host's kernels right in the memory of the fake,
-//! once the compute queue has come so far.
+//! A backend for whole runs on the fake driver. The device runs operations that have a kernel in this project; the
+//! host's kernels run the others, which on a real device are libtorch's, directly in the memory of the fake, once the
+//! earlier work of the compute queue is done.
 
 #![allow(unsafe_code)]
 
@@ -21,16 +21,16 @@ use fsdp_nn::{HostBuffer, HostMemory, HostOptions, HostPool};
 type In<'a> = Slice<'a, CudaBuffer>;
 type Out<'a> = SliceMut<'a, CudaBuffer>;
 
-/// A device whose memory the host's kernels can reach.
+/// A device whose memory the host's kernels can access.
 pub(crate) struct Mixed {
     pub(crate) cuda: CudaMemory,
-    /// Those of the device of the run file.
+    /// The choice of the device that the run file names.
     pub(crate) head_chunks: HeadChunks,
     host: HostMemory,
     next: Arc<Next>,
 }
 
-/// Where the next buffer of the host's memory lies.
+/// Address that the next buffer of the host memory gets.
 #[derive(Debug, Default)]
 struct Next(Mutex<u64>);
 
@@ -49,12 +49,12 @@ impl HostBlocks for Next {
 
 impl HostBlock for There {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the fake's memory is the host's; the range is of a live buffer that the fake does not use now.
+        // SAFETY: the fake's memory is host memory; the range is in a live buffer that the fake does not use now.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`, and nobody else writes the range now.
+        // SAFETY: as for `bytes`, and nothing else accesses the range now.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes) }
     }
 }
@@ -67,13 +67,13 @@ impl Mixed {
         Self { cuda, head_chunks: HeadChunks::Small, host, next }
     }
 
-    /// A readable range, as a buffer of the host.
+    /// Returns a readable range as a host buffer.
     fn of(&self, slice: In<'_>) -> Result<HostBuffer, Error> {
         let (dtype, len) = (slice.buffer.dtype(), slice.len);
         self.at(self.cuda.pointer(Queue::Compute, slice)?, dtype, len)
     }
 
-    /// A writable range, as a buffer of the host.
+    /// Returns a writable range as a host buffer.
     fn of_mut(&self, slice: Out<'_>) -> Result<HostBuffer, Error> {
         let (dtype, len) = (slice.buffer.dtype(), slice.len);
         self.at(self.cuda.pointer_mut(Queue::Compute, slice)?, dtype, len)

@@ -1,5 +1,5 @@
-//! Buffers in pinned memory: the host's kernels work on them once their queue has come so far, and the device copies
-//! from and to them.
+//! Buffers in pinned memory: the host's kernels run on them once the earlier work of their queue is done, and the
+//! device copies from and to them.
 
 use fsdp_core::memory::{Category, Memory, Slice, SliceMut};
 use fsdp_core::{DType, ExactSum, Queue};
@@ -63,7 +63,7 @@ fn operations_give_the_same_bits_wherever_buffers_lie() {
     }
 }
 
-/// What the host does to pinned memory comes after the queue's work, and what other queues were told to wait for.
+/// The host works on pinned memory only after the earlier work of its queue, including waits for other queues.
 #[test]
 fn the_host_works_when_the_queue_has_come_so_far() {
     for seed in 0..50 {

@@ -1,4 +1,4 @@
-//! What only tests of a model's operations need beside numbers.
+//! Helpers for tests of model operations, in addition to those of `values`.
 
 use fsdp_core::memory::{HostSlice, Memory, SliceMut};
 use fsdp_core::{DType, Queue};
@@ -6,21 +6,21 @@ use fsdp_core::{DType, Queue};
 use crate::subject::EXPONENTIAL_OF_HOST;
 use crate::values::{assert_bits, assert_within, filled, host, room, unit, values};
 
-/// A buffer with these token ids.
+/// Creates a u32 buffer with these token ids.
 pub(crate) fn ids<M: Memory>(memory: &M, values: &[u32]) -> M::Buffer {
     let mut buffer = room(memory, DType::U32, values.len());
     memory.write(Queue::Compute, HostSlice::U32(values), SliceMut::whole(&mut buffer)).unwrap();
     buffer
 }
 
-/// Numbers rounded to a dtype.
+/// Rounds numbers to a dtype.
 pub(crate) fn rounded(dtype: DType, numbers: Vec<f64>) -> Vec<f64> {
     let host = host();
     values(&host, &filled(&host, dtype, &numbers))
 }
 
-/// Equal numbers of a computation with exponentials: bit for bit, but in double precision only where the device has the
-/// exponential of the host, whose last place differs elsewhere.
+/// Checks results that depend on exponentials: bit for bit, except in f64 on devices whose exponential is not the
+/// host's and differs in the last place; there, within bounds.
 #[track_caller]
 pub(crate) fn assert_alike(dtype: DType, got: &[f64], expected: &[f64], what: &str) {
     if dtype != DType::F64 || EXPONENTIAL_OF_HOST {

@@ -1,4 +1,4 @@
-//! Queues: what events order, and that the fake driver shows what they do not.
+//! Checks that events order queues, and that the fake driver exposes missing waits.
 
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut};
 use fsdp_core::{DType, Queue};
@@ -10,7 +10,7 @@ use crate::subject::cuda_on;
 
 const LEN: usize = 100;
 
-/// Sends numbers through all queues, in a chain; what arrives.
+/// Copies numbers through four queues in a chain, and returns the result.
 fn relay(memory: &CudaMemory, in_order: bool, round: f32) -> Vec<f32> {
     let mut buffers: Vec<_> = (0..4)
         .map(|_| {
@@ -58,7 +58,7 @@ fn storage_that_is_used_again_waits_for_its_last_use() {
     for seed in 0..50 {
         let memory = cuda_on(fake_cuda::device().seed(100 + seed));
         let mut kept = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
-        // Used on another queue, given up, and taken by the compute queue; then the other way round.
+        // Storage is used on another queue, freed, and reused on the compute queue; then the other way around.
         for (first, second) in [(Queue::Reduce, Queue::Compute), (Queue::Compute, Queue::Gather)] {
             let mut buffer = memory.allocate(Category::Activation, DType::F32, LEN).unwrap();
             memory.write(first, HostSlice::F32(&[1.0; LEN]), SliceMut::whole(&mut buffer)).unwrap();

@@ -1,4 +1,4 @@
-//! The device under test: a stand-in, a new one for every thread of tests.
+//! The device under test: a fake one for every test thread.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use fsdp_cuda::{CudaMemory, CudaOptions};
 
 use crate::fake_cuda::{self, FakeDevice};
 
-/// Its kernels are compiled for the host.
+/// Whether `exp` in f64 gives the bits of the host's; these kernels are compiled for the host.
 pub(crate) const EXPONENTIAL_OF_HOST: bool = true;
 
-/// What is tested.
+/// The memory type under test.
 pub(crate) type Subject = CudaMemory;
 
-/// The memory of a test, on a device of its own.
+/// Returns the memory of a test: one per thread, each on its own device.
 pub(crate) fn subject() -> Arc<Subject> {
     thread_local! {
         static MEMORY: Arc<CudaMemory> = Arc::new(cuda_on(fake_cuda::device()));
@@ -20,7 +20,7 @@ pub(crate) fn subject() -> Arc<Subject> {
     MEMORY.with(Arc::clone)
 }
 
-/// A memory on a device.
+/// Creates a memory on a device, with poisoning.
 pub(crate) fn cuda_on(device: FakeDevice) -> CudaMemory {
     let options = CudaOptions { poison: true, ..CudaOptions::new(device.ordinal) };
     CudaMemory::new(options).expect("the fake has devices")

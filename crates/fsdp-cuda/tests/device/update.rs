@@ -1,4 +1,5 @@
-//! Update rules on a device and in pinned memory: the bits of the host's rules, where sums are in their order.
+//! Checks that update rules on a device and in pinned memory give the bits of the host's rules, where sums have the
+//! same order.
 
 use fsdp_core::memory::{Buffer, Category, HostSlice, Memory, Slice, SliceMut};
 use fsdp_core::model::{BlockSpec, ModelSpec, ModuleSpec, ParamId, ParamSpec};
@@ -13,16 +14,16 @@ use super::values::*;
 
 pub(crate) const FACTORS: GradientFactors = GradientFactors { scale: 0.25, clip: 0.7, finite: true };
 
-/// Rows and columns of parameters; one row is a vector.
+/// Rows and columns of each parameter; one row means a vector.
 pub(crate) type Shapes = &'static [(usize, usize)];
 
-/// Two matrices that touch, a gap, a vector, another matrix with settings of its own.
+/// Two adjacent matrices, a gap, then a vector and a matrix, which have their own settings.
 pub(crate) const SHORT: Shapes = &[(40, 6), (30, 6), (1, 111), (7, 9)];
 
-/// Of these the second has moments of 8 bits: two blocks and a part of one in each row.
+/// The second parameter has 8-bit moments, with two and a part of a block in each row.
 const WIDE: Shapes = &[(30, 6), (8, 520), (1, 111), (7, 9)];
 
-/// Parameters whose sums have many partial results on the device.
+/// Parameters whose sums have many partial sums on the device.
 const LONG: Shapes = &[(200, 33), (70, 300), (1, 70_000)];
 
 fn groups(weight_decay: f64) -> Groups {
@@ -55,14 +56,15 @@ pub(crate) fn spec(shapes: Shapes) -> ModelSpec {
     ModelSpec { params: params.collect(), modules: vec![root], blocks, tallies: Tallies::default() }
 }
 
-/// Where the shard of a device lies.
+/// The memory that holds the shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Where {
     Device,
     Pinned,
 }
 
-/// Four steps, one of them with the flag down, and what parameters, their copy and state are after each.
+/// Runs four steps, one with the `finite` flag unset, and returns parameters, their low-precision copy and state after
+/// each.
 fn train<M: Memory, R: UpdateRule<M>>(
     memory: &M,
     rule: &mut R,
@@ -81,7 +83,7 @@ fn train<M: Memory, R: UpdateRule<M>>(
     let mut params = allocate(Category::ParameterShard, master, len);
     write(&mut params, &normal(1, len));
     let mut gradient = allocate(Category::ShardedGradient, gradients, len);
-    // What computes in 16 bits has a copy of its master parameters; here in f16 where the gradient is.
+    // 16-bit compute needs a low-precision copy of f32 master parameters: here f16 if the gradient is f16, else bf16.
     let copy = if gradients == DType::F16 { DType::F16 } else { DType::Bf16 };
     let mut low = (master == DType::F32).then(|| allocate(Category::ParameterShard, copy, len));
     if let Some(low) = &mut low {
@@ -134,7 +136,7 @@ pub(crate) fn run<M: Memory, R: UpdateRule<M>>(
     rule.update(memory, shard, scalars, &statistics)
 }
 
-/// Compares a rule in both places of a device with the host.
+/// Compares a rule in device memory and in pinned memory to the host.
 fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
     let (cuda, host) = (&*subject(), &host());
     for master in [DType::F32, DType::F64] {
@@ -171,7 +173,7 @@ fn lion_has_the_bits_of_the_host() {
     compare(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
-/// Averages of parameters that are others in every step.
+/// Returns the averages after each of four steps, with different parameters in every step.
 fn averages<M: Memory>(memory: &M, master: DType, place: Where) -> Vec<Vec<f64>>
 where
     Ema: UpdateRule<M>,
@@ -249,10 +251,10 @@ fn adafactor_has_the_bits_of_the_host() {
     }
 }
 
-/// The device adds sums of many terms in another order than the host. All terms are positive, so with `n` of them two
-/// sums differ by no more than a share of `n 2^-52`. An update depends on such sums through roots and quotients alone
-/// (means of rows and columns, the root mean squares of parameter and update), by twice that share, and on fewer than
-/// 32 roundings behind them. It is smaller than one.
+/// The device adds the terms of long sums in a different order than the host. All terms are positive, so two sums of
+/// `n` terms differ by a relative error of at most `n 2^-52`. An update depends on such sums only through roots and
+/// quotients (means of rows and columns, root mean squares of parameter and update), which at most double that error,
+/// and on fewer than 32 roundings after them. The update is smaller than one.
 #[test]
 fn adafactor_is_near_the_host_where_sums_are_long() {
     let options =
@@ -277,7 +279,7 @@ fn adafactor_is_near_the_host_where_sums_are_long() {
     }
 }
 
-/// A value in one of the tensors of a shard: parameters, gradient, state.
+/// A value to place in a tensor of a shard; tensors are numbered parameters, gradient, state.
 #[derive(Clone, Copy, Debug)]
 struct Edge {
     tensor: usize,
@@ -285,8 +287,8 @@ struct Edge {
     value: f64,
 }
 
-/// Updates a shard once, with these values in it and padding that is no number. Returns the word that the rule noted
-/// in, and whether a look at every value of the pieces finds one that is not finite.
+/// Updates a shard once, with these values in it and NaN padding. Returns the word in which the rule notes non-finite
+/// values, and whether a scan of all pieces finds one.
 fn noted<M: Memory, R: UpdateRule<M>>(
     memory: &M,
     rule: &mut R,
@@ -354,7 +356,7 @@ fn noted<M: Memory, R: UpdateRule<M>>(
     (words(memory, &not_finite)[0], in_params || in_state)
 }
 
-/// Compares what is noted in both places of a device with a look at every value.
+/// Compares a rule's note of non-finite values, in device and in pinned memory, to a scan of all values.
 fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes: Shapes, what: &str) {
     let bf16 = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0xff7f_8000)].map(f64::from);
     let largest = [f64::from(f32::MAX), 0.0, 1e-45, 1e19, 1e25, f64::INFINITY, f64::NAN];
@@ -376,7 +378,7 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, s
     }
     for (turn, &value) in values.iter().enumerate() {
         for tensor in floats.clone() {
-            // In each of the runs, among vectors and in what is left after them.
+            // In each run of pieces, both in vectorized parts and in the remainder.
             for at in [turn, 423 + turn, 588 + turn] {
                 check(1e-3, &[Edge { tensor, at, value }]);
             }

@@ -1,4 +1,4 @@
-//! Update rules on a device do not wait for it, and how many kernels they take.
+//! Checks that update rules do not wait for the device, and counts the kernels that they launch.
 
 use fsdp_core::DType;
 use fsdp_core::memory::Slice;
@@ -10,7 +10,7 @@ use crate::subject::cuda_on;
 use crate::update::{FACTORS, SHORT, pieces, run, spec};
 use crate::values::*;
 
-/// Runs a step of a rule, and returns how many kernels that took.
+/// Runs a step of a rule, checks that it does not wait, and returns the number of kernels it launched.
 fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
     let device = crate::fake_cuda::device();
     let memory = &cuda_on(device);
@@ -39,7 +39,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
         };
         run(&mut rule, memory, &mut shard, &scalars).unwrap();
     };
-    // What the pool gets from the driver is poisoned, and waited for.
+    // The first step allocates from the driver, and waits for the poisoning of new storage.
     step();
     let (before, launched) = (waits(), device.calls("cuLaunchKernel"));
     step();

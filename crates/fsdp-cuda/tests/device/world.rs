@@ -1,4 +1,4 @@
-//! Several ranks on one device: the suite of communicators, with elements moved on the ranks' own streams.
+//! Runs the conformance suite of communicators with several ranks on one device, which move data on their own streams.
 
 use std::sync::Arc;
 

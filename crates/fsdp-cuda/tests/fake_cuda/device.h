@@ -1,8 +1,8 @@
-// What the compiler of device code has built in, for a host compiler: a kernel becomes a function that runs a grid.
+// The built-ins of CUDA's device compiler, for a host compiler: a kernel becomes a function that runs a grid.
 //
-// Blocks run one after another, the threads of a block as coroutines, so barriers and shuffles are real. The order in
-// which threads get their turn is random. Coroutines begin as contexts, and live on from block to block; their turns change by
-// long jumps, since each swap of contexts is a system call.
+// Blocks run one after another. The threads of a block are coroutines, so barriers and shuffles are real; they are
+// scheduled in random order. A coroutine starts as a context and is reused from block to block; switches are long
+// jumps, because each swap of contexts is a system call.
 
 #pragma once
 
@@ -58,7 +58,7 @@ inline void body() {
     }
 }
 
-// Returns when the thread yields.
+// Runs a thread until it yields.
 inline void resume(Thread& thread) {
     running = &thread;
     if (_setjmp(scheduler)) return;

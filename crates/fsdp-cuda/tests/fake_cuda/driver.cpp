@@ -1,11 +1,11 @@
-// A driver of CUDA devices that are not there: memory is the host's, kernels are functions of shared objects.
+// A fake CUDA driver: device memory is host memory, and kernels are functions of shared objects.
 //
-// Streams are lazy. Work is queued and done when something forces it (or now and then, by chance), and what may be
-// done next is chosen by a seeded generator that respects the order of each stream and waits for events, nothing else.
-// So a wait that is missing shows as wrong numbers. Freed memory is filled with NaN and not given out again for a while.
+// Streams are lazy: work is queued, and runs when something forces it or, at random, when more is queued. A seeded
+// generator picks the stream that runs next; it respects only the order within each stream and waits for events, so a
+// missing wait shows as wrong numbers. Freed memory is filled with NaN and quarantined before it is reused.
 //
-// Stricter than the real driver: copies take device or pinned memory only, a current context is required
-// everywhere, and writing around an allocation ends the process.
+// It is stricter than the real driver: copies accept only device or pinned memory, almost every call needs a current
+// context, and a write outside of an allocation aborts the process when the allocation is freed.
 
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +28,7 @@ enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, 
 
 constexpr int DEVICES = 512;
 
-// A process can be given a machine with fewer.
+// FAKE_CUDA_DEVICES overrides the number of devices.
 int device_count() {
     const char* devices = getenv("FAKE_CUDA_DEVICES");
     return devices ? atoi(devices) : DEVICES;
@@ -72,7 +72,7 @@ struct Device {
     std::vector<Stream*> streams;
     std::vector<Failure> failures;
     std::map<std::string, int> calls;
-    // A digest of the device's addresses that calls were given.
+    // Digest of the addresses of this device that were passed to calls.
     uint64_t addresses = 0;
 
     void given(uint64_t address) {
@@ -89,7 +89,7 @@ struct Device {
         return z ^ (z >> 31);
     }
 
-    // Does one operation of a stream that can go on; returns whether there was one.
+    // Runs one operation of a stream that is not blocked; returns whether there was one.
     bool step() {
         std::vector<Stream*> ready;
         for (Stream* stream : streams) {
@@ -143,7 +143,7 @@ uint64_t new_block(size_t bytes) {
 std::deque<std::pair<void*, size_t>> freed;
 size_t freed_bytes = 0;
 
-// Blocks return to the allocator after a while: until then, a late access finds NaN.
+// Frees a block after a quarantine, during which a late read finds NaN.
 void old_block(uint64_t address, size_t bytes) {
     auto* start = reinterpret_cast<unsigned char*>(address) - GUARD;
     for (size_t i = 0; i < GUARD; i++) {
@@ -162,7 +162,7 @@ void old_block(uint64_t address, size_t bytes) {
     }
 }
 
-// Counts a call; the code it has to fail with.
+// Counts a call, and returns the code that it must fail with.
 int entered(const char* call, Device* device) {
     if (!device) return INVALID_CONTEXT;
     if (device->sticky) return device->sticky;
@@ -188,7 +188,7 @@ struct Function { Kernel run; size_t (*sizes)(size_t*); };
 
 extern "C" {
 
-// What tests say to the fake.
+// Controls for tests.
 
 void fake_cuda_seed(int device, uint64_t seed) {
     std::lock_guard<std::mutex> guard(lock);
@@ -200,13 +200,13 @@ void fake_cuda_capacity(int device, size_t bytes) {
     devices[device].capacity = bytes;
 }
 
-// The priority that a stream was made with: the smaller, the greater.
+// The priority of a stream; smaller numbers are higher priorities.
 int fake_cuda_priority(void* stream) {
     std::lock_guard<std::mutex> guard(lock);
     return static_cast<Stream*>(stream)->priority;
 }
 
-// The call after `skip` more ones of this name fails.
+// Makes a call of this name fail, after `skip` further ones that do not.
 void fake_cuda_fail(int device, const char* call, int skip, int code) {
     std::lock_guard<std::mutex> guard(lock);
     devices[device].failures.push_back({call, skip, code});
@@ -217,7 +217,7 @@ int fake_cuda_calls(int device, const char* call) {
     return devices[device].calls[call];
 }
 
-// A digest of the addresses that copies and kernels were given since it was asked for last.
+// Digest of the addresses passed to copies and kernels since the previous call.
 uint64_t fake_cuda_addresses(int device) {
     std::lock_guard<std::mutex> guard(lock);
     return std::exchange(devices[device].addresses, 0);
@@ -226,7 +226,7 @@ uint64_t fake_cuda_addresses(int device) {
 // The driver.
 
 int cuInit(unsigned) {
-    // As the driver, which does not start without a device.
+    // Like the real driver, which does not initialize without a device.
     if (device_count() == 0) return NO_DEVICE;
     for (int i = 0; i < DEVICES; i++) {
         devices[i].ordinal = i;
@@ -347,7 +347,7 @@ int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return SUCCESS;
 }
 
-// Stricter than the real driver: a priority outside of the range is refused, and so is a stream that waits for the
+// Stricter than the real driver: it refuses priorities outside of the range, and streams that synchronize with the
 // default stream.
 int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
     ENTER("cuStreamCreateWithPriority");
@@ -419,7 +419,7 @@ int cuEventQuery(void* handle) {
     ENTER("cuEventQuery");
     auto marker = static_cast<Event*>(handle)->marker;
     if (!marker || marker->happened) return SUCCESS;
-    // Whoever asks again and again sees it happen.
+    // Makes progress, so that a polling caller sees the event complete.
     current->step();
     return NOT_READY;
 }
@@ -490,7 +490,7 @@ int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
     auto* function = static_cast<Function*>(handle);
     size_t sizes[64];
     size_t count = function->sizes(sizes);
-    // As the driver: parameters are copied before the call returns.
+    // Like the real driver, copies the parameters before the call returns.
     auto values = std::make_shared<std::vector<uint64_t>>();
     for (size_t i = 0; i < count; i++) {
         uint64_t value = 0;

@@ -1,8 +1,8 @@
-//! A driver and a kernel compiler for tests, and cards that are not there.
+//! A fake CUDA driver, with fake devices, and a fake kernel compiler.
 //!
-//! Two libraries are built with the C++ compiler of the machine and loaded before anything asks for libcuda and
-//! libnvrtc: the loader knows libraries by the names they have inside. Every test takes a device of its own, so
-//! that seeds, limits and failures of one do not reach another.
+//! Both libraries are built with the C++ compiler of the machine, and loaded before libcuda and libnvrtc are opened:
+//! the loader identifies loaded libraries by their sonames. Every test takes its own device, so that seeds, limits and
+//! failures do not affect other tests.
 
 #![allow(dead_code, unsafe_code)]
 
@@ -18,11 +18,11 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 /// A device of the fake driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FakeDevice {
-    /// Its number.
+    /// Device ordinal, as passed to the driver.
     pub(crate) ordinal: usize,
 }
 
-/// A device that no other test uses.
+/// Returns a device that no other test uses.
 pub(crate) fn device() -> FakeDevice {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     libraries();
@@ -30,7 +30,7 @@ pub(crate) fn device() -> FakeDevice {
 }
 
 impl FakeDevice {
-    /// Chooses the order in which work of different streams is done.
+    /// Seeds the order in which work of different streams runs.
     pub(crate) fn seed(self, seed: u64) -> Self {
         type Seed = unsafe extern "C" fn(c_int, u64);
         // SAFETY: the fake has this function with these parameters.
@@ -38,7 +38,7 @@ impl FakeDevice {
         self
     }
 
-    /// Bytes of its memory.
+    /// Sets the size of the device memory, in bytes.
     pub(crate) fn capacity(self, bytes: usize) -> Self {
         type Capacity = unsafe extern "C" fn(c_int, usize);
         // SAFETY: as for `seed`.
@@ -51,7 +51,7 @@ impl FakeDevice {
         self
     }
 
-    /// Makes a call fail, after `skip` more that do not.
+    /// Makes a call of this name fail with `code`, after `skip` further ones that do not.
     pub(crate) fn fail(self, call: &str, skip: usize, code: c_int) {
         type Fail = unsafe extern "C" fn(c_int, *const c_char, c_int, c_int);
         let call = CString::new(call).expect("no zero byte");
@@ -62,7 +62,7 @@ impl FakeDevice {
         }
     }
 
-    /// How often a function was called on this device.
+    /// Returns the number of calls of a driver function on this device.
     pub(crate) fn calls(self, call: &str) -> usize {
         type Calls = unsafe extern "C" fn(c_int, *const c_char) -> c_int;
         let call = CString::new(call).expect("no zero byte");
@@ -76,7 +76,7 @@ impl FakeDevice {
         count as usize
     }
 
-    /// A digest of the device's addresses that copies and kernels were given, in order, since it was asked for last.
+    /// Returns a digest of the device addresses passed to copies and kernels, in order, since the previous call.
     pub(crate) fn addresses(self) -> u64 {
         type Addresses = unsafe extern "C" fn(c_int) -> u64;
         // SAFETY: as for `seed`.
@@ -90,14 +90,14 @@ impl FakeDevice {
     }
 }
 
-/// The priority of a live stream: the smaller, the greater; 0 is the least.
+/// Returns the priority of a live stream; smaller numbers are higher priorities, and 0 is the lowest.
 pub(crate) fn priority(stream: StreamHandle) -> c_int {
     type Priority = unsafe extern "C" fn(*mut c_void) -> c_int;
-    // SAFETY: as for `seed`; the handle is of a stream that the fake has made and not destroyed.
+    // SAFETY: as for `seed`; the handle is of a stream that the fake has created and not destroyed.
     unsafe { libraries().get::<Priority>(b"fake_cuda_priority").expect("the fake has it")(stream.as_ptr()) }
 }
 
-/// The fake driver; both libraries are loaded.
+/// Loads both libraries once, and returns the fake driver.
 fn libraries() -> &'static Library {
     static DRIVER: OnceLock<Library> = OnceLock::new();
     DRIVER.get_or_init(|| {
@@ -111,7 +111,8 @@ fn libraries() -> &'static Library {
     })
 }
 
-/// A folder that outlives tests. Cargo names it to tests beside a crate; those within it have the folder that they lie in.
+/// Returns a folder that outlives the tests: `CARGO_TARGET_TMPDIR`, which Cargo sets only for integration tests, or
+/// else the folder of the test binary.
 fn temporary() -> PathBuf {
     let beside = || std::env::current_exe().ok().and_then(|test| Some(test.parent()?.to_owned()));
     option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from).or_else(beside).expect("tests lie in a folder")
@@ -137,7 +138,7 @@ fn compiler() -> String {
     std::env::var("CXX").unwrap_or_else(|_| "g++".into())
 }
 
-/// Builds a library that calls itself `name`, unless it was built from the same source before.
+/// Builds a library with soname `name`, unless it was already built from the same source.
 fn build(source: &str, name: &str, folder: &Path) -> PathBuf {
     let source = sources().join(source);
     let text = std::fs::read_to_string(&source).expect("the source of the fake");
@@ -161,7 +162,7 @@ fn build(source: &str, name: &str, folder: &Path) -> PathBuf {
 }
 
 fn load(path: &Path) -> Library {
-    // SAFETY: the libraries were built from the sources beside this file; their initialisers only fill their own
+    // SAFETY: the libraries were built from the sources next to this file; their initializers only set their own
     // variables.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -1,6 +1,6 @@
-// A run-time compiler of kernels that hands them to the host's compiler, with device.h in front.
+// A fake NVRTC that compiles kernels with the host compiler, with device.h included first.
 //
-// An image is the name of a shared object. Objects are kept in a folder under the hash of their source.
+// An image is "FAKE " and the path of a shared object. Objects are cached in a folder by the hash of their source.
 
 #include <cstdint>
 #include <cstdio>
@@ -37,7 +37,7 @@ uint64_t hash(const std::string& text) {
     return value;
 }
 
-// The source without what only device compilers know, and with a way to run each kernel.
+// Strips `__global__` from the source, and appends an entry point for each kernel.
 std::string translated(const std::string& source, const std::string& macros) {
     const std::string word = "__global__ void ";
     std::string text = "#include \"" + header + "\"\n" + macros, tail;
@@ -55,7 +55,7 @@ std::string translated(const std::string& source, const std::string& macros) {
 
 extern "C" {
 
-// Where objects go, the path of device.h, and the host's compiler.
+// Sets the folder of objects, the path of device.h, and the host compiler.
 void fake_nvrtc_setup(const char* objects, const char* device_header, const char* host_compiler) {
     std::lock_guard<std::mutex> guard(lock);
     folder = objects;
@@ -97,7 +97,7 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
     }
     if (!has_architecture) return INVALID_OPTION;
     std::string source = translated(program->source, macros);
-    // Fortified jumps refuse to go to another stack.
+    // A fortified longjmp refuses to jump to another stack.
     std::string flags = " -std=c++17 -O1 -U_FORTIFY_SOURCE -shared -fPIC -fno-strict-aliasing -w";
     flags += keeps_products ? " -ffp-contract=off" : " -ffp-contract=fast";
     char name[32];

@@ -1,16 +1,16 @@
-/* A stand-in for libnccl over host memory, for ranks that are threads of one process or of several.
+/* A fake libnccl over host memory, for ranks that are threads of one or several processes.
  *
- * It keeps the rules of the real one where a caller can break them: communicators are non-blocking, a call on one that is
- * not ready is refused, operations run on streams and move data only when all ranks have come, a mismatch hangs,
- * an abort frees only the rank that asked for it. What a caller did is written to a log, and so is every broken rule
- * ("VIOLATION"). Sums are added by the tree of fsdp-core, so that results can be compared bit for bit.
+ * It enforces the rules of NCCL that a caller can break: communicators are non-blocking; a call on a communicator that
+ * is not ready is refused; operations run on streams and move data only once all ranks have entered them; a mismatch
+ * hangs; an abort frees only the rank that called it. A log records every call and every broken rule ("VIOLATION").
+ * Sums use the reduction tree of fsdp-core, so that results can be compared bit for bit.
  *
- * Streams are the caller's: `fake_set_enqueue` says how a function is appended to one, and `fake_set_finish` how all
- * work before it is waited for, where functions cannot be appended: an operation then runs on a thread of its own,
- * and its communicator is in progress until it is done, as that of the real one is while it connects.
+ * Streams belong to the caller. `fake_set_enqueue` sets the function that appends work to a stream. For streams that
+ * cannot be appended to, `fake_set_finish` sets the function that waits for all earlier work; an operation then runs on
+ * its own thread, and its communicator is in progress until it is done, as with NCCL while it connects.
  *
- * What the ranks of a communicator share lies in a clique, with the elements on their way. Processes that have the same
- * folder in FAKE_NCCL_DIR map cliques from files in it, which are named by id; without it they are in memory. */
+ * A clique holds the state that the ranks of a communicator share, including elements in transit. Processes with the
+ * same folder in FAKE_NCCL_DIR map cliques from files in it, named by id; without the variable, they are in memory. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -49,24 +49,24 @@ typedef struct {
 
 typedef struct { size_t count, at; int dtype, root, reduction; } segment;
 
-/* What one rank brings to a collective. The elements of a segment begin at its place in `data`. */
+/* One rank's input to a collective. The elements of a segment begin at offset `at` of `data`. */
 typedef struct {
     int entered, kind, segments;
     segment segment[MAX_SEGMENTS];
     char data[DATA_MAX];
 } part;
 
-/* A collective: it happens when all ranks have entered it with the same call. */
+/* A collective; it completes once all ranks have entered it with the same call. */
 typedef struct {
     uint64_t sequence;
     int used, done, left;
     part part[MAX_RANKS];
 } collective;
 
-/* A split: it happens when all ranks have come. */
+/* A split; it completes once all ranks have arrived. */
 typedef struct { int color[MAX_RANKS], key[MAX_RANKS], arrived; } split;
 
-/* What the ranks of a communicator share, in whatever process they are. */
+/* State that the ranks of a communicator share across processes. */
 typedef struct {
     pthread_mutex_t lock;
     uint64_t id;
@@ -75,7 +75,7 @@ typedef struct {
     split splits[MAX_SPLITS];
 } shared;
 
-/* A clique, as this process has it mapped. */
+/* This process's mapping of a clique. */
 typedef struct clique {
     shared *all;
     int users;
@@ -86,11 +86,11 @@ typedef struct ncclComm {
     clique *clique;
     int rank, world_rank, size;
     uint64_t id, issued, running, splits;
-    int polls;               /* how often it still says that it is in progress */
-    int pending_split;       /* 1 + number of the split it takes part in */
+    int polls;               /* number of polls that still report "in progress" */
+    int pending_split;       /* 1 + index of the split it takes part in; 0 for none */
     struct ncclComm **split_slot;
     int finalized, dead, aborted, async_error;
-    int launching;           /* operations without a stream that are not done */
+    int launching;           /* unfinished operations that run without a stream */
     struct ncclComm *next;
 } *ncclComm_t;
 
@@ -118,7 +118,7 @@ static void note(const char *format, ...) {
     va_end(arguments);
 }
 
-/* Copies the log, and says how long it is. */
+/* Copies the log to `out`, and returns its length in bytes. */
 size_t fake_log(char *out, size_t room) {
     pthread_mutex_lock(&lock);
     size_t len = log_len < room ? log_len : room;
@@ -137,7 +137,7 @@ void fake_set_enqueue(enqueue_fn function) { enqueue = function; }
 
 void fake_set_finish(int (*function)(void *stream)) { finish = function; }
 
-/* From now on, every communicator of a rank of the world reports this in the background, and its operations hang. */
+/* From now on, every communicator of this world rank reports `code` as its async error, and its operations hang. */
 void fake_async_error(int world_rank, int code) {
     pthread_mutex_lock(&lock);
     for (ncclComm_t comm = comms; comm; comm = comm->next)
@@ -145,10 +145,10 @@ void fake_async_error(int world_rank, int code) {
     pthread_mutex_unlock(&lock);
 }
 
-/* From now on, collectives return this. */
+/* From now on, collectives return `code`. */
 void fake_refuse_calls(int code) { refuse_calls = code; }
 
-/* Communicators that were made and neither destroyed nor aborted. */
+/* Number of communicators that were neither destroyed nor aborted. */
 int fake_live_comms(void) {
     int live = 0;
     pthread_mutex_lock(&lock);
@@ -199,7 +199,7 @@ static uint16_t to_f16(float value) {
     float magnitude = value < 0 ? -value : value;
     if (value != value) return 0x7e00;
     if (magnitude >= 65520.0f) return sign | 0x7c00;
-    /* The sum with this power of two is rounded to the last bit that the result has. */
+    /* Adding this power of two rounds the value to the last bit of the result. */
     uint32_t exponent = bits >> 23 & 0xff;
     if (exponent < 113) exponent = 113;
     uint32_t power = (exponent + 13) << 23;
@@ -230,8 +230,8 @@ static void add(void *to, const void *from, size_t count, int dtype) {
     }
 }
 
-/* What the real one does to the elements of every rank before it adds them, when it averages: the factor is in their
-   type. */
+/* When it averages, NCCL multiplies the elements of every rank by this factor before it adds them; the factor has
+   their dtype. */
 static void divide(void *to, size_t count, int dtype, int ranks) {
     float single = (float)(1.0 / ranks), half = from_f16(to_f16(single)), brain = from_bf16(to_bf16(single));
     for (size_t i = 0; i < count; i++) {
@@ -244,7 +244,7 @@ static void divide(void *to, size_t count, int dtype, int ranks) {
     }
 }
 
-/* The sum over the ranks start..start + ranks of `all`, by the tree: a power of two to the left, the rest to the right. */
+/* Tree sum over the ranks start..start + ranks of `all`: the largest power of two below `ranks` goes left. */
 static void *tree(collective *op, int at, size_t skip, size_t count, int start, int ranks, int all) {
     segment *mine = &op->part[start].segment[at];
     size_t bytes = count * size_of(mine->dtype);
@@ -263,7 +263,7 @@ static void *tree(collective *op, int at, size_t skip, size_t count, int start, 
     return sum;
 }
 
-/* Gives a rank what comes of a collective. */
+/* Copies the results of a collective to the buffers of a rank. */
 static void take_out(shared *group, collective *op, int rank, void *const *to) {
     part *mine = &op->part[rank];
     for (int at = 0; at < mine->segments; at++) {
@@ -284,7 +284,7 @@ static void take_out(shared *group, collective *op, int rank, void *const *to) {
     }
 }
 
-/* Whether all ranks have entered with the same call; real ranks that did not would wait for ever. */
+/* Whether all ranks have entered with the same call. With NCCL, a mismatch waits forever. */
 static int complete(shared *group, collective *op) {
     for (int rank = 0; rank < group->size; rank++) {
         part *mine = &op->part[rank], *first = &op->part[0];
@@ -298,14 +298,14 @@ static int complete(shared *group, collective *op) {
     return 1;
 }
 
-/* A process may have been killed while it held the lock; what it changed is then of a world that has failed. */
+/* If a process was killed while it held the lock, the world has failed, so the state it left need not be consistent. */
 static void hold(shared *group) {
     if (pthread_mutex_lock(&group->lock) == EOWNERDEAD) pthread_mutex_consistent(&group->lock);
 }
 
 static void let_go(shared *group) { pthread_mutex_unlock(&group->lock); }
 
-/* A communicator that is gone, and on which nothing runs, needs its clique no more. With `lock`. */
+/* Drops the clique of a communicator that is dead and on which nothing runs. Call with `lock` held. */
 static void release(ncclComm_t comm) {
     if (!comm->dead || comm->running || !comm->clique) return;
     clique *group = comm->clique;
@@ -329,7 +329,7 @@ typedef struct {
     void *to[MAX_SEGMENTS];
 } launch;
 
-/* Elements that a rank brings, by the count of the shorter side. */
+/* Bytes of a rank's input to a segment, whose count is that of the smaller of input and output. */
 static size_t brought(launch *work, int at) {
     size_t ranks = work->kind == REDUCE_SCATTER ? work->comm->size : 1;
     return ranks * work->segment[at].count * size_of(work->segment[at].dtype);
@@ -348,7 +348,7 @@ static void enter(launch *work, collective *op) {
     mine->entered = 1;
 }
 
-/* One look at the others; 1 when it has ended. */
+/* Polls the collective once; returns 1 when the operation has ended. */
 static int look(launch *work, int *entered) {
     ncclComm_t comm = work->comm;
     shared *group = comm->clique->all;
@@ -369,21 +369,21 @@ static int look(launch *work, int *entered) {
         }
         ended = 1;
     } else if (comm->aborted) {
-        if (*entered) op->part[comm->rank].entered = 0; /* its buffers may go now */
+        if (*entered) op->part[comm->rank].entered = 0; /* its buffers may be freed now */
         ended = 1;
     }
     let_go(group);
     return ended;
 }
 
-/* What runs on a stream: enters, waits for the others, leaves. */
+/* Work on a stream: enters a collective, waits for the other ranks, and leaves. */
 static void run(void *argument) {
     launch *work = argument;
     ncclComm_t comm = work->comm;
     int entered = 0;
     pthread_mutex_lock(&lock);
     while (!look(work, &entered)) {
-        /* Those of this process say when something has changed. */
+        /* Threads of this process signal changes; poll for those of other processes. */
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += 500000;
@@ -416,7 +416,7 @@ static int alive(ncclComm_t comm, const char *call) {
     return 1;
 }
 
-/* Whether a new call may be made. */
+/* Whether the communicator accepts a new call. */
 static int ready(ncclComm_t comm, const char *call) {
     if (!alive(comm, call)) return 0;
     if (comm->polls || comm->pending_split || comm->launching || comm->clique->all->joined < comm->size) {
@@ -477,8 +477,8 @@ static int collective_call(int kind, const void *from, void *to, size_t count, i
     else if (comm->finalized) error = INVALID_USAGE;
     else if (!from || !to || count == 0 || size_of(dtype) == 0) error = INVALID_ARGUMENT;
     else if (root < 0 || root >= comm->size) error = INVALID_ARGUMENT;
-    /* The real one divides integers after adding them, which nobody asks for; and an average of one rank alone lost
-       elements before 2.29.7. */
+    /* NCCL divides integers after adding them, which no caller uses; before 2.29.7, it lost elements when averaging
+       over a single rank. */
     else if (reduction != SUM && (reduction != AVERAGE || dtype < 6 || comm->size == 1))
         error = INVALID_ARGUMENT;
     if (error == INVALID_ARGUMENT) note("VIOLATION arguments of a collective\n");
@@ -554,7 +554,7 @@ static shared *map_new(int file, uint64_t id, int size) {
     return all;
 }
 
-/* The clique of an id, which the first process that comes makes. A file gets its name when it is whole. */
+/* Maps the clique of an id, which the first process creates. Its file is linked to its name only once complete. */
 static shared *map(uint64_t id, int size) {
     const char *folder = getenv("FAKE_NCCL_DIR");
     if (!folder) return map_new(-1, id, size);
@@ -589,7 +589,7 @@ static clique *clique_of(uint64_t id, int size) {
     return cliques = group;
 }
 
-/* A rank of a clique; none if it is there already, or the clique is of another size. */
+/* Adds a rank to a clique. NULL if the rank has joined before or the size differs. */
 static ncclComm_t join(clique *group, int size, int rank, int world_rank) {
     shared *all = group->all;
     hold(all);
@@ -651,7 +651,7 @@ int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConf
 }
 #endif
 
-/* Gives a rank its part of a split that all ranks have come to. */
+/* Creates a rank's communicator of a split that all ranks have entered. */
 static void finish_split(ncclComm_t comm) {
     split *cut = &comm->clique->all->splits[comm->pending_split - 1];
     int size = 0, rank = 0, mine = comm->rank;
@@ -660,7 +660,7 @@ static void finish_split(ncclComm_t comm) {
         if (cut->key[other] < cut->key[mine] || (cut->key[other] == cut->key[mine] && other < mine)) rank++;
         size++;
     }
-    /* The same in all processes, and another one for every group. */
+    /* The same id in all processes, and a different one for every group. */
     uint64_t id = (comm->id * MAX_SPLITS + comm->pending_split) * 1000003 + cut->color[mine] + 1;
     *comm->split_slot = join(clique_of(id, size), size, rank, comm->world_rank);
     comm->pending_split = 0;
@@ -717,7 +717,7 @@ int ncclCommDestroy(ncclComm_t comm) {
 int ncclCommAbort(ncclComm_t comm) {
     pthread_mutex_lock(&lock);
     int result = INVALID_ARGUMENT;
-    /* Outside of a group the real one frees it at once, which waits for other communicators that nobody told to end. */
+    /* Outside of a group, NCCL frees it at once, which waits for other communicators that were not yet aborted. */
     if (depth == 0) note("VIOLATION ncclCommAbort outside of a group\n");
     if (alive(comm, "ncclCommAbort")) {
         comm->dead = comm->aborted = 1;

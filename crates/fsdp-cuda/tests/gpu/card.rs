@@ -1,4 +1,4 @@
-//! The first card, and ranks on it.
+//! The first GPU, and ranks that share it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -12,32 +12,32 @@ use fsdp_cuda::nccl::{GpuOptions, Gpus, Nccl};
 use fsdp_cuda::torch::{Kernels, Torch, library_folders, load_cuda, set_deterministic, start_cuda};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
 
-/// Loads what computes, once; returns the folders of libraries.
+/// Loads NVRTC and libtorch's CUDA half once, and returns the folders of libraries.
 fn libraries() -> &'static [PathBuf] {
     static FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
     FOLDERS.get_or_init(|| {
         let folders = library_folders();
         load_compiler(&folders).unwrap_or_else(|error| panic!("{error}"));
         load_cuda("libtorch_cuda.so").and_then(|()| start_cuda()).unwrap_or_else(|error| panic!("{error}"));
-        // Bounds on sums over micro-batches leave no room for sums within one that come in another order each time.
+        // Bounds on sums over micro-batches do not allow for sums within a micro-batch whose order varies between runs.
         set_deterministic(true).unwrap_or_else(|error| panic!("{error}"));
         folders
     })
 }
 
-/// A memory of the first card, poisoned.
+/// Creates a memory on the first GPU, with poisoning.
 pub(crate) fn device_memory() -> CudaMemory {
     libraries();
     let options = CudaOptions { poison: true, ..CudaOptions::new(0) };
     CudaMemory::new(options).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The same with libtorch's operations.
+/// Creates a memory on the first GPU, with poisoning and libtorch's operations.
 pub(crate) fn memory(kernels: Kernels) -> Torch<CudaMemory> {
     Torch::new(Arc::new(device_memory()), kernels)
 }
 
-/// Ranks that share the card.
+/// Launches ranks that share the GPU.
 pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
     libraries();
     let stack_bytes = GpuOptions::STACK_BYTES;

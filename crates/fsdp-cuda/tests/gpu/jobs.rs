@@ -1,4 +1,4 @@
-//! Jobs of whole runs on a card. They are made where there is none, too: so their configurations are known to be sound.
+//! Jobs of whole runs on a GPU. They are also built on machines without one, which checks their configurations.
 
 use fsdp_nn::hf::HfModel;
 use fsdp_train::Job;
@@ -6,13 +6,13 @@ use tempfile::TempDir;
 
 use crate::support::{GPT2, LLAMA, config, job};
 
-/// Predictions of memory are made for this device.
+/// Selects the device that memory is predicted for.
 const DEVICE: &str = "run.device=\"cuda\"";
 
-/// A job, and the folder of its tokens.
+/// A job and the folder of its tokens.
 pub(crate) struct CardJob {
     pub(crate) job: Job<HfModel>,
-    /// What is special about it.
+    /// The overrides of the job, for messages.
     pub(crate) what: String,
     _dir: TempDir,
 }
@@ -24,7 +24,7 @@ fn make(model: &str, vocab: u32, overrides: &[&str]) -> CardJob {
     CardJob { job, what: overrides.join(" "), _dir: dir }
 }
 
-/// Four ranks under every policy that moves work between memories or computes it again.
+/// Jobs of four ranks, for two models and each of the policies: parameter dtype, activation checkpointing, offload.
 pub(crate) fn policies() -> Vec<CardJob> {
     let mut jobs = Vec::new();
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
@@ -41,12 +41,12 @@ pub(crate) fn policies() -> Vec<CardJob> {
     jobs
 }
 
-/// Four ranks whose loss is soon no number.
+/// A job of four ranks whose loss soon is not finite.
 pub(crate) fn diverging() -> CardJob {
     make(LLAMA, 61, &["train.optimizer.lr=1e30", "train.grad_clip=none"])
 }
 
-/// One rank with activations of some mebibytes.
+/// A job of one rank with a few mebibytes of activations.
 pub(crate) fn wide() -> CardJob {
     let sizes = [("\"hidden_size\": 24", "\"hidden_size\": 256"), ("_size\": 20,", "_size\": 512,")];
     let model = sizes.iter().fold(LLAMA.to_owned(), |model, (from, to)| {

@@ -1,6 +1,6 @@
-//! What needs a GPU, with the real driver, compiler, libtorch's CUDA half and NCCL. Run by scripts/gpu_check.sh.
+//! Tests that need a GPU, with the real driver, NVRTC, libtorch's CUDA half and NCCL. Run by scripts/gpu_check.sh.
 //!
-//! Our kernels are tested by the files that test them on the stand-in.
+//! The project's own kernels are tested by the same files as on the fake driver.
 
 #![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
 #![expect(clippy::duplicate_mod, reason = "kernels of ours and compositions pass the same tests")]

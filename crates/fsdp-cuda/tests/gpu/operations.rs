@@ -1,4 +1,4 @@
-//! The suite of backends on the card: our kernels and ATen's.
+//! Runs the conformance suite of backends on the GPU, with the project's own kernels and with ATen's.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use fsdp_nn::op::Scores;
 
 use crate::card::memory;
 
-/// Calls a check with both sets of kernels. Attention is libtorch's either way.
+/// Calls a check with both sets of kernels. Attention is always libtorch's.
 fn each(check: impl Fn(&Subject<'_, Torch<CudaMemory>>)) {
     for kernels in [Kernels::Fused, Kernels::Aten] {
         check(&Subject { memory: &|| memory(kernels), rounds_probabilities: true, adds_alike: false });
@@ -26,7 +26,7 @@ fn operations_conform() {
 
 #[test]
 fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
-    // The setting is the process's, so tests run one at a time. cuDNN's kernels are chosen only without it.
+    // The setting is process-wide, so tests run one at a time. libtorch chooses cuDNN's kernels only without it.
     struct Restored;
     impl Drop for Restored {
         fn drop(&mut self) {
@@ -51,7 +51,7 @@ fn grouped_queries_in_f32_run_the_memory_efficient_kernels() {
     let (mut y, mut lse) = (room(dims.rows() * dims.heads * dims.head_dim), room(dims.rows() * dims.heads));
     let (y, lse) = (SliceMut::whole(&mut y), SliceMut::whole(&mut lse));
     memory.attention(dims, (Scores::default(), BatchFacts::default()), Slice::whole(&qkv), y, lse).unwrap();
-    // Tests run one at a time; that the results are right is part of `attention_is_precise`.
+    // Tests run one at a time, so this is the kernel of the call above. `attention_is_precise` checks the results.
     assert_eq!(attention_kernels(), Some("memory-efficient"));
 }
 

@@ -1,4 +1,4 @@
-//! Ranks as threads that compute by libtorch on the first card.
+//! Ranks as threads that compute with libtorch on the first GPU.
 
 use fsdp_cuda::CudaMemory;
 use fsdp_cuda::torch::Torch;
@@ -8,5 +8,5 @@ pub(crate) use crate::card::threads;
 /// The memory of a rank.
 pub(crate) type RankMemory = Torch<CudaMemory>;
 
-/// What a run file says of it.
+/// The setting of the run file that selects it.
 pub(crate) const DEVICE: &str = "run.device=\"cuda\"";

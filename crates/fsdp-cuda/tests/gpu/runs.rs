@@ -1,4 +1,5 @@
-//! Whole runs of several ranks on one card: against the oracle, memory against the ledger, and what stays untouched.
+//! Whole runs of several ranks on one GPU: checks results against the oracle, memory against the ledger's predictions,
+//! and that a step whose loss is not finite changes no state.
 
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
 }
 
-/// What libtorch's allocator takes from the driver at once, for tensors between one and ten mebibytes.
+/// Bytes that libtorch's allocator requests from the driver at once, for tensors between one and ten mebibytes.
 const SEGMENT_BYTES: u64 = 20 << 20;
 
 #[test]
@@ -61,9 +62,9 @@ fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations
             trainer.step(step, false, &mut ProgramOrder, &mut ())?;
         }
         let last = allocator_bytes(device)?;
-        // Workspaces of libraries stay, and come with the first step.
+        // Workspaces of libraries are allocated in the first step and kept.
         assert_eq!(last.allocated, first.allocated);
-        // Its cache is cut into blocks in another way from the second step on: by one more segment at most.
+        // From the second step on, the cache splits into blocks differently, which takes at most one more segment.
         let more = last.reserved_peak - first.reserved_peak;
         assert!(more <= SEGMENT_BYTES, "{more} bytes more than after the first step");
         let temporaries = last.allocated_peak - last.allocated;
@@ -77,7 +78,7 @@ fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations
     launched.unwrap_or_else(|failure: LaunchFailure<TrainError>| panic!("{failure:?}"));
 }
 
-/// Parameters and optimizer state, as bits.
+/// Returns the bits of parameters and optimizer state.
 fn state(trainer: &RankTrainer<'_, Torch<CudaMemory>, HfModel>) -> Result<Vec<Vec<u64>>, Error> {
     let engine = trainer.engine();
     let memory = Arc::clone(engine.memory());

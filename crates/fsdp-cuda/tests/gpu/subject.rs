@@ -1,4 +1,4 @@
-//! The device under test: the first card.
+//! The device under test: the first GPU.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use fsdp_cuda::CudaMemory;
 
 use crate::card;
 
-/// It has its own exponential in double precision.
+/// Whether `exp` in f64 gives the bits of the host's; the GPU has its own.
 pub(crate) const EXPONENTIAL_OF_HOST: bool = false;
 
-/// What is tested.
+/// The memory type under test.
 pub(crate) type Subject = CudaMemory;
 
-/// The memory of a test.
+/// Returns the memory of a test: one per thread.
 pub(crate) fn subject() -> Arc<Subject> {
     thread_local! {
         static MEMORY: Arc<CudaMemory> = Arc::new(card::device_memory());

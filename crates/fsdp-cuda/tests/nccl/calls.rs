@@ -1,4 +1,4 @@
-//! What reaches NCCL: groups, counts, order, and nothing that it would refuse.
+//! Checks the calls that reach NCCL: their groups, counts and order, and that NCCL would refuse none.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn buffers(memory: &StreamMemory, lens: &[usize]) -> Result<Vec<StreamBuffer>, E
     lens.iter().map(|&len| memory.allocate(Category::CommStaging, DType::Bf16, len)).collect()
 }
 
-/// Runs a world that has to end well; what each rank called.
+/// Runs a world that must succeed, and returns the calls of each rank.
 fn calls(ranks: usize, body: impl Fn(Seat<StreamMemory>) -> Result<(), Error> + Sync) -> Vec<Vec<String>> {
     let fake = Fake::new();
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(8), |_, _| Ok(Arc::new(StreamMemory::default())));
@@ -68,7 +68,7 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         let shared = buffers(memory, &[6, 0, 1])?;
         let pending = seat.reductions.broadcast(memory, Purpose::Setup, None, 1, shared)?;
         pending.wait_on(memory, Queue::Compute)?;
-        // Nothing at all: no call, and no error.
+        // Without elements, there is no call and no error.
         for lens in [&[][..], &[0, 0]] {
             let nothing = buffers(memory, lens)?;
             let pending =
@@ -77,7 +77,7 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
         }
         Ok(())
     });
-    // Counts are of the shorter side, with NCCL's number of bf16.
+    // Counts are those of the smaller buffer; 9 is NCCL's dtype number of bf16.
     let expected = [
         "comm 1 all_gather 3x9 5x9",
         "comm 2 reduce_scatter 4x9 1x9",
@@ -130,7 +130,7 @@ fn every_rank_launches_in_the_order_of_its_calls_over_all_communicators() {
         }
         Ok(())
     });
-    // The row is the whole world again, so it has no communicator of its own; ranks learn that by a gather of colors.
+    // The row is the whole world, so it shares the parent's communicator; ranks find out by gathering colors.
     let round = ["comm 1 all_gather 1x9", "comm 2 all_reduce 2x9", "comm 1 all_gather 4x9"];
     for calls in calls {
         assert_eq!(calls[0], "comm 1 all_gather 1x4");
@@ -140,7 +140,7 @@ fn every_rank_launches_in_the_order_of_its_calls_over_all_communicators() {
 
 #[test]
 fn waiting_does_not_block_the_host() {
-    // Each rank waits for a collective before it has issued what the other needs to end it.
+    // Rank 0 waits on its collective before rank 1 issues the matching call, so a blocking wait would deadlock.
     let fake = Fake::new();
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(8), |_, _| Ok(Arc::new(StreamMemory::default())));
     let (first, second) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));

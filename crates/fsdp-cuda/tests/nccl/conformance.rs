@@ -1,4 +1,4 @@
-//! The suite that every communicator passes.
+//! Runs the conformance suite of all communicators.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! The suite on CUDA memory: the real memory and the real communicator, over stand-ins for the driver and for NCCL.
+//! Runs the conformance suite on the real CUDA memory and communicator, over a fake driver and a fake NCCL.
 //!
-//! Storage is poisoned, and the driver runs streams in random orders that respect events only.
+//! Storage is poisoned, and the driver runs streams in random orders that respect only events.
 //!
-//! The stand-in for the driver does work when it is forced to, so the one for NCCL cannot append to its streams. It
-//! forces what came before an operation, and says that the operation is in progress until it is done: calls wait for all
-//! ranks, as the first ones of every communicator do on real devices. So all checks are run but the one whose
+//! The fake driver runs work only when forced, so the fake NCCL cannot append to its streams. Instead, the fake NCCL
+//! forces the work before an operation, and reports the operation as in progress until it is done: calls wait for all
+//! ranks, as the first calls of a communicator do on real devices. All checks are therefore run except the one whose
 //! ranks call in different orders.
 #![expect(unsafe_code, reason = "it finds a C function of the stand-in")]
 
@@ -26,13 +26,13 @@ use crate::fake_cuda::{self, FakeDevice};
 
 pub(crate) type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// `cuStreamSynchronize` of the stand-in for the driver, which is loaded when a device of it is taken.
+/// Returns `cuStreamSynchronize` of the fake driver, which must be loaded: taking a fake device loads it.
 pub(crate) fn synchronize() -> Synchronize {
-    // SAFETY: the type is that of cuda.h; the library stays loaded.
+    // SAFETY: the type matches cuda.h, and the library stays loaded.
     unsafe { *Library::this().get::<Synchronize>(b"cuStreamSynchronize").expect("the driver has it") }
 }
 
-/// Ranks on cards of their own.
+/// Launches ranks, each on its own device.
 fn gpus<const RANKS: usize>(fake: &Fake, devices: [FakeDevice; RANKS]) -> Gpus<CudaMemory> {
     let memory = move |rank: Rank, _| {
         let options = CudaOptions { poison: true, ..CudaOptions::new(devices[rank.0].ordinal) };
@@ -69,7 +69,7 @@ fn the_suite_passes_on_cuda_memory() {
     fake.assert_clean();
 }
 
-/// What arrives in storage that was an activation's until now.
+/// Returns the result of an all-gather into storage that an activation has just given up.
 fn gather_into_used_storage(mut seat: Seat<CudaMemory>) -> Result<[f32; 2 * LEN], Error> {
     let memory = &*seat.memory;
     let mut own = memory.allocate(Category::CommStaging, DType::F32, LEN)?;

@@ -1,4 +1,4 @@
-//! Failures: who is blamed, what is said, and that nobody hangs.
+//! Failures: the rank that is blamed, the error message, and that no rank hangs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn gpus(fake: &Fake, timeout: Duration) -> Gpus<StreamMemory> {
     Gpus::new(fake.nccl.clone(), options, |_, _| Ok(Arc::new(StreamMemory::default())))
 }
 
-/// Sums a number over all ranks and looks at it.
+/// Sums a value over all ranks, and reads the sum back.
 fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Result<i64, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
@@ -33,7 +33,7 @@ fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Resu
     Ok(out[0])
 }
 
-/// Runs a world that has to fail, soon.
+/// Runs a world that must fail, well before [`NEVER`].
 fn failure(
     fake: &Fake,
     timeout: Duration,
@@ -49,7 +49,7 @@ fn failure(
 /// Longer than any of these tests may take.
 const NEVER: Duration = Duration::from_secs(600);
 
-/// Longer than ranks need that do come, beside other work.
+/// Longer than working ranks need to enter a collective, even on a loaded machine.
 const ENOUGH: Duration = Duration::from_secs(5);
 
 #[test]
@@ -93,7 +93,7 @@ fn a_rank_that_does_not_come_is_named_with_its_latest_collectives() {
     let failure = failure(&fake, ENOUGH, |mut seat| {
         sum(&seat.memory, &mut seat.reductions, 1)?;
         if seat.rank == Rank(2) {
-            // Busy with something else, until the others have given up.
+            // Busy elsewhere until the others give up.
             while seat.gathers.check().is_ok() {
                 std::thread::yield_now();
             }
@@ -131,7 +131,7 @@ fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
             }
             seat.gathers.check()
         };
-        // Rank 0 waits for 1 and 2, rank 1 waits for 2 on the other communicator, rank 2 waits for nobody.
+        // Rank 0 waits for 1 and 2, rank 1 waits for 2 on the other communicator, rank 2 does not wait.
         match seat.rank.0 {
             0 => sum(&seat.memory, &mut seat.gathers, 1).map(drop),
             1 => sum(&seat.memory, &mut seat.reductions, 1).map(drop),
@@ -256,7 +256,7 @@ fn buffers_of_a_collective_that_was_given_up_are_leaked() {
         if seat.rank == Rank(0) {
             drop(seat.gathers.all_gather(memory, Purpose::Forward, None, vec![input], vec![output])?);
         }
-        // Everybody hears of it.
+        // Every rank learns of the abort.
         while seat.gathers.check().is_ok() {
             std::thread::yield_now();
         }

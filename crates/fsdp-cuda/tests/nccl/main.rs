@@ -1,6 +1,6 @@
-//! NCCL's communicator, driven through the real bindings over a library that stands in for NCCL.
+//! Tests of the NCCL communicator through the real bindings, over a fake NCCL.
 //!
-//! `tests/fake_nccl` is compiled when it is first needed. It works on host memory and keeps NCCL's rules; see there.
+//! `tests/fake_nccl` is compiled when first needed. It works on host memory and enforces NCCL's rules; see its source.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod fake;
@@ -12,19 +12,19 @@ mod memory;
 #[path = "../device/mixed.rs"]
 mod mixed;
 
-/// What is called, in which groups and order.
+/// Checks the calls, their groups and their order.
 mod calls;
-/// The suite of every communicator.
+/// The conformance suite of all communicators.
 mod conformance;
-/// The suite on CUDA memory: two stand-ins, for the driver and for NCCL.
+/// The conformance suite on CUDA memory, over a fake driver and a fake NCCL.
 mod cuda;
-/// What a failing rank, collective or library does to the others.
+/// How a failing rank, collective or library affects the other ranks.
 mod failures;
 /// Finding and opening the library.
 mod opening;
 /// Ranks in several processes.
 mod processes;
-/// How many communicators are made.
+/// Number of NCCL communicators created, and how groups share them.
 mod sharing;
 /// Whole runs in one process and in several.
 mod training;

@@ -1,7 +1,7 @@
-//! A memory with streams: every queue has a thread of its own that does its work in order, some time later.
+//! A memory with streams: every queue has its own thread, which runs its work in order, some time later.
 //!
-//! Contents lie in host memory, as their dtype has them, so that the stand-in for NCCL can work on them. Contents that
-//! are new or were given up are poison, and nothing but events orders the queues, so a missing wait shows.
+//! Elements are stored in host memory in the layout of their dtype, so that the fake NCCL can work on them. New and
+//! released storage holds poison, and only events order the queues, so a missing wait shows as poison.
 #![expect(unsafe_code, reason = "streams are handed through C as pointers")]
 
 use std::collections::VecDeque;
@@ -16,10 +16,10 @@ use fsdp_cuda::device::{DeviceMemory, StreamHandle};
 use fsdp_nn::accounting::{Account, Lease};
 use half::{bf16, f16};
 
-/// A function for a stream, as C knows it.
+/// The C type of a function that runs on a stream.
 pub(crate) type Work = unsafe extern "C" fn(*mut c_void);
 
-/// Appends a function to a stream, as C knows it.
+/// The C type of a function that appends work to a stream.
 pub(crate) type Enqueue = unsafe extern "C" fn(*mut c_void, Work, *mut c_void) -> c_int;
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn enqueue(stream: *mut c_void, work: Work, argumen
         Arc::from_raw(stream)
     };
     let argument = argument as usize;
-    // SAFETY: as of the caller.
+    // SAFETY: guaranteed by the caller.
     stream.push(Box::new(move || unsafe { work(argument as *mut c_void) }));
     0
 }
@@ -97,7 +97,7 @@ impl StreamEvent {
 
 const POISON: u64 = 0xfff4_dead_beef_fff4;
 
-/// Room for elements, in whole words so that they are aligned.
+/// Storage of a buffer, in whole words so that elements are aligned.
 struct Storage {
     words: Box<[AtomicU64]>,
 }
@@ -115,7 +115,7 @@ impl Storage {
         self.words.iter().flat_map(|word| word.load(Ordering::SeqCst).to_ne_bytes()).collect()
     }
 
-    /// Changes bytes from `start` on.
+    /// Overwrites bytes from `start` on.
     fn write(&self, start: usize, new: &[u8]) {
         let mut bytes = self.bytes();
         bytes[start..start + new.len()].copy_from_slice(new);
@@ -168,12 +168,12 @@ impl Buffer for StreamBuffer {
     }
 }
 
-/// A memory with streams; see the module.
+/// A memory with streams; see the module documentation.
 #[derive(Default)]
 pub(crate) struct StreamMemory {
     account: Arc<Account>,
     streams: [Arc<Stream>; Queue::ALL.len()],
-    /// All storage there ever was: a dropped buffer may still be worked on.
+    /// Keeps all storage alive, because work on a dropped buffer may be pending.
     kept: Mutex<Vec<Arc<Storage>>>,
 }
 
@@ -216,7 +216,7 @@ impl StreamMemory {
         self.streams[queue as usize].push(Box::new(task));
     }
 
-    /// The bytes of a range, as the queue sees them.
+    /// Returns the bytes of a range at this point of the queue's work.
     fn fetch(&self, queue: Queue, src: Slice<'_, StreamBuffer>) -> Result<Vec<u8>, Error> {
         src.buffer.readable()?;
         let (start, end) = (src.buffer.start(src.offset), src.buffer.start(src.offset + src.len));

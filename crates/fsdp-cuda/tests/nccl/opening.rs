@@ -1,4 +1,4 @@
-//! Finding and opening the library: what is said when it is missing, too old, or something else.
+//! Finding and opening the library, and the errors for one that is missing, too old, or not NCCL.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! Ranks in several processes: the communicator's suite, and what becomes of all when one of them fails.
+//! Ranks in several processes: the conformance suite, and how all processes end when one fails.
 //!
-//! Each process is this test binary, started anew; their stand-ins for NCCL meet in files of a folder.
+//! Each process runs this test binary; their fake NCCLs share state through files in a folder.
 
 use std::env;
 use std::fs;
@@ -22,24 +22,24 @@ use crate::fake::{self, Fake, fresh};
 use crate::memory::StreamMemory;
 use crate::training;
 
-/// What a process does, and how many ranks it holds.
+/// Environment variables of a child process: its scenario, its number of ranks, and the time limit of calls in s.
 const SCENARIO: &str = "FSDP_TEST_SCENARIO";
 const LOCAL_RANKS: &str = "FSDP_TEST_LOCAL_RANKS";
 const TIMEOUT_S: &str = "FSDP_TEST_TIMEOUT_S";
 
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// In what time every fault must have ended every process, on any machine and beside any other work; before the time
-/// limit of calls, which would end them too.
+/// Time in which every fault must end every process, on any machine under any load. It is shorter than the time limit
+/// of calls, which would end them too.
 const BOUND: Duration = Duration::from_secs(NEVER / 2);
 
-/// In what time ranks must have returned when the failure is known.
+/// Time in which ranks must return once the failure is known.
 const ABORT_BOUND: Duration = Duration::from_secs(NEVER / 4);
 
-/// What a process that a test has started says of its end, in one line.
+/// Prefix of the line in which a child process reports how it ended.
 const SAYS: &str = "the process says: ";
 
-/// Only for processes that other tests start.
+/// The entry point of child processes; returns at once in an ordinary test run.
 #[test]
 fn a_process_of_a_world() {
     let Some(scenario) = env::var(SCENARIO).ok() else { return };
@@ -80,7 +80,7 @@ fn a_process_of_a_world() {
         let hook = decided.clone();
         cluster.on_verdict(Box::new(move |_| hook.set(Instant::now()).expect("there is one verdict")));
         let ended = gpus.launch(world, &|seat| faulty(&scenario, &fake, seat)).map(drop);
-        // It may be told only afterwards.
+        // The verdict may arrive only after the launch returns.
         let took = decided.get().map(Instant::elapsed);
         assert!(took.is_none_or(|took| took < ABORT_BOUND), "it took {took:?} to abort");
         say(&cluster, ended);
@@ -89,7 +89,7 @@ fn a_process_of_a_world() {
     fake.assert_clean();
 }
 
-/// What every communicator must do, but for failures: a world of processes has one.
+/// Runs the conformance suite without its failures, because a world of processes can fail only once.
 fn suite(gpus: &Gpus<StreamMemory>, ranks: usize) {
     for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I64] {
         for lens in [&[][..], &[3, 0, 5, 1], &[64, 129]] {
@@ -112,7 +112,7 @@ fn suite(gpus: &Gpus<StreamMemory>, ranks: usize) {
     }
 }
 
-/// Sums a number over all ranks and looks at it.
+/// Sums a value over all ranks, and checks the sum.
 fn sum(
     memory: &StreamMemory,
     comm: &mut Comm<StreamMemory>,
@@ -130,19 +130,19 @@ fn sum(
     Ok(())
 }
 
-/// Where the stand-ins of all processes meet.
+/// Returns the folder through which the fake NCCLs of all processes share state.
 fn cliques() -> PathBuf {
     env::var_os("FAKE_NCCL_DIR").unwrap().into()
 }
 
-/// Files there by which ranks tell the last one that NCCL has failed.
+/// Prefix of files in that folder with which ranks tell the last rank that NCCL has failed.
 const NOTE: &str = "failed-";
 
 fn is_note(file: &fs::DirEntry) -> bool {
     file.file_name().to_string_lossy().starts_with(NOTE)
 }
 
-/// A rank of a world in which the last rank, or what it calls, is not as it should be.
+/// Runs a rank of a world with a fault: usually in the last rank or its calls.
 fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(), Error> {
     let (memory, comm) = (&*seat.memory, &mut seat.reductions);
     let is_culprit = comm.rank() == comm.size() - 1;
@@ -152,7 +152,7 @@ fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(
     }
     match scenario {
         "longer" if is_culprit => sum(memory, comm, Purpose::Scalars, 3)?,
-        // NCCL knows nothing of purposes, and goes on.
+        // NCCL does not see purposes, so it goes on.
         "other purpose" => {
             let purpose = if is_culprit { Purpose::UpdateRule } else { Purpose::Scalars };
             sum(memory, comm, purpose, 2)?;
@@ -182,13 +182,13 @@ fn faulty(scenario: &str, fake: &Fake, mut seat: Seat<StreamMemory>) -> Result<(
         "late" if is_culprit => return until_failed(comm),
         _ => {}
     }
-    // Others go on as if nothing had happened.
+    // The other ranks carry on as usual.
     loop {
         sum(memory, comm, Purpose::Scalars, 2)?;
     }
 }
 
-/// Does nothing until the world has failed.
+/// Waits until the world has failed.
 fn until_failed(comm: &Comm<StreamMemory>) -> Result<(), Error> {
     while comm.check().is_ok() {
         std::thread::yield_now();
@@ -196,7 +196,7 @@ fn until_failed(comm: &Comm<StreamMemory>) -> Result<(), Error> {
     comm.check()
 }
 
-/// Waits until the failure is known to all, and says it.
+/// Waits for the verdict on the failure, and prints it.
 fn say(cluster: &Cluster, ended: Result<(), LaunchFailure<Error>>) {
     let begin = Instant::now();
     while cluster.verdict().is_none() {
@@ -213,7 +213,7 @@ fn say(cluster: &Cluster, ended: Result<(), LaunchFailure<Error>>) {
     println!("{SAYS}{}", format!("{told:?}, last {last:?} | {own}").replace('\n', " "));
 }
 
-/// Processes with so many ranks each.
+/// The child processes of a test.
 pub(crate) struct Processes {
     children: Vec<Child>,
     begin: Instant,
@@ -225,7 +225,7 @@ impl Processes {
         Self::start_with(scenario, processes, local_ranks, timeout_s, &[])
     }
 
-    /// With more variables.
+    /// Like [`Processes::start`], with additional environment variables.
     pub(crate) fn start_with(
         scenario: &str,
         processes: usize,
@@ -259,7 +259,7 @@ impl Processes {
         Self { children, begin: Instant::now(), _folder: folder }
     }
 
-    /// Whether each process has ended well, and what it said.
+    /// Waits for each process, and returns whether it succeeded and what it reported.
     pub(crate) fn ends(self) -> Vec<(bool, String)> {
         let end = |child: Child| {
             let output = child.wait_with_output().unwrap();
@@ -271,7 +271,7 @@ impl Processes {
         self.children.into_iter().map(end).collect()
     }
 
-    /// As [`Processes::ends`], of processes of which one has failed.
+    /// Like [`Processes::ends`], and checks that the processes ended within [`BOUND`] of the start.
     fn fail(self) -> Vec<(bool, String)> {
         let begin = self.begin;
         let ends = self.ends();
@@ -280,7 +280,7 @@ impl Processes {
     }
 }
 
-/// All processes have ended well by themselves, after they were told this.
+/// Checks that all processes ended normally and reported `expected`.
 #[track_caller]
 fn assert_told(ends: &[(bool, String)], expected: &str) {
     for (process, (is_well, said)) in ends.iter().enumerate() {
@@ -296,12 +296,12 @@ fn the_suite_passes_over_processes() {
     }
 }
 
-/// What all of so many processes with one rank each are told of a fault.
+/// Checks that `processes` processes with one rank each all report `expected` for a fault.
 fn told_of(scenario: &str, processes: usize, timeout_s: u64, expected: &str) {
     assert_told(&Processes::start(scenario, processes, 1, timeout_s).fail(), expected);
 }
 
-/// Longer than any of these tests may take.
+/// Seconds; longer than any of these tests may take.
 const NEVER: u64 = 600;
 
 #[test]

@@ -1,4 +1,4 @@
-//! How many communicators of NCCL are made, and how groups of the same ranks share one.
+//! Counts the NCCL communicators that are created, and checks that groups of the same ranks share one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use fsdp_cuda::nccl::{GpuOptions, Gpus};
 use crate::fake::Fake;
 use crate::memory::StreamMemory;
 
-/// Runs a world, which leaves nothing behind.
+/// Runs a world, and checks that no communicator is left.
 fn launch<T: Send>(
     fake: &Fake,
     ranks: usize,
@@ -26,7 +26,7 @@ fn launch<T: Send>(
     ended
 }
 
-/// How many communicators each rank has made, all of which are destroyed.
+/// Returns the number of communicators that each rank created, all of which are destroyed by then.
 fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
     let log = fake.log();
     let of_rank = |rank| {
@@ -36,7 +36,7 @@ fn made(fake: &Fake, ranks: usize) -> Vec<usize> {
     (0..ranks).map(of_rank).collect()
 }
 
-/// How many communicators the ranks of a mesh make for their training.
+/// Returns the number of communicators that each rank of a mesh creates for training.
 fn made_for(replicas: usize, shards: usize, sub_group: Option<usize>) -> Vec<usize> {
     let (fake, mesh) = (Fake::new(), Mesh::new(replicas, shards).unwrap());
     launch(&fake, mesh.world(), |seat| {
@@ -63,7 +63,7 @@ fn smaller_groups_have_communicators_of_their_own() {
     assert_eq!(made_for(3, 1, None), [4; 3], "the column is the world");
 }
 
-/// Sums a number over a group and looks at it.
+/// Sums a value over a group, and reads the sum back.
 fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Result<i64, Error> {
     let mut buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
     memory.write(Queue::Reduce, HostSlice::I64(&[value]), SliceMut::whole(&mut buffer))?;
@@ -88,7 +88,7 @@ fn a_shared_communicator_is_closed_when_the_last_of_its_groups_is_dropped() {
         sums.push(sum(memory, &mut grandchild, 2)?);
         drop(grandchild);
         sums.push(sum(memory, &mut child, 3)?);
-        // A smaller group, from a child that has no communicator of its own.
+        // A smaller group, split from a child that shares its parent's communicator.
         let mut pair = child.split(memory, usize::from(seat.rank == Rank(1)))?;
         drop(child);
         sums.push(sum(memory, &mut pair, 4)?);
@@ -146,7 +146,7 @@ fn an_error_in_the_background_names_the_call_of_whichever_group_is_in_one() {
         Ok(())
     });
     let text = failure.unwrap_err().reason.to_string();
-    // Of the child's group it is the fourth sum, or the third if it was seen at once; the world's group had but one.
+    // It is the child's fourth sum, or the third if the error was seen at once; the parent group had only one sum.
     let named = |sequence| text.contains(&format!("in #{sequence} all-reduce (scalars, 1 x i64)"));
     assert!(named(3) || named(2), "{text}");
 }

@@ -1,5 +1,5 @@
-//! Whole runs of the trainer on CUDA memory and NCCL, over stand-ins for both: several processes make the same model, bit for
-//! bit, as one.
+//! Whole runs of the trainer on CUDA memory and NCCL, over fakes of both: several processes produce the same model as
+//! one, bit for bit.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -22,7 +22,7 @@ use crate::job::{GPT2, LLAMA, job};
 use crate::mixed::Mixed;
 use crate::processes::Processes;
 
-/// Where a run lies, which model it trains, where its output goes, and how many ranks it has.
+/// Environment variables of a child process: the folder of the run, its model, its output folder, and its world size.
 const DIR: &str = "FSDP_TEST_DIR";
 const MODEL: &str = "FSDP_TEST_MODEL";
 const OUT: &str = "FSDP_TEST_OUT";
@@ -64,14 +64,14 @@ fn run(dir: &Path, model: &str, out: &Path, ranks: usize, peers: Option<Peers>) 
     fake.assert_clean();
 }
 
-/// What a process does that a test has started.
+/// Runs the child process of a test.
 pub(crate) fn in_processes(peers: Peers) {
     let variable = |name: &str| env::var(name).unwrap();
     let (dir, out, ranks) = (variable(DIR), variable(OUT), variable(RANKS).parse().unwrap());
     run(Path::new(&dir), &variable(MODEL), Path::new(&out), ranks, Some(peers));
 }
 
-/// The bytes of all ranks' files of the checkpoint behind the last step, and of the model, by their names.
+/// Returns the data files of all ranks, of the checkpoint after the last step and of the model, by file name.
 fn made(out: &Path) -> BTreeMap<OsString, Vec<u8>> {
     let files = ["checkpoints/step-00000004", "model"].map(|folder| fs::read_dir(out.join(folder)).unwrap());
     let files = files.into_iter().flatten().map(|file| file.unwrap().path());

@@ -1,6 +1,6 @@
-//! Libraries that are not what they are named: a driver without functions, and a second compiler of kernels.
+//! Libraries that are not what their names say: a driver that lacks functions, and a second kernel compiler.
 //!
-//! A process has one driver and one compiler, so these tests are a program of their own.
+//! A process has one driver and one compiler, so these tests need their own binary.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(unsafe_code, reason = "it opens the stand-in")]
 
@@ -12,7 +12,7 @@ use fsdp_cuda::doctor::{Finding, Status, examine};
 use fsdp_cuda::{CudaMemory, CudaOptions, load_compiler};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// Compiles a library that calls itself as its file is named.
+/// Compiles a library whose soname is its file name.
 fn library(name: &str, source: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stubs-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -33,9 +33,9 @@ fn part(findings: &[Finding], name: &str) -> Finding {
 #[test]
 fn a_driver_that_lacks_a_function_is_an_error_that_names_file_function_and_version() {
     compiler();
-    // It says that it is new enough; without the check, the first call of a missing function would panic.
+    // It reports a version that is new enough; without the check, the first call of a missing function would panic.
     let file = library("libcuda.so", "int cuDriverGetVersion(int *v) { *v = 13000; return 0; }");
-    // SAFETY: the library was built from the line above, and has no initialisers.
+    // SAFETY: the library was built from the line above and has no initializers.
     std::mem::forget(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }.unwrap());
     let found = part(&examine(&[]), "driver");
     assert_eq!(found.status, Status::Unusable);
@@ -54,12 +54,12 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_file_function_and_versi
 #[test]
 fn the_doctor_names_the_compiler_that_was_chosen() {
     let file = compiler();
-    // Whatever else is installed, and wherever the doctor looks.
+    // This holds whatever else is installed, and wherever the doctor looks.
     let found = part(&examine(&[]), "NVRTC");
     assert_eq!((found.version.as_deref(), found.path.as_deref()), (Some("99.1"), Some(file)));
 }
 
-/// The compiler of this process. Every test asks for it first, because looking for one chooses one.
+/// Returns the compiler of this process. Every test calls this first, because any lookup fixes the choice.
 fn compiler() -> &'static Path {
     static FILE: OnceLock<PathBuf> = OnceLock::new();
     FILE.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! That what has the bits of the host's kernels is composed of libtorch's operations all the same, and in blocks.
+//! Checks that operations with the bits of the host's kernels are indeed composed of libtorch's operations, in blocks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,7 +14,7 @@ use crate::values::*;
 
 const Q: Queue = Queue::Compute;
 
-/// More elements than a composition takes at once.
+/// More elements than a composition processes in one block.
 const MANY: usize = (1 << 22) + 1001;
 
 #[test]
@@ -37,7 +37,7 @@ fn sums_and_updates_fail_with_the_words_of_libtorch() {
     }
 }
 
-/// libtorch forgets the payload of what is not a number; the host's kernels keep its upper part.
+/// libtorch drops the payload of a NaN; the host's kernels keep its upper bits.
 #[test]
 fn copies_sums_and_multiples_are_libtorchs() {
     let odd = f64::from_bits(f64::NAN.to_bits() | 3 << 46);
@@ -87,7 +87,7 @@ fn updates_in_blocks_make_a_whole() {
     assert_bits(&values(memory, &params), &values(host, &expected), "parameters");
 }
 
-/// One step with a gradient of its own for every element.
+/// Performs one update step with a random gradient for every element.
 fn update<M: Memory>(
     memory: &M,
     rule: &mut (impl UpdateRule<M> + ?Sized),

@@ -1,4 +1,4 @@
-//! libtorch as a backend, on the host.
+//! Tests of libtorch as a backend on the host.
 
 #![expect(clippy::unwrap_used, reason = "a test panics when a call fails")]
 

@@ -1,4 +1,4 @@
-//! Parameters and arithmetic in 16 bits with f32 masters, against f32: the curve of the loss.
+//! Compares the loss curve of 16-bit parameters and arithmetic with f32 masters to that of plain f32.
 
 use fsdp_comm::launch::{Launcher, Seat};
 use fsdp_core::engine::ProgramOrder;
@@ -9,10 +9,10 @@ use crate::ranks::{DEVICE, RankMemory, threads};
 use crate::support::{config, job};
 
 const STEPS: u64 = 200;
-/// Steps whose mean is one point of the curve.
+/// Number of steps whose mean loss is one point of the curve.
 const WINDOW: usize = 20;
-/// How far a point may be from that of f32, relatively. An activation in bf16 is rounded by up to 2^-8 after every
-/// operation; over some dozens of operations errors of either sign come to a few times that.
+/// Maximum relative difference of a point from the f32 curve. A bf16 activation is rounded by up to 2^-8 after every
+/// operation; over some dozens of operations, errors of either sign add up to a few times that.
 const BAND: f64 = 0.05;
 
 const MODEL: &str = r#"{
@@ -23,7 +23,7 @@ const MODEL: &str = r#"{
 }"#;
 
 fn losses(param: &str, reduce: &str) -> Vec<f64> {
-    // With this one no step overflows, so that all curves are of as many updates.
+    // With this scale no step overflows, so all curves have the same number of updates.
     let scale = (param == "f16").then_some("train.loss_scale.init=256");
     let dir = tempfile::tempdir().expect("a temporary folder");
     let (param, reduce) =

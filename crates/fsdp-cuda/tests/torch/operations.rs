@@ -1,4 +1,5 @@
-//! The suite of backends: our kernels and ATen's, each operation in every dtype, and whole models.
+//! Runs the conformance suite of backends with the project's own kernels and with ATen's: every operation in every
+//! dtype, and whole models.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +66,7 @@ fn operations_of_random_sizes_conform() {
     }
 }
 
-/// Where libtorch runs on one thread, its kernels have the same bits wherever aligned operands lie.
+/// On one thread, libtorch's kernels give the same bits at every aligned operand address.
 #[test]
 fn bits_repeat() {
     set_intra_op(1);

@@ -1,7 +1,7 @@
 //! Sharded training against the oracle, both on libtorch.
 //!
-//! What is promised are bounds; on one thread of libtorch, operations on aligned operands repeat their bits, so whole runs
-//! do, and the tests say so: where they stop doing it, docs/numerics.md has to be changed.
+//! Only bounds are promised. But on one thread, libtorch's operations on aligned operands repeat their bits, so whole
+//! runs do too, and the tests require it: if that stops, docs/numerics.md must be changed.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn sharded_runs_are_the_unsharded_ones() {
             let job = job(model, config(dir.path(), vocab, &overrides));
             for kernels in [Kernels::Fused, Kernels::Aten] {
                 for world in check(&job, kernels, &[1, 2, 4]) {
-                    // Additions in bf16 are rounded in the order of the ranks.
+                    // Sums in bf16 round in the order of the ranks.
                     let same = differing(&world) == 0 && world.norm_difference == 0.0;
                     assert!(
                         same || reduce == "bf16",
@@ -113,7 +113,7 @@ fn recomputed_offloaded_and_replicated_runs_stay_within_the_bounds() {
     }
 }
 
-/// Ranks whose embeddings receive small integers as gradients: they sum exactly in every order.
+/// Launches ranks whose embeddings receive small integers as gradients, which sum exactly in every order.
 fn integer_ranks() -> Threads<Hooked<RankMemory>> {
     set_intra_op(1);
     Threads::new(ThreadOptions::default(), |_, _| {

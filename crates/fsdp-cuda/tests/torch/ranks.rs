@@ -1,4 +1,4 @@
-//! Ranks as threads that compute by libtorch on the host.
+//! Ranks as threads that compute with libtorch on the host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use fsdp_nn::{HostMemory, HostOptions};
 /// The memory of a rank.
 pub(crate) type RankMemory = Torch<HostMemory>;
 
-/// What a run file says of it.
+/// The setting of the run file that selects it.
 pub(crate) const DEVICE: &str = "run.device=\"torch-cpu\"";
 
-/// Ranks as threads over poisoned memory, with one thread for libtorch each.
+/// Launches ranks as threads over poisoned memory, with one libtorch thread each.
 pub(crate) fn threads(kernels: Kernels) -> Threads<RankMemory> {
     set_intra_op(1);
     let options = ThreadOptions { timeout: Duration::from_secs(600), ..ThreadOptions::default() };
     Threads::new(options, move |_, _| memory(kernels).map(Arc::new))
 }
 
-/// The memory of one rank.
+/// Creates the memory of one rank.
 pub(crate) fn memory(kernels: Kernels) -> Result<RankMemory, Error> {
     let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
     Ok(Torch::new(Arc::new(HostMemory::new(options)?), kernels))

@@ -1,4 +1,4 @@
-//! Small jobs.
+//! Small models and jobs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) const GPT2: &str = r#"{
     "initializer_range": 0.2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1
 }"#;
 
-/// The configuration of a small run; `overrides` are those of `--set`.
+/// Returns the configuration of a small run; `overrides` have the syntax of `--set`.
 pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     let path = dir.join("tokens.bin");
     let ids = (0..4000).map(|i: u32| ((i * i * 7 + i * 3 + i / 11) % vocab) as u16);
@@ -53,13 +53,13 @@ pub(crate) fn config(dir: &Path, vocab: u32, overrides: &[&str]) -> Resolved {
     Resolved::parse(&text, "test", &overrides).unwrap_or_else(|error| panic!("{error}")).config
 }
 
-/// The job of a Hugging Face model under a configuration.
+/// Creates the job of a Hugging Face model with a configuration.
 pub(crate) fn job(model: &str, config: Resolved) -> Job<HfModel> {
     let model = HfConfig::parse(model).and_then(|config| config.build().map_err(|error| panic!("{error}")));
     job_of(model.unwrap_or_else(|error| panic!("{error}")), config)
 }
 
-/// The job of any model under a configuration.
+/// Creates the job of any model with a configuration.
 pub(crate) fn job_of<A: Architecture + Clone>(architecture: A, config: Resolved) -> Job<A> {
     let init = Arc::new(architecture.description().init.clone());
     let init = InitSource::Random { seed: config.model.seed, init };

@@ -65,8 +65,8 @@ fn an_exchange_does_not_return_while_mpi_has_its_memory() {
             thread::yield_now();
         }
         worlds.alarm.raise(aborted());
-        // An exchange that is refused shows that the alarm was seen, so a rank that returns too early has had the
-        // chance to.
+        // A refused exchange shows that the alarm was seen, so a rank that returns too early would have returned by
+        // now.
         for rank in [0, 1] {
             assert_eq!(receive(&mut *worlds.link(1, rank), 1 - rank, &mut [0]), Err(aborted()));
         }

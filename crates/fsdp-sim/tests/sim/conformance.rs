@@ -8,7 +8,7 @@ use fsdp_core::DType;
 use fsdp_nn::host::{HostMemory, HostOptions, HostPool};
 use proptest::prelude::*;
 
-/// Worlds on `cores` cores that share the outputs of all-gathers, or do not.
+/// Launches worlds on `cores` cores, which share the outputs of all-gathers if `share_unsharded`.
 fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<PlainMemory> {
     let options =
         ThreadOptions { cores, share_unsharded, stack_bytes: 256 << 10, ..ThreadOptions::default() };

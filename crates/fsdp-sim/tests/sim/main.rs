@@ -8,7 +8,7 @@ mod lagging;
 mod conformance;
 /// How worlds fail: errors, panics, divergence, deadlocks, time limits.
 mod faults;
-/// Tests that collectives are ordered by events where devices need it.
+/// Tests that events order collectives on devices whose queues lag behind the host.
 mod queues;
 /// How ranks share cores and memory.
 mod sharing;

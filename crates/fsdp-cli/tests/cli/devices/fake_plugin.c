@@ -1,6 +1,7 @@
-// A PJRT plugin that has devices and compiles nothing. FUNCTIONS is how many its table has, DEVICES how many devices there are,
-// CODE (of gRPC) and MESSAGE are what it says of every program, and MAJOR and MINOR are the version of its API. With NO_ROOM nothing
-// can be brought to its devices. A struct is an array of words, as in fsdp-xla.
+// A PJRT plugin that has devices and compiles nothing. Its build is configured by macros: FUNCTIONS is the size of its
+// function table, DEVICES the number of devices, CODE (a gRPC status code) and MESSAGE the error of every compilation,
+// MAJOR and MINOR the version of its API. With NO_ROOM, every upload to its devices fails. A struct is an array of
+// words, as in fsdp-xla.
 #include <stdint.h>
 #include <string.h>
 

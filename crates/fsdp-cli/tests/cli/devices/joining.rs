@@ -1,7 +1,7 @@
-//! Ranks in several processes on a plugin that joins their devices: the bits of one process that has them all.
+//! Ranks in several processes, on a plugin that joins the devices of all processes: same bits as one process with all
+//! devices.
 //!
-//! What processes tell each other goes through the store that the plugin is given (`joining_plugin.c`); there is no other way
-//! from one to another.
+//! The processes communicate only through the key-value store that the plugin is given (`joining_plugin.c`).
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::world::{FSDP, TORCHRUN, World, process, wait_until};
 const XLA: &str =
     "--set run.device=xla --set run.xla.plugin=./joining.so --set run.xla.compile_cache=compiled";
 
-/// A folder with the plugin, if there is one that it can wrap.
+/// Creates a sandbox with the plugin; `None` if there is no plugin that it can wrap.
 fn joining() -> Option<Sandbox> {
     plugin()?;
     let sandbox = Sandbox::new();
@@ -23,7 +23,7 @@ fn joining() -> Option<Sandbox> {
     Some(sandbox)
 }
 
-/// Starts a command in processes with so many devices each, and variables of their own.
+/// Starts a command in processes with `devices` devices each and additional environment variables.
 fn start(
     sandbox: &Sandbox,
     (processes, devices): (usize, usize),
@@ -33,7 +33,7 @@ fn start(
     start_each(sandbox, (processes, devices), |_| variables.to_vec(), args)
 }
 
-/// As [`start`], where variables depend on the process.
+/// Like [`start`], with variables that depend on the process.
 fn start_each<'a>(
     sandbox: &Sandbox,
     (processes, devices): (usize, usize),
@@ -48,7 +48,7 @@ fn start_each<'a>(
     }))
 }
 
-/// Runs a command that must succeed in all processes; what the first one says.
+/// Runs a command that must succeed in all processes; returns the output of the first one.
 fn succeed(sandbox: &Sandbox, layout: (usize, usize), args: &str) -> Ran {
     let mut ran = start(sandbox, layout, &[], args).end();
     for (process, ran) in ran.iter().enumerate() {
@@ -57,7 +57,7 @@ fn succeed(sandbox: &Sandbox, layout: (usize, usize), args: &str) -> Ran {
     ran.swap_remove(0)
 }
 
-/// A run of four ranks that saves every step.
+/// The arguments of a run of four ranks that saves every step.
 fn train(out: &str, steps: usize) -> String {
     format!(
         "train run.toml --resume --set run.ranks=4 --set run.out_dir={out} --set train.steps={steps} \
@@ -80,10 +80,10 @@ fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
     }
     let starts = sandbox.starts("in2");
     assert_eq!(starts[0]["processes"].as_array().unwrap().len(), 2);
-    // One program, of one start.
+    // Only one program, compiled at the first start.
     let kept = std::fs::read_dir(sandbox.path("compiled")).unwrap().count();
     assert_eq!(kept, 1, "all processes of all starts have the same program");
-    // Whatever order the plugin has for processes.
+    // The order of the processes in the plugin does not matter.
     let reversed = start(&sandbox, (2, 2), &[("JOINING_REVERSED", "1")], &train("reversed", 3)).end();
     assert!(reversed.iter().all(|ran| ran.code == Some(0)), "{reversed:?}");
     assert!(bits(&sandbox, "reversed") == expected, "the first ranks have the last devices");
@@ -91,7 +91,7 @@ fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
         succeed(&sandbox, layout, &train("cut", steps));
     }
     assert!(bits(&sandbox, "cut") == expected, "a run in 2, 1 and 4 processes");
-    // And it is a run like any other: on other devices it goes on too.
+    // The run can also be resumed on another device.
     World::succeed(&sandbox, TORCHRUN, 2, &train("cut", 4));
 }
 
@@ -130,7 +130,7 @@ fn a_process_that_is_killed_ends_the_others_which_wait_for_it_in_the_plugin() {
             &sandbox,
             (2, 1),
             &[],
-            // Its silence is noticed, and the plugin waits, for longer than any test.
+            // The heartbeat timeout and the wait of the plugin are both longer than any test, so neither ends the run.
             "train run.toml --resume --set train.steps=100000 --set checkpoint.every=1 --set checkpoint.keep_last=0 \
              --set run.heartbeat_s=60",
         );
@@ -144,7 +144,7 @@ fn a_process_that_is_killed_ends_the_others_which_wait_for_it_in_the_plugin() {
     }
 }
 
-/// What processes say that all end with a code.
+/// Returns the stderr of all processes, each of which must exit with `code`.
 fn told(
     sandbox: &Sandbox,
     code: i32,
@@ -178,7 +178,8 @@ fn processes_that_would_compile_another_program_are_refused_before_their_devices
         ),
     ];
     for (variable, values, expected) in others {
-        // The last process has none of the devices that it needs, and those of another one.
+        // The last process has none of the devices that it needs, but one of the first process, so
+        // comparing devices would fail too.
         let variables = |number| {
             let devices = [("JOINING_APART", "1"), ("JOINING_DEVICES", ["2", "1"][number])];
             devices.into_iter().chain([(variable, values[number])]).collect()
@@ -207,7 +208,7 @@ fn what_does_not_join_processes_is_refused() {
     assert!(said.contains("runs the program on its devices [") && said.contains("have ["), "{said}");
     let said = told(&sandbox, 2, (2, 2), &[], &format!("{train} --set run.transport=nccl"));
     assert!(said.contains("are connected by XLA, except for their work on the host"), "{said}");
-    // Others may be there the next time.
+    // Exit code 75: the other processes may be present at the next attempt.
     let silent = [("JOINING_SILENT", "1"), ("JOINING_WAIT_MS", "200")];
     let said = told(&sandbox, 75, (2, 2), &silent, &train);
     assert!(said.contains("no process has set the plugin's key \"devices of 1\" within 0.2 s"), "{said}");

@@ -1,13 +1,20 @@
-// A PJRT plugin whose clients are joined: each process of a run has some of the devices of one program. It wraps a plugin for
-// processors, which FSDP_TEST_PJRT names, and moves everything between processes by the store of keys and values that it is given.
+// A PJRT plugin whose clients are joined: each process of a run has some of the devices of one program. It wraps a CPU
+// plugin, whose path is in FSDP_TEST_PJRT, and moves all data between processes through the key-value store that it is
+// given.
 //
-// Each process holds a client of the other plugin with the devices of all processes, of which it shows its own. To run a program it
-// puts what its devices are given into the store, gets what those of other processes are given, and runs the whole program: its own
-// results are then those of one process with all devices, bit for bit. A struct is an array of words, as in fsdp-xla.
+// Each process holds a client of the wrapped plugin with the devices of all processes, and exposes its own. To run a
+// program it puts the arguments of its devices into the store, gets those of the other processes, and runs the whole
+// program: its results are then those of one process with all devices, bit for bit. A struct is an array of words, as
+// in fsdp-xla.
 //
-// JOINING_DEVICES is how many devices each process has; with JOINING_REVERSED the last process has the first ones. JOINING_SILENT names a process that does not tell the others of its own,
-// JOINING_APART makes all of them the first one of one, with JOINING_ELSEWHERE programs are said to run on devices of another one,
-// JOINING_WAIT_MS is how long others are waited for by those that are not silent, and JOINING_VERSION the plugin's version.
+// Environment variables:
+// - JOINING_DEVICES: number of devices of each process.
+// - JOINING_REVERSED: the last process has the first devices.
+// - JOINING_SILENT: number of a process that does not announce its devices.
+// - JOINING_APART: each process acts as the first of a world of one process.
+// - JOINING_ELSEWHERE: programs are reported to run on the devices of another process.
+// - JOINING_WAIT_MS: how long the processes that are not silent wait for a key.
+// - JOINING_VERSION: version of the plugin.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,7 +31,7 @@ enum {
 };
 enum { MOST_DEVICES = 16 };
 
-// Behind five words come the functions.
+// The functions follow five header words.
 static word table[512], real[512];
 static struct { word size, type, next; } for_gpus = {24, 0, 0};
 
@@ -33,7 +40,7 @@ static int wait_ms = 600000;
 
 static word call(int number, word *a) { return ((function *)real[5 + number])(a); }
 
-// Errors of our own, beside those of the wrapped plugin.
+// Errors of this plugin; all others belong to the wrapped plugin.
 struct error {
     const char *ours;
     word code, length;
@@ -67,7 +74,7 @@ static void done(word error) { expect(!error, "the wrapped plugin has failed"); 
 
 static make_error *const makes = fail;
 
-// The callbacks are in the words from 4 on of what the client was made with.
+// The store callbacks are in the arguments of client creation, from word 4.
 static word put(const char *key, const void *value, size_t length) {
     word a[8] = {64, 0, (word)key, strlen(key), (word)value, length, (word)&makes, store[7]};
     return ((function *)store[6])(a);
@@ -82,7 +89,7 @@ static word get(const char *key, void **value, size_t *length) {
     return 0;
 }
 
-// A key that nobody has put is said to be that.
+// Checks that getting an unknown key returns NOT_FOUND (5).
 static void expect_nothing(const char *key) {
     word a[9] = {72, 0, (word)key, strlen(key), (word)&makes, store[10]};
     struct error *error = (struct error *)((function *)store[9])(a);
@@ -98,7 +105,7 @@ static word option(word *a, const char *name, word otherwise) {
     return otherwise;
 }
 
-// Every process says how many devices it has, and hears it of all.
+// Announces the number of devices of this process, and checks that all others announce the same number.
 static word meet(void) {
     char key[32];
     expect_nothing("nowhere");
@@ -146,7 +153,6 @@ static word version(word *a) {
     return said ? a[3] = (word)said, a[4] = strlen(said), 0 : call(VERSION, a);
 }
 
-// The devices of a process.
 static word *devices_of(word process) {
     return devices + own * (getenv("JOINING_REVERSED") ? nodes - 1 - process : process);
 }
@@ -155,7 +161,7 @@ static word addressable(word *a) { return a[3] = (word)devices_of(node), a[4] = 
 
 static word program_devices(word *a) {
     word error = call(PROGRAM_DEVICES, a);
-    // They come in the order of ranks, as arguments do.
+    // Devices are in rank order, as arguments are.
     if (!error && nodes > 1) {
         expect(a[4] == all, "a program runs on the devices of all processes");
         a[3] += 8 * own * (getenv("JOINING_ELSEWHERE") ? nodes - 1 - node : node), a[4] = own;
@@ -176,7 +182,7 @@ static void download(word buffer, char *to, size_t length) {
     done(call(EVENT_AWAIT, event)), done(call(EVENT_DESTROY, event));
 }
 
-// As a buffer of this process is, on another device.
+// Uploads bytes to a device, with the element type and dimensions of the buffer `like`.
 static word upload(word like, const char *bytes, word device) {
     word element[4] = {32, 0, like}, shape[5] = {40, 0, like};
     done(call(ELEMENT, element)), done(call(DIMENSIONS, shape));
@@ -192,7 +198,7 @@ static void destroy(word buffer) {
     done(call(BUFFER_DESTROY, a));
 }
 
-// Puts the arguments of all own devices under one key.
+// Puts the arguments of all devices of this process under one key.
 static word put_arguments(const char *key, word **lists, word count) {
     size_t length = 0, at = 0;
     for (word d = 0; d < own; d++)
@@ -207,7 +213,7 @@ static word put_arguments(const char *key, word **lists, word count) {
     return free(bytes), error;
 }
 
-// Gets those of another process, onto its devices.
+// Gets the arguments of another process and uploads them to its devices.
 static word get_arguments(const char *key, word **like, word **lists, word count, word process) {
     char *bytes;
     size_t length, at = 0;
@@ -260,7 +266,7 @@ void *GetPjrtApi(void) {
     word *wrapped = ((word * (*)(void)) dlsym(library, "GetPjrtApi"))();
     expect(*wrapped <= sizeof(table), "the wrapped plugin has more functions than there is room for");
     memcpy(real, wrapped, *wrapped), memcpy(table, wrapped, *wrapped);
-    // It asks for what plugins for GPUs are told.
+    // With the GPU custom call extension (type 0), fsdp-xla passes it the client options of GPU plugins.
     for_gpus.next = table[1], table[1] = (word)&for_gpus;
     static const struct { int number; function *own; } changed[] = {
         {ERROR_DESTROY, error_destroy}, {ERROR_MESSAGE, error_message}, {ERROR_CODE, error_code}, {CREATE, create},

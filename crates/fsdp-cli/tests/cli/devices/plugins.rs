@@ -1,11 +1,11 @@
-//! Plugins that are none, or of no use: all end with exit code 2 and say which file it is and what to change.
+//! Files that are not plugins, and unusable plugins: exit code 2, and a message that names the file and what to change.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::Sandbox;
 
-/// Makes a shared library of C in the folder of a test.
+/// Compiles a C source to a shared library in the folder of a test.
 pub(super) fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&str]) {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
@@ -19,7 +19,7 @@ pub(super) fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A plugin that has four devices and compiles nothing.
+/// Builds a plugin that has four devices and compiles nothing.
 fn fake(sandbox: &Sandbox, functions: usize, code: usize, message: &str) {
     fake_with(sandbox, functions, code, message, &[]);
 }
@@ -36,7 +36,7 @@ fn fake_with(sandbox: &Sandbox, functions: usize, code: usize, message: &str, mo
     library(sandbox, "fake.so", &source, &defines);
 }
 
-/// What a command says that ends with exit code 2.
+/// Returns the stderr of a command that must end with exit code 2.
 fn told(sandbox: &Sandbox, command: &str) -> String {
     let ran = sandbox.fsdp(command);
     assert_eq!(ran.code, Some(2), "fsdp {command}: {}{}", ran.stdout, ran.stderr);
@@ -113,7 +113,7 @@ fn a_compiler_that_does_not_take_the_program() {
 #[test]
 fn a_step_that_does_not_fit() {
     let sandbox = Sandbox::new();
-    // Nothing was brought to the device before: that it has no room is what the compiler says.
+    // The compiler reports that the step does not fit. Nothing was uploaded before, so `NO_ROOM` makes no difference.
     for more in [&[][..], &["-DNO_ROOM"]] {
         fake_with(&sandbox, 100, 8, "26.01G of 15.75G", more);
         for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2 --overwrite")] {
@@ -197,16 +197,16 @@ fn the_doctor_finds_plugins() {
         let xla = devices.iter().find(|device| device["device"] == "xla").unwrap();
         (xla["usable"] == true, xla["with"].as_str().unwrap().to_owned())
     };
-    // The environment names it.
+    // Named by an environment variable.
     let named = doctor(("PJRT_PLUGIN_LIBRARY_PATH", "./fake.so".into()), "doctor --json");
     assert!(is_found(&named, "PJRT plugin"), "{named}");
     let with = "4 devices of fake (fake) by ./fake.so, PJRT 0.70, StableHLO 1.9.2";
     assert_eq!(device(&named), (true, with.to_owned()));
-    // A run file does.
+    // Named by a run file.
     sandbox.edit("run.toml", "[run]\n", "[run]\nxla = { plugin = \"./fake.so\" }\n");
     let of_run = doctor(("UNUSED", "".into()), "doctor run.toml --json");
     assert_eq!(device(&of_run), (true, with.to_owned()));
-    // A Python package has installed it, and another one is broken.
+    // Installed by a Python package; another package holds a broken plugin.
     for (package, library) in [("libtpu", "libtpu.so"), ("lammps_jax_pjrt_cpu", "pjrt_c_api_cpu_plugin.so")] {
         let folder = sandbox.path("python/lib/python3.11/site-packages").join(package);
         std::fs::create_dir_all(&folder).unwrap();

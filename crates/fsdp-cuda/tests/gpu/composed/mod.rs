@@ -1,4 +1,4 @@
-//! What is composed of ATen's operations instead of having a kernel of ours: the same bits.
+//! Checks that operations composed of ATen's give the same bits as the project's own kernels.
 
 #[path = "../../device/kernels.rs"]
 mod kernels;

@@ -1,4 +1,4 @@
-//! What is tested: libtorch's operations on the first card.
+//! The memory under test: libtorch's operations on the first GPU.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use fsdp_cuda::torch::{Kernels, Torch};
 
 use crate::card;
 
-/// What is tested.
+/// The memory type under test.
 pub(crate) type Subject = Torch<CudaMemory>;
 
-/// The memory of a test.
+/// Returns the memory of a test: one per thread.
 pub(crate) fn subject() -> Arc<Subject> {
     thread_local! {
         static MEMORY: Arc<Subject> = Arc::new(card::memory(Kernels::Aten));
