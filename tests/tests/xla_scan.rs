@@ -62,19 +62,29 @@ fn loops_keep_what_schedules_have_under_way() {
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &narrow, native);
 }
 
-/// Each further layer adds only its update and its place in the stacks.
+/// Programs have the same operations, inputs and outputs for any number of layers: the parameters, gradients and optimizer
+/// state of all layers are stacks.
 #[test]
-fn programs_grow_by_a_quarter_with_layers_or_less() {
-    let count = |layers: usize, form| {
-        let program = program(&deep(LLAMA, layers), 61, &[LAYERS, RECOMPUTED], form);
-        let products = program.products;
-        (program.operations, products, program.collectives.len())
+fn programs_do_not_grow_with_layers() {
+    let size = |layers: usize, overrides: &[&str], form| {
+        let Program { text, operations, .. } = program(&deep(LLAMA, layers), 61, overrides, form);
+        let head = text.lines().find(|line| line.contains("@main(")).unwrap();
+        let (inputs, outputs) = head.split_once(") -> (").unwrap();
+        let count = |list: &str| list.matches("tensor<").count();
+        [operations, count(inputs), count(outputs)]
     };
-    let (twelve, sixteen) = (count(12, SCANNED), count(16, SCANNED));
-    assert_eq!((twelve.1, twelve.2), (sixteen.1, sixteen.2), "products and collectives");
-    let whole = (count(16, TREE).0 - count(12, TREE).0) / 4;
-    let growth = (sixteen.0 - twelve.0) / 4;
-    assert!(4 * growth < whole, "{growth} operations of {whole}");
+    let native = ProgramForm { scan_layers: true, ..NATIVE };
+    let decayed = "train.optimizer={name=\"adamw\",lr=0.1,no_decay=[\"norm\"]}";
+    let momentum = "train.optimizer={name=\"sgd\",lr=0.1,momentum=0.9}";
+    for (overrides, form) in [
+        (&[LAYERS, RECOMPUTED][..], SCANNED),
+        (&[LAYERS, "fsdp.param_dtype=\"bf16\"", "fsdp.reshard_after_forward=false"], SCANNED),
+        (&[LAYERS, decayed, "train.ema_decay=0.9", "fsdp.mesh.replicate=2"], native),
+        (&[LAYERS, momentum, "fsdp.accumulation=\"unsharded\""], SCANNED),
+        (&[LAYERS, "train.optimizer={name=\"lion\",lr=0.1}", "fsdp.forward_prefetch=3"], native),
+    ] {
+        assert_eq!(size(12, overrides, form), size(16, overrides, form), "{overrides:?}");
+    }
 }
 
 #[test]
@@ -82,8 +92,8 @@ fn loops_are_written_where_layers_are_many() {
     let llama = deep(LLAMA, SCANNED_LAYERS);
     let written = |form| program(&llama, 61, &[LAYERS], form);
     assert_eq!(written(TREE).loops, 0);
-    // Forward and backward, for each of two micro-batches.
-    assert_eq!(written(SCANNED).loops, 4);
+    // Forward and backward, for each of two micro-batches, and updates.
+    assert_eq!(written(SCANNED).loops, 5);
     let small = program(LLAMA, 61, &[LAYERS], SCANNED);
     assert_eq!((small.loops, small.is_scanned), (0, false), "three layers are no loop");
     // With several layers per round, a unit gathered many layers ahead is read only a few rounds later.

@@ -53,7 +53,7 @@ impl TraceSink {
     /// Records a program. Its results are dropped.
     pub(crate) fn write(&self, trace: Trace) {
         let traced = trace.finish(self.replicas).module;
-        let scanned = if self.scan_layers { traced.scanned() } else { None };
+        let scanned = if self.scan_layers { traced.scanned(&[]) } else { None };
         let is_scanned = scanned.is_some();
         let module = scanned.unwrap_or(traced);
         let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());

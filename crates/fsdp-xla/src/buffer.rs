@@ -8,8 +8,10 @@ use fsdp_core::memory::{Buffer, Category};
 use fsdp_nn::HostBuffer;
 use fsdp_nn::accounting::{Account, Lease};
 
+use crate::error::XlaError;
 use crate::ffi::DeviceBuffer;
 use crate::hlo::{Shape, Value};
+use crate::trace::Source;
 
 /// The contents of a storage.
 pub(crate) enum Content {
@@ -21,8 +23,50 @@ pub(crate) enum Content {
     Host(HostBuffer),
     /// Elements on the device, and a host copy if they have been read.
     Device(Arc<DeviceBuffer>, Option<HostBuffer>),
+    /// An element of a stack on the device.
+    Element(Arc<DeviceStack>, usize),
     /// Values of the program being traced, keyed by the offset of their first element. Gaps between them are undefined.
     Traced(BTreeMap<usize, Value>),
+}
+
+/// The contents of several storages of equal shape, one after the other in a device buffer: those of equal layers, which
+/// loops of a program read and write.
+pub(crate) struct DeviceStack {
+    pub(crate) buffer: Arc<DeviceBuffer>,
+    pub(crate) count: usize,
+    /// Bytes of the whole.
+    byte_len: usize,
+    /// A host copy, if an element has been read.
+    host: OnceLock<Vec<u8>>,
+}
+
+impl DeviceStack {
+    pub(crate) fn new(buffer: Arc<DeviceBuffer>, shape: &Shape, count: usize) -> Self {
+        Self { buffer, count, byte_len: shape.byte_len(), host: OnceLock::new() }
+    }
+
+    /// Whether these are its elements, in order.
+    pub(crate) fn consists_of(self: &Arc<Self>, sources: &[Source]) -> bool {
+        let is_element = |(place, source): (usize, &Source)| matches!(source, Source::Element(stack, index) if Arc::ptr_eq(stack, self) && *index == place);
+        sources.len() == self.count && sources.iter().enumerate().all(is_element)
+    }
+
+    /// The bytes of an element.
+    ///
+    /// # Errors
+    /// Those of the plugin.
+    pub(crate) fn element(&self, index: usize) -> Result<&[u8], XlaError> {
+        let whole = match self.host.get() {
+            Some(whole) => whole,
+            None => {
+                let mut bytes = vec![0; self.byte_len];
+                self.buffer.download(&mut bytes)?;
+                self.host.get_or_init(|| bytes)
+            }
+        };
+        let len = self.byte_len / self.count;
+        Ok(&whole[index * len..][..len])
+    }
 }
 
 /// Storage of `len` elements.

@@ -70,6 +70,13 @@ impl XlaMemory {
                 download(device, storage, self.host.bytes_mut(SliceMut::whole(&mut host))?)?;
                 Ok(copy.insert(host).clone())
             }
+            Content::Element(stack, index) => {
+                let mut host = self.host_room(storage)?;
+                let own = self.host.bytes_mut(SliceMut::whole(&mut host))?;
+                // Past the end is padding, which only programs see.
+                own.copy_from_slice(&stack.element(*index)?[..own.len()]);
+                Ok(host)
+            }
             Content::Zero => {
                 let mut host = self.host_room(storage)?;
                 self.host.zero(Queue::Compute, SliceMut::whole(&mut host))?;
@@ -91,13 +98,12 @@ impl XlaMemory {
     pub(crate) fn take_to_host(&self, buffer: &XlaBuffer) -> Result<HostBuffer, Error> {
         writable(buffer)?;
         let storage = &buffer.storage;
-        if matches!(*storage.content(), Content::Device(..) | Content::Zero) {
-            self.on_host(buffer)?;
+        if matches!(*storage.content(), Content::Undefined) {
+            return self.host_room(storage);
         }
-        match storage.take() {
-            Content::Host(own) | Content::Device(_, Some(own)) => Ok(own),
-            _ => self.host_room(storage),
-        }
+        let own = self.on_host(buffer)?;
+        storage.put(Content::Undefined);
+        Ok(own)
     }
 
     /// Calls `body` with a range of a buffer on the host, for writing.

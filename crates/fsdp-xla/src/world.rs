@@ -1,8 +1,7 @@
 //! Ranks that run one program together: their devices, the programs compiled for them, and how the ranks synchronize.
 //! With several processes, each compiles the program, which is the same in all, and runs it on its own devices.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,19 +13,21 @@ use fsdp_nn::HostMemory;
 
 use crate::ahead::TraceSink;
 use crate::assignment::Assignment;
-use crate::buffer::Content;
+use crate::buffer::{Content, DeviceStack, Storage};
 use crate::cache::Cache;
 use crate::error::XlaError;
 use crate::ffi::{CompileOptions, DeviceBuffer, Executable};
 use crate::flags::flags;
+use crate::hlo::{Held, Shape};
 use crate::program_event::{Listener, ProgramEvent};
-use crate::trace::{Argument, Module, Source, Trace};
+use crate::trace::{Argument, Input, Interface, Module, Output, Source, Trace, Traced};
 
 /// The state shared by the ranks of a process.
 pub(crate) struct World {
     devices: Assignment,
     programs: Programs,
-    compiled: Mutex<BTreeMap<Digest, Arc<Executable>>>,
+    /// By the digest of what was traced.
+    compiled: Mutex<BTreeMap<Digest, Compiled>>,
     /// For each rank of this process, the arguments and results of the program that runs next.
     slots: Vec<Mutex<Slot>>,
 }
@@ -41,6 +42,15 @@ pub(crate) struct Programs {
     /// The compile cache, if any.
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) listener: Listener,
+}
+
+/// A compiled program.
+#[derive(Clone)]
+struct Compiled {
+    /// The digest of its text.
+    text: Digest,
+    executable: Arc<Executable>,
+    interface: Arc<Interface>,
 }
 
 #[derive(Default)]
@@ -65,53 +75,82 @@ impl World {
         self.slots[self.place(rank)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn upload(&self, rank: usize, host: &HostMemory, argument: Argument) -> Result<Arc<DeviceBuffer>, Error> {
-        let Argument { shape, source, .. } = argument;
-        let (client, device) = (&self.devices.client, self.place(rank));
-        Ok(match source {
-            Source::Device(buffer) => buffer,
-            Source::Zero => Arc::new(client.upload(device, &shape, &vec![0; shape.byte_len()])?),
-            Source::Bytes(bytes) => Arc::new(client.upload(device, &shape, &bytes)?),
-            Source::Host(buffer) => {
-                let own = host.bytes(Slice::whole(&buffer))?;
-                let mut bytes = Cow::Borrowed(own);
-                if own.len() < shape.byte_len() {
-                    bytes.to_mut().resize(shape.byte_len(), 0);
-                }
-                Arc::new(client.upload(device, &shape, &bytes)?)
+    /// Puts an input of a program on a rank's device, if it is not there yet.
+    fn upload(
+        &self,
+        rank: usize,
+        host: &HostMemory,
+        shape: &Shape,
+        sources: &[Source],
+    ) -> Result<Arc<DeviceBuffer>, Error> {
+        match sources {
+            [Source::Device(buffer)] => return Ok(Arc::clone(buffer)),
+            [Source::Element(stack, _), ..] if stack.consists_of(sources) => {
+                return Ok(Arc::clone(&stack.buffer));
             }
-        })
+            _ => {}
+        }
+        let len = shape.byte_len() / sources.len();
+        let mut bytes = Vec::with_capacity(shape.byte_len());
+        for (place, source) in sources.iter().enumerate() {
+            match source {
+                Source::Zero => {}
+                Source::Bytes(own) => bytes.extend_from_slice(own),
+                Source::Host(buffer) => bytes.extend_from_slice(host.bytes(Slice::whole(buffer))?),
+                Source::Element(stack, index) => bytes.extend_from_slice(stack.element(*index)?),
+                Source::Device(buffer) => {
+                    bytes.resize((place + 1) * len, 0);
+                    buffer.download(&mut bytes[place * len..])?;
+                }
+            }
+            // The rest is padding, or zeros.
+            bytes.resize((place + 1) * len, 0);
+        }
+        Ok(Arc::new(self.devices.client.upload(self.place(rank), shape, &bytes)?))
     }
 
-    fn compiled(&self) -> MutexGuard<'_, BTreeMap<Digest, Arc<Executable>>> {
+    fn compiled(&self) -> MutexGuard<'_, BTreeMap<Digest, Compiled>> {
         self.compiled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles a program.
-    fn compile(&self, digest: Digest, traced: &Module) -> Result<(), XlaError> {
-        let scanned = self.programs.scan_layers.then(|| traced.scanned());
+    /// Compiles a program with this digest, whose arguments are stored `together` in part.
+    fn compile(&self, digest: Digest, traced: &Module, together: &[Vec<usize>]) -> Result<(), XlaError> {
+        let scanned = self.programs.scan_layers.then(|| traced.scanned(together));
         if let Some(None) = scanned {
             (self.programs.listener)(&ProgramEvent::NotScanned);
         }
         let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
-        let text = module.text();
+        let (text, interface) = (module.text(), Arc::new(module.interface()));
+        let own = Digest::of(&text);
+        let known =
+            self.compiled().values().find(|one| one.text == own).map(|one| Arc::clone(&one.executable));
+        let executable = match known {
+            Some(executable) => executable,
+            None => self.load_or_compile(&text, module.operations())?,
+        };
+        self.compiled().insert(digest, Compiled { text: own, executable, interface });
+        Ok(())
+    }
+
+    /// Writes a program to the folder for texts, and loads or compiles it.
+    fn load_or_compile(&self, text: &str, operations: usize) -> Result<Arc<Executable>, XlaError> {
         // The program is the same in all processes, so only the first one writes it.
         if let Some(folder) = self.programs.dump.as_ref().filter(|_| self.devices.local.start == 0) {
-            let path = folder.join(format!("program-{}.mlir", self.compiled().len()));
-            std::fs::write(&path, &text).map_err(|source| XlaError::Dump { path, source })?;
+            let texts: BTreeSet<Digest> = self.compiled().values().map(|one| one.text).collect();
+            let path = folder.join(format!("program-{}.mlir", texts.len()));
+            std::fs::write(&path, text).map_err(|source| XlaError::Dump { path, source })?;
         }
-        let executable = Arc::new(self.load_or_compile(&text, module.operations())?);
+        let executable = Arc::new(self.find_or_compile(text, operations)?);
         let (expected, got) = (self.devices.own_ids(), executable.devices()?);
         if got != expected {
             let (path, expected) = (self.devices.client.path().into(), expected.to_vec());
             return Err(XlaError::Placement { path, expected, got });
         }
-        self.compiled().insert(digest, executable);
-        Ok(())
+        Ok(executable)
     }
 
-    /// Loads a program from the compile cache, or compiles it.
-    fn load_or_compile(&self, text: &str, operations: usize) -> Result<Executable, XlaError> {
+    /// Finds a program in the compile cache, or compiles it.
+    fn find_or_compile(&self, text: &str, operations: usize) -> Result<Executable, XlaError> {
         let begin = Instant::now();
         let (client, devices) = (&self.devices.client, self.devices.ids.clone());
         let options = &CompileOptions { devices, flags: flags(&client.kind().name) };
@@ -137,7 +176,7 @@ impl World {
 
     /// Runs a compiled program on the arguments of all ranks of this process.
     fn execute(&self, digest: Digest) -> Result<(), XlaError> {
-        let executable = Arc::clone(&self.compiled()[&digest]);
+        let executable = Arc::clone(&self.compiled()[&digest].executable);
         let arguments: Vec<Vec<Arc<DeviceBuffer>>> =
             self.devices.local.clone().map(|rank| std::mem::take(&mut self.slot(rank).arguments)).collect();
         let results = executable.execute(&arguments)?;
@@ -201,31 +240,26 @@ impl Seated {
 
     /// Compiles a program that is new to all ranks, between two barriers: all ranks of a process have looked it up
     /// before the first, and all processes have compiled the same programs.
-    fn compile(&mut self, host: &HostMemory, digest: Digest, module: &Module) -> Result<(), Error> {
+    fn compile(&mut self, host: &HostMemory, digest: Digest, program: &Traced) -> Result<(), Error> {
         self.ranks.agree(host, digest)?;
         if self.is_first() {
-            self.world.compile(digest, module)?;
+            self.world.compile(digest, &program.module, &program.together())?;
         }
         self.ranks.agree(host, digest)
     }
 
     /// See [`Executor::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
-        let mut program = trace.finish(self.world.devices.ids.len());
-        let digest = Digest::of(&program.module.text());
+        let program = trace.finish(self.world.devices.ids.len());
+        let digest = Digest::of(&format!("{}{:?}", program.module.text(), program.together()));
         let world = Arc::clone(&self.world);
         // Compile before uploading anything: a compiler reports better than a device that memory is too small.
         if !world.compiled().contains_key(&digest) {
-            self.compile(host, digest, &program.module)?;
+            self.compile(host, digest, &program)?;
         }
-        let arguments: Vec<Arc<DeviceBuffer>> = std::mem::take(&mut program.arguments)
-            .into_iter()
-            .map(|one| world.upload(self.rank, host, one))
-            .collect::<Result<_, _>>()?;
-        for (number, storage) in std::mem::take(&mut program.unchanged) {
-            storage.put(Content::Device(Arc::clone(&arguments[number]), None));
-        }
-        world.slot(self.rank).arguments = arguments;
+        let Traced { arguments, storages, results, .. } = program;
+        let interface = Arc::clone(&world.compiled()[&digest].interface);
+        world.slot(self.rank).arguments = self.inputs(host, &interface, arguments, &storages)?;
         self.ranks.agree(host, digest)?;
         if self.is_first() {
             // On failure the engine tells the other ranks, which wait below.
@@ -233,10 +267,55 @@ impl Seated {
         }
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);
-        assert_eq!(made.len(), program.results.len(), "a program makes what was traced");
-        for (storage, buffer) in program.results.into_iter().zip(made) {
-            storage.put(Content::Device(Arc::new(buffer), None));
+        assert_eq!(made.len(), interface.outputs.len(), "a program makes what was traced");
+        for (Output { shape, held }, buffer) in interface.outputs.iter().zip(made) {
+            let storages: Vec<Option<&Arc<Storage>>> = match held {
+                Held::Results(own) => own.iter().map(|&result| Some(&results[result])).collect(),
+                Held::Arguments(input) => interface.inputs[*input].storages(&storages),
+            };
+            keep(Arc::new(buffer), shape, &storages);
         }
         Ok(())
+    }
+
+    /// Puts the inputs of a program on this rank's device.
+    fn inputs(
+        &self,
+        host: &HostMemory,
+        interface: &Interface,
+        arguments: Vec<Argument>,
+        storages: &[Option<Arc<Storage>>],
+    ) -> Result<Vec<Arc<DeviceBuffer>>, Error> {
+        let mut sources: Vec<Option<Source>> = arguments.into_iter().map(|one| Some(one.source)).collect();
+        let mut buffers = Vec::with_capacity(interface.inputs.len());
+        for input in &interface.inputs {
+            let own = input.members.iter();
+            let own: Vec<Source> =
+                own.map(|&member| sources[member].take().expect("an input is used once")).collect();
+            let buffer = self.world.upload(self.rank, host, &input.shape, &own)?;
+            // The program replaces the contents of those that change.
+            keep(Arc::clone(&buffer), &input.shape, &input.storages(storages));
+            buffers.push(buffer);
+        }
+        Ok(buffers)
+    }
+}
+
+impl Input {
+    /// The storages of the members, among those of all arguments.
+    fn storages<'a>(&self, all: &'a [Option<Arc<Storage>>]) -> Vec<Option<&'a Arc<Storage>>> {
+        self.members.iter().map(|&member| all[member].as_ref()).collect()
+    }
+}
+
+/// Puts what a buffer of this shape holds into these storages: one, or those of a stack.
+fn keep(buffer: Arc<DeviceBuffer>, shape: &Shape, storages: &[Option<&Arc<Storage>>]) {
+    if let [storage] = storages {
+        storage.iter().for_each(|storage| storage.put(Content::Device(Arc::clone(&buffer), None)));
+        return;
+    }
+    let stack = Arc::new(DeviceStack::new(buffer, shape, storages.len()));
+    for (place, storage) in storages.iter().enumerate() {
+        storage.iter().for_each(|storage| storage.put(Content::Element(Arc::clone(&stack), place)));
     }
 }

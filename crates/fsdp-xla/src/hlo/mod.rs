@@ -18,6 +18,7 @@ pub(crate) use arithmetic::Product;
 pub use collectives::Collective;
 pub(crate) use collectives::Groups;
 use operation::Operation;
+pub(crate) use scan::{ArgumentStack, Held, Signature, Stacked};
 pub(crate) use types::{Element, Name, Shape, Value};
 
 /// A program under construction.

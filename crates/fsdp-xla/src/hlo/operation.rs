@@ -66,9 +66,27 @@ impl Operation {
         self.text.starts_with("stablehlo.reshape ")
     }
 
+    /// Whether it is a barrier, whose results are its operands.
+    pub(super) fn is_barrier(&self) -> bool {
+        self.text.starts_with("stablehlo.optimization_barrier ")
+    }
+
     /// Whether it is a matrix product or contains one.
     pub(super) fn has_product(&self) -> bool {
         self.text.contains("stablehlo.dot_general ")
+    }
+
+    /// Whether it joins vectors of equal lengths.
+    pub(super) fn joins_equal_vectors(&self) -> bool {
+        let is_equal = |shapes: &str| {
+            let mut shapes = shapes.split(", ");
+            let first = shapes.next();
+            shapes.all(|shape| Some(shape) == first)
+        };
+        let (_, types) = self.text.split_once(" : (").unwrap_or_default();
+        self.text.starts_with("stablehlo.concatenate ")
+            && self.shapes[0].dims.len() == 1
+            && types.split_once(") -> ").is_some_and(|(shapes, _)| is_equal(shapes))
     }
 
     /// The values that it reads, in text order.

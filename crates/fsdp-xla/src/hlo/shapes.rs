@@ -63,6 +63,13 @@ impl Builder {
         self.push(shape.clone(), text)
     }
 
+    /// Reverses the order along a dimension.
+    pub(crate) fn reverse(&mut self, x: &Value, dim: usize) -> Value {
+        assert!(dim < x.dims().len(), "{} has no dimension {dim}", x.shape);
+        let shape = x.shape.clone();
+        self.push(shape.clone(), format_args!("stablehlo.reverse {}, dims = [{dim}] : {shape}", x.name))
+    }
+
     /// Slices a range of each dimension.
     pub(crate) fn slice(&mut self, x: &Value, ranges: &[Range<usize>]) -> Value {
         let is_within = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;

@@ -22,12 +22,12 @@ use fsdp_core::Queue;
 use fsdp_core::memory::{Slice, SliceMut};
 use fsdp_nn::HostBuffer;
 
-use crate::buffer::{Content, Storage, XlaBuffer};
+use crate::buffer::{Content, DeviceStack, Storage, XlaBuffer};
 use crate::ffi::DeviceBuffer;
 use crate::hlo::{Builder, Element, Name, Shape, Value};
 use crate::ops::SCORES_MAX_BYTES;
 
-pub(crate) use module::Module;
+pub(crate) use module::{Input, Interface, Module, Output, Traced};
 
 /// The source of an argument's elements.
 pub(crate) enum Source {
@@ -39,6 +39,8 @@ pub(crate) enum Source {
     Zero,
     /// A device buffer.
     Device(Arc<DeviceBuffer>),
+    /// An element of a stack on the device.
+    Element(Arc<DeviceStack>, usize),
 }
 
 /// An argument of the program.
@@ -122,6 +124,7 @@ impl Trace {
             Content::Traced(values) => return values,
             Content::Host(buffer) => Some(Source::Host(buffer)),
             Content::Device(buffer, _) => Some(Source::Device(buffer)),
+            Content::Element(stack, index) => Some(Source::Element(stack, index)),
             Content::Zero => Some(Source::Zero),
             Content::Undefined => None,
         };
@@ -180,11 +183,20 @@ impl Trace {
             behind.extend(awaited.values.iter().filter(|other| other.name != value.name).cloned());
         }
         if behind.len() > 1 {
+            let is_argument = self.is_stored(&value);
             value = self.hlo.barrier(&behind).swap_remove(0);
-            values.insert(start, value.clone());
+            // Later operations read what is stored from an argument, so that loops find it in a stack of arguments.
+            if !is_argument {
+                values.insert(start, value.clone());
+            }
         }
         storage.put(Content::Traced(values));
         self.hlo.range(&value, range.start - start..end - start)
+    }
+
+    /// Whether a value is the argument of a storage.
+    fn is_stored(&self, value: &Value) -> bool {
+        matches!(value.name, Name::Argument(number) if self.arguments[number].storage.is_some())
     }
 
     /// Sets a range to a value of the same length, converted to the buffer's dtype. It completes an operation of the
@@ -203,7 +215,10 @@ impl Trace {
         let value = self.hlo.reshape(&value, &[range.len()]);
         let Range { start: from, end: to } = range;
         if range.len() == storage.room()
-            && matches!(*storage.content(), Content::Host(_) | Content::Device(..) | Content::Zero)
+            && matches!(
+                *storage.content(),
+                Content::Host(_) | Content::Device(..) | Content::Element(..) | Content::Zero
+            )
         {
             // The old contents are overwritten completely: no argument is needed.
             storage.put(Content::Undefined);

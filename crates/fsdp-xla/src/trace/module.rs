@@ -1,21 +1,42 @@
 //! The finished program of a traced schedule.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::{Argument, Trace};
-use crate::buffer::{Content, Storage};
-use crate::hlo::{Builder, Collective, Name, Shape, Value, list};
+use super::{Argument, Source, Trace};
+use crate::buffer::{Content, DeviceStack, Storage};
+use crate::hlo::{ArgumentStack, Builder, Collective, Held, Name, Shape, Signature, Stacked, Value, list};
 
 /// A program to compile, the same on all ranks.
 #[derive(Clone)]
 pub(crate) struct Module {
     hlo: Builder,
-    /// Shapes of the arguments.
-    arguments: Vec<Shape>,
-    results: Vec<Value>,
-    /// For each argument, the index of the result that reuses its storage.
-    aliases: Vec<Option<usize>>,
+    signature: Signature,
+    stacked: Stacked,
     replicas: usize,
+}
+
+/// What a program takes and returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) outputs: Vec<Output>,
+}
+
+/// An input of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Input {
+    pub(crate) shape: Shape,
+    /// The traced arguments in it: one, or those of a stack.
+    pub(crate) members: Vec<usize>,
+}
+
+/// An output of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Output {
+    pub(crate) shape: Shape,
+    /// What it holds; a stack of arguments is given by its input.
+    pub(crate) held: Held,
 }
 
 /// A program, and what is needed to run it on one rank.
@@ -23,17 +44,18 @@ pub(crate) struct Traced {
     pub(crate) module: Module,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
+    /// The storage of each argument whose contents at the end are read later.
+    pub(crate) storages: Vec<Option<Arc<Storage>>>,
     /// The storage that receives the results, in order.
     pub(crate) results: Vec<Arc<Storage>>,
-    /// Storage of arguments that the program does not change, with the argument indices.
-    pub(crate) unchanged: Vec<(usize, Arc<Storage>)>,
 }
 
 impl Trace {
     /// Finishes the trace into a program of `replicas` replicas.
     pub(crate) fn finish(mut self, replicas: usize) -> Traced {
-        let (mut results, mut values, mut unchanged) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut results, mut values) = (Vec::new(), Vec::new());
         let mut aliases = vec![None; self.arguments.len()];
+        let mut storages = vec![None; self.arguments.len()];
         for storage in std::mem::take(&mut self.touched) {
             let Some(storage) = storage.upgrade() else { continue };
             let held = match storage.take() {
@@ -45,20 +67,38 @@ impl Trace {
             };
             let argument = self.arguments.iter().position(is_own);
             let value = self.whole(&storage, &held);
-            match argument {
-                Some(number) if value.name == Name::Argument(number) => unchanged.push((number, storage)),
-                _ => {
-                    if let Some(number) = argument {
-                        aliases[number] = Some(results.len());
-                    }
-                    values.push(value);
-                    results.push(storage);
+            if let Some(number) = argument {
+                storages[number] = Some(Arc::clone(&storage));
+                if value.name == Name::Argument(number) {
+                    continue;
                 }
+                aliases[number] = Some(results.len());
             }
+            values.push(value);
+            results.push(storage);
         }
         let shapes = self.arguments.iter().map(|argument| argument.shape.clone()).collect();
-        let module = Module { hlo: self.hlo, arguments: shapes, results: values, aliases, replicas };
-        Traced { module, arguments: self.arguments, results, unchanged }
+        let signature = Signature { arguments: shapes, results: values, aliases };
+        let module = Module { hlo: self.hlo, signature, stacked: Stacked::default(), replicas };
+        Traced { module, arguments: self.arguments, storages, results }
+    }
+}
+
+impl Traced {
+    /// The arguments that are stored together, as all elements of a stack.
+    pub(crate) fn together(&self) -> Vec<Vec<usize>> {
+        let mut stacks: BTreeMap<*const DeviceStack, Vec<Option<usize>>> = BTreeMap::new();
+        for (number, argument) in self.arguments.iter().enumerate() {
+            if let Source::Element(stack, place) = &argument.source {
+                stacks.entry(Arc::as_ptr(stack)).or_insert_with(|| vec![None; stack.count])[*place] =
+                    Some(number);
+            }
+        }
+        let mut whole: Vec<Vec<usize>> =
+            stacks.into_values().filter_map(|members| members.into_iter().collect()).collect();
+        // Pointers differ between ranks.
+        whole.sort_unstable();
+        whole
     }
 }
 
@@ -73,22 +113,64 @@ impl Module {
         self.hlo.collectives()
     }
 
-    /// The same program with its layers in loops (see [`Builder::scan`]); `None` if there are no such loops.
-    pub(crate) fn scanned(&self) -> Option<Self> {
+    /// The same program with its layers in loops (see [`Builder::scan`]); `None` if there are no such loops. Arguments
+    /// that are stored `together` are passed together if their layers are in loops.
+    pub(crate) fn scanned(&self, together: &[Vec<usize>]) -> Option<Self> {
         let mut own = self.clone();
-        (own.hlo.scan(&own.arguments, &mut own.results) > 0).then_some(own)
+        let (loops, stacked) = own.hlo.scan(&mut own.signature, together);
+        own.stacked = stacked;
+        (loops > 0).then_some(own)
+    }
+
+    /// Inputs with their values: the arguments that are in no stack, then the stacks.
+    fn inputs(&self) -> Vec<(Name, Input)> {
+        let stacks = &self.stacked.arguments;
+        let in_stacks: HashSet<usize> = stacks.iter().flat_map(|stack| stack.members.clone()).collect();
+        let arguments = self.signature.arguments.iter().enumerate();
+        let alone = arguments.filter(|(number, _)| !in_stacks.contains(number)).map(|(number, shape)| {
+            (Name::Argument(number), Input { shape: shape.clone(), members: vec![number] })
+        });
+        let stack = |ArgumentStack { members, value, .. }: &ArgumentStack| {
+            (value.name, Input { shape: value.shape.clone(), members: members.clone() })
+        };
+        alone.chain(stacks.iter().map(stack)).collect()
+    }
+
+    /// What the program takes and returns.
+    pub(crate) fn interface(&self) -> Interface {
+        let inputs: Vec<Input> = self.inputs().into_iter().map(|(_, input)| input).collect();
+        let alone = inputs.len() - self.stacked.arguments.len();
+        let output = |(value, held): (&Value, Held)| {
+            let held = match held {
+                Held::Arguments(stack) => Held::Arguments(alone + stack),
+                results => results,
+            };
+            Output { shape: value.shape.clone(), held }
+        };
+        let outputs = self.signature.outputs(&self.stacked).into_iter().map(output).collect();
+        Interface { inputs, outputs }
     }
 
     /// The StableHLO text.
     pub(crate) fn text(&self) -> String {
-        let arguments =
-            self.arguments.iter().zip(&self.aliases).enumerate().map(|(number, (shape, alias))| {
-                let alias = alias
-                    .map_or_else(String::new, |result| format!(" {{tf.aliasing_output = {result} : i32}}"));
-                format!("{}: {shape}{alias}", Name::Argument(number))
-            });
-        let shapes = list(self.results.iter().map(|value| &value.shape));
-        let returned = match &self.results[..] {
+        let (results, held): (Vec<&Value>, Vec<Held>) =
+            self.signature.outputs(&self.stacked).into_iter().unzip();
+        let aliases = &self.signature.aliases;
+        let own = |name: Name| match name {
+            Name::Argument(number) if number >= aliases.len() => {
+                Some(Held::Arguments(number - aliases.len()))
+            }
+            Name::Argument(number) => aliases[number].map(|result| Held::Results(vec![result])),
+            _ => unreachable!("{name} is an argument"),
+        };
+        let arguments = self.inputs().into_iter().map(|(name, Input { shape, .. })| {
+            let output = own(name).and_then(|own| held.iter().position(|held| *held == own));
+            let alias =
+                output.map_or_else(String::new, |output| format!(" {{tf.aliasing_output = {output} : i32}}"));
+            format!("{name}: {shape}{alias}")
+        });
+        let shapes = list(results.iter().map(|value| &value.shape));
+        let returned = match &results[..] {
             [] => String::new(),
             results => format!(" {} : {shapes}", list(results.iter().map(|value| value.name))),
         };

@@ -59,20 +59,38 @@ pub(super) struct Flow {
     /// For each stack, the value of each round.
     pub(super) stacks: Vec<Vec<Value>>,
     pub(super) outputs: Vec<Output>,
+    /// Results that are read after the run, but only repeat a value from before it: the name of each, and of that value.
+    pub(super) repeated: Vec<(Name, Name)>,
 }
 
 impl Flow {
-    /// Analyzes a run; `None` if its data flow does not fit a loop.
+    /// Analyzes a run; `None` if its data flow does not fit a loop, or a loop would not be shorter.
     pub(super) fn of(listing: &Listing<'_>, run: Run) -> Option<Self> {
         let mut flow = Self::within(listing, run)?;
         flow.find_outputs(listing);
-        Some(flow)
+        flow.is_shorter().then_some(flow)
+    }
+
+    /// Whether a loop certainly has fewer operations than the run: operations for stacks included, so that the search for
+    /// runs ends.
+    fn is_shorter(&self) -> bool {
+        let Run { period, rounds, .. } = self.run;
+        // At most a slice and a reshape for each result that is read afterwards; for each stack a reshape of each element
+        // to put it together, and a few operations to access an element.
+        let read: usize = self.outputs.iter().map(|output| 2 * output.read.len()).sum();
+        period + read + (self.stacks.len() + self.outputs.len()) * (rounds + 8) < period * rounds
     }
 
     /// Analyzes a run, except for its outputs.
     fn within(listing: &Listing<'_>, run: Run) -> Option<Self> {
-        let mut flow =
-            Self { run, sources: Vec::new(), chains: Vec::new(), stacks: Vec::new(), outputs: Vec::new() };
+        let mut flow = Self {
+            run,
+            sources: Vec::new(),
+            chains: Vec::new(),
+            stacks: Vec::new(),
+            outputs: Vec::new(),
+            repeated: Vec::new(),
+        };
         let mut known: HashMap<Vec<Name>, Source> = HashMap::new();
         for place in run.start..run.start + run.period {
             let mut sources = Vec::new();
@@ -161,11 +179,35 @@ impl Flow {
             let first = *read.keys().next().expect("an output is read");
             let has = |chain: &Chain| chain.made == made && first + chain.starts.len() >= run.rounds;
             let mut chain = self.chains.iter().position(has);
+            let (before, source) = self.before_barriers(listing, made);
+            if let (None, Some(source)) = (chain, source) {
+                let value = |round: usize| match source {
+                    Source::Stack(stack) => self.stacks[stack][round].name,
+                    Source::Outside(name) => name,
+                    _ => unreachable!("the source is before the run"),
+                };
+                self.repeated.extend(read.iter().map(|(&round, &name)| (name, value(round))));
+                continue;
+            }
+            let made = if chain.is_none() { before } else { made };
             if chain.is_none() && first + 1 == run.rounds {
                 self.chains.push(Chain { made, starts: vec![None], value: listing.value(read[&first]) });
                 chain = Some(self.chains.len() - 1);
             }
             self.outputs.push(Output { made, chain, read });
         }
+    }
+
+    /// Follows a result through barriers, which repeat their operands: to the result of another operation, or to a
+    /// source before the run.
+    fn before_barriers(&self, listing: &Listing<'_>, mut made: Made) -> (Made, Option<Source>) {
+        while listing.operations[self.run.start + made.operation].is_barrier() {
+            match self.sources[made.operation][made.part] {
+                Source::Own(before) => made = before,
+                source @ (Source::Outside(_) | Source::Stack(_)) => return (made, Some(source)),
+                Source::Chain(_) => break,
+            }
+        }
+        (made, None)
     }
 }

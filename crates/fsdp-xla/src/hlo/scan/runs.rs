@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use super::Listing;
 use super::flow::Flow;
+use super::{Listing, Name, Operation};
 
 /// Minimum number of rounds for a loop.
 const ROUNDS_MIN: usize = 4;
@@ -48,6 +48,25 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
+    /// Whether rounds may be those of layers: they have matrix products, or each reads values of its own from before. The
+    /// rounds of a random number generator, for example, do neither.
+    pub(super) fn is_of_layers(&self, listing: &Listing<'_>) -> bool {
+        let Range { start, .. } = self.place;
+        let is_before = |name: Name| listing.made(name).is_none_or(|(place, _)| place < start);
+        let differs = |place: usize| {
+            let [first, second] = [place, place + self.period].map(|place| &listing.operands[place]);
+            let mut pairs = first.iter().zip(second);
+            pairs.any(|(first, second)| first != second && is_before(*first) && is_before(*second))
+        };
+        self.has_product(listing) || (start..start + self.period).any(differs)
+    }
+
+    /// Whether rounds have matrix products.
+    pub(super) fn has_product(&self, listing: &Listing<'_>) -> bool {
+        let Range { start, .. } = self.place;
+        listing.operations[start..start + self.period].iter().any(Operation::has_product)
+    }
+
     /// The run of all rounds of the stretch, starting where the fewest bytes are carried from round to round.
     pub(super) fn run(&self, listing: &Listing<'_>) -> Run {
         let (period, rounds) = (self.period, self.place.len() / self.period);

@@ -1,15 +1,15 @@
 //! Values of the same shape, stored as one value.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
-use super::{Builder, Name, Operation, Shape, Value};
+use super::{Builder, Name, Shape, Value};
 
 /// Values of the same shape, stored as one value.
 #[derive(Clone, Debug)]
 pub(super) struct Stack {
-    whole: Value,
-    element: Shape,
-    count: usize,
+    pub(super) whole: Value,
+    pub(super) element: Shape,
+    pub(super) count: usize,
 }
 
 /// The index of a stack element, computed at run time.
@@ -23,22 +23,37 @@ pub(super) struct Index<'a> {
 }
 
 impl Stack {
-    /// Wraps an existing value as a stack.
-    pub(super) fn new(whole: Value, element: Shape, count: usize) -> Self {
-        Self { whole, element, count }
+    /// Copies values into a stack: single elements, or several as [`Stack::part`] returns them.
+    pub(super) fn of(builder: &mut Builder, parts: &[Value], element: &Shape) -> Self {
+        let count = parts.iter().map(Value::len).sum::<usize>() / element.len();
+        let dims = |part: &Value| sizes(element, part.len() / element.len(), count);
+        let parts: Vec<Value> = parts.iter().map(|part| builder.reshape(part, &dims(part))).collect();
+        Self { whole: builder.concatenate(&parts, 0), element: element.clone(), count }
     }
 
-    /// Copies values into a stack.
-    pub(super) fn of(builder: &mut Builder, values: &[Value]) -> Self {
-        let (element, count) = (values[0].shape.clone(), values.len());
-        let one = sizes(&element, 1, count);
-        let parts: Vec<Value> = values.iter().map(|value| builder.reshape(value, &one)).collect();
-        Self { whole: builder.concatenate(&parts, 0), element, count }
+    /// Reads several elements, in reverse order if asked.
+    pub(super) fn part(&self, builder: &mut Builder, range: Range<usize>, is_reversed: bool) -> Value {
+        let one = self.one();
+        let mut ranges: Vec<_> = one.iter().map(|&size| 0..size).collect();
+        ranges[0] = range.start * one[0]..range.end * one[0];
+        let found = builder.slice(&self.whole, &ranges);
+        if !is_reversed {
+            return found;
+        }
+        let rows = builder.reshape(&found, &[range.len(), self.element.len()]);
+        builder.reverse(&rows, 0)
     }
 
-    /// The value of a stack of zeros, to be overwritten.
-    pub(super) fn zeros(builder: &mut Builder, element: &Shape, count: usize) -> Value {
-        builder.zeros(&sizes(element, count, count), element.element)
+    /// A stack of zeros, to be overwritten.
+    pub(super) fn zeros(builder: &mut Builder, element: &Shape, count: usize) -> Self {
+        let whole = builder.zeros(&sizes(element, count, count), element.element);
+        Self { whole, element: element.clone(), count }
+    }
+
+    /// A stack with this name.
+    pub(super) fn named(name: Name, element: &Shape, count: usize) -> Self {
+        let shape = Shape::new(&sizes(element, count, count), element.element);
+        Self { whole: Value { name, shape }, element: element.clone(), count }
     }
 
     /// Dimensions of one element within the stack.
@@ -62,10 +77,7 @@ impl Stack {
 
     /// Reads an element whose index is known at compile time.
     pub(super) fn at(&self, builder: &mut Builder, number: usize) -> Value {
-        let one = self.one();
-        let mut ranges: Vec<_> = one.iter().map(|&size| 0..size).collect();
-        ranges[0] = number * one[0]..(number + 1) * one[0];
-        let found = builder.slice(&self.whole, &ranges);
+        let found = self.part(builder, number..number + 1, false);
         builder.reshape(&found, &self.element.dims)
     }
 
@@ -74,6 +86,14 @@ impl Stack {
         let one = builder.reshape(value, &self.one());
         let start = self.start(builder, index);
         builder.dynamic_update(&self.whole, &one, &[(0, &start)])
+    }
+
+    /// Replaces an element whose index is known at compile time.
+    pub(super) fn put_at(&self, builder: &mut Builder, value: &Value, number: usize) -> Self {
+        let one = builder.reshape(value, &self.one());
+        let mut at = vec![0; one.dims().len()];
+        at[0] = number * one.dims()[0];
+        Self { whole: builder.update(&self.whole, &one, &at), ..self.clone() }
     }
 }
 
@@ -88,33 +108,5 @@ fn sizes(element: &Shape, some: usize, count: usize) -> Vec<usize> {
     match is_flat(element, count) {
         true => vec![element.len() * some],
         false => std::iter::once(some).chain(element.dims.iter().copied()).collect(),
-    }
-}
-
-/// The stacks of a program, by the values in them.
-#[derive(Default)]
-pub(super) struct Stacks {
-    places: HashMap<Name, (Stack, usize)>,
-}
-
-impl Stacks {
-    /// Records that a value is an element of a stack.
-    pub(super) fn note(&mut self, name: Name, stack: &Stack, number: usize) {
-        self.places.insert(name, (stack.clone(), number));
-    }
-
-    /// Finds the stack that holds all of these values at equal distances and that one of the `before` operations
-    /// produces; also returns the index of the first value and the distance.
-    pub(super) fn find(&self, values: &[Value], before: &[Operation]) -> Option<(Stack, usize, isize)> {
-        let places: Vec<&(Stack, usize)> =
-            values.iter().map(|value| self.places.get(&value.name)).collect::<Option<_>>()?;
-        let (stack, first) = places[0];
-        let step = places[1].1 as isize - *first as isize;
-        let is_next = |(round, (other, number)): (usize, &&(Stack, usize))| {
-            other.whole.name == stack.whole.name
-                && *number as isize == *first as isize + step * round as isize
-        };
-        let is_there = || before.iter().any(|one| Some(one.number()) == stack.whole.name.number());
-        (places.iter().enumerate().all(is_next) && is_there()).then(|| (stack.clone(), *first, step))
     }
 }

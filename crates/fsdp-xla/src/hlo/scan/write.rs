@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::flow::{Flow, Made, Output, Source};
-use super::stack::{Index, Stack, Stacks};
-use super::{Builder, Name, Operation, Shape, Value};
+use super::joined::{self, Joined};
+use super::stack::{Index, Stack};
+use super::stacks::{Elements, Stacks, Updated};
+use super::{Builder, Name, Operation, Value};
 
 /// A stack from which every round reads one element.
 struct Read {
-    stack: Stack,
-    first: usize,
-    step: isize,
+    elements: Elements,
     /// Dimensions of the element that is read.
     sizes: Vec<usize>,
 }
@@ -22,52 +22,107 @@ struct Kept<'a> {
     /// The value in the stack: the result or, if that is a reshape, its operand, whose dimensions may suit a device
     /// better.
     made: Made,
-    element: Shape,
     /// Dimensions of the result.
     sizes: Vec<usize>,
+    /// The stack before the loop, and the elements that the rounds replace.
+    elements: Elements,
+    purpose: Purpose,
+}
+
+/// What the stack of a kept result is for.
+enum Purpose {
+    /// Each result is read by itself, or by another loop.
+    Results,
+    /// It replaces an argument, in the same storage.
+    Argument(usize),
+    /// Later operations join the results with other values.
+    Joined(Joined),
 }
 
 impl Builder {
     /// Replaces a run of operations by a loop.
-    pub(super) fn write_loop(&mut self, flow: &Flow, stacks: &mut Stacks, results: &mut [Value]) {
+    pub(super) fn write_loop(&mut self, flow: &Flow, stacks: &mut Stacks<'_>, results: &mut [Value]) {
         let mut before = std::mem::take(&mut self.operations);
         let (later, rounds) = (before.split_off(flow.run.end()), before.split_off(flow.run.start));
         self.operations = before;
         let round = &rounds[..flow.run.period];
         let read: Vec<Read> = flow.stacks.iter().map(|values| self.read(values, stacks)).collect();
+        let outputs = flow.outputs.iter().filter(|output| output.chain.is_none());
         let kept: Vec<Kept<'_>> =
-            flow.outputs.iter().filter_map(|output| kept(round, flow, output)).collect();
+            outputs.map(|output| self.kept(round, flow, output, (stacks, &later))).collect();
         let made = self.write_rounds(round, flow, &read, &kept);
 
         let (last, whole) = made.split_at(made.len() - kept.len());
         let mut names = names_at_end(flow, last);
-        for (Kept { output, element, sizes, .. }, whole) in kept.iter().zip(whole) {
-            let stack = Stack::new(whole.clone(), element.clone(), flow.run.rounds);
-            for (&number, &name) in &output.read {
+        let mut joined = Vec::new();
+        for (kept, whole) in kept.into_iter().zip(whole) {
+            let stack = Stack { whole: whole.clone(), ..kept.elements.stack.clone() };
+            for (&round, &name) in &kept.output.read {
+                let number = kept.elements.index(round);
                 let found = stack.at(self, number);
-                let found = self.reshape(&found, sizes);
+                let found = self.reshape(&found, &kept.sizes);
                 stacks.note(found.name, &stack, number);
                 names.insert(name, found.name);
             }
+            match kept.purpose {
+                Purpose::Results => {}
+                Purpose::Argument(argument) => {
+                    let places = (0..flow.run.rounds).map(|round| kept.elements.index(round)).collect();
+                    stacks.arguments[argument].updated = Some(Updated { stack, places });
+                }
+                Purpose::Joined(one) => joined.push((one, stack)),
+            }
         }
-        self.operations.extend(later.iter().map(|one| renamed(one, &names)));
+        for one in later {
+            match joined.iter().find(|(joined, _)| joined.operations.contains(&one.number())) {
+                Some((joined, stack)) => {
+                    let whole = self.complete(&one, joined, stack, (&mut names, stacks));
+                    names.insert(one.name(0), whole);
+                }
+                None => self.operations.push(renamed(&one, &names)),
+            }
+        }
         for value in results {
             value.name = names.get(&value.name).copied().unwrap_or(value.name);
         }
     }
 
     /// Finds the existing stack of these values, or creates one.
-    fn read(&mut self, values: &[Value], stacks: &mut Stacks) -> Read {
+    fn read(&mut self, values: &[Value], stacks: &mut Stacks<'_>) -> Read {
         let sizes = values[0].shape.dims.clone();
-        if let Some((stack, first, step)) = stacks.find(values, &self.operations) {
-            return Read { stack, first, step, sizes };
-        }
-        let stack = Stack::of(self, values);
-        values.iter().enumerate().for_each(|(number, value)| stacks.note(value.name, &stack, number));
-        Read { stack, first: 0, step: 1, sizes }
+        let found = stacks.find(values, &self.operations).or_else(|| stacks.stack_arguments(values));
+        let elements = found.unwrap_or_else(|| stacks.join(self, values));
+        Read { elements, sizes }
     }
 
-    /// Writes the loop. Its results are those of the chains, in order, followed by the new stacks.
+    /// Determines how an output is kept that no chain holds at the end.
+    fn kept<'a>(
+        &mut self,
+        round: &[Operation],
+        flow: &Flow,
+        output: &'a Output,
+        (stacks, later): (&mut Stacks<'_>, &[Operation]),
+    ) -> Kept<'a> {
+        let (made, rounds) = (output.made, flow.run.rounds);
+        let shape = |made: Made| &round[made.operation].shapes()[made.part];
+        let sizes = shape(made).dims.clone();
+        if let Some((argument, elements)) = stacks.owner(&output.read, rounds) {
+            return Kept { output, made, sizes, elements, purpose: Purpose::Argument(argument) };
+        }
+        if let Some((joined, (first, step))) = joined::find(later, &output.read, rounds) {
+            let stack = Stack::zeros(self, shape(made), joined.count);
+            let elements = Elements { stack, first, step };
+            return Kept { output, made, sizes, elements, purpose: Purpose::Joined(joined) };
+        }
+        let made = match flow.sources[made.operation][..] {
+            [Source::Own(before)] if round[made.operation].is_reshape() => before,
+            _ => made,
+        };
+        let elements = Elements { stack: Stack::zeros(self, shape(made), rounds), first: 0, step: 1 };
+        Kept { output, made, sizes, elements, purpose: Purpose::Results }
+    }
+
+    /// Writes the loop. Its results are those of the chains, in order, followed by the kept stacks.
     fn write_rounds(
         &mut self,
         round: &[Operation],
@@ -79,7 +134,9 @@ impl Builder {
         let open = self.begin_loop(flow.run.rounds, &starts);
         let (index, own) = (open.index().clone(), open.values().to_vec());
         let heads: Vec<Name> = flow.slots().map(|slots| own[slots.start].name).collect();
-        let elements: Vec<Name> = read.iter().map(|one| self.element(one, &index).name).collect();
+        let carried = &own[own.len() - kept.len()..];
+        let elements: Vec<Name> =
+            read.iter().map(|one| self.element(one, kept.iter().zip(carried), &index).name).collect();
         let first = self.write_round(round, flow, &heads, &elements);
         let made = |builder: &Self, made: Made| {
             builder.operations[first + made.operation].results().swap_remove(made.part)
@@ -90,11 +147,10 @@ impl Builder {
             ends.extend_from_slice(&own[slots.start + 1..slots.end]);
             ends.push(made(self, chain.made));
         }
-        let stacks = own[ends.len()..].to_vec();
-        for (kept, whole) in kept.iter().zip(stacks) {
-            let stack = Stack::new(whole, kept.element.clone(), flow.run.rounds);
-            let one = made(self, kept.made);
-            ends.push(stack.put(self, &one, Index { round: &index, first: 0, step: 1 }));
+        for (Kept { elements, made: from, .. }, whole) in kept.iter().zip(carried) {
+            let stack = Stack { whole: whole.clone(), ..elements.stack.clone() };
+            let one = made(self, *from);
+            ends.push(stack.put(self, &one, index_in(elements, &index)));
         }
         self.end_loop(open, &ends)
     }
@@ -108,14 +164,28 @@ impl Builder {
                 starts.push(start.clone().unwrap_or_else(zeros));
             }
         }
-        starts.extend(kept.iter().map(|one| Stack::zeros(self, &one.element, flow.run.rounds)));
+        starts.extend(kept.iter().map(|one| one.elements.stack.whole.clone()));
         starts
     }
 
-    /// Reads a round's element of a stack.
-    fn element(&mut self, read: &Read, round: &Value) -> Value {
-        let found = read.stack.get(self, Index { round, first: read.first, step: read.step });
-        self.reshape(&found, &read.sizes)
+    /// Reads a round's element of a stack. If the loop replaces these elements, it is read from the value that the loop
+    /// carries, so that the stack is updated in place.
+    fn element<'a>(
+        &mut self,
+        Read { elements, sizes }: &Read,
+        mut carried: impl Iterator<Item = (&'a Kept<'a>, &'a Value)>,
+        round: &Value,
+    ) -> Value {
+        let is_same = |other: &Elements| {
+            other.stack.whole.name == elements.stack.whole.name
+                && (other.first, other.step) == (elements.first, elements.step)
+        };
+        let mut stack = elements.stack.clone();
+        if let Some((_, whole)) = carried.find(|(kept, _)| is_same(&kept.elements)) {
+            stack.whole = whole.clone();
+        }
+        let found = stack.get(self, index_in(elements, round));
+        self.reshape(&found, sizes)
     }
 
     /// Writes the operations of a round, with operands from chains and stacks; returns the index of the first.
@@ -135,21 +205,14 @@ impl Builder {
     }
 }
 
-/// How an output is kept, if no chain holds it at the end.
-fn kept<'a>(round: &[Operation], flow: &Flow, output: &'a Output) -> Option<Kept<'a>> {
-    let (made, shape) = (output.made, |made: Made| &round[made.operation].shapes()[made.part]);
-    let before = match flow.sources[made.operation][..] {
-        [Source::Own(before)] if round[made.operation].is_reshape() => before,
-        _ => made,
-    };
-    let (element, sizes) = (shape(before).clone(), shape(made).dims.clone());
-    output.chain.is_none().then_some(Kept { output, made: before, element, sizes })
+fn index_in<'a>(elements: &Elements, round: &'a Value) -> Index<'a> {
+    Index { round, first: elements.first, step: elements.step }
 }
 
-/// Maps results that chains hold at the end of the loop to their names after it.
+/// Maps results that chains hold at the end of the loop, or that repeat values from before it, to their names after it.
 fn names_at_end(flow: &Flow, last: &[Value]) -> HashMap<Name, Name> {
     let slots: Vec<Range<usize>> = flow.slots().collect();
-    let mut names = HashMap::new();
+    let mut names: HashMap<Name, Name> = flow.repeated.iter().copied().collect();
     for output in &flow.outputs {
         let Some(chain) = output.chain else { continue };
         let after = |round: usize| slots[chain].end - (flow.run.rounds - round);
@@ -158,7 +221,8 @@ fn names_at_end(flow: &Flow, last: &[Value]) -> HashMap<Name, Name> {
     names
 }
 
-fn renamed(operation: &Operation, names: &HashMap<Name, Name>) -> Operation {
+/// Replaces names of operands.
+pub(super) fn renamed(operation: &Operation, names: &HashMap<Name, Name>) -> Operation {
     let operands = operation.operands();
     if !operands.iter().any(|name| names.contains_key(name)) {
         return operation.clone();

@@ -90,16 +90,36 @@ fn written(hlo: &mut Builder, rounds: &Rounds, outside: &[Value], each: &[[Value
     all
 }
 
+/// Traces updates of the first argument of every round, one behind the other; returns the new values. They read the
+/// gradients through a barrier, as updates of buffers do.
+fn updates(hlo: &mut Builder, each: &[[Value; 2]], gradients: &[Value]) -> Vec<Value> {
+    let mut last = gradients[0].clone();
+    let update = |(each, gradient): (&[Value; 2], &Value)| {
+        let gradient = hlo.behind(gradient, &last);
+        let param = hlo.behind(&each[0], &last);
+        let mut new = param;
+        for factor in 0..6 {
+            let change = hlo.with("multiply", &gradient, 0.5);
+            let away = hlo.with("add", &new, f64::from(factor));
+            new = hlo.subtract(&away, &change);
+        }
+        let small = hlo.with("minimum", &new, 8.0);
+        last = hlo.with("maximum", &small, -8.0);
+        last.clone()
+    };
+    each.iter().zip(gradients).map(update).collect()
+}
+
 /// Traces two runs, the second over the results of the first, from its last round to its first. The whole is repeated,
-/// each time starting with the last results of the time before.
-fn module(counts: [usize; 2], first: &Rounds, second: &Rounds) -> Module {
+/// each time starting with the last results of the time before. In the end the arguments of all rounds are updated.
+fn module(counts: [usize; 2], first: &Rounds, second: &Rounds, updated: usize) -> Module {
     let shape = Shape::new(&[WIDTH], Element::F32);
     let argument = |number| Value { name: Name::Argument(number), shape: shape.clone() };
     let mut outside = [argument(0), argument(1)];
     let each: Vec<[Value; 2]> =
         (0..counts[0]).map(|round| [argument(2 + 2 * round), argument(3 + 2 * round)]).collect();
     let mut hlo = Builder::default();
-    let mut results = Vec::new();
+    let (mut results, mut gradients) = (Vec::new(), Vec::new());
     for _ in 0..counts[1] {
         let made = written(&mut hlo, first, &outside, &each);
         let back: Vec<[Value; 2]> =
@@ -110,28 +130,69 @@ fn module(counts: [usize; 2], first: &Rounds, second: &Rounds) -> Module {
         };
         outside[0] = again[counts[0] - 1][STEPS - 1].clone();
         results = [vec![outside[0].clone()], kept(first, &made), kept(second, &again)].concat();
+        gradients = again.iter().rev().map(|own| own[1].clone()).collect();
     }
+    // The ends of a schedule's passes are in no loop.
+    gradients[0] = outside[1].clone();
+    let new = updates(&mut hlo, &each[..updated], &gradients);
     let arguments = vec![shape; 2 + 2 * counts[0]];
-    let aliases = vec![None; arguments.len()];
-    Module { hlo, arguments, results, aliases, replicas: 1 }
+    let mut aliases = vec![None; arguments.len()];
+    for (round, value) in new.into_iter().enumerate() {
+        aliases[2 + 2 * round] = Some(results.len());
+        results.push(value);
+    }
+    results.extend_from_slice(&gradients);
+    let signature = Signature { arguments, results, aliases };
+    Module { hlo, signature, stacked: Stacked::default(), replicas: 1 }
 }
 
-/// The bits of all results, with small numbers as arguments.
-fn run(client: &Arc<Client>, module: &Module) -> Vec<u8> {
+/// The bits of all results, in the order of the traced ones, with small numbers as arguments.
+fn run(client: &Arc<Client>, module: &Module) -> Vec<Vec<u8>> {
     let options = CompileOptions { devices: vec![0], flags: Vec::new() };
     let executable = client.compile(&module.text(), &options).unwrap();
-    let upload = |(number, shape): (usize, &Shape)| {
-        let number = |at: usize| ((number * 7 + at * 3) % 11) as f32 - 5.0;
-        let bytes: Vec<u8> = (0..WIDTH).flat_map(|at| number(at).to_le_bytes()).collect();
+    let Interface { inputs, outputs } = module.interface();
+    let bytes = |member: usize| {
+        let number = move |at: usize| ((member * 7 + at * 3) % 11) as f32 - 5.0;
+        (0..WIDTH).flat_map(move |at| number(at).to_le_bytes())
+    };
+    let upload = |Input { shape, members }: &Input| {
+        let bytes: Vec<u8> = members.iter().flat_map(|&member| bytes(member)).collect();
         Arc::new(client.upload(0, shape, &bytes).unwrap())
     };
-    let arguments = module.arguments.iter().enumerate().map(upload).collect();
-    let mut bytes = vec![0; module.results.len() * 4 * WIDTH];
+    let arguments = inputs.iter().map(upload).collect();
     let made = executable.execute(&[arguments]).unwrap().swap_remove(0);
-    for (result, own) in made.iter().zip(bytes.chunks_mut(4 * WIDTH)) {
-        result.download(own).unwrap();
+    assert_eq!(made.len(), outputs.len());
+    let mut results = vec![Vec::new(); module.signature.results.len()];
+    for (buffer, Output { held, .. }) in made.iter().zip(outputs) {
+        let owners: Vec<Option<usize>> = match held {
+            Held::Results(own) => own.into_iter().map(Some).collect(),
+            Held::Arguments(input) => {
+                inputs[input].members.iter().map(|&member| module.signature.aliases[member]).collect()
+            }
+        };
+        let mut whole = vec![0; owners.len() * 4 * WIDTH];
+        buffer.download(&mut whole).unwrap();
+        for (owner, own) in owners.iter().zip(whole.chunks(4 * WIDTH)) {
+            if let Some(owner) = *owner {
+                results[owner] = own.to_vec();
+            }
+        }
     }
-    bytes
+    results
+}
+
+/// Arguments that are stored together: none, the first ones of all rounds, in order or not, or those of some.
+fn together(rounds: usize, choice: u8) -> Vec<Vec<usize>> {
+    let first = |round: usize| 2 + 2 * round;
+    match choice {
+        0 => Vec::new(),
+        1 => vec![(0..rounds).map(first).collect()],
+        2 => {
+            vec![(0..rounds).rev().map(first).collect(), (0..rounds).map(|round| first(round) + 1).collect()]
+        }
+        3 => vec![(1..rounds).map(first).collect()],
+        _ => vec![(0..rounds).step_by(2).map(first).collect()],
+    }
 }
 
 #[test]
@@ -141,17 +202,35 @@ fn programs_with_loops_compute_the_same() {
     };
     let plugin = Arc::new(Plugin::open(Path::new(&path)).unwrap());
     let client = Arc::new(Client::new(plugin, Vec::new()).unwrap());
-    let (loops, cases) = (Cell::new(0), 40);
+    let [loops, stacks, returned] = [const { Cell::new(0) }; 3];
+    let cases = 40;
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let inputs = (4..9_usize, prop_oneof![Just(1), Just(5)], rounds(), rounds());
-    let outcome = TestRunner::new(config).run(&inputs, |(rounds, times, first, second)| {
-        let module = module([rounds, times], &first, &second);
-        let scanned = module.scanned();
+    let inputs = (
+        4..9_usize,
+        prop_oneof![Just(1), Just(5)],
+        rounds(),
+        rounds(),
+        prop_oneof![3..9_usize, Just(9)],
+        0..5_u8,
+    );
+    let outcome = TestRunner::new(config).run(&inputs, |(rounds, times, first, second, updated, stored)| {
+        let module = module([rounds, times], &first, &second, updated.min(rounds));
+        let scanned = module.scanned(&together(rounds, stored));
         loops.set(loops.get() + u32::from(scanned.is_some()));
         let scanned = scanned.unwrap_or_else(|| module.clone());
+        let is_changed = |stack: &ArgumentStack| stack.result.is_some();
+        returned.set(returned.get() + u32::from(!scanned.stacked.results.is_empty()));
+        stacks.set(stacks.get() + u32::from(scanned.stacked.arguments.iter().any(is_changed)));
         prop_assert_eq!(run(&client, &module), run(&client, &scanned));
+        // What is stored together after a step stays so.
+        let stored: Vec<Vec<usize>> =
+            scanned.stacked.arguments.iter().map(|stack| stack.members.clone()).collect();
+        let again = module.scanned(&stored).map(|again| again.text());
+        prop_assert_eq!(again.unwrap_or_else(|| module.text()), scanned.text());
         Ok(())
     });
     outcome.unwrap();
     assert!(loops.get() > cases * 3 / 4, "most runs become loops: {} of {cases}", loops.get());
+    assert!(returned.get() > cases / 8, "results become stacks: {} of {cases}", returned.get());
+    assert!(stacks.get() > cases / 2, "most arguments become stacks: {} of {cases}", stacks.get());
 }

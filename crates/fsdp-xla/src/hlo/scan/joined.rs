@@ -1,0 +1,93 @@
+//! Joins of vectors, most of which are results of one loop: the loop writes to the whole, and the others are put beside.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use super::stack::Stack;
+use super::stacks::{Stacks, progression};
+use super::{Builder, Name, Operation, Value};
+
+/// Equal operations that join vectors.
+pub(super) struct Joined {
+    /// Their numbers.
+    pub(super) operations: Vec<usize>,
+    operands: Vec<Name>,
+    /// Whether each operand is a result of the loop.
+    is_made: Vec<bool>,
+    /// The operands among the elements of the loop's stack, which also holds results that are no operands.
+    within: Range<usize>,
+    /// Number of elements of the loop's stack.
+    pub(super) count: usize,
+}
+
+/// Finds operations that join results of consecutive rounds with other vectors. Also returns the element of the loop's
+/// stack that round 0 replaces, and the distance to that of the next round.
+pub(super) fn find(
+    later: &[Operation],
+    results: &BTreeMap<usize, Name>,
+    rounds: usize,
+) -> Option<(Joined, (usize, isize))> {
+    later.iter().filter(|one| one.joins_equal_vectors()).find_map(|one| {
+        let operands = one.operands();
+        let place = |(&round, name): (&usize, &Name)| {
+            Some((round, operands.iter().position(|operand| operand == name)?))
+        };
+        let (own, places): (Vec<usize>, Vec<usize>) = results.iter().filter_map(place).unzip();
+        let (first, step) = progression(&places)?;
+        if progression(&own)?.1 != 1 {
+            return None;
+        }
+        // Elements of all rounds, counted from the first operand.
+        let [start, end] =
+            [0, rounds - 1].map(|round| first as isize + step * (round as isize - own[0] as isize));
+        let before = start.min(end).min(0).unsigned_abs();
+        let from_start = |place: isize| before.checked_add_signed(place).expect("the stack starts before it");
+        let last = from_start(start.max(end).max(operands.len() as isize - 1));
+        let mut is_made = vec![false; operands.len()];
+        places.iter().for_each(|&place| is_made[place] = true);
+        let is_equal = |other: &&Operation| other.joins_equal_vectors() && other.operands() == operands;
+        let operations = later.iter().filter(is_equal).map(Operation::number).collect();
+        let (within, count) = (before..before + operands.len(), last + 1);
+        // Longer stacks are not vectors.
+        let len = one.shapes()[0].len() / operands.len();
+        i32::try_from(len * count).ok()?;
+        let joined = Joined { operations, operands, is_made, within, count };
+        Some((joined, (from_start(start), step)))
+    })
+}
+
+impl Builder {
+    /// Completes the stack of a loop with the operands that are no results of it; returns the name of the joined vectors.
+    pub(super) fn complete(
+        &mut self,
+        operation: &Operation,
+        joined: &Joined,
+        stack: &Stack,
+        (names, stacks): (&mut HashMap<Name, Name>, &mut Stacks<'_>),
+    ) -> Name {
+        let known = names.get(&Name::Result(joined.operations[0])).copied();
+        let name = known.unwrap_or_else(|| self.join(joined, stack, (names, stacks)));
+        stacks.rename(operation.name(0), name);
+        name
+    }
+
+    fn join(
+        &mut self,
+        Joined { operands, is_made, within, .. }: &Joined,
+        stack: &Stack,
+        (names, stacks): (&HashMap<Name, Name>, &mut Stacks<'_>),
+    ) -> Name {
+        let mut whole = stack.clone();
+        let operands: Vec<Name> =
+            operands.iter().map(|name| names.get(name).copied().unwrap_or(*name)).collect();
+        for (place, &name) in operands.iter().enumerate().filter(|(place, _)| !is_made[*place]) {
+            let one = Value { name, shape: stack.element.clone() };
+            whole = whole.put_at(self, &one, within.start + place);
+        }
+        for (place, &name) in operands.iter().enumerate() {
+            stacks.note(name, &whole, within.start + place);
+        }
+        let len = whole.element.len();
+        self.range(&whole.whole, within.start * len..within.end * len).name
+    }
+}
