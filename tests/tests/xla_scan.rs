@@ -1,5 +1,5 @@
-//! Programs with layers in loops (`run.xla.scan_layers`): they compute the same as unrolled ones, and grow much less
-//! with the depth of a model. `FSDP_TEST_PJRT` names a plugin.
+//! Programs with layers in loops (`run.xla.scan_layers`): they compute the same as unrolled ones, and do not
+//! grow with the depth of a model. `FSDP_TEST_PJRT` names a plugin.
 
 use fsdp_xla::{Collective, Order, Program, ProgramForm, Target};
 

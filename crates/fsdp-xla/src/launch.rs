@@ -38,8 +38,8 @@ pub enum Reduction {
 pub struct ProgramForm {
     /// How gradients are summed.
     pub reduction: Reduction,
-    /// Whether operations repeated in each layer become loops, so that programs of deep models are small. Per-layer
-    /// values are then copied into one value for all layers.
+    /// Whether operations repeated in each layer become loops, so that programs do not grow with depth. Per-layer
+    /// arguments are then passed as one for all layers.
     pub scan_layers: bool,
 }
 
