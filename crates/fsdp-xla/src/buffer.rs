@@ -34,21 +34,21 @@ pub(crate) enum Content {
 pub(crate) struct DeviceStack {
     pub(crate) buffer: Arc<DeviceBuffer>,
     pub(crate) count: usize,
-    /// Bytes of the whole.
-    byte_len: usize,
+    /// The shape of the whole.
+    shape: Shape,
     /// A host copy, if an element has been read.
     host: OnceLock<Vec<u8>>,
 }
 
 impl DeviceStack {
     pub(crate) fn new(buffer: Arc<DeviceBuffer>, shape: &Shape, count: usize) -> Self {
-        Self { buffer, count, byte_len: shape.byte_len(), host: OnceLock::new() }
+        Self { buffer, count, shape: shape.clone(), host: OnceLock::new() }
     }
 
-    /// Whether these are its elements, in order.
-    pub(crate) fn consists_of(self: &Arc<Self>, sources: &[Source]) -> bool {
+    /// Whether it has this shape, and these are its elements, in order.
+    pub(crate) fn consists_of(self: &Arc<Self>, shape: &Shape, sources: &[Source]) -> bool {
         let is_element = |(place, source): (usize, &Source)| matches!(source, Source::Element(stack, index) if Arc::ptr_eq(stack, self) && *index == place);
-        sources.len() == self.count && sources.iter().enumerate().all(is_element)
+        self.shape == *shape && sources.len() == self.count && sources.iter().enumerate().all(is_element)
     }
 
     /// The bytes of an element.
@@ -59,12 +59,12 @@ impl DeviceStack {
         let whole = match self.host.get() {
             Some(whole) => whole,
             None => {
-                let mut bytes = vec![0; self.byte_len];
+                let mut bytes = vec![0; self.shape.byte_len()];
                 self.buffer.download(&mut bytes)?;
                 self.host.get_or_init(|| bytes)
             }
         };
-        let len = self.byte_len / self.count;
+        let len = self.shape.byte_len() / self.count;
         Ok(&whole[index * len..][..len])
     }
 }

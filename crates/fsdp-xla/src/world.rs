@@ -85,7 +85,7 @@ impl World {
     ) -> Result<Arc<DeviceBuffer>, Error> {
         match sources {
             [Source::Device(buffer)] => return Ok(Arc::clone(buffer)),
-            [Source::Element(stack, _), ..] if stack.consists_of(sources) => {
+            [Source::Element(stack, _), ..] if stack.consists_of(shape, sources) => {
                 return Ok(Arc::clone(&stack.buffer));
             }
             _ => {}
@@ -259,7 +259,8 @@ impl Seated {
         }
         let Traced { arguments, storages, results, .. } = program;
         let interface = Arc::clone(&world.compiled()[&digest].interface);
-        world.slot(self.rank).arguments = self.inputs(host, &interface, arguments, &storages)?;
+        let buffers = self.inputs(host, &interface, arguments)?;
+        world.slot(self.rank).arguments = buffers.clone();
         self.ranks.agree(host, digest)?;
         if self.is_first() {
             // On failure the engine tells the other ranks, which wait below.
@@ -268,6 +269,10 @@ impl Seated {
         self.ranks.agree(host, digest)?;
         let made = std::mem::take(&mut world.slot(self.rank).results);
         assert_eq!(made.len(), interface.outputs.len(), "a program makes what was traced");
+        // Outputs replace the contents of the inputs that change.
+        for (input, buffer) in interface.inputs.iter().zip(buffers) {
+            keep(buffer, &input.shape, &input.storages(&storages));
+        }
         for (Output { shape, held }, buffer) in interface.outputs.iter().zip(made) {
             let storages: Vec<Option<&Arc<Storage>>> = match held {
                 Held::Results(own) => own.iter().map(|&result| Some(&results[result])).collect(),
@@ -284,7 +289,6 @@ impl Seated {
         host: &HostMemory,
         interface: &Interface,
         arguments: Vec<Argument>,
-        storages: &[Option<Arc<Storage>>],
     ) -> Result<Vec<Arc<DeviceBuffer>>, Error> {
         let mut sources: Vec<Option<Source>> = arguments.into_iter().map(|one| Some(one.source)).collect();
         let mut buffers = Vec::with_capacity(interface.inputs.len());
@@ -292,10 +296,7 @@ impl Seated {
             let own = input.members.iter();
             let own: Vec<Source> =
                 own.map(|&member| sources[member].take().expect("an input is used once")).collect();
-            let buffer = self.world.upload(self.rank, host, &input.shape, &own)?;
-            // The program replaces the contents of those that change.
-            keep(Arc::clone(&buffer), &input.shape, &input.storages(storages));
-            buffers.push(buffer);
+            buffers.push(self.world.upload(self.rank, host, &input.shape, &own)?);
         }
         Ok(buffers)
     }

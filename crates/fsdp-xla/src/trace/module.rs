@@ -35,7 +35,7 @@ pub(crate) struct Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Output {
     pub(crate) shape: Shape,
-    /// What it holds; a stack of arguments is given by its input.
+    /// What it holds; for a stack of arguments, the index of the input.
     pub(crate) held: Held,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Traced {
     pub(crate) module: Module,
     /// The arguments, in order.
     pub(crate) arguments: Vec<Argument>,
-    /// The storage of each argument whose contents at the end are read later.
+    /// The storage of each argument that still has a handle and contents at the end.
     pub(crate) storages: Vec<Option<Arc<Storage>>>,
     /// The storage that receives the results, in order.
     pub(crate) results: Vec<Arc<Storage>>,

@@ -51,7 +51,7 @@ impl Builder {
     }
 
     /// The stacks all of whose elements are results with storage of their own.
-    fn result_stacks(&self, stacks: &Stacks<'_>, signature: &Signature) -> Vec<ResultStack> {
+    fn result_stacks(&mut self, stacks: &Stacks<'_>, signature: &Signature) -> Vec<ResultStack> {
         let made: HashSet<usize> = self.operations.iter().map(|one| one.number()).collect();
         let mut rest: BTreeSet<usize> = (0..signature.results.len()).collect();
         signature.aliases.iter().flatten().for_each(|result| _ = rest.remove(result));
@@ -67,7 +67,10 @@ impl Builder {
                 if is_made && members.len() == stack.count && rest.contains(&first) {
                     members.values().for_each(|result| _ = rest.remove(result));
                     let members = members.into_values().collect();
-                    found.push(ResultStack { members, value: stack.whole.clone() });
+                    found.push(ResultStack {
+                        members,
+                        value: self.reshape(&stack.whole, &[stack.whole.len()]),
+                    });
                 }
             }
         }

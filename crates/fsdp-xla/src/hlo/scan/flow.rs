@@ -71,13 +71,13 @@ impl Flow {
         flow.is_shorter().then_some(flow)
     }
 
-    /// Whether a loop certainly has fewer operations than the run: operations for stacks included, so that the search for
-    /// runs ends.
+    /// Whether a loop has fewer operations than the run, those for stacks included. The search for runs ends because
+    /// programs only become shorter.
     fn is_shorter(&self) -> bool {
         let Run { period, rounds, .. } = self.run;
-        // At most a slice and a reshape for each result that is read afterwards; for each stack a reshape of each element
-        // to put it together, and a few operations to access an element.
-        let read: usize = self.outputs.iter().map(|output| 2 * output.read.len()).sum();
+        // A slice and two reshapes for each result that is read afterwards; for each stack about one operation per element to
+        // put it together, and a few to access an element.
+        let read: usize = self.outputs.iter().map(|output| 3 * output.read.len()).sum();
         period + read + (self.stacks.len() + self.outputs.len()) * (rounds + 8) < period * rounds
     }
 

@@ -67,7 +67,7 @@ pub(crate) struct Stacked {
 pub(crate) enum Held {
     /// One result, or those of a stack.
     Results(Vec<usize>),
-    /// The contents of the stack of arguments with this index.
+    /// The contents at the end of the stack of arguments with this index (in an interface: of the input with it).
     Arguments(usize),
 }
 
@@ -146,8 +146,8 @@ impl Builder {
         (loops, stacked)
     }
 
-    /// Tries the shortest rounds first, since longer ones may contain them, but those of updates before others: they visit
-    /// the parameters of all layers, so that the stacks of these are complete.
+    /// Tries the shortest rounds first, since longer ones may contain them, but those without
+    /// matrix products before others: updates visit the parameters of all layers, so the stacks of these are complete.
     fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let mut found = stretches(&listing.kinds());

@@ -128,7 +128,9 @@ impl<'a> Stacks<'a> {
             _ => None,
         };
         let numbers: Vec<usize> = values.iter().map(number).collect::<Option<_>>()?;
-        let is_within = |members: &&Vec<usize>| positions(&numbers, members).is_some();
+        let is_taken = |member: &usize| self.arguments.iter().any(|one| one.members.contains(member));
+        let is_within =
+            |members: &&Vec<usize>| positions(&numbers, members).is_some() && !members.iter().any(is_taken);
         let members = match self.together.iter().find(is_within) {
             Some(members) => members.clone(),
             None => numbers.clone(),
