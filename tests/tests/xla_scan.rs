@@ -16,7 +16,7 @@ const BLOCKS: &str = "fsdp.wrap=[\"GPT2Block\"]";
 const RECOMPUTED: &str = "fsdp.activation_checkpointing=\"full\"";
 
 /// Returns a model with another number of layers.
-fn deep(model: &str, layers: usize) -> String {
+pub(crate) fn deep(model: &str, layers: usize) -> String {
     let count = |key| format!("\"{key}\": {layers},");
     let deeper = model
         .replace("\"num_hidden_layers\": 3,", &count("num_hidden_layers"))

@@ -8,11 +8,12 @@ use fsdp_core::DType;
 use fsdp_train::checkpoint::Resume;
 use fsdp_train::train::train;
 use fsdp_train::verify::{VerifyOptions, verify};
-use fsdp_xla::{Devices, ProgramOptions};
+use fsdp_xla::{Devices, ProgramForm, ProgramOptions};
 
 use crate::resume::tensors;
-use crate::support::{GPT2, LLAMA, config, job, options, run_options, threads};
-use crate::xla::{LAYERS, NATIVE, check, plugin, written_as};
+use crate::support::{GPT2, LLAMA, config, job, options, run_options, threads, tokens};
+use crate::xla::{LAYERS, NATIVE, TREE, check, plugin, written_as};
+use crate::xla_scan::deep;
 
 const RELATIVE: &str =
     "train.optimizer={ name = \"adafactor\", weight_decay = 0.1, no_decay = [\"norm\"], warmup_init = true }";
@@ -56,7 +57,8 @@ fn trained_of(model: (&str, u32), out: &Path, steps: u64, device: &str, override
     let job = job(model.0, config(data.path(), model.1, &overrides));
     let options_of_run = run_options(Resume::Newest);
     if device == "xla" {
-        let devices = Devices::new(&plugin().unwrap(), 8, ProgramOptions::default(), options()).unwrap();
+        let form = ProgramForm { scan_layers: job.config.run.xla.scan_layers, ..TREE };
+        let devices = Devices::new(&plugin().unwrap(), 8, written_as(form), options()).unwrap();
         train(&job, &devices, &options_of_run).unwrap();
     } else {
         train(&job, &threads(), &options_of_run).unwrap();
@@ -170,6 +172,49 @@ fn runs_end_where_those_of_the_host_do() {
     // With dropout, whose masks must be the same.
     let gpt2 = ["fsdp.wrap=[\"GPT2Block\"]", "train.optimizer={ name = \"sgd\", lr = 0.1 }", "run.ranks=4"];
     check("gpt2", (GPT2, 53), &gpt2);
+}
+
+/// With layers in loops their parameters and state are stacks on the device. Evaluations before a start's first step and
+/// between steps, checkpoints, and starts from checkpoints on other numbers of ranks see the same values as without.
+#[test]
+fn a_run_with_layers_in_loops_is_evaluated_saved_and_resumed() {
+    if plugin().is_none() {
+        return;
+    }
+    let llama = deep(LLAMA, 8);
+    differ_by_rounding("layers in loops", |precision| {
+        let dir = tempfile::tempdir().unwrap();
+        let eval = format!("data.eval=[{{name='all', paths=['{}']}}]", tokens(dir.path(), 61, 100));
+        let run = |name: &str, steps, device, own: &[&str]| {
+            let every = [LAYERS, ADAMW, "train.ema_decay=0.9", "data.eval_every=1", &eval];
+            let out = dir.path().join(name);
+            let state = trained_of((&llama, 61), &out, steps, device, &[&every, own, precision].concat());
+            (state, evaluations(&out))
+        };
+        let (expected, losses) = run("whole", 4, "cpu", &["run.ranks=4"]);
+        run("part", 2, "xla", &["run.ranks=4", "run.xla.scan_layers=true"]);
+        // As after a kill between checkpoint and evaluation, the next start evaluates first.
+        let metrics = dir.path().join("part/metrics.jsonl");
+        let lines = std::fs::read_to_string(&metrics).unwrap();
+        let (kept, last) = lines.trim_end().rsplit_once('\n').unwrap();
+        assert!(last.contains("eval_loss"), "{last}");
+        std::fs::write(&metrics, format!("{kept}\n")).unwrap();
+        run("part", 3, "xla", &["run.ranks=2", "run.xla.scan_layers=true"]);
+        let (found, evaluated) = run("part", 4, "xla", &["run.ranks=1", "run.xla.scan_layers=true"]);
+        assert_eq!((losses.len(), evaluated.len()), (4, 4), "after each step");
+        for (found, expected) in evaluated.iter().zip(&losses) {
+            // Losses are far less sensitive than parameters, whose distance is compared below.
+            assert!((found - expected).abs() <= 1e-5 * expected, "{evaluated:?} for {losses:?}");
+        }
+        distance([found, expected])
+    });
+}
+
+/// The losses of a run's evaluations, in order.
+fn evaluations(out: &Path) -> Vec<f64> {
+    let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let value = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+    lines.lines().filter_map(|line| value(line)["eval_loss"].as_f64()).collect()
 }
 
 /// Two starts that both compile, with the same plugin and number of devices, give the same bits.

@@ -47,7 +47,10 @@ impl DeviceStack {
 
     /// Whether it has this shape, and these are its elements, in order.
     pub(crate) fn consists_of(self: &Arc<Self>, shape: &Shape, sources: &[Source]) -> bool {
-        let is_element = |(place, source): (usize, &Source)| matches!(source, Source::Element(stack, index) if Arc::ptr_eq(stack, self) && *index == place);
+        let is_element = |(place, source): (usize, &Source)| match source {
+            Source::Element(stack, index) => Arc::ptr_eq(stack, self) && *index == place,
+            _ => false,
+        };
         self.shape == *shape && sources.len() == self.count && sources.iter().enumerate().all(is_element)
     }
 

@@ -2,6 +2,7 @@
 //! With several processes, each compiles the program, which is the same in all, and runs it on its own devices.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -251,7 +252,10 @@ impl Seated {
     /// See [`Executor::run`].
     fn run(&mut self, host: &HostMemory, trace: Trace) -> Result<(), Error> {
         let program = trace.finish(self.world.devices.ids.len());
-        let digest = Digest::of(&format!("{}{:?}", program.module.text(), program.together()));
+        // Arguments that are stored together stay so in the compiled program.
+        let mut traced = program.module.text();
+        write!(traced, "{:?}", program.together()).expect("writing to a string cannot fail");
+        let digest = Digest::of(&traced);
         let world = Arc::clone(&self.world);
         // Compile before uploading anything: a compiler reports better than a device that memory is too small.
         if !world.compiled().contains_key(&digest) {

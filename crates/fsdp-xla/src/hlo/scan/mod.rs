@@ -146,8 +146,8 @@ impl Builder {
         (loops, stacked)
     }
 
-    /// Tries the shortest rounds first, since longer ones may contain them, but those without
-    /// matrix products before others: updates visit the parameters of all layers, so the stacks of these are complete.
+    /// Tries the shortest rounds first, since longer ones may contain them, but those without matrix products before
+    /// others: updates visit the parameters of all layers, so the stacks of these are complete.
     fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let mut found = stretches(&listing.kinds());

@@ -57,25 +57,17 @@ pub(super) struct Stacks<'a> {
 
 impl<'a> Stacks<'a> {
     pub(super) fn new(signature: &Signature, together: &'a [Vec<usize>]) -> Self {
-        let mut own = Self {
+        let owner = |(argument, result): (usize, &Option<usize>)| {
+            result.map(|result| (signature.results[result].name, argument))
+        };
+        Self {
             shapes: signature.arguments.clone(),
             arguments: Vec::new(),
             traced: signature.arguments.len(),
             together,
-            owners: HashMap::new(),
+            owners: signature.aliases.iter().enumerate().filter_map(owner).collect(),
             places: HashMap::new(),
-        };
-        own.find_owners(signature);
-        own
-    }
-
-    /// Finds the arguments whose storage results reuse.
-    fn find_owners(&mut self, signature: &Signature) {
-        let results = signature.aliases.iter().enumerate();
-        let owner = |(argument, result): (usize, &Option<usize>)| {
-            result.map(|result| (signature.results[result].name, argument))
-        };
-        self.owners = results.filter_map(owner).collect();
+        }
     }
 
     /// Records that a value is an element of a stack.

@@ -54,6 +54,28 @@ impl Builder {
 
         let (last, whole) = made.split_at(made.len() - kept.len());
         let mut names = names_at_end(flow, last);
+        let joined = self.read_results(kept, whole, (&mut names, stacks));
+        for one in later {
+            match joined.iter().find(|(joined, _)| joined.operations.contains(&one.number())) {
+                Some((joined, stack)) => {
+                    let whole = self.complete(&one, joined, stack, (&mut names, stacks));
+                    names.insert(one.name(0), whole);
+                }
+                None => self.operations.push(renamed(&one, &names)),
+            }
+        }
+        for value in results {
+            value.name = names.get(&value.name).copied().unwrap_or(value.name);
+        }
+    }
+
+    /// Reads the kept results that are used after the loop from their stacks; returns the joins that stacks replace.
+    fn read_results(
+        &mut self,
+        kept: Vec<Kept<'_>>,
+        whole: &[Value],
+        (names, stacks): (&mut HashMap<Name, Name>, &mut Stacks<'_>),
+    ) -> Vec<(Joined, Stack)> {
         let mut joined = Vec::new();
         for (kept, whole) in kept.into_iter().zip(whole) {
             let stack = Stack { whole: whole.clone(), ..kept.elements.stack.clone() };
@@ -67,24 +89,13 @@ impl Builder {
             match kept.purpose {
                 Purpose::Results => {}
                 Purpose::Argument(argument) => {
-                    let places = (0..flow.run.rounds).map(|round| kept.elements.index(round)).collect();
+                    let places = kept.output.read.keys().map(|&round| kept.elements.index(round)).collect();
                     stacks.arguments[argument].updated = Some(Updated { stack, places });
                 }
                 Purpose::Joined(one) => joined.push((one, stack)),
             }
         }
-        for one in later {
-            match joined.iter().find(|(joined, _)| joined.operations.contains(&one.number())) {
-                Some((joined, stack)) => {
-                    let whole = self.complete(&one, joined, stack, (&mut names, stacks));
-                    names.insert(one.name(0), whole);
-                }
-                None => self.operations.push(renamed(&one, &names)),
-            }
-        }
-        for value in results {
-            value.name = names.get(&value.name).copied().unwrap_or(value.name);
-        }
+        joined
     }
 
     /// Finds the existing stack of these values, or creates one.
