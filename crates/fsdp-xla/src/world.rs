@@ -120,7 +120,10 @@ impl World {
         if let Some(None) = scanned {
             (self.programs.listener)(&ProgramEvent::NotScanned);
         }
-        let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
+        // Other devices run the operations of a program one by one, or in streams.
+        let is_parallel = self.devices.client.kind().is_cpu();
+        let scanned = scanned.flatten().map(|one| if is_parallel { one.sequenced() } else { one });
+        let module = scanned.as_ref().unwrap_or(traced);
         let (text, interface) = (module.text(), Arc::new(module.interface()));
         let own = Digest::of(&text);
         let known =
@@ -201,7 +204,7 @@ impl Executor {
     /// background too, but answers a read only after all programs that were started before it.
     pub(crate) fn is_asynchronous(&self) -> bool {
         match self {
-            Executor::Devices(seated) => seated.world.devices.client.kind().name != "cpu",
+            Executor::Devices(seated) => !seated.world.devices.client.kind().is_cpu(),
             Executor::TraceSink(_) => true,
         }
     }

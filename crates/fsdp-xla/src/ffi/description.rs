@@ -16,6 +16,11 @@ pub(crate) struct DeviceKind {
 }
 
 impl DeviceKind {
+    /// Whether it is XLA's own device for processors.
+    pub(crate) fn is_cpu(&self) -> bool {
+        self.name == "cpu"
+    }
+
     /// Reads the kind from a `PJRT_DeviceDescription` of this plugin, which must still be alive.
     ///
     /// # Errors

@@ -122,6 +122,15 @@ impl Module {
         (loops > 0).then_some(own)
     }
 
+    /// The same program, in which no collective runs beside a loop with collectives (see
+    /// [`Builder::sequence_collectives`]).
+    pub(crate) fn sequenced(mut self) -> Self {
+        let mut shapes = self.signature.arguments.clone();
+        shapes.extend(self.stacked.arguments.iter().map(|stack| stack.value.shape.clone()));
+        self.hlo.sequence_collectives(&shapes);
+        self
+    }
+
     /// Inputs with their values: the arguments that are in no stack, then the stacks.
     fn inputs(&self) -> Vec<(Name, Input)> {
         let stacks = &self.stacked.arguments;

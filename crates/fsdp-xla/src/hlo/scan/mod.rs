@@ -16,6 +16,7 @@ mod finish;
 mod flow;
 mod joined;
 mod runs;
+mod sequence;
 mod stack;
 mod stacks;
 mod write;
