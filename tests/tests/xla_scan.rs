@@ -13,6 +13,7 @@ const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
 const SCANNED_LAYERS: usize = 7;
 
 const BLOCKS: &str = "fsdp.wrap=[\"GPT2Block\"]";
+const ADAFACTOR: &str = "train.optimizer={name=\"adafactor\"}";
 const RECOMPUTED: &str = "fsdp.activation_checkpointing=\"full\"";
 
 /// Returns a model with another number of layers.
@@ -43,6 +44,12 @@ fn layers_in_loops_are_those_of_the_oracle() {
     let double = [LAYERS, RECOMPUTED, "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[8], &double, SCANNED);
     check_loops((&deep(GPT2, SCANNED_LAYERS), 53), &[2], &[BLOCKS, RECOMPUTED], SCANNED);
+    check_loops(
+        (&deep(LLAMA, SCANNED_LAYERS), 61),
+        &[4],
+        &[LAYERS, ADAFACTOR, "train.grad_clip=0.5"],
+        SCANNED,
+    );
 }
 
 #[test]
@@ -60,6 +67,17 @@ fn loops_keep_what_schedules_have_under_way() {
         "fsdp.backward_prefetch=0",
     ];
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &narrow, native);
+}
+
+/// The layers are large enough for the plugin to leave them to other threads. Devices have more of these than ranks, so a
+/// collective could run beside a loop.
+#[test]
+fn collectives_do_not_run_beside_loops() {
+    let wide = deep(GPT2, 12).replace("\"n_embd\": 20", "\"n_embd\": 128");
+    let wide = wide.replace("\"n_positions\": 32", "\"n_positions\": 128").replace("0.2", "0.02");
+    let long = ["data.seq_len=128", "train.micro_batch_size=1", "train.global_batch_size=4"];
+    let overrides = [&[BLOCKS, "fsdp.reshard_after_forward=true"], &long[..]].concat();
+    check_loops((&wide, 53), &[2], &overrides, ProgramForm { scan_layers: true, ..NATIVE });
 }
 
 /// Programs have the same operations, inputs and outputs for any number of layers: the parameters, gradients and optimizer
@@ -82,6 +100,7 @@ fn programs_do_not_grow_with_layers() {
         (&[LAYERS, decayed, "train.ema_decay=0.9", "fsdp.mesh.replicate=2"], native),
         (&[LAYERS, momentum, "fsdp.accumulation=\"unsharded\""], SCANNED),
         (&[LAYERS, "train.optimizer={name=\"lion\",lr=0.1}", "fsdp.forward_prefetch=3"], native),
+        (&[LAYERS, ADAFACTOR, "fsdp.mesh.replicate=2"], SCANNED),
     ] {
         assert_eq!(size(12, overrides, form), size(16, overrides, form), "{overrides:?}");
     }

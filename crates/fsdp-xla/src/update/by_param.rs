@@ -49,6 +49,18 @@ impl Pass<'_, '_> {
         self.trace.hlo.floats(&numbers, Element::F64)
     }
 
+    /// One place per parameter, as scalars. They are arguments, so that the programs of layers are alike.
+    pub(super) fn starts(&mut self, of: impl Fn(&AdafactorFactors) -> usize) -> Vec<Value> {
+        let starts: Vec<usize> = self.params.iter().map(|(_, factors)| of(factors)).collect();
+        let all = self.trace.input_places(&starts);
+        let hlo = &mut self.trace.hlo;
+        let start = |index| {
+            let start = hlo.range(&all, index..index + 1);
+            hlo.reshape(&start, &[])
+        };
+        (0..starts.len()).map(start).collect()
+    }
+
     /// Looks up one sum per parameter.
     pub(super) fn sums(
         &mut self,

@@ -76,14 +76,17 @@ impl<'a, 's> Pass<'a, 's> {
         }
         let terms = self.trace.hlo.concatenate(&terms, 1);
         let table = self.by_param(&terms);
-        for (number, (_, factors)) in self.params.iter().enumerate() {
-            let len = factors.cols.map_or(1, |cols| 2 + cols);
-            let part = self.trace.hlo.slice(&table, &[number..number + 1, 0..len]);
-            let part = self.trace.hlo.reshape(&part, &[len]);
-            let old = self.trace.load(QUEUE, Slice::new(sums, factors.start, len));
-            let new = self.trace.hlo.add(&old, &part);
-            self.trace.store(QUEUE, &SliceMut::new(sums, factors.start, len), &new);
+        let starts = self.starts(|factors| factors.start);
+        let mut all = self.trace.load(QUEUE, Slice::whole(sums));
+        for (number, ((_, factors), start)) in self.params.iter().zip(&starts).enumerate() {
+            let (hlo, len) = (&mut self.trace.hlo, factors.cols.map_or(1, |cols| 2 + cols));
+            let part = hlo.slice(&table, &[number..number + 1, 0..len]);
+            let part = hlo.reshape(&part, &[len]);
+            let old = hlo.dynamic_slice(&all, &[(0, start)], &[len]);
+            let new = hlo.add(&old, &part);
+            all = hlo.dynamic_update(&all, &new, &[(0, start)]);
         }
+        self.trace.store(QUEUE, &SliceMut::whole(sums), &all);
         self.end();
     }
 
@@ -209,12 +212,15 @@ impl<'a, 's> Pass<'a, 's> {
 
     fn advance_columns(&mut self, moments: &XlaBuffer) {
         let width = self.segment.row_len;
+        // Those of a parameter that is not factored are not used.
+        let starts = self.starts(|factors| factors.start + factors.cols.map_or(0, |_| 2));
         let all = self.trace.load(QUEUE, Slice::whole(moments));
         let hlo = &mut self.trace.hlo;
         let none = hlo.zeros(&[width], Element::F64);
-        let sums = self.params.iter().map(|(_, factors)| {
-            let at = factors.start + 2;
-            let sums = if factors.cols.is_some() { hlo.range(&all, at..at + width) } else { none.clone() };
+        let sums = self.params.iter().zip(&starts).map(|((_, factors), start)| {
+            let is_factored = factors.cols.is_some();
+            let sums =
+                if is_factored { hlo.dynamic_slice(&all, &[(0, start)], &[width]) } else { none.clone() };
             hlo.reshape(&sums, &[1, width])
         });
         let sums: Vec<Value> = sums.collect();
