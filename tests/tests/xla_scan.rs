@@ -70,11 +70,11 @@ fn loops_keep_what_schedules_have_under_way() {
 }
 
 /// The layers are large enough for the plugin to leave them to other threads. Devices have more of these than ranks, so a
-/// collective could run beside a loop.
+/// collective could run beside a loop. With initial values this large, rounding errors grow over the layers.
 #[test]
 fn collectives_do_not_run_beside_loops() {
     let wide = deep(GPT2, 12).replace("\"n_embd\": 20", "\"n_embd\": 128");
-    let wide = wide.replace("\"n_positions\": 32", "\"n_positions\": 128").replace("0.2", "0.02");
+    let wide = wide.replace("\"n_positions\": 32", "\"n_positions\": 128");
     let long = ["data.seq_len=128", "train.micro_batch_size=1", "train.global_batch_size=4"];
     let overrides = [&[BLOCKS, "fsdp.reshard_after_forward=true"], &long[..]].concat();
     check_loops((&wide, 53), &[2], &overrides, ProgramForm { scan_layers: true, ..NATIVE });

@@ -14,7 +14,7 @@ use fsdp_core::plan::Plan;
 use fsdp_core::schedule::Policy;
 use fsdp_core::update::{RankTables, UpdateRule};
 use fsdp_core::wrap;
-use fsdp_core::{Digest, Mesh, Rank};
+use fsdp_core::{DType, Digest, Mesh, Rank};
 use fsdp_nn::HostMemory;
 use fsdp_nn::footprint::{RunShape, footprints};
 use fsdp_nn::layer::Description;
@@ -196,6 +196,17 @@ impl<A: Architecture + Clone> Job<A> {
     pub fn at_world(&self, world: usize) -> Result<Self, TrainError> {
         let config = self.config.at_world(world)?;
         expect_ranks(&config)?;
+        Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
+    }
+
+    /// Returns the same job in double precision.
+    ///
+    /// # Errors
+    /// As [`Job::new`].
+    pub(crate) fn in_double(&self) -> Result<Self, TrainError> {
+        let mut config = self.config.clone();
+        (config.fsdp.param_dtype, config.fsdp.reduce_dtype) = (DType::F64, DType::F64);
+        config.train.loss_scale = None;
         Self::with_data(config, self.architecture.clone(), self.init.clone(), Arc::clone(&self.data))
     }
 }

@@ -116,6 +116,11 @@ impl<'a, M: TrainBackend, A: Architecture + Clone> Oracle<'a, M, A> {
         Ok(report)
     }
 
+    /// The loss scale of the next step; 1 if the run has none.
+    pub(crate) fn loss_scale(&self) -> f64 {
+        self.scaler.as_ref().map_or(1.0, |scaler| scaler.now().scale)
+    }
+
     /// The losses of the step, the number of counted targets, and the other tallies of the model.
     fn losses(&mut self) -> Result<StepReport, TrainError> {
         let ([sums, _], tallies) = (&mut self.sums, self.job.plan.spec.tallies);

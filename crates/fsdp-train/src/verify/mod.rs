@@ -21,6 +21,7 @@ pub use closed_form::{expected_loading_traffic, expected_traffic};
 pub use promise::Promise;
 pub use report::{Difference, MemoryLine, Skipped, VerifyReport, WorldReport};
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::assembly::Assembly;
@@ -41,6 +42,7 @@ use crate::rank::RankTrainer;
 use crate::rule::TrainBackend;
 use crate::wire_result;
 
+use bound::Rounding;
 use snapshot::{Pieces, Snapshot};
 
 /// Topics: the oracle has ended, the results of each rank, and whether all promises were kept.
@@ -82,6 +84,8 @@ struct Reference {
     first: Snapshot,
     magnitudes: Vec<Vec<f64>>,
     last: Snapshot,
+    /// Set if the ranks' kernels are not the oracle's.
+    rounding: Option<Rounding>,
 }
 
 /// The results of one rank.
@@ -222,20 +226,50 @@ fn oracle<M: TrainBackend, A: Architecture + Clone>(
     seat: Seat<M>,
     steps: u64,
 ) -> Result<Reference, TrainError> {
-    let mut oracle = Oracle::new(job, seat.memory)?;
+    let mut oracle = Oracle::new(job, Arc::clone(&seat.memory))?;
     let mut reports = Vec::new();
-    let mut first = None;
+    // With the step's loss scale.
+    let mut first: Option<(Snapshot, f64)> = None;
     let mut magnitudes = Vec::new();
     for step in 0..steps {
+        let scale = oracle.loss_scale();
         let report = oracle.step(step, first.is_none())?;
         if first.is_none() && report.finite {
-            first = Some(Snapshot::of_oracle(&oracle, &job.plan.spec)?);
+            first = Some((Snapshot::of_oracle(&oracle, &job.plan.spec)?, scale));
             magnitudes = oracle.magnitudes().map(<[Vec<f64>]>::to_vec).unwrap_or_default();
         }
         reports.push(report);
     }
     let last = Snapshot::of_oracle(&oracle, &job.plan.spec)?;
-    Ok(Reference { reports, first: first.unwrap_or_else(|| last.clone()), magnitudes, last })
+    drop(oracle);
+    let rounding = match &first {
+        Some((first, scale)) if Promise::of(&job.config) == Promise::Near => {
+            Some(rounding(job, seat.memory, (&reports, first, *scale))?)
+        }
+        _ => None,
+    };
+    let first = first.map_or_else(|| last.clone(), |(first, _)| first);
+    Ok(Reference { reports, first, magnitudes, last, rounding })
+}
+
+/// Measures the rounding errors of the first applied step, by repeating it in double precision: skipped steps change no
+/// parameters.
+fn rounding<M: TrainBackend, A: Architecture + Clone>(
+    job: &Job<A>,
+    memory: Arc<M>,
+    (reports, first, scale): (&[StepReport], &Snapshot, f64),
+) -> Result<Rounding, TrainError> {
+    let job = job.in_double()?;
+    let mut oracle = Oracle::new(&job, memory)?;
+    let step = reports.iter().position(|report| report.finite).expect("a step was applied");
+    let report = oracle.step(step as u64, false)?;
+    let exact = Snapshot::of_oracle(&oracle, &job.plan.spec)?;
+    let largest = |(rounded, exact): (&Vec<f64>, &Vec<f64>)| {
+        let errors = rounded.iter().zip(exact).map(|(rounded, exact)| (rounded - exact * scale).abs());
+        errors.fold(0.0, f64::max)
+    };
+    let gradients = first.gradients.iter().flatten().zip(exact.gradients.iter().flatten()).map(largest);
+    Ok(Rounding { loss: (reports[step].loss - report.loss).abs(), gradients: gradients.collect() })
 }
 
 fn sharded<M: TrainBackend, A: Architecture + Clone>(

@@ -14,8 +14,8 @@ pub enum Promise {
     /// The loss of the first step has the same bits. Its gradients, and so their norm, are within a derived bound of
     /// the oracle's: `2 (n - 1) u sum |leaf|` if they are summed.
     Bounds,
-    /// The kernels are not the oracle's, so only an observed tolerance applies: losses and gradients of the first step
-    /// are near the oracle's, within some rounding errors of the largest gradient of the parameter.
+    /// The kernels are not the oracle's, so a tolerance applies: losses and gradients of the first step are near the
+    /// oracle's, within a few times its own rounding errors.
     Near,
 }
 

@@ -29,16 +29,21 @@ fn job(dir: &std::path::Path, reduce_op: &str) -> Job<Mlp> {
 
 /// The failures found after `tamper` changed what the ranks hold and report.
 fn failures(reduce_op: &str, tamper: impl Fn(&mut [RankRun])) -> Vec<String> {
+    failures_of(reduce_op, |_, _, ranks| tamper(ranks))
+}
+
+/// Like [`failures`]; `tamper` may also change the results of the oracle.
+fn failures_of(reduce_op: &str, tamper: impl Fn(&Job<Mlp>, &mut Reference, &mut [RankRun])) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), reduce_op);
     let launcher = Threads::new(ThreadOptions::default(), |_, _| {
         Ok(Arc::new(HostMemory::new(HostOptions { resident: true, ..HostOptions::default() })?))
     });
     let oracle = |seat: Seat<HostMemory>| oracle(&job, seat, 2);
-    let reference = launcher.launch(1, &oracle).unwrap().pop().unwrap();
+    let mut reference = launcher.launch(1, &oracle).unwrap().pop().unwrap();
     let rank = |seat: Seat<HostMemory>| sharded(&job, seat, 2, &mut ProgramOrder);
     let mut ranks = launcher.launch(4, &rank).unwrap();
-    tamper(&mut ranks);
+    tamper(&job, &mut reference, &mut ranks);
     compare::world::<HostMemory, Mlp>(&job, &reference, &ranks, 2).unwrap().failures
 }
 
@@ -84,4 +89,28 @@ fn an_average_that_is_taken_for_the_sum_breaks_its_bounds() {
         }
     });
     assert!(found.iter().any(|failure| failure.starts_with("gradient of ")), "{found:?}");
+}
+
+/// Other kernels may be as far from the oracle as a few of its own rounding errors, and no farther.
+#[test]
+fn the_tolerance_for_other_kernels_is_that_of_rounding() {
+    let found = |errors: f64| {
+        failures_of("average", |job, reference, ranks| {
+            let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
+            let measured = rounding(job, memory, (&reference.reports, &reference.first, 1.0)).unwrap();
+            let sizes = reference.magnitudes.iter().map(|all| all.iter().copied().fold(0.0, f64::max));
+            for (error, size) in measured.gradients.iter().zip(sizes) {
+                // A few roundings of f32, which is the dtype of the job.
+                assert!((1e-9..1e-6).contains(&(error / size)), "{error:e} of {size:e}");
+            }
+            let held = ranks.iter_mut().flat_map(|run| &mut run.first.values);
+            for gradient in held.filter(|held| held.kind == Kind::Gradient) {
+                // The tolerance is the larger of 8 errors and 64 roundings.
+                gradient.values.iter_mut().for_each(|value| *value *= 1.0 + errors * 64.0 * 2f64.powi(-24));
+            }
+            reference.rounding = Some(measured);
+        })
+    };
+    assert_eq!(found(0.5), [""; 0]);
+    assert!(found(20.0).iter().any(|failure| failure.starts_with("gradient of ")));
 }
