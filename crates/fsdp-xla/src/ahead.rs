@@ -105,6 +105,10 @@ impl Launcher for Tracer {
     }
 }
 
+/// Names of small topologies. Plugins cannot list theirs, so these are tried if a plugin does not know a name.
+const NAMES: [&str; 8] =
+    ["v2:2x2", "v3:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1", "h100:1x1x8"];
+
 /// The devices to compile programs for.
 pub struct Target {
     topology: Topology,
@@ -139,9 +143,11 @@ impl Target {
             }
         }
         let options = if options.is_empty() { usual(name) } else { options };
-        let topology = Topology::named(opened, name, options).map_err(|error| match error {
+        let topology = Topology::named(Arc::clone(&opened), name, options).map_err(|error| match error {
             XlaError::Call { message, .. } => {
-                XlaError::Topology { path: plugin.into(), name: name.to_owned(), message }
+                let knows = |name: &&str| Topology::named(Arc::clone(&opened), name, usual(name)).is_ok();
+                let known = NAMES.into_iter().filter(knows).collect();
+                XlaError::Topology { path: plugin.into(), name: name.to_owned(), known, message }
             }
             other => other,
         })?;

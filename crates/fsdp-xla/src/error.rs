@@ -53,16 +53,18 @@ pub enum XlaError {
     },
     /// The plugin has no topology of this name.
     #[error(
-        "the plugin {} has no topology \"{name}\". Names that were tried: v4:2x2x1, v5e:2x2, v5p:2x2x1 and v6e:2x2 with libtpu, \
-         cpu:4 with CPU plugins, h100:1x1x8 with the CUDA plugin (docs/xla.md). The plugin says: {message}",
-        path.display()
+        "the plugin {} has no topology \"{name}\"; {}. The plugin says: {message}",
+        path.display(),
+        others(known)
     )]
     Topology {
         /// Path of the plugin's library.
         path: PathBuf,
         /// The requested name.
         name: String,
-        /// The plugin's message; it may list the supported names.
+        /// Names that the plugin knows, among those of small topologies.
+        known: Vec<&'static str>,
+        /// The plugin's message.
         message: String,
     },
     /// The compiler found that a program does not fit into memory.
@@ -286,6 +288,15 @@ fn asked_for(flags: &[&str]) -> String {
 fn list(folders: &[PathBuf]) -> String {
     let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     folders.join(", ")
+}
+
+/// Names the topologies that a plugin knows.
+fn others(known: &[&str]) -> String {
+    if known.is_empty() {
+        return "it has none of the names that fsdp knows (plugins for processors have cpu:4, docs/xla.md)"
+            .to_owned();
+    }
+    format!("it has {}, and others with more chips", known.join(", "))
 }
 
 impl XlaError {
