@@ -69,7 +69,24 @@ fn loops_keep_what_schedules_have_under_way() {
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[4], &narrow, native);
 }
 
-/// The layers are large enough for the plugin to leave them to other threads. Devices have more of these than ranks, so a
+/// Loops over micro-batches would contain those over layers.
+#[test]
+fn collectives_do_not_run_beside_loops_in_loops() {
+    let many = [
+        "fsdp.accumulation_order=\"running\"",
+        "train.micro_batch_size=1",
+        "fsdp.reshard_after_forward=true",
+    ];
+    let overrides = [&[LAYERS], &many[..]].concat();
+    check_loops(
+        (&deep(LLAMA, SCANNED_LAYERS), 61),
+        &[2],
+        &overrides,
+        ProgramForm { scan_layers: true, ..NATIVE },
+    );
+}
+
+/// The layers are large enough for the plugin to leave them to other threads. It has at least 8 for these 2 ranks, so a
 /// collective could run beside a loop. With initial values this large, rounding errors grow over the layers.
 #[test]
 fn collectives_do_not_run_beside_loops() {

@@ -53,7 +53,7 @@ impl TraceSink {
     /// Records a program. Its results are dropped.
     pub(crate) fn write(&self, trace: Trace) {
         let traced = trace.finish(self.replicas).module;
-        let scanned = if self.scan_layers { traced.scanned(&[]) } else { None };
+        let scanned = if self.scan_layers { traced.scanned(&[], false) } else { None };
         let is_scanned = scanned.is_some();
         let module = scanned.unwrap_or(traced);
         let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());
@@ -145,7 +145,9 @@ impl Target {
         let options = if options.is_empty() { usual(name) } else { options };
         let topology = Topology::named(Arc::clone(&opened), name, options).map_err(|error| match error {
             XlaError::Call { message, .. } => {
-                let knows = |name: &&str| Topology::named(Arc::clone(&opened), name, usual(name)).is_ok();
+                let knows = |other: &&str| {
+                    *other != name && Topology::named(Arc::clone(&opened), other, usual(other)).is_ok()
+                };
                 let known = NAMES.into_iter().filter(knows).collect();
                 XlaError::Topology { path: plugin.into(), name: name.to_owned(), known, message }
             }

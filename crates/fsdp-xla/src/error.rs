@@ -296,7 +296,7 @@ fn others(known: &[&str]) -> String {
         return "it has none of the names that fsdp knows (plugins for processors have cpu:4, docs/xla.md)"
             .to_owned();
     }
-    format!("it has {}, and others with more chips", known.join(", "))
+    format!("other names that it has are {}, also with more chips", known.join(", "))
 }
 
 impl XlaError {

@@ -116,14 +116,13 @@ impl World {
 
     /// Compiles a program with this digest, whose arguments are stored `together` in part.
     fn compile(&self, digest: Digest, traced: &Module, together: &[Vec<usize>]) -> Result<(), XlaError> {
-        let scanned = self.programs.scan_layers.then(|| traced.scanned(together));
+        // Other devices run the operations of a program one by one, or in streams.
+        let in_parallel = self.devices.client.kind().is_cpu();
+        let scanned = self.programs.scan_layers.then(|| traced.scanned(together, in_parallel));
         if let Some(None) = scanned {
             (self.programs.listener)(&ProgramEvent::NotScanned);
         }
-        // Other devices run the operations of a program one by one, or in streams.
-        let is_parallel = self.devices.client.kind().is_cpu();
-        let scanned = scanned.flatten().map(|one| if is_parallel { one.sequenced() } else { one });
-        let module = scanned.as_ref().unwrap_or(traced);
+        let module = scanned.as_ref().and_then(Option::as_ref).unwrap_or(traced);
         let (text, interface) = (module.text(), Arc::new(module.interface()));
         let own = Digest::of(&text);
         let known =

@@ -7,7 +7,7 @@ use fsdp_core::DType;
 use fsdp_core::comm::ReduceOp;
 use fsdp_core::plan::Plan;
 
-use super::{RankRun, Reference};
+use super::{Promise, RankRun, Reference};
 use crate::job::Job;
 use crate::shard_runs::Kind;
 
@@ -24,9 +24,13 @@ struct Bound {
 const LEAST_ROUNDINGS: f64 = 64.0;
 
 /// The tolerance for kernels other than the oracle's, in largest rounding errors of the oracle. To first order, both have
-/// rounding errors of the same number and size, which pass through the same derivatives; so their maxima agree up to
-/// a small factor.
+/// rounding errors of about the same number and size, which pass through the same derivatives, so their maxima agree up
+/// to a small factor. This one is chosen; about 1 to 2 was observed.
 const ORACLE_ERRORS: f64 = 8.0;
+
+/// The largest measured tolerance, as a fraction of the largest gradient of a parameter: a program that computes
+/// nothing must not be within it.
+const LARGEST_TOLERANCE: f64 = 0.25;
 
 /// Rounding errors of the oracle's first applied step: its distance from the same computation in double precision.
 pub(super) struct Rounding {
@@ -38,7 +42,8 @@ pub(super) struct Rounding {
 
 /// The tolerance for a value of this magnitude, of which the oracle has an error of `error`, computed in `dtype`.
 fn tolerance(error: f64, magnitude: f64, dtype: DType) -> f64 {
-    (ORACLE_ERRORS * error).max(LEAST_ROUNDINGS * unit_roundoff(dtype) * magnitude)
+    let measured = (ORACLE_ERRORS * error).min(LARGEST_TOLERANCE * magnitude);
+    measured.max(LEAST_ROUNDINGS * unit_roundoff(dtype) * magnitude)
 }
 
 /// The largest relative error of one rounded operation.
@@ -139,10 +144,15 @@ fn norm<A>(job: &Job<A>, reference: &Reference, ranks: &[RankRun], bounds: &[Vec
         .then(|| format!("the first gradient norm is off by {distance:e}, bound {bound:e}"))
 }
 
-/// Describes the first loss if it differs from the oracle's, or, with other kernels, is not near it.
+/// Describes the first loss if it differs from the oracle's, or, with other kernels, is not near it. With other kernels and
+/// no applied step there is nothing to compare.
 pub(super) fn first_loss<A>(job: &Job<A>, got: f64, reference: &Reference) -> Option<String> {
     let (want, dtype) = (reference.reports.first()?.loss, job.plan.policy.param_dtype);
-    let distance = reference.rounding.as_ref().map_or(0.0, |found| tolerance(found.loss, want.abs(), dtype));
+    let distance = match &reference.rounding {
+        Some(found) => tolerance(found.loss, want.abs(), dtype),
+        None if Promise::of(&job.config) == Promise::Near => return None,
+        None => 0.0,
+    };
     let is_near = (got - want).abs() <= distance;
     (!is_near).then(|| format!("the first loss is {got}, not {want}"))
 }

@@ -253,7 +253,8 @@ fn oracle<M: TrainBackend, A: Architecture + Clone>(
 }
 
 /// Measures the rounding errors of the first applied step, by repeating it in double precision: skipped steps change no
-/// parameters.
+/// parameters. Initial values are not rounded there, so their rounding counts too. Takes twice the memory of an oracle in
+/// single precision, which is dropped before.
 fn rounding<M: TrainBackend, A: Architecture + Clone>(
     job: &Job<A>,
     memory: Arc<M>,

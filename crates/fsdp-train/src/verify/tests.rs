@@ -91,26 +91,41 @@ fn an_average_that_is_taken_for_the_sum_breaks_its_bounds() {
     assert!(found.iter().any(|failure| failure.starts_with("gradient of ")), "{found:?}");
 }
 
-/// Other kernels may be as far from the oracle as a few of its own rounding errors, and no farther.
 #[test]
-fn the_tolerance_for_other_kernels_is_that_of_rounding() {
-    let found = |errors: f64| {
-        failures_of("average", |job, reference, ranks| {
-            let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
-            let measured = rounding(job, memory, (&reference.reports, &reference.first, 1.0)).unwrap();
-            let sizes = reference.magnitudes.iter().map(|all| all.iter().copied().fold(0.0, f64::max));
-            for (error, size) in measured.gradients.iter().zip(sizes) {
-                // A few roundings of f32, which is the dtype of the job.
-                assert!((1e-9..1e-6).contains(&(error / size)), "{error:e} of {size:e}");
+fn the_oracles_rounding_errors_are_those_of_its_dtype() {
+    failures_of("average", |job, reference, _| {
+        let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
+        let found = rounding(job, Arc::clone(&memory), (&reference.reports, &reference.first, 1.0)).unwrap();
+        let sizes = reference.magnitudes.iter().map(|all| all.iter().copied().fold(0.0, f64::max));
+        for (error, size) in found.gradients.iter().zip(sizes) {
+            // A few roundings of f32.
+            assert!((1e-9..1e-6).contains(&(error / size)), "{error:e} of {size:e}");
+        }
+        // Gradients are multiplied by the loss scale.
+        let other = rounding(job, memory, (&reference.reports, &reference.first, 2.0)).unwrap();
+        assert!(other.gradients.iter().zip(&found.gradients).all(|(other, found)| *other > 1e3 * found));
+    });
+}
+
+/// Other kernels may be as far from the oracle as 8 of its own rounding errors, if that is less than a quarter of the
+/// gradient.
+#[test]
+fn the_tolerance_for_other_kernels_follows_the_oracles_rounding_errors() {
+    let found = |error: f64, distance: f64| {
+        failures_of("average", |_, reference, ranks| {
+            let of_param = |all: &Vec<f64>| error * all.iter().copied().fold(0.0, f64::max);
+            let gradients = reference.magnitudes.iter().map(of_param).collect();
+            // The sum of several leaves is smaller than the sum of their absolute values, so distances are absolute.
+            for held in ranks.iter_mut().flat_map(|run| &mut run.first.values) {
+                let trained = held.kind == Kind::Gradient;
+                let largest = reference.magnitudes[held.param.0].iter().copied().fold(0.0, f64::max);
+                held.values.iter_mut().filter(|_| trained).for_each(|value| *value += distance * largest);
             }
-            let held = ranks.iter_mut().flat_map(|run| &mut run.first.values);
-            for gradient in held.filter(|held| held.kind == Kind::Gradient) {
-                // The tolerance is the larger of 8 errors and 64 roundings.
-                gradient.values.iter_mut().for_each(|value| *value *= 1.0 + errors * 64.0 * 2f64.powi(-24));
-            }
-            reference.rounding = Some(measured);
+            reference.rounding = Some(Rounding { loss: 0.0, gradients });
         })
     };
-    assert_eq!(found(0.5), [""; 0]);
-    assert!(found(20.0).iter().any(|failure| failure.starts_with("gradient of ")));
+    let is_off = |failures: Vec<String>| failures.iter().any(|failure| failure.starts_with("gradient of "));
+    assert!(!is_off(found(1e-3, 7e-3)));
+    assert!(is_off(found(1e-3, 9e-3)));
+    assert!(is_off(found(1.0, 0.3)), "at most a quarter");
 }

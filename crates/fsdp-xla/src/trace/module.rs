@@ -114,21 +114,13 @@ impl Module {
     }
 
     /// The same program with its layers in loops (see [`Builder::scan`]); `None` if there are no such loops. Arguments
-    /// that are stored `together` are passed together if their layers are in loops.
-    pub(crate) fn scanned(&self, together: &[Vec<usize>]) -> Option<Self> {
+    /// that are stored `together` are passed together if their layers are in loops. `in_parallel` says whether the device
+    /// may run operations beside a loop.
+    pub(crate) fn scanned(&self, together: &[Vec<usize>], in_parallel: bool) -> Option<Self> {
         let mut own = self.clone();
-        let (loops, stacked) = own.hlo.scan(&mut own.signature, together);
+        let (loops, stacked) = own.hlo.scan(&mut own.signature, together, in_parallel);
         own.stacked = stacked;
         (loops > 0).then_some(own)
-    }
-
-    /// The same program, in which no collective runs beside a loop with collectives (see
-    /// [`Builder::sequence_collectives`]).
-    pub(crate) fn sequenced(mut self) -> Self {
-        let mut shapes = self.signature.arguments.clone();
-        shapes.extend(self.stacked.arguments.iter().map(|stack| stack.value.shape.clone()));
-        self.hlo.sequence_collectives(&shapes);
-        self
     }
 
     /// Inputs with their values: the arguments that are in no stack, then the stacks.

@@ -25,7 +25,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::{Builder, Name, Operation, Shape, Value};
 use flow::Flow;
-use runs::stretches;
+use runs::{Stretch, stretches};
 use stacks::Stacks;
 
 /// The arguments and results of a program.
@@ -135,24 +135,37 @@ impl<'a> Listing<'a> {
 
 impl Builder {
     /// Turns repeated operations into loops. Returns their number, and the arguments and results that are stacks now;
-    /// arguments that are already stored `together` stay so. Results are renamed to their new names.
-    pub(crate) fn scan(&mut self, signature: &mut Signature, together: &[Vec<usize>]) -> (usize, Stacked) {
+    /// arguments that are already stored `together` stay so. Results are renamed to their new names. With `in_parallel`, a
+    /// device may run operations beside a loop, so collectives are kept from that.
+    pub(crate) fn scan(
+        &mut self,
+        signature: &mut Signature,
+        together: &[Vec<usize>],
+        in_parallel: bool,
+    ) -> (usize, Stacked) {
         let (mut stacks, mut loops) = (Stacks::new(signature, together), 0);
-        while let Some(flow) = self.next_run(&stacks.shapes, &signature.results) {
+        while let Some(flow) = self.next_run(&stacks.shapes, &signature.results, in_parallel) {
             self.write_loop(&flow, &mut stacks, &mut signature.results);
             loops += 1;
         }
         let stacked = self.finish_stacks(&stacks, signature);
         self.sweep(signature.outputs(&stacked).into_iter().map(|(value, _)| value));
+        if in_parallel {
+            let of_stacks = stacked.arguments.iter().map(|stack| stack.value.shape.clone());
+            let shapes: Vec<Shape> = signature.arguments.iter().cloned().chain(of_stacks).collect();
+            self.sequence_collectives(&shapes);
+        }
         (loops, stacked)
     }
 
     /// Tries the shortest rounds first, since longer ones may contain them, but those without matrix products before
     /// others: updates visit the parameters of all layers, so the stacks of these are complete.
-    fn next_run(&self, arguments: &[Shape], results: &[Value]) -> Option<Flow> {
+    fn next_run(&self, arguments: &[Shape], results: &[Value], in_parallel: bool) -> Option<Flow> {
         let listing = Listing::new(&self.operations, arguments, results);
         let mut found = stretches(&listing.kinds());
-        found.retain(|stretch| stretch.is_of_layers(&listing));
+        // Collectives are kept in sequence with loops that are in no other loop only.
+        let may_be_loop = |stretch: &Stretch| !(in_parallel && stretch.has_loop(&listing));
+        found.retain(|stretch| stretch.is_of_layers(&listing) && may_be_loop(stretch));
         found.sort_by_key(|stretch| stretch.has_product(&listing));
         found.into_iter().map(|stretch| stretch.run(&listing)).find_map(|run| Flow::of(&listing, run))
     }

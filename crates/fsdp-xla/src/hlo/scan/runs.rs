@@ -61,6 +61,12 @@ impl Stretch {
         self.has_product(listing) || (start..start + self.period).any(differs)
     }
 
+    /// Whether rounds have loops with collectives.
+    pub(super) fn has_loop(&self, listing: &Listing<'_>) -> bool {
+        let Range { start, .. } = self.place;
+        listing.operations[start..start + self.period].iter().any(Operation::is_loop)
+    }
+
     /// Whether rounds have matrix products.
     pub(super) fn has_product(&self, listing: &Listing<'_>) -> bool {
         let Range { start, .. } = self.place;

@@ -12,7 +12,7 @@ use super::{Builder, Listing, Name, Operation, Shape, Value};
 use crate::hlo::Element;
 
 /// A collective, or a loop with collectives.
-struct Meeting {
+struct Exchange {
     is_loop: bool,
     /// A result, from which others can be made to depend on it.
     value: Value,
@@ -21,24 +21,25 @@ struct Meeting {
 /// The collectives since the last loop with collectives, which is the first entry if there was one.
 #[derive(Default)]
 struct Recent {
-    meetings: Vec<Meeting>,
-    /// For each value, the indices of the meetings that it depends on.
+    exchanges: Vec<Exchange>,
+    /// For each value, the indices of the exchanges that it depends on.
     reached: HashMap<Name, BTreeSet<usize>>,
 }
 
 impl Recent {
-    /// The meetings that one of the operands depends on.
-    fn reached(&self, operands: &[Name]) -> BTreeSet<usize> {
+    /// The exchanges that one of the operands depends on.
+    fn before(&self, operands: &[Name]) -> BTreeSet<usize> {
         operands.iter().filter_map(|name| self.reached.get(name)).flatten().copied().collect()
     }
 
     /// The results that an operation with these operands must be made to depend on.
     fn missing(&self, operation: &Operation, operands: &[Name]) -> Vec<Value> {
-        let reached = self.reached(operands);
-        let needed = |meeting: &Meeting| operation.is_loop() || operation.is_collective() && meeting.is_loop;
-        let all = self.meetings.iter().enumerate();
-        let missing = all.filter(|(index, meeting)| needed(meeting) && !reached.contains(index));
-        missing.map(|(_, meeting)| meeting.value.clone()).collect()
+        let reached = self.before(operands);
+        let needed =
+            |exchange: &Exchange| operation.is_loop() || operation.is_collective() && exchange.is_loop;
+        let all = self.exchanges.iter().enumerate();
+        let missing = all.filter(|(index, exchange)| needed(exchange) && !reached.contains(index));
+        missing.map(|(_, exchange)| exchange.value.clone()).collect()
     }
 
     /// Adds an operation, which depends on all that it must.
@@ -46,22 +47,22 @@ impl Recent {
         let mut results = operation.results();
         if operation.is_barrier() {
             for (result, operand) in results.iter().zip(operands) {
-                self.reached.insert(result.name, self.reached(&[*operand]));
+                self.reached.insert(result.name, self.before(&[*operand]));
             }
             return;
         }
-        let mut reached = self.reached(operands);
+        let mut reached = self.before(operands);
         if operation.has_collectives() {
             let is_loop = operation.is_loop();
             if is_loop {
                 *self = Self::default();
                 reached.clear();
             }
-            reached.insert(self.meetings.len());
+            reached.insert(self.exchanges.len());
             results.sort_by_key(|value| value.shape.byte_len());
-            let floats = results.iter().find(|value| value.element().is_float());
+            let floats = results.iter().find(|value| value.element().is_float() && value.len() > 0);
             let value = floats.unwrap_or(&results[0]).clone();
-            self.meetings.push(Meeting { is_loop, value });
+            self.exchanges.push(Exchange { is_loop, value });
         }
         if !reached.is_empty() {
             self.reached.extend(results.into_iter().map(|result| (result.name, reached.clone())));
@@ -74,7 +75,8 @@ impl Operation {
         !self.collectives().is_empty()
     }
 
-    fn is_loop(&self) -> bool {
+    /// Whether it is a loop with collectives.
+    pub(super) fn is_loop(&self) -> bool {
         self.has_collectives() && self.count() > 1
     }
 
@@ -85,8 +87,11 @@ impl Operation {
 
 impl Builder {
     /// Makes each collective depend, by data, on the last loop with collectives before it, and each such loop on all
-    /// collectives before it. Values do not change.
-    pub(crate) fn sequence_collectives(&mut self, arguments: &[Shape]) {
+    /// collectives before it. Values do not change. No loop may contain another one with collectives.
+    pub(super) fn sequence_collectives(&mut self, arguments: &[Shape]) {
+        if !self.operations.iter().any(Operation::is_loop) {
+            return;
+        }
         let operations = std::mem::take(&mut self.operations);
         let (listing, mut recent) = (Listing::new(&operations, arguments, &[]), Recent::default());
         for (operation, operands) in operations.iter().zip(&listing.operands) {
@@ -119,14 +124,18 @@ impl Builder {
         let one = self.float(1.0, &[], Element::F32);
         let never = self.compare("EQ", &zero, &one);
         let never = self.fill(&never, value.dims());
-        let zeros = self.zeros(value.dims(), value.element());
-        self.select(&never, &zeros, value)
+        // Anything but a constant, which a compiler might find to be equal to the value.
+        let sum = self.convert(&sum, value.element());
+        let sums = self.fill(&sum, value.dims());
+        self.select(&never, &sums, value)
     }
 }
 
-/// The smallest operand with dimensions: it is copied. (The number of rounds, for example, has to remain a constant.)
+/// The smallest operand with elements and dimensions: it is copied. (The index of the first round, which is a scalar, has to
+/// remain a constant.)
 fn cheapest(listing: &Listing<'_>, operands: &[Name]) -> Value {
-    let values = operands.iter().map(|&name| listing.value(name)).filter(|value| !value.dims().is_empty());
+    let is_tensor = |value: &Value| !value.dims().is_empty() && value.len() > 0;
+    let values = operands.iter().map(|&name| listing.value(name)).filter(is_tensor);
     values.min_by_key(|value| value.shape.byte_len()).expect("collectives and loops over layers read tensors")
 }
 
@@ -163,8 +172,8 @@ mod tests {
     /// The pairs of a loop with collectives and another operation with some, of which the later one does not depend on
     /// the earlier one.
     fn unordered(operations: &[Operation]) -> usize {
-        let is_met = |place: &usize| operations[*place].has_collectives();
-        let all: Vec<usize> = (0..operations.len()).filter(is_met).collect();
+        let exchanges = |place: &usize| operations[*place].has_collectives();
+        let all: Vec<usize> = (0..operations.len()).filter(exchanges).collect();
         let pairs = all.iter().flat_map(|&later| all.iter().map(move |&earlier| (earlier, later)));
         pairs
             .filter(|&(earlier, later)| {

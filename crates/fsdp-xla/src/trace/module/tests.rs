@@ -215,7 +215,7 @@ fn programs_with_loops_compute_the_same() {
     );
     let outcome = TestRunner::new(config).run(&inputs, |(rounds, times, first, second, updated, stored)| {
         let module = module([rounds, times], &first, &second, updated.min(rounds));
-        let scanned = module.scanned(&together(rounds, stored));
+        let scanned = module.scanned(&together(rounds, stored), false);
         loops.set(loops.get() + u32::from(scanned.is_some()));
         let scanned = scanned.unwrap_or_else(|| module.clone());
         let is_changed = |stack: &ArgumentStack| stack.result.is_some();
@@ -225,7 +225,7 @@ fn programs_with_loops_compute_the_same() {
         // What is stored together after a step stays so.
         let stored: Vec<Vec<usize>> =
             scanned.stacked.arguments.iter().map(|stack| stack.members.clone()).collect();
-        let again = module.scanned(&stored).map(|again| again.text());
+        let again = module.scanned(&stored, false).map(|again| again.text());
         prop_assert_eq!(again.unwrap_or_else(|| module.text()), scanned.text());
         Ok(())
     });
