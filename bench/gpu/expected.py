@@ -24,7 +24,6 @@ HALF, FULL = 2, 4
 # Instructions per element of those fsdp kernels that may be bound by them, counted in the code of NVRTC 13.0 for sm_90
 # along the path of a thread. For norms they include all work on a row of one vector per thread, as here.
 INSTRUCTIONS = {
-    "cross_entropy": 60.5,
     "gelu": 29.5,
     "gelu_backward": 42.5,
     "swiglu": 28,
@@ -142,7 +141,7 @@ def head(step, s, rows):
     step.calls["torch"] += 3 * (chunks - 1)
     # Reads the logits twice and writes their gradient in bf16.
     logits = rows * vocab
-    step.move("head, cross-entropy", logits * (2 * FULL + HALF), kernel="cross_entropy", elements=logits)
+    step.move("head, cross-entropy", logits * (2 * FULL + HALF))
     # Every chunk except the first reads the gradient of the weight again.
     step.move("head, gradient of the weight", vocab * d * 2 * FULL, chunks - 1, launches=0)
 

@@ -31,21 +31,30 @@ extern "C" __global__ void scale(T* __restrict__ dst, u64 len, double factor) {
     });
 }
 
-// Number of parts loaded before the first of them is added: there are few threads and many parts.
-constexpr int AHEAD = 16;
+// Parts whose numbers a block reads before it adds them: there are few columns and many parts.
+constexpr u64 PARTS = 128;
 
-// Adds `count` partial vectors of length `len` in order, and stores the sum in `dst`, or adds it there.
-extern "C" __global__ void combine(const S* __restrict__ partial, T* __restrict__ dst, u64 len, u64 count, u32 add) {
-    for_elements<1>(len, false, [&](auto, u64 i) {
-        const S* from = partial + i;
-        S sum = *from;
-        u64 part = 1;
-        for (; part + AHEAD <= count; part += AHEAD) {
-            S next[AHEAD];
-            for (int k = 0; k < AHEAD; k++) next[k] = from[(part + k) * len];
-            for (int k = 0; k < AHEAD; k++) sum = narrow<S>(widen(sum) + widen(next[k]));
+// Adds `count` partial vectors of length `len` in order, and stores the sum in `dst`, or adds it there. All warps of a
+// block read, the first one adds; each lane has a column.
+extern "C" __launch_bounds__(1024) __global__ void combine(
+    const S* __restrict__ partial, T* __restrict__ dst, u64 len, u64 count, u32 add
+) {
+    __shared__ S parts[PARTS][32];
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    u64 i = u64(blockIdx.x) * 32 + lane;
+    S sum = narrow<S>(B(0));
+    for (u64 first = 0; first < count; first += PARTS) {
+        u64 some = count - first < PARTS ? count - first : PARTS;
+        for (u64 part = warp; part < some; part += warps) {
+            if (i < len) parts[part][lane] = partial[(first + part) * len + i];
         }
-        for (; part < count; part++) sum = narrow<S>(widen(sum) + widen(from[part * len]));
-        dst[i] = add ? sum_of(dst[i], sum) : convert<T>(sum);
-    });
+        __syncthreads();
+        if (warp == 0 && i < len) {
+            u64 part = 0;
+            if (first == 0) sum = parts[part++][lane];
+            for (; part < some; part++) sum = narrow<S>(widen(sum) + widen(parts[part][lane]));
+        }
+        __syncthreads();
+    }
+    if (warp == 0 && i < len) dst[i] = add ? sum_of(dst[i], sum) : convert<T>(sum);
 }

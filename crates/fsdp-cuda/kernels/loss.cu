@@ -20,15 +20,23 @@ struct Cut {
     }
 };
 
-// Calls body(Wide<WIDTH>(), i) for the vectors of a row, and body(Wide<1>(), i) for its single elements; the threads of
-// a block share the work.
+// Vectors that a thread loads at once, so that it waits for memory less often.
+constexpr int TOGETHER = 2;
+
+// Calls body(Wide<WIDTH>(), Wide<n>(), i, step) for n vectors of a row that start at i, i + step, ..; and
+// body(Wide<1>(), Wide<1>(), i, 0) for its single elements. The threads of a block share the work.
 template <bool FROM_END, class Body> __device__ void for_cut(const Cut& cut, Body body) {
-    for (u64 i = threadIdx.x; i < cut.vectors; i += blockDim.x) {
-        body(Wide<WIDTH>(), cut.head + (FROM_END ? cut.vectors - 1 - i : i) * WIDTH);
+    auto start = [&](u64 i) { return cut.head + (FROM_END ? cut.vectors - 1 - i : i) * WIDTH; };
+    const i64 step = (FROM_END ? -i64(blockDim.x) : i64(blockDim.x)) * WIDTH;
+    u64 i = threadIdx.x;
+    for (; i + (TOGETHER - 1) * blockDim.x < cut.vectors; i += TOGETHER * blockDim.x) {
+        body(Wide<WIDTH>(), Wide<TOGETHER>(), start(i), step);
     }
+    for (; i < cut.vectors; i += blockDim.x) body(Wide<WIDTH>(), Wide<1>(), start(i), step);
     // There are fewer single elements than threads in a warp.
-    u64 i = threadIdx.x, between = cut.vectors * WIDTH;
-    if (i < cut.len - between) body(Wide<1>(), i < cut.head ? i : i + between);
+    u64 between = cut.vectors * WIDTH;
+    i = threadIdx.x;
+    if (i < cut.len - between) body(Wide<1>(), Wide<1>(), i < cut.head ? i : i + between, 0);
 }
 
 // Stores a vector in one access if `at_once`, element by element otherwise.
@@ -50,25 +58,32 @@ __device__ A tangent(A x) {
     return a < A(0.45) ? x * above / below : (x < A(0) ? -far : far);
 }
 
-// A logit, capped unless the cap is 0.
-__device__ A capped(A logit, A cap) { return cap == A(0) ? logit : cap * tangent(logit / cap); }
-
 // Propagates the gradient of a capped logit through the cap.
 __device__ A through_cap(A gradient, A logit, A cap) {
     A bent = logit / cap;
-    return cap == A(0) ? gradient : gradient * (A(1) - bent * bent);
+    return gradient * (A(1) - bent * bent);
 }
 
-// `gradient` gets softmax - one_hot plus the contributions of the other loss terms, or zeros where the target is
-// ignored; it may be null or alias `logits`. `smoothing` is the share of the target that is spread over all classes;
-// `z_loss` is the coefficient of the squared logarithm of the sum of exponentials; its contribution to each loss is
-// stored in `z_losses`, which may be null. Gradients are multiplied by `loss_scale`.
-extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
+// `e^x` for x <= 0, like exponential_below, except that less than e^-87 becomes 0. This takes fewer instructions.
+__device__ float share(float x) { return x < -NEAR ? 0.0f : exponential_near(x); }
+__device__ double share(double x) { return exp(x); }
+
+// The terms of the loss; see the kernel.
+struct Terms {
+    A cap, smoothing, z_loss, loss_scale;
+};
+
+// The kernel below. Unless `BENT`, the cap and the smoothing are 0, which saves time for every element.
+template <bool BENT> __device__ void losses_of_rows(
     const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses,
-    double* __restrict__ z_losses, u64 vocab, u64 rows,
-    A cap, A smoothing, A z_loss, A loss_scale
+    double* __restrict__ z_losses, u64 vocab, u64 rows, Terms terms
 ) {
+    const A cap = terms.cap, smoothing = terms.smoothing, z_loss = terms.z_loss, loss_scale = terms.loss_scale;
     const A none = lowest(A(0));
+    auto bent = [&](T value) {
+        A logit = widen(value);
+        return BENT && cap != A(0) ? cap * tangent(logit / cap) : logit;
+    };
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T* values = logits + row * vocab;
         S* slopes = gradient == nullptr ? nullptr : gradient + row * vocab;
@@ -83,34 +98,35 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
                 if (z_losses != nullptr) z_losses[row] = 0.0;
             }
             if (slopes == nullptr) continue;
-            for_cut<false>(cut, [&](auto wide, u64 i) {
-                constexpr int w = decltype(wide)::width;
+            for_cut<false>(cut, [&](auto wide, auto many, u64 i, i64 step) {
+                constexpr int w = decltype(wide)::width, n = decltype(many)::width;
                 Vector<S, w> zeros;
                 for (int k = 0; k < w; k++) zeros.at[k] = narrow<S>(B(0));
-                store_at<w>(slopes + i, zeros, at_once);
+                for (int j = 0; j < n; j++) store_at<w>(slopes + i + j * step, zeros, at_once);
             });
             continue;
         }
-        A own = capped(widen(values[target]), cap);
+        A own = bent(values[target]);
         A largest = none, sum = 0, plain = 0;
-        for_cut<false>(cut, [&](auto wide, u64 i) {
-            constexpr int w = decltype(wide)::width;
-            auto in = load<w>(values + i);
+        for_cut<false>(cut, [&](auto wide, auto many, u64 i, i64 step) {
+            constexpr int w = decltype(wide)::width, n = decltype(many)::width;
+            Vector<T, w> in[n];
+            for (int j = 0; j < n; j++) in[j] = load<w>(values + i + j * step);
             A before = largest;
-            Vector<A, w> of;
-            for (int k = 0; k < w; k++) of.at[k] = capped(widen(in.at[k]), cap);
-            for (int k = 0; k < w; k++) largest = Larger()(largest, of.at[k]);
-            if (smoothing != A(0)) {
-                for (int k = 0; k < w; k++) plain += of.at[k];
+            A of[n * w];
+            for (int k = 0; k < n * w; k++) of[k] = bent(in[k / w].at[k % w]);
+            for (int k = 0; k < n * w; k++) largest = Larger()(largest, of[k]);
+            if (BENT) {
+                for (int k = 0; k < n * w; k++) plain += of[k];
             }
             // -inf cannot be subtracted; its exponential is 0 for any shift.
             A shift = largest == none ? A(0) : largest;
-            sum *= exponential_below(before - shift);
-            for (int k = 0; k < w; k++) sum += exponential_below(of.at[k] - shift);
+            sum *= share(before - shift);
+            for (int k = 0; k < n * w; k++) sum += share(of[k] - shift);
         });
         A top = block_reduce(largest, none, Larger());
-        A total = block_reduce(largest == none ? sum : sum * exponential_below(largest - top), A(0), Add());
-        A mean = smoothing == A(0) ? A(0) : block_reduce(plain, A(0), Add()) / A(vocab);
+        A total = block_reduce(largest == none ? sum : sum * share(largest - top), A(0), Add());
+        A mean = BENT ? block_reduce(plain, A(0), Add()) / A(vocab) : A(0);
         double normalizer = log(double(total)) + double(top);
         if (threadIdx.x == 0) {
             double loss = log(double(total)) + (double(top) - double(own));
@@ -124,20 +140,46 @@ extern "C" __launch_bounds__(1024) __global__ void cross_entropy(
         }
         if (slopes == nullptr) continue;
         A scale = A(1.0 + 2.0 * double(z_loss) * normalizer) / total;
-        A even = smoothing / A(vocab), one = A(1) - smoothing;
+        A even = smoothing / A(vocab);
+        // `one` is what the target's class has more than others.
+        auto slope = [&](A logit, A one) {
+            A slope = share(logit - top) * scale;
+            if (BENT) slope -= even;
+            slope -= one;
+            if (BENT && cap != A(0)) slope = through_cap(slope, logit, cap);
+            return narrow<S>(B(slope * loss_scale));
+        };
         // From the end: the elements read last are still in the cache.
-        for_cut<true>(cut, [&](auto wide, u64 i) {
-            constexpr int w = decltype(wide)::width;
-            auto in = load<w>(values + i);
-            u32 of_target = target - u32(i);
-            Vector<S, w> out;
-            for (int k = 0; k < w; k++) {
-                A logit = capped(widen(in.at[k]), cap);
-                A share = exponential_below(logit - top) * scale - even;
-                A slope = through_cap(of_target == k ? share - one : share, logit, cap);
-                out.at[k] = narrow<S>(B(slope * loss_scale));
+        for_cut<true>(cut, [&](auto wide, auto many, u64 i, i64 step) {
+            constexpr int w = decltype(wide)::width, n = decltype(many)::width;
+            Vector<T, w> in[n];
+            for (int j = 0; j < n; j++) in[j] = load<w>(values + i + j * step);
+            for (int j = 0; j < n; j++) {
+                Vector<S, w> out;
+                for (int k = 0; k < w; k++) out.at[k] = slope(bent(in[j].at[k]), A(0));
+                store_at<w>(slopes + i + j * step, out, at_once);
             }
-            store_at<w>(slopes + i, out, at_once);
         });
+        // The target's gradient was stored as if it were another class.
+        __syncthreads();
+        if (threadIdx.x == 0) slopes[target] = slope(own, A(1) - smoothing);
+    }
+}
+
+// `gradient` gets softmax - one_hot plus the contributions of the other loss terms, or zeros where the target is
+// ignored; it may be null or alias `logits`. Logits are capped unless `cap` is 0. `smoothing` is the share of the
+// target that is spread over all classes; `z_loss` is the coefficient of the squared logarithm of the sum of
+// exponentials; its contribution to each loss is stored in `z_losses`, which may be null. Gradients are multiplied by
+// `loss_scale`.
+extern "C" __launch_bounds__(512, sizeof(A) == 4 ? 4 : 1) __global__ void cross_entropy(
+    const T* logits, S* gradient, const u32* __restrict__ targets, double* __restrict__ losses,
+    double* __restrict__ z_losses, u64 vocab, u64 rows,
+    A cap, A smoothing, A z_loss, A loss_scale
+) {
+    Terms terms{cap, smoothing, z_loss, loss_scale};
+    if (cap == A(0) && smoothing == A(0)) {
+        losses_of_rows<false>(logits, gradient, targets, losses, z_losses, vocab, rows, terms);
+    } else {
+        losses_of_rows<true>(logits, gradient, targets, losses, z_losses, vocab, rows, terms);
     }
 }

@@ -5,7 +5,7 @@ use fsdp_core::{DType, Error, Queue};
 use fsdp_nn::Backend;
 use fsdp_nn::backend::{HeadChunks, Operands, Outcome, Write};
 use fsdp_nn::layer::Rope;
-use fsdp_nn::op::{Activation, Attention, AttentionDims, Dropout, Head, Norm, Op, Pass, Pointwise};
+use fsdp_nn::op::{Activation, Attention, AttentionDims, Dropout, Head, Linear, Norm, Op, Pass, Pointwise};
 
 use super::{CONVERT, GRID_HEIGHT_MAX, LOSS, Launch, NORMS, POINTWISE, Source, Word};
 use crate::device::{CudaBuffer, CudaMemory, expect_float};
@@ -20,6 +20,10 @@ const PARTIAL_ROWS: usize = 128;
 /// Threads per block of the kernels that sum columns, and columns per thread.
 const COLUMN_THREADS: usize = 64;
 const COLUMNS_PER_THREAD: usize = 4;
+
+/// Columns of a block that combines partial sums, as in `convert.cu`, and its threads.
+const COMBINED_COLUMNS: usize = 32;
+const COMBINING_THREADS: u32 = 1024;
 
 impl CudaMemory {
     /// A pointer parameter for reading.
@@ -43,32 +47,28 @@ impl CudaMemory {
         self.kernels(Queue::Compute, source, (dtype, dtype))
     }
 
-    /// Sums columns with a kernel that computes partial sums, then combines them in the gradient.
+    /// Sums the columns of `rows` x `width` elements of `dtype` with a kernel that computes partial sums, then combines
+    /// them in the gradient. The kernel takes `reads`, the partial sums and both sizes, and `more`.
     fn column_sums(
         &self,
-        kernel: &'static str,
-        width: usize,
-        [x, statistics, dy]: [In<'_>; 3],
+        (kernel, dtype): (&'static str, DType),
+        [rows, width]: [usize; 2],
+        reads: &[Word<'_>],
+        more: Option<Word<'_>>,
         gradient: Write<'_, CudaBuffer>,
     ) -> Result<(), Error> {
-        let (dtype, target) = (expect_float(x.buffer), expect_float(gradient.slice.buffer));
-        let rows = x.len / width;
         if rows == 0 {
             return Ok(());
         }
         let parts = rows.div_ceil(PARTIAL_ROWS);
         let mut partial = self.scratch(dtype.master(), parts * width)?;
-        let words = [
-            self.input(x)?,
-            self.input(statistics)?,
-            self.input(dy)?,
-            self.output(SliceMut::whole(&mut partial))?,
-            Word::Len(width),
-            Word::Len(rows),
-        ];
+        let mut words = reads.to_vec();
+        words.extend([self.output(SliceMut::whole(&mut partial))?, Word::Len(width), Word::Len(rows)]);
+        words.extend(more);
         let across = width.div_ceil(COLUMN_THREADS * COLUMNS_PER_THREAD) as u32;
         let blocks = (across, parts.min(GRID_HEIGHT_MAX) as u32);
         self.same(&NORMS, dtype).blocks(kernel, blocks, COLUMN_THREADS as u32, &words)?;
+        let target = expect_float(gradient.slice.buffer);
         let words = [
             self.input(Slice::whole(&partial))?,
             self.output(gradient.slice)?,
@@ -77,8 +77,33 @@ impl CudaMemory {
             Word::Int(u32::from(gradient.accumulate)),
         ];
         let kernels = self.kernels(Queue::Compute, &CONVERT, (target, dtype.master()));
-        let threads = COLUMN_THREADS as u32;
-        Ok(kernels.striding("combine", width.div_ceil(COLUMN_THREADS), threads, &words)?)
+        let blocks = (width.div_ceil(COMBINED_COLUMNS) as u32, 1);
+        Ok(kernels.blocks("combine", blocks, COMBINING_THREADS, &words)?)
+    }
+
+    /// Sums of columns, which are the gradient of a bias.
+    fn bias_gradient(
+        &self,
+        [rows, columns, stride]: [usize; 3],
+        operands: Call<'_, '_>,
+    ) -> Result<Outcome, Error> {
+        let ([dy], [sums], _) = operands.split();
+        let (kernel, stride) = (("bias_gradient", expect_float(dy.buffer)), Word::Len(stride));
+        self.column_sums(kernel, [rows, columns], &[self.input(dy)?], Some(stride), sums)?;
+        Ok(Outcome::Done)
+    }
+
+    /// The gradient of a norm's weight.
+    fn norm_weight(
+        &self,
+        kernel: &'static str,
+        [rows, width]: [usize; 2],
+        [x, statistics, dy]: [In<'_>; 3],
+        gradient: Write<'_, CudaBuffer>,
+    ) -> Result<(), Error> {
+        let dtype = expect_float(x.buffer);
+        let reads = [self.input(x)?, self.input(statistics)?, self.input(dy)?];
+        self.column_sums((kernel, dtype), [rows, width], &reads, None, gradient)
     }
 
     fn norm(&self, op: &Norm, mut operands: Call<'_, '_>) -> Result<Outcome, Error> {
@@ -88,9 +113,9 @@ impl CudaMemory {
             Norm::RmsBackward { rows, width, .. } => ("rms_norm_backward", rows, width),
             Norm::Layer { rows, width, .. } => ("layer_norm", rows, width),
             Norm::LayerBackwardInput { rows, width } => ("layer_norm_backward", rows, width),
-            Norm::LayerBackwardWeight { width, .. } => {
+            Norm::LayerBackwardWeight { rows, width } => {
                 let (reads, [dweight], _) = operands.split();
-                self.column_sums("layer_norm_weight", width, reads, dweight)?;
+                self.norm_weight("layer_norm_weight", [rows, width], reads, dweight)?;
                 return Ok(Outcome::Done);
             }
         };
@@ -104,7 +129,7 @@ impl CudaMemory {
         self.same(&NORMS, dtype).rows(kernel, rows, width, &words)?;
         if trains {
             let ([x, _, rstd, dy], [_, dweight], _) = operands.split();
-            self.column_sums("rms_norm_weight", width, [x, rstd, dy], dweight)?;
+            self.norm_weight("rms_norm_weight", [rows, width], [x, rstd, dy], dweight)?;
         }
         Ok(Outcome::Done)
     }
@@ -232,6 +257,9 @@ fn constants(op: &Op) -> Vec<Word<'static>> {
 impl Backend for CudaMemory {
     fn execute(&self, op: &Op, operands: Call<'_, '_>) -> Result<Outcome, Error> {
         match op {
+            Op::Linear(Linear::ColumnSums { rows, columns, stride }) => {
+                self.bias_gradient([*rows, *columns, *stride], operands)
+            }
             Op::Norm(op) => self.norm(op, operands),
             Op::Activation(op) => self.activation(*op, operands),
             Op::Attention(Attention::Rope { dims, rope, backward, .. }) => {

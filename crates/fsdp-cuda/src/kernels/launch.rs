@@ -13,6 +13,13 @@ const ELEMENT_THREADS: u32 = 256;
 /// Maximum number of blocks per multiprocessor for kernels that stride over their work: enough to hide latencies.
 const BLOCKS_PER_PROCESSOR: u32 = 16;
 
+/// The same for kernels over rows, whose blocks may be one warp.
+const ROWS_PER_PROCESSOR: u32 = 64;
+
+/// Vectors of a row for each thread, as in `norms.cu`, and the most threads per row.
+const VECTORS_PER_THREAD: usize = 4;
+const ROW_THREADS_MAX: usize = 512;
+
 /// Maximum number of blocks in the second dimension of a grid.
 pub(crate) const GRID_HEIGHT_MAX: usize = 65_535;
 
@@ -57,7 +64,7 @@ impl Launch<'_> {
         let (t, s) = self.types;
         let vector = VECTOR_BYTES / t.size_bytes().max(s.size_bytes());
         let blocks = len.div_ceil(vector * ELEMENT_THREADS as usize);
-        self.blocks(kernel, (self.at_most(blocks), 1), ELEMENT_THREADS, words)
+        self.blocks(kernel, (self.at_most(blocks, BLOCKS_PER_PROCESSOR), 1), ELEMENT_THREADS, words)
     }
 
     /// Launches a kernel with one block per row of `width` elements.
@@ -68,9 +75,9 @@ impl Launch<'_> {
         width: usize,
         words: &[Word<'_>],
     ) -> Result<(), DeviceError> {
-        let vector = VECTOR_BYTES / self.types.0.size_bytes();
-        let threads = width.div_ceil(vector).next_multiple_of(32).clamp(32, 1024) as u32;
-        self.blocks(kernel, (self.at_most(rows), 1), threads, words)
+        let share = VECTORS_PER_THREAD * VECTOR_BYTES / self.types.0.size_bytes();
+        let threads = width.div_ceil(share).next_multiple_of(32).clamp(32, ROW_THREADS_MAX) as u32;
+        self.blocks(kernel, (self.at_most(rows, ROWS_PER_PROCESSOR), 1), threads, words)
     }
 
     /// Launches a kernel whose blocks stride over `count` work items.
@@ -81,7 +88,7 @@ impl Launch<'_> {
         threads: u32,
         words: &[Word<'_>],
     ) -> Result<(), DeviceError> {
-        self.blocks(kernel, (self.at_most(count), 1), threads, words)
+        self.blocks(kernel, (self.at_most(count, BLOCKS_PER_PROCESSOR), 1), threads, words)
     }
 
     /// Launches a kernel with the given grid.
@@ -100,8 +107,8 @@ impl Launch<'_> {
         self.stream.launch(function, Grid { blocks, threads }, &mut words)
     }
 
-    fn at_most(&self, blocks: usize) -> u32 {
-        let most = self.kernels.gpu().processors() * BLOCKS_PER_PROCESSOR;
+    fn at_most(&self, blocks: usize, per_processor: u32) -> u32 {
+        let most = self.kernels.gpu().processors() * per_processor;
         u32::try_from(blocks).map_or(most, |blocks| blocks.min(most))
     }
 }

@@ -4,7 +4,7 @@
 use fsdp_core::memory::{Memory, Slice, SliceMut};
 use fsdp_core::program::GradientTarget;
 use fsdp_core::{DType, Error, Queue};
-use fsdp_nn::backend::{AttentionDims, Dropout};
+use fsdp_nn::backend::{AttentionDims, Dropout, LinearDims, Orientation};
 use fsdp_nn::conformance::Calls;
 use fsdp_nn::layer::Rope;
 use fsdp_nn::op::{Activation, Function, Op, Pass};
@@ -145,7 +145,7 @@ fn rotations_have_the_bits_of_the_host() {
 }
 
 /// Widths and numbers of rows, around the sizes of vectors, blocks and partial sums.
-const NORMS: [(usize, usize); 6] = [(1, 1), (7, 3), (64, 5), (33, 129), (768, 2), (1000, 3)];
+const NORMS: [(usize, usize); 7] = [(1, 1), (7, 3), (64, 5), (33, 129), (768, 2), (1000, 3), (20_480, 2)];
 
 /// Inputs of a norm and its backward.
 struct Norm {
@@ -366,6 +366,35 @@ fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
                     m.layer_norm_backward_weight(width, x, stats, dy, target)
                 });
                 assert_bits(&got, &expected, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_biases_have_the_bits_of_the_host() {
+    fn sums<M: Memory + fsdp_nn::Backend>(
+        memory: &M,
+        (dims, dtype): (LinearDims, DType),
+        (slots, accumulate): (DType, bool),
+        numbers: &[f64],
+    ) -> Vec<f64> {
+        let dy = filled(memory, dtype, numbers);
+        let mut target = filled(memory, slots, &normal(7, dims.outputs));
+        let slice = SliceMut::whole(&mut target);
+        memory.linear_backward_bias(dims, Slice::whole(&dy), GradientTarget { slice, accumulate }).unwrap();
+        values(memory, &target)
+    }
+    for dtype in FLOATS {
+        for (rows, outputs, y_stride) in
+            [(1, 1, 1), (3, 7, 9), (129, 64, 64), (400, 33, 40), (36 * 128 + 5, 4, 8)]
+        {
+            let dims = LinearDims { rows, inputs: 1, outputs, y_stride, orientation: Orientation::InOut };
+            let numbers = rounded(dtype, normal(4, (rows - 1) * y_stride + outputs));
+            for how in [(dtype, false), (dtype, true), (DType::F32, true), (DType::Bf16, false)] {
+                let got = sums(&*subject(), (dims, dtype), how, &numbers);
+                let expected = sums(&host(), (dims, dtype), how, &numbers);
+                assert_bits(&got, &expected, &format!("sums of {dims:?} x {dtype} (slot, added: {how:?})"));
             }
         }
     }

@@ -20,7 +20,7 @@
 
 #define __device__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct FakeIndex { unsigned x, y, z; };
 
