@@ -3,6 +3,7 @@
 mod ending;
 mod rank_run;
 mod run;
+mod step_clock;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

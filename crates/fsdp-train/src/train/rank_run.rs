@@ -8,6 +8,7 @@ use fsdp_core::engine::{Observer, ProgramOrder};
 use fsdp_nn::model::Architecture;
 
 use super::run::{RankResult, Run};
+use super::step_clock::StepClock;
 use crate::adapter::merges;
 use crate::checkpoint::{Cleanup, CleanupResult, Destination, Outcome, RunState, RunWarning, Saver};
 use crate::config::{Device, WatchedLoss};
@@ -32,8 +33,7 @@ pub(super) struct RankRun<'a, 'r, M: TrainBackend, A: Architecture + Clone> {
     observer: Box<dyn Observer>,
     /// Waiting times of other ranks, on the first rank.
     reports: WaitReports,
-    /// When the step whose report is read next began, as far as the host can tell.
-    clock: Instant,
+    clock: StepClock,
 }
 
 impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
@@ -44,7 +44,7 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         observer: Box<dyn Observer>,
     ) -> Self {
         let saver = Saver::of_rank(run.saves, run.job.plan.mesh, trainer.rank());
-        let (reports, clock) = (WaitReports::new(run.start.step), Instant::now());
+        let (reports, clock) = (WaitReports::new(run.start.step), StepClock::default());
         let watched = run.start.watched.clone();
         Self { run, trainer, saver, cleanup: None, unproven: None, watched, observer, reports, clock }
     }
@@ -88,13 +88,12 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             let done = step + 1;
             let is_due = job.config.checkpoint.is_due(done, steps);
             let evaluates = evaluates_after(done);
-            if self.trainer.unread() == 0 {
-                self.clock = Instant::now();
-            }
             let is_behind = self.trainer.engine().memory().is_asynchronous();
             let scales = self.trainer.loss_scale().is_some();
+            let begin = Instant::now();
             let mut timer = WaitTimer::new(&mut *self.observer);
             self.trainer.issue(step, self.run.is_to_stop(), &mut ProgramOrder, &mut timer)?;
+            self.clock.issued(begin, Instant::now());
             let waited = timer.waited();
             // Compiled programs and asynchronous devices wait by themselves, and not the host.
             let waits = !is_behind && job.config.run.device != Device::Xla;
@@ -133,8 +132,8 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
         while self.trainer.unread() > unread {
             let used = self.trainer.loss_scale();
             let (step, report) = self.trainer.report()?.expect("a step is unread");
+            let elapsed = self.clock.read(Instant::now());
             if self.is_first_here() {
-                let elapsed = self.clock.elapsed();
                 let first = if self.is_first() { Some(&mut self.reports) } else { None };
                 let waiting = first.and_then(|reports| reports.newest_before(step, self.run.assembly));
                 self.run.record(step, (&report, used), elapsed, waiting);
@@ -142,7 +141,6 @@ impl<'a, 'r, M: TrainBackend, A: Architecture + Clone> RankRun<'a, 'r, M, A> {
             if self.is_first() && report.finite {
                 self.tidy(step);
             }
-            self.clock = Instant::now();
             stop |= report.stop;
         }
         Ok(stop)
