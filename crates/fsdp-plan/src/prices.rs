@@ -97,7 +97,8 @@ impl<'a> Prices<'a> {
             master: (peak_of_master / sharing as f64, master.size_bytes()),
             bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED / sharing as f64,
             products: constants.get(&format!("products.{generation}")),
-            attention: constants.get(&attention) * compute::kernel(constants, software.attention),
+            attention: constants.get(&attention)
+                * compute::kernel(constants, software.attention, &cluster.generation),
             elementwise: compute::elementwise(constants, software.elementwise),
             cluster,
             constants,

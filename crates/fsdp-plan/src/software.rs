@@ -19,6 +19,8 @@ pub enum Elementwise {
 /// The attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKernel {
+    /// The one that libtorch chooses: on Hopper cuDNN's, as fast as FlashAttention-3; elsewhere FlashAttention-2.
+    Libtorch,
     /// FlashAttention-2, and kernels of equal speed.
     Flash2,
     /// FlashAttention-3 and cuDNN on Hopper: 640 instead of 400 TFLOP/s at 8192 positions, according to their authors.
@@ -83,7 +85,7 @@ impl Software {
         recomputed: None,
         copies_forward: 0.0,
         copies_backward: false,
-        attention: AttentionKernel::Flash2,
+        attention: AttentionKernel::Libtorch,
         is_fp8: false,
         is_update_fused: true,
         logit_bytes: 14.0,

@@ -26,12 +26,13 @@ pub(super) fn elementwise(constants: &Constants, how: Elementwise) -> f64 {
     }
 }
 
-/// Speed of an attention kernel relative to FlashAttention-2.
-pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel) -> f64 {
+/// Speed of an attention kernel on a generation of devices, relative to FlashAttention-2.
+pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel, generation: &str) -> f64 {
     match kernel {
         AttentionKernel::Flash3 => 1.6,
+        AttentionKernel::Libtorch if generation == "hopper" => 1.6,
         AttentionKernel::Triton => constants.get("attention.triton"),
-        AttentionKernel::Flash2 | AttentionKernel::Xla | AttentionKernel::None => 1.0,
+        _ => 1.0,
     }
 }
 

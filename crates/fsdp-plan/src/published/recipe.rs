@@ -207,7 +207,9 @@ fn attention(words: &Words, cluster: &Cluster) -> AttentionKernel {
         Kind::Tpu => AttentionKernel::Xla,
         _ if source.contains("llm-foundry") => AttentionKernel::Triton,
         _ if cluster.generation == "hopper"
-            && (compile.contains("fa3") || is_c(words) || is_xla(words, cluster)) =>
+            && (["fa3", "cudnn"].iter().any(|word| compile.contains(word))
+                || is_c(words)
+                || is_xla(words, cluster)) =>
         {
             AttentionKernel::Flash3
         }
