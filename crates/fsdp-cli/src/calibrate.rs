@@ -29,7 +29,7 @@ use crate::{device, logging, output};
 use collectives::{Collectives, most_bytes};
 use computing::{Samples, Step, Steps};
 use file::{add, earlier, expect_own, expect_replaceable, expect_same, write};
-use models::{SHAPES, Shape, WHOLE};
+use models::{Shape, WHOLE, shapes};
 use ranks::{Ranks, device_name};
 
 /// Number of times that all models are run.
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
     let before = earlier(&args.out)?;
     let (before, measured) = expect_same(before, device, &args.out)?;
     let ranks = args.ranks.unwrap_or_else(|| device::ranks(Some(place), device == Device::Cuda));
-    let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
+    let run = shapes(device)[0].job(device, DType::F32, ranks)?.config.run;
     cluster::within(Some(place), &run, args.network, |team| {
         let Some(team) = team else { return Ok(Exit::Done) };
         let cluster = together(team, args, &run, (before, measured))?;
@@ -65,7 +65,8 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Exit, CliError> {
 impl CalibrateArgs {
     /// The models to run.
     fn shapes(&self) -> &'static [Shape] {
-        &SHAPES[..self.models.unwrap_or(SHAPES.len()).min(SHAPES.len())]
+        let all = shapes(self.device.device());
+        &all[..self.models.unwrap_or(all.len()).min(all.len())]
     }
 }
 
@@ -95,7 +96,7 @@ fn together(
 /// Times whole steps of some models, unobserved.
 fn steps(args: &CalibrateArgs, device: Device, ranks: usize, on: &impl Ranks) -> Result<Samples, CliError> {
     let mut samples = Samples::default();
-    for shape in WHOLE.into_iter().filter(|&index| index < args.shapes().len()).map(|index| SHAPES[index]) {
+    for shape in WHOLE.into_iter().filter_map(|index| args.shapes().get(index)) {
         for dtype in DTYPES {
             let job = shape.job(device, dtype, ranks)?;
             let of = format!("{shape:?} {dtype} {ranks}");
@@ -118,7 +119,7 @@ fn add_steps(cluster: &mut Cluster, steps: &[Step], transport: &'static str) -> 
 fn alone(args: &CalibrateArgs, device: Device) -> Result<(), CliError> {
     let like = machine::like(args.like.as_deref(), device)?;
     let (threads, most) = most_ranks(args, device)?;
-    let one = SHAPES[0].job(device, DType::F32, 1)?.config.run;
+    let one = shapes(device)[0].job(device, DType::F32, 1)?.config.run;
     let machine = machine::name(device, device_name(&one, &None)?, threads);
     expect_replaceable(&args.out, &machine)?;
     let worlds = worlds(most);
@@ -179,7 +180,7 @@ impl<R: Ranks> Bench<'_, R> {
         let transport = if device == Device::Cuda { "nccl" } else { "threads" };
         for &ranks in worlds {
             progress.set_message(format!("collectives of {ranks} ranks"));
-            let run = SHAPES[0].job(device, DType::F32, ranks)?.config.run;
+            let run = shapes[0].job(device, DType::F32, ranks)?.config.run;
             let collectives = Collectives { ranks, transport, most_bytes };
             add(&mut measured.collectives, self.on.run(&run, collectives)??);
             if !computing.contains(&ranks) {

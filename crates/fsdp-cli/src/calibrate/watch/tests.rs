@@ -8,7 +8,7 @@ use fsdp_sim::virtual_time::{Pace, Timeline, Work as Taken, simulate};
 use fsdp_train::config::Device;
 use fsdp_train::{Job, RankTrainer, TrainBackend, TrainError};
 
-use super::super::models::SHAPES;
+use super::super::models::shapes;
 use super::Watch;
 use crate::clock::Clock;
 use crate::device::{self, Work};
@@ -84,7 +84,7 @@ impl Work for Traced<'_> {
 }
 
 fn traces(ranks: usize) -> (Job<Model>, Vec<Vec<Trace>>) {
-    let job = SHAPES[0].job(Device::Cpu, DType::F32, ranks).unwrap();
+    let job = shapes(Device::Cpu)[0].job(Device::Cpu, DType::F32, ranks).unwrap();
     let traces = device::training(&job.config.run, None, Traced(&job)).unwrap().unwrap();
     (job, traces)
 }
