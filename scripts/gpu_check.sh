@@ -68,6 +68,8 @@ run() {
   done
   check verify-bf16 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
     --set 'fsdp.param_dtype="bf16"' --json "$out/verify-bf16.json"
+  check verify-f16 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
+    --set 'fsdp.param_dtype="f16"' --set train.loss_scale.init=256 --json "$out/verify-f16.json"
   check verify-offload 60 "$fsdp" verify examples/quickstart.toml "${on_gpu[@]}" \
     --set 'fsdp.offload="cpu"' --json "$out/verify-offload.json"
   check tests 300 "$dir/gpu-tests" --test-threads 1

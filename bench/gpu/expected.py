@@ -98,14 +98,14 @@ def layers_of_gpt2(step, s, rows):
     row, wide = rows * d * HALF, rows * f * HALF
     for inputs, outputs in ((d, 3 * d), (d, d), (d, f), (f, d)):
         step.product(rows, outputs, inputs, 3 * layers)
-        step.move("gradients of biases", rows * outputs * HALF, layers, by="torch", launches=2)
+        step.move("gradients of biases", rows * outputs * HALF, layers, launches=2)
     attention_block(step, s, rows, row)
     norms = 2 * layers + 1
     step.move("norms", 2 * row, norms, kernel="layer_norm", elements=rows * d)
     step.move("norms, again in backward", 2 * row, 2 * layers, kernel="layer_norm", elements=rows * d)
     # Gradients of weights, of biases and of the input, which is accumulated except for the last norm.
     step.move("norms, backward", 2 * row, norms, launches=2, kernel="layer_norm_weight", elements=rows * d)
-    step.move("norms, backward", row, norms, by="torch", launches=2)
+    step.move("norms, backward", row, norms, launches=2)
     step.move("norms, backward", 4 * row, norms, kernel="layer_norm_backward", elements=rows * d)
     step.move("sums", 3 * row, 2 * layers)
     step.move("activation", 2 * wide, layers, kernel="gelu", elements=rows * f)

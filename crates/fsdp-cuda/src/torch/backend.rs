@@ -2,16 +2,16 @@
 
 use fsdp_core::{Error, Queue};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
-use fsdp_nn::op::{Head, Op, Pointwise};
+use fsdp_nn::op::{Head, Linear, Op, Pointwise};
 
 use super::memory::Torch;
 use super::storage::TorchStorage;
 
-/// Whether libtorch runs this operation even if the memory has a kernel: matrix products, look-ups and sums.
+/// Whether libtorch runs this operation even if the memory has a kernel: matrix products, look-ups and sums of tensors.
 fn is_left_to_libtorch(op: &Op) -> bool {
     matches!(
         op,
-        Op::Linear(_)
+        Op::Linear(Linear::Forward { .. } | Linear::BackwardInput { .. } | Linear::BackwardWeight { .. })
             | Op::Lookup(_)
             | Op::Pointwise(Pointwise::Add { .. })
             | Op::Head(Head::Loss { .. } | Head::LossBackward { .. } | Head::Logits { .. })
