@@ -98,7 +98,7 @@ impl<'a> Prices<'a> {
             bandwidth: cluster.device.memory_bandwidth.value * MEMORY_REACHED / sharing as f64,
             products: constants.get(&format!("products.{generation}")),
             attention: constants.get(&attention)
-                * compute::kernel(constants, software.attention, &cluster.generation),
+                * compute::kernel(constants, software.attention, (&cluster.generation, setting.dtype)),
             elementwise: compute::elementwise(constants, software.elementwise),
             cluster,
             constants,

@@ -19,7 +19,8 @@ pub enum Elementwise {
 /// The attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKernel {
-    /// The one that libtorch chooses: on Hopper cuDNN's, as fast as FlashAttention-3; elsewhere FlashAttention-2.
+    /// The one that libtorch chooses: for 16 bits on Hopper and Blackwell cuDNN's, as fast as FlashAttention-3;
+    /// otherwise FlashAttention-2.
     Libtorch,
     /// FlashAttention-2, and kernels of equal speed.
     Flash2,

@@ -1,5 +1,7 @@
 //! Durations of products, attention, and passes over memory.
 
+use fsdp_core::DType;
+
 use super::Prices;
 use crate::cluster::Kind;
 use crate::constants::Constants;
@@ -26,13 +28,23 @@ pub(super) fn elementwise(constants: &Constants, how: Elementwise) -> f64 {
     }
 }
 
+/// Speed of FlashAttention-3, relative to FlashAttention-2.
+const FLASH3: f64 = 1.6;
+
 /// Speed of an attention kernel on a generation of devices, relative to FlashAttention-2.
-pub(super) fn kernel(constants: &Constants, kernel: AttentionKernel, generation: &str) -> f64 {
+pub(super) fn kernel(
+    constants: &Constants,
+    kernel: AttentionKernel,
+    (generation, dtype): (&str, DType),
+) -> f64 {
     match kernel {
-        AttentionKernel::Flash3 => 1.6,
-        AttentionKernel::Libtorch if generation == "hopper" => 1.6,
+        AttentionKernel::Flash3 => FLASH3,
         AttentionKernel::Triton => constants.get("attention.triton"),
-        _ => 1.0,
+        AttentionKernel::Libtorch => {
+            let is_cudnn = matches!(generation, "hopper" | "blackwell") && dtype.size_bytes() == 2;
+            if is_cudnn { FLASH3 } else { 1.0 }
+        }
+        AttentionKernel::Flash2 | AttentionKernel::Xla | AttentionKernel::None => 1.0,
     }
 }
 

@@ -166,6 +166,7 @@ mod tests {
 
     const RUNS: &str = include_str!("../../data/published.csv");
     const TPU_V4: &str = include_str!("../../data/xla-fsdp-tpu-v4.csv");
+    const H200: &str = include_str!("../../data/h200-one-card.csv");
 
     #[test]
     fn errors_are_summed_up_as_said() {
@@ -195,6 +196,16 @@ mod tests {
         let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap().rows;
         let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
         assert!(errors.runs == 6 && errors.mean < 10.0, "{errors:?}");
+    }
+
+    #[test]
+    fn the_runs_on_one_card_are_predicted_without_being_fitted() {
+        let rows = read(H200, "h200-one-card.csv").unwrap().rows;
+        let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
+        assert!(
+            errors.runs == 4 && (errors.mean - 11.3).abs() < 0.05,
+            "docs/planning.md says 11.3: {errors:?}"
+        );
     }
 
     #[test]
