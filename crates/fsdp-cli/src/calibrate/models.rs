@@ -121,7 +121,7 @@ impl Shape {
     /// [`CliError`]: the tokens cannot be written.
     pub(super) fn job(&self, device: Device, dtype: DType, ranks: usize) -> Result<Job<Model>, CliError> {
         let origin = || "calibrate".to_owned();
-        let model = HfConfig::parse(&self.config().to_string())
+        let model = HfConfig::parse(&self.config(device).to_string())
             .map_err(|source| CliError::Model { origin: origin(), source })?;
         let tokens = Tokens::of_step("--ranks", self.samples * self.rounds * ranks, self.seq)?;
         tokens.write(self.vocab)?;
@@ -131,7 +131,9 @@ impl Shape {
         Ok(Job::new(config, architecture, init)?)
     }
 
-    fn config(&self) -> serde_json::Value {
+    fn config(&self, device: Device) -> serde_json::Value {
+        // On GPUs, attention with dropout is not the kernel that large models run.
+        let attention_dropout = if device == Device::Cuda { 0.0 } else { 0.1 };
         let Self { hidden, heads, kv_heads, ffn, vocab, seq, .. } = *self;
         match self.kind {
             Kind::Llama => json!({
@@ -141,7 +143,8 @@ impl Shape {
             }),
             Kind::Gpt2 => json!({
                 "model_type": "gpt2", "vocab_size": vocab, "n_embd": hidden, "n_layer": 2, "n_head": heads,
-                "n_positions": seq, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1,
+                "n_positions": seq, "embd_pdrop": 0.1, "attn_pdrop": attention_dropout,
+                "resid_pdrop": 0.1,
             }),
         }
     }
