@@ -24,7 +24,8 @@ impl StepClock {
     /// The report of the earliest unread step was read; returns how long the step took.
     ///
     /// This is the time between two reports, but not less than the host took to issue the step: a device that is faster
-    /// than the host has finished two steps when the first of them is read.
+    /// than the host has finished two steps when the first of them is read. The first step after a pause may include the
+    /// issuing of the next one, so then the sum of all steps is longer than the run.
     ///
     /// # Panics
     /// If no step is unread.
