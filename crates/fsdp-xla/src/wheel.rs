@@ -16,14 +16,16 @@ const KNOWN: [(&str, &str, &[&str]); 3] = [
     ),
 ];
 
-/// Resolves a path, which is returned as it is, or a keyword (`"cpu"`, `"tpu"`, `"cuda"`): the library of a Python
-/// package, installed for a Python on `PATH` or for this user.
+/// Resolves a path, or a keyword (`"cpu"`, `"tpu"`, `"cuda"`): the library of a Python package, installed for a Python
+/// on `PATH` or for this user. A file of the current folder may be named alone: the system's loader looks for names
+/// without a folder elsewhere.
 ///
 /// # Errors
 /// [`XlaError::NoWheel`]: no package has installed one.
 pub fn plugin_named(name: &str) -> Result<PathBuf, XlaError> {
     let Some(&(word, package, libraries)) = KNOWN.iter().find(|(word, ..)| *word == name) else {
-        return Ok(name.into());
+        let is_here = !name.contains('/') && Path::new(name).is_file();
+        return Ok(if is_here { Path::new(".").join(name) } else { name.into() });
     };
     let prefixes = prefixes();
     let found = libraries.iter().find_map(|library| installed(&prefixes, library));
@@ -90,5 +92,11 @@ mod tests {
     #[test]
     fn a_path_is_itself() {
         assert_eq!(plugin_named("./tpu").unwrap(), PathBuf::from("./tpu"));
+        assert_eq!(plugin_named("libnowhere.so").unwrap(), PathBuf::from("libnowhere.so"));
+    }
+
+    #[test]
+    fn a_file_of_this_folder_is_not_looked_for_elsewhere() {
+        assert_eq!(plugin_named("Cargo.toml").unwrap(), PathBuf::from("./Cargo.toml"));
     }
 }
