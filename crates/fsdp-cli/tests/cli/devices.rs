@@ -122,7 +122,7 @@ mod xla {
         let refused = sandbox.refused(train);
         assert!(refused.contains("no PJRT plugin is named: set `run.xla.plugin`"), "{refused}");
         let refused = sandbox.refused(&format!("{train} --set run.xla.plugin=run.toml"));
-        assert!(refused.contains("cannot open the PJRT plugin run.toml: run.toml: "), "{refused}");
+        assert!(refused.contains("cannot open the PJRT plugin ./run.toml: ./run.toml: "), "{refused}");
         // The data has not been read yet.
         let refused = sandbox.refused(&format!("{train} --set data.train=[\"nowhere\"]"));
         assert!(refused.contains("no PJRT plugin is named"), "{refused}");
@@ -130,12 +130,14 @@ mod xla {
         assert_eq!(checked.code, Some(2), "{}", checked.stdout);
         assert!(
             checked.stdout.contains(
-                "error    device        device \"xla\" cannot be used: cannot open the PJRT plugin run.toml"
+                "error    device        device \"xla\" cannot be used: cannot open the PJRT plugin ./run.toml"
             ),
             "{}",
             checked.stdout
         );
-        for (key, value) in [("train.optimizer.name", "adamw8bit"), ("fsdp.offload", "cpu")] {
+        for (key, value) in
+            [("train.optimizer.name", "adamw8bit"), ("train.optimizer.name", "muon"), ("fsdp.offload", "cpu")]
+        {
             let refused = sandbox.refused(&format!("{train} --set {key}={value}"));
             assert!(refused.contains(key), "{refused}");
         }
