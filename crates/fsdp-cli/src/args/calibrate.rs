@@ -9,7 +9,7 @@ use super::{DeviceArg, NetworkArgs, positive};
 /// `fsdp calibrate`.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(
-    after_help = "Small models of several shapes are trained for a few steps, on one rank and on as many as there are
+    after_help = "Models of several shapes are trained for a few steps, on one rank and on as many as there are
 cores or GPUs; the time of each operation is recorded with its sizes. Then collectives are timed:
 between ranks of this process, and on the CPU also between processes, which `fsdp launch` starts.
 All points go to the file, with the machine, the version and the date. The file describes a cluster,
