@@ -18,6 +18,7 @@ use fsdp_xla::{
 
 use crate::half_precision::OVERFLOWING;
 use crate::support::{GPT2, LLAMA, config, job, options};
+use crate::xla_scan::{ADAFACTOR, SCANNED, SCANNED_LAYERS, deep};
 
 /// Returns the plugin to test with; `None` if `FSDP_TEST_PJRT` is not set.
 pub(crate) fn plugin() -> Option<PathBuf> {
@@ -166,7 +167,6 @@ fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
 
 #[test]
 fn a_step_ahead_of_time_is_the_one_that_runs() {
-    let dump = tempfile::tempdir().unwrap();
     let mixed = [
         LAYERS,
         "fsdp.mesh.replicate=2",
@@ -174,20 +174,28 @@ fn a_step_ahead_of_time_is_the_one_that_runs() {
         "train.optimizer.no_decay=[\"norm\"]",
         "run.device=\"xla\"",
     ];
-    let programs = ProgramOptions { dump: Some(dump.path().into()), ..ProgramOptions::default() };
-    if check((LLAMA, 61), &[4], &mixed, programs).is_none() {
-        return;
+    let deep = deep(LLAMA, SCANNED_LAYERS);
+    for (model, form) in [(LLAMA, TREE), (&deep, SCANNED)] {
+        let (dir, dump) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let programs = ProgramOptions { dump: Some(dump.path().into()), ..written_as(form) };
+        if check((model, 61), &[4], &mixed, programs).is_none() {
+            return;
+        }
+        let program = traced_for(true, &job(model, config(dir.path(), 61, &mixed)), form);
+        assert_eq!(program.loops > 0, form.scan_layers);
+        let run = std::fs::read_to_string(dump.path().join("program-0.mlir")).unwrap();
+        assert!(program.text == run, "the two programs differ");
     }
-    let dir = tempfile::tempdir().unwrap();
-    let job = job(LLAMA, config(dir.path(), 61, &mixed));
-    let program = traced(&job, TREE);
-    let run = std::fs::read_to_string(dump.path().join("program-0.mlir")).unwrap();
-    assert!(program.text == run, "the two programs differ");
 }
 
-/// Traces the program of a step without running it.
+/// Traces the program of a step for devices that run operations one by one, without running it.
 pub(crate) fn traced(job: &Job<HfModel>, form: ProgramForm) -> Program {
-    let tracer = Tracer::new(form, options());
+    traced_for(false, job, form)
+}
+
+/// Traces the program of a step for devices that may run operations beside a loop, or for those that do not.
+pub(crate) fn traced_for(in_parallel: bool, job: &Job<HfModel>, form: ProgramForm) -> Program {
+    let tracer = Tracer::new(form, in_parallel, options());
     let step = |seat: Seat<XlaMemory>| trace_step(&job.config, &job.architecture, &job.plan, seat);
     tracer.launch(job.plan.mesh.world(), &step).unwrap();
     tracer.into_program().unwrap()
@@ -251,6 +259,8 @@ fn programs_have_the_operations_that_they_had() {
             described("llama, recomputed, two replicas, tree", (LLAMA, 61), &mixed, TREE),
             described("llama in bf16, native", (LLAMA, 61), &bf16, NATIVE),
             described("gpt2 with dropout, native", (GPT2, 53), &layers, NATIVE),
+            described("gpt2 with adafactor, tree", (GPT2, 53), &[layers[0], ADAFACTOR], TREE),
+            described("llama of eight layers in loops, tree", (&deep(LLAMA, 8), 61), &[LAYERS], SCANNED),
         ]
         .concat()
     );

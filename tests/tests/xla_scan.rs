@@ -4,16 +4,16 @@
 use fsdp_xla::{Collective, Order, Program, ProgramForm, Target};
 
 use crate::support::{GPT2, LLAMA, config, job};
-use crate::xla::{LAYERS, NATIVE, TREE, check, plugin, traced, written_as};
+use crate::xla::{LAYERS, NATIVE, TREE, check, plugin, traced, traced_for, written_as};
 
 /// Programs with layers in loops.
-const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
+pub(crate) const SCANNED: ProgramForm = ProgramForm { scan_layers: true, ..TREE };
 
 /// About the smallest number of layers at which both passes become loops.
-const SCANNED_LAYERS: usize = 7;
+pub(crate) const SCANNED_LAYERS: usize = 7;
 
 const BLOCKS: &str = "fsdp.wrap=[\"GPT2Block\"]";
-const ADAFACTOR: &str = "train.optimizer={name=\"adafactor\"}";
+pub(crate) const ADAFACTOR: &str = "train.optimizer={name=\"adafactor\"}";
 const RECOMPUTED: &str = "fsdp.activation_checkpointing=\"full\"";
 
 /// Returns a model with another number of layers.
@@ -160,7 +160,10 @@ fn xla_leaves_what_is_in_loops() {
         (deep(LLAMA, 12), 61, LAYERS, ProgramForm { scan_layers: true, ..NATIVE }),
         (deep(GPT2, SCANNED_LAYERS), 53, BLOCKS, SCANNED),
     ] {
-        let program = program(&model, vocab, &[wrap, RECOMPUTED], form);
+        let dir = tempfile::tempdir().unwrap();
+        let overrides = ["run.device=\"xla\"", wrap, RECOMPUTED];
+        let program =
+            traced_for(target.runs_in_parallel(), &job(&model, config(dir.path(), vocab, &overrides)), form);
         assert!(program.is_scanned);
         let found = target.compile(&program).unwrap().optimized.unwrap();
         assert_eq!(found.products, program.products);

@@ -156,11 +156,13 @@ fn runs_end_where_those_of_the_host_do() {
             }))
         });
     };
-    let cases: [(&str, &[&str]); 8] = [
+    let cases: [(&str, &[&str]); 10] = [
         ("one", &[LAYERS, RELATIVE, "run.ranks=1"]),
         ("two", &[AVERAGED, "run.ranks=2"]),
         ("four", &[LAYERS, AVERAGED, "run.ranks=4"]),
         ("replicas", &[LAYERS, RELATIVE, "run.ranks=4", "fsdp.mesh.replicate=2"]),
+        ("adamw on one", &[LAYERS, ADAMW, "run.ranks=1"]),
+        ("adamw on two", &[LAYERS, ADAMW, "run.ranks=2"]),
         ("adamw", &[LAYERS, ADAMW, "run.ranks=4", "train.ema_decay=0.9", "train.grad_clip=0.1"]),
         ("sgd", &[LAYERS, SGD, "run.ranks=2", SELECTIVE, "fsdp.reshard_after_forward=false"]),
         ("frozen", &[LAYERS, SGD, "run.ranks=2", "fsdp.frozen=[\"embed_tokens\", \"layers.0\"]"]),
@@ -170,8 +172,10 @@ fn runs_end_where_those_of_the_host_do() {
         check(name, (LLAMA, 61), overrides);
     }
     // With dropout, whose masks must be the same.
-    let gpt2 = ["fsdp.wrap=[\"GPT2Block\"]", "train.optimizer={ name = \"sgd\", lr = 0.1 }", "run.ranks=4"];
-    check("gpt2", (GPT2, 53), &gpt2);
+    for ranks in [1, 2, 4, 8] {
+        let (name, ranks) = (format!("gpt2 on {ranks}"), format!("run.ranks={ranks}"));
+        check(&name, (GPT2, 53), &["fsdp.wrap=[\"GPT2Block\"]", &ADAMW.replace("norm", "ln_"), &ranks]);
+    }
 }
 
 /// With layers in loops their parameters and state are stacks on the device. Evaluations before a start's first step and

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), CliError> {
     expect_positions(config, &model)?;
     let plan = Arc::new(plan(config, &model.description().spec, false)?);
     let begin = Instant::now();
-    let program = trace(config, &model, &plan)?;
+    let program = trace(config, &model, &plan, &target)?;
     let traced = begin.elapsed();
     if config.run.xla.scan_layers && !program.is_scanned {
         output::warning(&ProgramEvent::NotScanned.to_string());
@@ -77,7 +77,11 @@ fn with(run: &RunFileArgs, changes: &[String]) -> RunFileArgs {
 /// Opens the topology that the arguments name.
 fn target(args: &CompileArgs) -> Result<Target, CliError> {
     let refused = |error: XlaError| {
-        let option = if matches!(error, XlaError::Topology { .. }) { "--topology" } else { "--plugin" };
+        let option = match error {
+            XlaError::Topology { .. } => "--topology",
+            XlaError::TopologyOptions { .. } => "--topology-option",
+            _ => "--plugin",
+        };
         CliError::Option { option, what: error.to_string() }
     };
     let plugin = match &args.plugin {
@@ -112,9 +116,10 @@ fn too_few(args: &CompileArgs, target: &Target, ranks: usize) -> CliError {
     CliError::Option { option: "--ranks", what }
 }
 
-/// Traces the program of a step.
-fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>) -> Result<Program, CliError> {
-    let tracer = Tracer::new(xla::form(&config.run), host::world_options(&config.run, false));
+/// Traces the program of a step for these devices.
+fn trace(config: &Resolved, model: &Model, plan: &Arc<Plan>, target: &Target) -> Result<Program, CliError> {
+    let options = host::world_options(&config.run, false);
+    let tracer = Tracer::new(xla::form(&config.run), target.runs_in_parallel(), options);
     let step = |seat: Seat<XlaMemory>| trace_step(config, model, plan, seat);
     tracer.launch(plan.mesh.world(), &step).map_err(TrainError::from)?;
     Ok(tracer.into_program().expect("the first rank writes its step down"))

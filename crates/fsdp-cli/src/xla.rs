@@ -85,7 +85,7 @@ pub(crate) fn verification_processes(
     run: &RunConfig,
     cluster: &Cluster,
 ) -> Result<Together<Tracer, Devices<Processes<HostMemory>>>, CliError> {
-    let oracle = Tracer::new(form(run), host::world_options(run, false));
+    let oracle = Tracer::new(form(run), false, host::world_options(run, false));
     Ok(Together::new(oracle, processes(run, cluster)?))
 }
 

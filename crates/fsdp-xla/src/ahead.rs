@@ -42,6 +42,7 @@ pub struct Program {
 pub(crate) struct TraceSink {
     replicas: usize,
     scan_layers: bool,
+    in_parallel: bool,
     program: Mutex<Option<Program>>,
 }
 
@@ -53,7 +54,7 @@ impl TraceSink {
     /// Records a program. Its results are dropped.
     pub(crate) fn write(&self, trace: Trace) {
         let traced = trace.finish(self.replicas).module;
-        let scanned = if self.scan_layers { traced.scanned(&[], false) } else { None };
+        let scanned = self.scan_layers.then(|| traced.scanned(&[], self.in_parallel)).flatten();
         let is_scanned = scanned.is_some();
         let module = scanned.unwrap_or(traced);
         let (text, operations, collectives) = (module.text(), module.operations(), module.collectives());
@@ -70,13 +71,15 @@ impl TraceSink {
 pub struct Tracer {
     threads: Threads<HostMemory>,
     form: ProgramForm,
+    in_parallel: bool,
     sink: Mutex<Option<Arc<TraceSink>>>,
 }
 
 impl Tracer {
-    /// Creates a tracer of programs of this form.
-    pub fn new(form: ProgramForm, threads: ThreadOptions) -> Self {
-        Self { threads: host_threads(threads), form, sink: Mutex::default() }
+    /// Creates a tracer of programs of this form. `in_parallel` says whether their devices may run operations beside a
+    /// loop ([`Target::runs_in_parallel`]).
+    pub fn new(form: ProgramForm, in_parallel: bool, threads: ThreadOptions) -> Self {
+        Self { threads: host_threads(threads), form, in_parallel, sink: Mutex::default() }
     }
 
     fn sink(&self) -> MutexGuard<'_, Option<Arc<TraceSink>>> {
@@ -98,7 +101,9 @@ impl Launcher for Tracer {
         body: &(dyn Fn(Seat<XlaMemory>) -> Result<T, E> + Sync),
     ) -> Result<Vec<T>, LaunchFailure<E>> {
         let ProgramForm { reduction, scan_layers } = self.form;
-        let sink = Arc::new(TraceSink { replicas: ranks, scan_layers, program: Mutex::default() });
+        let in_parallel = self.in_parallel;
+        let sink = TraceSink { replicas: ranks, scan_layers, in_parallel, program: Mutex::default() };
+        let sink = Arc::new(sink);
         *self.sink() = Some(Arc::clone(&sink));
         let place = |_| Executor::TraceSink(Arc::clone(&sink));
         launch_with(&self.threads, ranks, (reduction, &place), body)
@@ -132,7 +137,7 @@ impl Target {
     /// or `h100:1x1x8` (eight GPUs of one host).
     ///
     /// # Errors
-    /// [`XlaError`]: the plugin cannot be used, or knows no such topology.
+    /// [`XlaError`]: the plugin cannot be used, knows no such topology, or does not accept its options.
     pub fn open(plugin: &Path, name: &str, options: Vec<(String, Setting)>) -> Result<Self, XlaError> {
         let opened = Arc::new(Plugin::open(plugin)?);
         if let Some(devices) = name.strip_prefix("cpu:").and_then(|devices| devices.parse::<u16>().ok()) {
@@ -142,13 +147,16 @@ impl Target {
                 return Ok(Self { topology: Topology::of_client(client)? });
             }
         }
-        let options = if options.is_empty() { usual(name) } else { options };
+        let (has_own, knows) = (!options.is_empty(), |name: &str| {
+            Topology::named(Arc::clone(&opened), name, usual(name)).is_ok()
+        });
+        let options = if has_own { options } else { usual(name) };
         let topology = Topology::named(Arc::clone(&opened), name, options).map_err(|error| match error {
+            XlaError::Call { message, .. } if has_own && knows(name) => {
+                XlaError::TopologyOptions { path: plugin.into(), name: name.to_owned(), message }
+            }
             XlaError::Call { message, .. } => {
-                let knows = |other: &&str| {
-                    *other != name && Topology::named(Arc::clone(&opened), other, usual(other)).is_ok()
-                };
-                let known = NAMES.into_iter().filter(knows).collect();
+                let known = NAMES.into_iter().filter(|other| *other != name && knows(other)).collect();
                 XlaError::Topology { path: plugin.into(), name: name.to_owned(), known, message }
             }
             other => other,
@@ -164,6 +172,11 @@ impl Target {
     /// The device kind.
     pub fn kind(&self) -> &str {
         &self.topology.kind.name
+    }
+
+    /// Whether the devices may run operations beside a loop: only processors do.
+    pub fn runs_in_parallel(&self) -> bool {
+        self.topology.kind.is_cpu()
     }
 
     /// Bytes available to programs on each device, if the plugin reports it.

@@ -67,6 +67,19 @@ pub enum XlaError {
         /// The plugin's message.
         message: String,
     },
+    /// The plugin knows the topology, but not with these options.
+    #[error(
+        "the plugin {} does not accept these options of \"{name}\", which it has without them. It says: {message}",
+        path.display()
+    )]
+    TopologyOptions {
+        /// Path of the plugin's library.
+        path: PathBuf,
+        /// The name of the topology.
+        name: String,
+        /// The plugin's message.
+        message: String,
+    },
     /// The compiler found that a program does not fit into memory.
     #[error("the step does not fit into the memory of a {device}: {message}")]
     Memory {

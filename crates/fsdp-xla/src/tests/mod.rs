@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fsdp_comm::ThreadOptions;
-use fsdp_comm::launch::Launcher;
+use fsdp_comm::launch::{FailureReason, Launcher};
+use fsdp_core::comm::CommError;
 use fsdp_core::memory::{Category, HostSlice, HostSliceMut, Memory, Slice, SliceMut, Usage};
-use fsdp_core::{DType, Error, Queue};
+use fsdp_core::{DType, Error, Queue, Rank};
 use fsdp_nn::backend::{Backend, HeadChunks, Operands, Outcome};
 use fsdp_nn::conformance::{Subject, operations};
 use fsdp_nn::op::Op;
@@ -170,6 +171,23 @@ fn operations_are_those_of_all_backends() {
 #[test]
 fn attention_in_blocks_is_that_of_all_backends() {
     expect_operations(Some(100_000));
+}
+
+#[test]
+fn a_program_that_differs_on_one_rank_is_not_run() {
+    let Some(devices) = devices("this test", 3, Reduction::Tree) else { return };
+    let run = |seat: fsdp_comm::launch::Seat<XlaMemory>| -> Result<(), Error> {
+        let memory = &seat.memory;
+        let mut buffer = memory.allocate(Category::Unsharded, DType::F32, 2)?;
+        memory.write(Queue::Compute, HostSlice::F32(&[1.0, 2.0]), SliceMut::whole(&mut buffer))?;
+        memory.begin_schedule();
+        let factor = if seat.rank.0 == 1 { 3.0 } else { 2.0 };
+        memory.scale(Queue::Compute, factor, SliceMut::whole(&mut buffer))?;
+        memory.end_schedule()
+    };
+    let failure = devices.launch(3, &run).unwrap_err();
+    let FailureReason::Error(Error::Comm(error)) = failure.reason else { panic!("{failure:?}") };
+    assert_eq!(error, CommError::Differs { ranks: vec![Rank(1)], reference: Rank(0) });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // A PJRT plugin that has devices and compiles nothing. Its build is configured by macros: FUNCTIONS is the size of its
 // function table, DEVICES the number of devices, CODE (a gRPC status code) and MESSAGE the error of every compilation,
-// MAJOR and MINOR the version of its API. With NO_ROOM, every upload to its devices fails. A struct is an array of
-// words, as in fsdp-xla.
+// MAJOR and MINOR the version of its API. With NO_ROOM, every upload to its devices fails. With V6E, it has a topology
+// of TPUs too, which takes no options. A struct is an array of words, as in fsdp-xla.
 #include <stdint.h>
 #include <string.h>
 
@@ -53,8 +53,11 @@ static word platform(word *a) { return told(a, 3, "fake"); }
 
 static word topology(word *a) {
     static struct error unknown = {3, "there are no such chips"};
-    if (a[3] != 6 || memcmp((void *)a[2], "fake:4", 6)) return (word)&unknown;
-    return a[6] = 1, 0;
+    int known = a[3] == 6 && !memcmp((void *)a[2], "fake:4", 6);
+#ifdef V6E
+    known |= a[3] == 7 && !memcmp((void *)a[2], "v6e:2x2", 7) && !a[5];
+#endif
+    return known ? (a[6] = 1, 0) : (word)&unknown;
 }
 
 static word device_attributes(word *a) {

@@ -95,6 +95,25 @@ fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
     World::succeed(&sandbox, TORCHRUN, 2, &train("cut", 4));
 }
 
+/// The wrapped plugin's losses are read at once. No step is due to be saved or evaluated before the last one.
+#[test]
+fn losses_that_are_read_a_step_late_are_those_that_are_read_at_once() {
+    let Some(sandbox) = joining() else { return };
+    let train = |out: &str| {
+        format!(
+            "train run.toml --set run.ranks=4 --set run.out_dir={out} --set train.steps=6 --set checkpoint.every=0"
+        )
+    };
+    for (processes, devices) in [(1, 4), (2, 2)] {
+        succeed(&sandbox, (processes, devices), &train(&format!("late{processes}")));
+    }
+    let wrapped = format!("--set run.device=xla --set run.xla.plugin={}", plugin().unwrap());
+    sandbox.succeed(&format!("{} {wrapped}", train("at-once")));
+    let expected = bits(&sandbox, "at-once");
+    assert_eq!(expected.0.len(), 2 * 6);
+    assert!(bits(&sandbox, "late1") == expected && bits(&sandbox, "late2") == expected);
+}
+
 #[test]
 fn replicas_and_evaluations_are_those_of_one_process() {
     let Some(sandbox) = joining() else { return };

@@ -7,6 +7,8 @@
 // program: its results are then those of one process with all devices, bit for bit. A struct is an array of words, as
 // in fsdp-xla.
 //
+// Its devices are not of the kind of processors ("cpu"), so losses are read one step late.
+//
 // Environment variables:
 // - JOINING_DEVICES: number of devices of each process.
 // - JOINING_REVERSED: the last process has the first devices.
@@ -27,7 +29,7 @@ typedef word make_error(int code, const char *message, size_t length);
 
 enum {
     ERROR_DESTROY, ERROR_MESSAGE, ERROR_CODE, EVENT_DESTROY = 5, EVENT_AWAIT = 8, CREATE = 10, PLATFORM = 12, VERSION = 14, ADDRESSABLE = 16,
-    UPLOAD = 22, PROGRAM_DEVICES = 52, EXECUTE = 55, BUFFER_DESTROY = 58, ELEMENT = 59, DIMENSIONS = 60, DOWNLOAD = 70
+    UPLOAD = 22, KIND = 26, PROGRAM_DEVICES = 52, EXECUTE = 55, BUFFER_DESTROY = 58, ELEMENT = 59, DIMENSIONS = 60, DOWNLOAD = 70
 };
 enum { MOST_DEVICES = 16 };
 
@@ -145,6 +147,11 @@ static word create(word *a) {
 
 static word platform(word *a) {
     static const char name[] = "joining";
+    return a[3] = (word)name, a[4] = sizeof(name) - 1, 0;
+}
+
+static word kind(word *a) {
+    static const char name[] = "joined";
     return a[3] = (word)name, a[4] = sizeof(name) - 1, 0;
 }
 
@@ -270,7 +277,8 @@ void *GetPjrtApi(void) {
     for_gpus.next = table[1], table[1] = (word)&for_gpus;
     static const struct { int number; function *own; } changed[] = {
         {ERROR_DESTROY, error_destroy}, {ERROR_MESSAGE, error_message}, {ERROR_CODE, error_code}, {CREATE, create},
-        {PLATFORM, platform}, {VERSION, version}, {ADDRESSABLE, addressable}, {PROGRAM_DEVICES, program_devices}, {EXECUTE, execute},
+        {PLATFORM, platform}, {VERSION, version}, {ADDRESSABLE, addressable}, {KIND, kind}, {PROGRAM_DEVICES, program_devices},
+        {EXECUTE, execute},
     };
     for (size_t i = 0; i < sizeof(changed) / sizeof(changed[0]); i++) table[5 + changed[i].number] = (word)changed[i].own;
     return table;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::Sandbox;
+use crate::support::Ran;
 
 /// Compiles a C source to a shared library in the folder of a test.
 pub(super) fn library(sandbox: &Sandbox, name: &str, source: &Path, defines: &[&str]) {
@@ -101,6 +102,34 @@ fn a_topology_that_the_plugin_does_not_know() {
 }
 
 #[test]
+fn topologies_that_the_plugin_knows_are_named() {
+    let sandbox = Sandbox::new();
+    fake_with(&sandbox, 100, 3, "unused", &["-DV6E"]);
+    let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
+    assert!(refused.contains("other names that it has are v6e:2x2, also with more chips"), "{refused}");
+    let refused = told(&sandbox, &format!("{COMPILE} v6e:2x2 --topology-option chips=many"));
+    let said = "error: --topology-option: the plugin ./fake.so does not accept these options of \"v6e:2x2\", which it has \
+                without them. It says: there are no such chips";
+    assert!(refused.starts_with(said), "{refused}");
+}
+
+#[test]
+fn a_plugin_that_no_package_has_installed() {
+    let sandbox = Sandbox::new();
+    for (word, package) in [("cpu", "lammps-jax-pjrt-cpu"), ("tpu", "libtpu"), ("cuda", "jax-cuda12-pjrt")] {
+        let mut command = sandbox.command();
+        command.env("PATH", sandbox.path("bin")).env("HOME", sandbox.path("home"));
+        command.args(format!("{TRAIN}=2 --set run.xla.plugin={word}").split_whitespace());
+        let ran = Ran::of(command.output().unwrap());
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        let said = format!("no Python package has a PJRT plugin for \"{word}\", below ");
+        let way_out = format!(": `pip install {package}`, or name the plugin's shared library");
+        assert!(ran.stderr.contains(&said) && ran.stderr.contains(&way_out), "{}", ran.stderr);
+        assert!(ran.stderr.contains(sandbox.path("home/.local").to_str().unwrap()), "{}", ran.stderr);
+    }
+}
+
+#[test]
 fn a_compiler_that_does_not_take_the_program() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unregistered operation");
@@ -143,6 +172,21 @@ fn what_a_compiled_step_can_not_do() {
         let refused = told(&sandbox, &command);
         let said = format!("error: {option}: run.device = \"xla\" runs a step as one program");
         assert!(refused.contains(&said), "{refused}");
+    }
+}
+
+#[test]
+fn a_model_that_programs_can_not_compute() {
+    let sandbox = Sandbox::new();
+    fake(&sandbox, 100, 3, "unused");
+    let experts = "\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_tok\": 2";
+    sandbox.edit("model/config.json", "\"model_type\": \"llama\"", experts);
+    sandbox.edit("model/config.json", "LlamaForCausalLM", "MixtralForCausalLM");
+    sandbox.edit("run.toml", "LlamaDecoderLayer", "MixtralDecoderLayer");
+    for command in [format!("{COMPILE} fake:4"), format!("{TRAIN}=2")] {
+        let refused = told(&sandbox, &command);
+        let said = "run.device: \"xla\" does not support mixtures of experts; choose another device";
+        assert!(refused.contains(said), "{refused}");
     }
 }
 
