@@ -104,7 +104,7 @@ fn read_golden() -> Value {
 }
 
 #[test]
-fn the_numbers_of_codes_are_those_of_bitsandbytes() {
+fn code_books_match_bitsandbytes() {
     let golden = read_golden();
     for (book, key) in [(CodeBook::signed(), "signed"), (CodeBook::unsigned(), "unsigned")] {
         assert_eq!(book.values.map(f64::from).to_vec(), numbers(&golden, key));
@@ -114,7 +114,7 @@ fn the_numbers_of_codes_are_those_of_bitsandbytes() {
 /// torchao rounds AdamW's arithmetic at other places, which changes results by units in the last place. A value that
 /// close to the midpoint of two codes could get the other code; none of these values is.
 #[test]
-fn steps_are_those_of_torchao() {
+fn training_steps_match_torchao() {
     let golden = read_golden();
     let found = train();
     let [param, _, _, mean_codes, square_codes, mean_largest, square_largest] = &found[..] else {
@@ -137,7 +137,7 @@ fn mlp() -> Mlp {
 }
 
 #[test]
-fn a_rank_keeps_the_bytes_that_the_page_says() {
+fn optimizer_state_bytes_match_documented_formula() {
     let (vocab, width) = (32, 300);
     let sizes = MlpConfig { vocab, widths: vec![width; 3], bias: false, tied: false, std: 0.2 };
     let dir = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ fn a_rank_keeps_the_bytes_that_the_page_says() {
 const RULE: &str = "train.optimizer={ name = \"adamw8bit\", lr = 1e-2, weight_decay = 0.1 }";
 
 #[test]
-fn sharded_runs_have_the_bits_of_the_oracle() {
+fn sharded_runs_match_oracle_bitwise() {
     let policies: [&[&str]; 5] = [
         &[],
         &["train.global_batch_size=8", "fsdp.accumulation=\"unsharded\"", "train.grad_clip=0.05"],

@@ -97,7 +97,7 @@ fn without_one(job: &Job<Mlp>) -> Vec<(String, Job<Mlp>)> {
 }
 
 #[test]
-fn every_single_wait_and_join_is_needed_or_proven_redundant() {
+fn removing_any_wait_or_join_is_a_violation() {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     for (rounds, overrides) in POLICIES {
         let job = job(rounds, overrides);
@@ -125,7 +125,7 @@ fn every_single_wait_and_join_is_needed_or_proven_redundant() {
 
 /// Checks an assumption of the tests above: a missing wait shows when queues run in another order.
 #[test]
-fn a_missing_wait_shows_under_some_seed() {
+fn most_missing_waits_change_results_under_some_seed() {
     let job = job(2, &[]);
     let expected = run(std::slice::from_ref(&job), None).unwrap();
     let (mut shown, mut hidden) = (0, Vec::new());
@@ -137,7 +137,7 @@ fn a_missing_wait_shows_under_some_seed() {
 }
 
 #[test]
-fn an_untampered_schedule_has_the_same_bits_under_every_seed() {
+fn untampered_schedule_is_bitwise_equal_under_every_seed() {
     for (rounds, overrides) in POLICIES {
         let job = job(rounds, overrides);
         let expected = run(std::slice::from_ref(&job), None).unwrap();
@@ -181,7 +181,7 @@ fn swap_with_waits(schedule: &mut Schedule, a: usize, b: usize) {
 }
 
 #[test]
-fn swapped_gathers_on_one_rank_name_rank_and_unit() {
+fn swapped_gathers_error_names_both_ranks_and_units() {
     let mut sound = 0;
     for overrides in [["fsdp.forward_prefetch=3"], ["fsdp.reshard_after_forward=false"]] {
         let plain = job(1, &overrides);
@@ -213,7 +213,7 @@ fn swapped_gathers_on_one_rank_name_rank_and_unit() {
 }
 
 #[test]
-fn swapped_reductions_on_one_rank_are_an_error_of_that_rank() {
+fn swapped_reductions_fail_on_tampered_rank() {
     let plain = job(1, &[]);
     let reductions = indices(&plain.plan.step, |kind| matches!(kind, OpKind::ReduceScatter { .. }));
     for pair in reductions.windows(2) {
@@ -235,7 +235,7 @@ fn swapped_reductions_on_one_rank_are_an_error_of_that_rank() {
 }
 
 #[test]
-fn ranks_with_other_policies_are_refused_and_do_not_hang() {
+fn ranks_with_different_policies_are_rejected_without_hang() {
     let plain = job(2, &[]);
     for other in [
         ["fsdp.reshard_after_forward=false"],
@@ -268,7 +268,7 @@ fn ranks_with_other_policies_are_refused_and_do_not_hang() {
 
 /// Tests, for every reshard, the schedule in which it comes one compute operation too early.
 #[test]
-fn an_early_free_is_rejected_and_never_computes_on_freed_storage() {
+fn early_reshard_is_rejected_and_never_uses_freed_storage() {
     for (rounds, overrides) in POLICIES {
         let plain = job(rounds, overrides);
         let schedule = &plain.plan.step;

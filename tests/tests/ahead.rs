@@ -12,7 +12,7 @@ use crate::support::{LLAMA, config, job, threads};
 type Ranks<T> = Vec<(Vec<StepReport>, T)>;
 
 #[test]
-fn reading_late_changes_nothing() {
+fn late_report_reading_does_not_change_results() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(LLAMA, config(dir.path(), 61, &[]));
     let ranks: Ranks<_> = threads()
@@ -39,7 +39,7 @@ fn reading_late_changes_nothing() {
 }
 
 #[test]
-fn a_step_issued_behind_one_that_is_not_finite_updates_nothing() {
+fn step_issued_after_non_finite_step_updates_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let overrides = ["train.optimizer.lr=1e30", "train.grad_clip=none"];
     let job = job(LLAMA, config(dir.path(), 61, &overrides));

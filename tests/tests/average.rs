@@ -19,7 +19,7 @@ fn trained(op: &str, overrides: &[&str]) -> (Vec<RankOutcome>, usize) {
 }
 
 #[test]
-fn an_average_over_a_power_of_two_trains_the_bits_of_the_sum() {
+fn power_of_two_average_trains_bitwise_like_sum() {
     for (ranks, more) in [
         (2, &["fsdp.reduce_dtype=f32"][..]),
         (4, &["fsdp.reduce_dtype=bf16", "fsdp.param_dtype=bf16"]),
@@ -46,7 +46,7 @@ fn an_average_over_a_power_of_two_trains_the_bits_of_the_sum() {
 }
 
 #[test]
-fn averages_stay_within_the_derived_bounds() {
+fn averages_stay_within_derived_bounds() {
     for (dtype, worlds, more) in [
         ("f32", &[1, 2, 3, 4, 6][..], "fsdp.mesh={ replicate = 1 }"),
         ("bf16", &[1, 2, 3, 4, 6], "fsdp.mesh={ replicate = 1 }"),
@@ -76,7 +76,7 @@ fn averages_stay_within_the_derived_bounds() {
 }
 
 #[test]
-fn only_a_single_rank_averages_with_the_bits_of_the_oracle() {
+fn only_single_rank_average_matches_oracle_bitwise() {
     let dir = tempfile::tempdir().unwrap();
     let overrides = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "fsdp.reduce_op=average"];
     let job = job(LLAMA, config(dir.path(), 61, &overrides));

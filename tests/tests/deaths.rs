@@ -176,25 +176,25 @@ impl Case {
 const ONE_RANK: Crew = Crew { ranks_per_process: 1, counts_messages: false };
 
 #[test]
-fn whichever_of_two_processes_dies_at_whatever_moment_or_message_the_run_goes_on() {
+fn death_of_either_of_two_processes_resumes_bitwise() {
     let crew = Crew { counts_messages: true, ..ONE_RANK };
     Case { crew, settings: &["run.ranks=2", "train.global_batch_size=4"], done: 0 }.check();
 }
 
 #[test]
-fn whichever_of_three_processes_dies_at_whatever_moment_of_offloading_the_run_goes_on() {
+fn death_of_any_offloading_process_resumes_bitwise() {
     let settings = &["run.ranks=3", "train.global_batch_size=6", "fsdp.offload=\"cpu\""];
     Case { crew: ONE_RANK, settings, done: 0 }.check();
 }
 
 #[test]
-fn whichever_of_four_replicas_and_shards_dies_at_whatever_moment_of_going_on_the_run_goes_on() {
+fn death_of_any_process_in_resumed_hsdp_run_resumes_bitwise() {
     let settings = &["run.ranks=4", "train.global_batch_size=8", "fsdp.mesh={ replicate = 2 }"];
     Case { crew: ONE_RANK, settings, done: 1 }.check();
 }
 
 #[test]
-fn whichever_process_of_two_ranks_dies_at_whatever_moment_of_a_step_that_saves_the_run_goes_on() {
+fn death_of_two_rank_process_with_sync_saves_resumes_bitwise() {
     let settings = &[
         "run.ranks=4",
         "train.global_batch_size=16",

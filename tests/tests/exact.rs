@@ -45,7 +45,7 @@ fn integer_ranks() -> Threads<Hooked<HostMemory>> {
 }
 
 #[test]
-fn exactly_summable_gradients_have_the_same_bits_at_every_world_and_mode() {
+fn exact_gradients_are_bitwise_equal_at_every_world_and_mode() {
     let sizes = MlpConfig { vocab: 5, widths: vec![3], bias: false, tied: false, std: 0.5 };
     for (micro_batches, worlds) in [(24, &[1, 2, 3, 4, 6, 8][..]), (35, &[5, 7])] {
         for (accumulation, order, reduce) in [
@@ -84,7 +84,7 @@ fn exactly_summable_gradients_have_the_same_bits_at_every_world_and_mode() {
 }
 
 #[test]
-fn shared_unsharded_buffers_change_no_bit() {
+fn shared_unsharded_buffers_match_separate_ones_bitwise() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         for (ranks, replicas) in [(3, 1), (4, 2), (4, 1)] {
             let dir = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn evaluation(model: &str, vocab: u32, world: usize, more: &[&str]) -> [(u64, u6
 }
 
 #[test]
-fn evaluation_has_the_same_bits_at_every_world_with_padded_last_batches() {
+fn padded_evaluation_is_bitwise_equal_at_every_world_size() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         let wrap = format!("fsdp.wrap=[\"{wrap}\"]");
         let alone = evaluation(model, vocab, 1, &[&wrap]);

@@ -25,7 +25,7 @@ fn reports(case: &str, ranks: usize, more: &[&str]) -> (Vec<StepReport>, Counted
 }
 
 #[test]
-fn tokens_per_expert_and_parts_of_the_loss_are_the_same_at_every_world_size() {
+fn expert_loads_and_loss_parts_are_equal_at_every_world_size() {
     for (case, layers, experts, top) in [("mixtral-balanced", 2, 5, 2), ("qwen3_moe", 1, 6, 3)] {
         let (alone, counted) = reports(case, 1, &["train.z_loss=0.01"]);
         for ranks in [2, 4] {
@@ -44,7 +44,7 @@ fn tokens_per_expert_and_parts_of_the_loss_are_the_same_at_every_world_size() {
 }
 
 #[test]
-fn parts_of_the_loss_are_what_training_adds_to_it() {
+fn reported_loss_parts_equal_terms_added_to_loss() {
     let loss = |overrides: &[&str]| {
         let (reports, counted) = reports("mixtral-balanced", 2, overrides);
         let first = &reports[0];
@@ -67,7 +67,7 @@ fn parts_of_the_loss_are_what_training_adds_to_it() {
 
 /// The forward pass does not see the scale; in gradients it changes how many small numbers underflow.
 #[test]
-fn what_a_step_in_f16_tells_does_not_depend_on_the_scale_of_the_loss() {
+fn f16_step_reports_are_independent_of_loss_scale() {
     let terms = ["train.z_loss=0.02", "train.router_aux_loss_coef=0.3", "train.grad_clip=0.1"];
     let of = |more: &[&str]| reports("mixtral-balanced", 2, &[&terms[..], more].concat()).0;
     let [small, large] = ["train.loss_scale.init=16", "train.loss_scale.init=1024"]

@@ -40,7 +40,7 @@ fn every_family_has_golden_files() {
 }
 
 #[test]
-fn every_family_has_the_same_bits_at_every_world_size() {
+fn every_family_is_bitwise_equal_at_every_world_size() {
     for (case, layer) in cases() {
         let dir = tempfile::tempdir().unwrap();
         let text = golden(&case);

@@ -122,32 +122,32 @@ fn named(fault: Fault, ranks: usize, End { failure, errors }: End) {
 }
 
 #[test]
-fn a_rank_whose_collective_fails_is_named_by_all() {
+fn rank_with_failed_collective_is_named_by_all() {
     check(Action::Error);
 }
 
 #[test]
-fn a_rank_that_panics_is_named_by_all() {
+fn panicking_rank_is_named_by_all() {
     check(Action::Panic);
 }
 
 #[test]
-fn a_rank_that_calls_another_collective_is_named_by_all() {
+fn rank_with_wrong_collective_is_named_by_all() {
     check(Action::WrongCollective);
 }
 
 #[test]
-fn a_rank_that_passes_another_length_is_named_by_all() {
+fn rank_with_wrong_length_is_named_by_all() {
     check(Action::WrongLength);
 }
 
 #[test]
-fn a_rank_that_never_arrives_is_named_by_all() {
+fn rank_that_never_arrives_is_named_by_all() {
     check(Action::Never);
 }
 
 #[test]
-fn an_error_in_the_code_of_a_block_is_the_root_cause() {
+fn block_error_is_reported_as_root_cause() {
     for (ranks, culprit) in [(2, 1), (3, 0), (4, 2)] {
         for (block, name) in ["embedding", "layers.0", "layers.1", "head"].into_iter().enumerate() {
             for call in [0, 1, 7] {
@@ -173,7 +173,7 @@ fn an_error_in_the_code_of_a_block_is_the_root_cause() {
 }
 
 #[test]
-fn a_panic_in_the_code_of_a_block_is_the_root_cause() {
+fn block_panic_is_reported_as_root_cause() {
     for ranks in [2, 3, 4] {
         let deed = |rank| if rank == 1 { Deed::PanicAt(4) } else { Deed::Nothing };
         let launcher = planted::ranks(options(), 2, deed);

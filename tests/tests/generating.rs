@@ -40,7 +40,7 @@ fn greedy(max_new_tokens: usize) -> GenerateOptions {
 }
 
 #[test]
-fn greedy_tokens_are_those_of_transformers() {
+fn greedy_tokens_match_transformers() {
     let expected = expected();
     let cases = expected["greedy"].as_object().unwrap();
     for family in FAMILIES {
@@ -58,7 +58,7 @@ fn greedy_tokens_are_those_of_transformers() {
 }
 
 #[test]
-fn what_is_kept_changes_nothing_however_the_text_comes() {
+fn cached_incremental_logits_match_single_pass() {
     for (case, expected) in expected()["greedy"].as_object().unwrap() {
         let text = [ids(&expected["prompt"]), ids(&expected["tokens"])].concat();
         for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 1e-3)] {
@@ -81,7 +81,7 @@ fn what_is_kept_changes_nothing_however_the_text_comes() {
 }
 
 #[test]
-fn a_text_ends_where_it_is_told_to() {
+fn generation_stops_at_end_token() {
     let expected = expected();
     let case = &expected["greedy"]["llama-gqa"];
     let (prompt, tokens) = (ids(&case["prompt"]), ids(&case["tokens"]));
@@ -94,7 +94,7 @@ fn a_text_ends_where_it_is_told_to() {
 }
 
 #[test]
-fn more_than_a_learned_position_table_is_refused_by_name() {
+fn context_beyond_position_table_is_rejected() {
     let model = config("gpt2").build().unwrap();
     let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
     let weights = load(&memory, &golden("gpt2"), &model, DType::F32).unwrap();
@@ -106,7 +106,7 @@ fn more_than_a_learned_position_table_is_refused_by_name() {
 }
 
 #[test]
-fn probabilities_are_those_of_transformers() {
+fn sampling_probabilities_match_transformers() {
     let expected = expected();
     for case in expected["warped"].as_array().unwrap() {
         let values = |key: &str| serde_json::from_value::<Vec<f64>>(case[key].clone()).unwrap();

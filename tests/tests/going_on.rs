@@ -23,7 +23,7 @@ fn saved_run(dir: &Path, more: &[&str]) -> PathBuf {
 }
 
 #[test]
-fn going_on_extends_a_run_and_records_the_change() {
+fn resume_extends_run_and_records_change() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
     let told = RecordingReporter::default();
@@ -43,7 +43,7 @@ fn going_on_extends_a_run_and_records_the_change() {
 }
 
 #[test]
-fn going_back_needs_leave_to_remove_what_came_after() {
+fn resume_from_older_checkpoint_requires_overwrite() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
     let again = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "checkpoint.keep_last=0"]));
@@ -57,7 +57,7 @@ fn going_back_needs_leave_to_remove_what_came_after() {
 
 /// Simulates a run that was killed between its last checkpoint and the export of its model.
 #[test]
-fn a_run_with_all_steps_done_still_exports_its_model() {
+fn resume_of_finished_run_exports_model() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
     let model = out.join("model/model.safetensors");
@@ -70,7 +70,7 @@ fn a_run_with_all_steps_done_still_exports_its_model() {
 }
 
 #[test]
-fn a_run_can_not_go_on_to_an_earlier_step() {
+fn resume_to_earlier_step_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &[]);
     let shorter = job(LLAMA, config(dir.path(), 61, &["checkpoint.every=1", "train.steps=3"]));
@@ -87,7 +87,7 @@ fn go_back(job: &Job<HfModel>, to: &Path) -> Result<Summary, TrainError> {
 }
 
 #[test]
-fn a_link_to_a_checkpoint_is_that_checkpoint() {
+fn resume_follows_checkpoint_symlink() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
     let link = dir.path().join("latest");
@@ -98,7 +98,7 @@ fn a_link_to_a_checkpoint_is_that_checkpoint() {
 }
 
 #[test]
-fn a_damaged_checkpoint_costs_none_of_the_others() {
+fn resume_from_damaged_checkpoint_removes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &[]);
     let file = RunDir::new(&out).checkpoint(2).join("shard-00003-model-00001-of-00001.safetensors");
@@ -115,7 +115,7 @@ fn a_damaged_checkpoint_costs_none_of_the_others() {
 }
 
 #[test]
-fn going_on_without_a_checkpoint_begins_and_says_so() {
+fn resume_without_checkpoint_starts_fresh() {
     let dir = tempfile::tempdir().unwrap();
     let told = RecordingReporter::default();
     let fresh = job(LLAMA, config(dir.path(), 61, &[]));
@@ -125,7 +125,7 @@ fn going_on_without_a_checkpoint_begins_and_says_so() {
 }
 
 #[test]
-fn another_run_is_refused_with_all_differences() {
+fn resume_of_different_run_lists_all_differences() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &["train.steps=2"]);
     let other = job(LLAMA, config(dir.path(), 61, &["train.steps=4", "data.seq_len=6", "model.seed=3"]));
@@ -137,7 +137,7 @@ fn another_run_is_refused_with_all_differences() {
 }
 
 #[test]
-fn another_model_is_refused_with_its_tensors() {
+fn resume_with_different_model_names_tensors() {
     let dir = tempfile::tempdir().unwrap();
     saved_run(dir.path(), &["train.steps=2"]);
     let other = LLAMA.replace("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
@@ -148,7 +148,7 @@ fn another_model_is_refused_with_its_tensors() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_by_name_before_the_first_step() {
+fn damaged_checkpoint_is_rejected_before_first_step() {
     let dir = tempfile::tempdir().unwrap();
     let out = saved_run(dir.path(), &["train.steps=2"]);
     let checkpoint = RunDir::new(&out).checkpoint(2);
@@ -164,7 +164,7 @@ fn a_damaged_checkpoint_is_refused_by_name_before_the_first_step() {
 }
 
 #[test]
-fn a_folder_in_use_is_refused() {
+fn locked_run_folder_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let lock = RunDir::new(dir.path().join("out")).lock().unwrap();
     let error = run(&job(LLAMA, config(dir.path(), 61, &[])), Resume::Fresh, &RecordingReporter::default())
@@ -190,7 +190,7 @@ impl Reporter for Squatter {
 }
 
 #[test]
-fn an_error_behind_the_steps_ends_the_run() {
+fn checkpoint_save_error_ends_run() {
     for mode in ["checkpoint.async=true", "checkpoint.async=false"] {
         let dir = tempfile::tempdir().unwrap();
         let squatter = Squatter { out: dir.path().join("out"), steps: Mutex::new(0) };

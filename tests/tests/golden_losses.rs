@@ -40,7 +40,7 @@ fn assert_close(memory: &HostMemory, buffer: &HostBuffer, expected: &[f64], what
 }
 
 #[test]
-fn smoothed_and_z_losses_and_their_gradients_are_those_of_pytorch() {
+fn smoothed_and_z_losses_and_gradients_match_pytorch() {
     let text = std::fs::read_to_string(golden("loss_terms.json")).unwrap();
     let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
     assert_eq!(entries.len(), 12);
@@ -116,7 +116,7 @@ fn balanced(memory: &HostMemory, entry: &Value) -> (f64, Vec<Vec<f64>>) {
 }
 
 #[test]
-fn the_balancing_loss_of_routers_and_its_gradients_are_those_of_transformers() {
+fn router_balancing_loss_and_gradients_match_transformers() {
     let text = std::fs::read_to_string(golden("router_loss.json")).unwrap();
     let entries: Vec<Value> = serde_json::from_str(&text).unwrap();
     assert_eq!(entries.len(), 4);

@@ -31,7 +31,7 @@ fn count(entry: &Value, key: &str) -> u64 {
 }
 
 #[test]
-fn learning_rates_are_those_of_pytorch() {
+fn learning_rates_match_pytorch() {
     let compared = compare("lr_schedules.json", |entry| {
         let min = || MinLr::Absolute(number(entry, "min_lr"));
         let (shape, start_factor) = match entry["name"].as_str().unwrap() {
@@ -47,7 +47,7 @@ fn learning_rates_are_those_of_pytorch() {
 }
 
 #[test]
-fn learning_rates_are_those_of_transformers() {
+fn learning_rates_match_transformers() {
     let compared = compare("lr_schedules_transformers.json", |entry| {
         let schedule = &entry["schedule"];
         let ratio = schedule["min_lr_ratio"].as_f64().unwrap_or(0.0);

@@ -182,7 +182,7 @@ fn each(
 }
 
 #[test]
-fn sgd_is_that_of_pytorch() {
+fn sgd_training_matches_pytorch() {
     each("sgd", r#"{ name = "sgd", lr = 0.1 }"#, r#""none""#, |case, outcome| {
         case.scalars("losses_sgd", &outcome.losses, SCALARS);
         let found = case.params("sgd.", outcome);
@@ -192,7 +192,7 @@ fn sgd_is_that_of_pytorch() {
 }
 
 #[test]
-fn adamw_and_clipping_are_those_of_pytorch() {
+fn adamw_and_clipping_match_pytorch() {
     let optimizer = r#"{ name = "adamw", lr = 1e-2, betas = [0.9, 0.95], eps = 1e-3, weight_decay = 0.1 }"#;
     each("adamw3", optimizer, "1.0", |case, outcome| {
         case.scalars("losses_adamw3", &outcome.losses, SCALARS);
@@ -204,7 +204,7 @@ fn adamw_and_clipping_are_those_of_pytorch() {
 }
 
 #[test]
-fn adamw_with_the_usual_epsilon_stays_within_its_band() {
+fn adamw_with_default_eps_stays_within_tolerance() {
     let optimizer = r#"{ name = "adamw", lr = 1e-2, betas = [0.9, 0.95], eps = 1e-8, weight_decay = 0.1 }"#;
     each("adamw8", optimizer, "1.0", |case, outcome| {
         case.scalars("losses_adamw8", &outcome.losses, SCALARS);
@@ -216,13 +216,13 @@ fn adamw_with_the_usual_epsilon_stays_within_its_band() {
 }
 
 #[test]
-fn adafactor_stays_within_its_band() {
+fn adafactor_stays_within_tolerance() {
     let optimizer = r#"{ name = "adafactor", lr = 1e-2, relative_step = false, scale_parameter = false }"#;
     each("adafactor", optimizer, r#""none""#, |case, outcome| adafactor(case, "adafactor", outcome));
 }
 
 #[test]
-fn adafactor_with_relative_steps_stays_within_its_band() {
+fn adafactor_with_relative_steps_stays_within_tolerance() {
     let optimizer = r#"{ name = "adafactor", relative_step = true, scale_parameter = true }"#;
     each("adafactor_rel", optimizer, r#""none""#, |case, outcome| adafactor(case, "adafactor_rel", outcome));
 }
@@ -238,7 +238,7 @@ fn adafactor(case: &Case, run: &str, outcome: &Outcome) -> (f64, String) {
 
 /// Published files use the name `h.0.attn..` where a model's parameter is `transformer.h.0.attn..`.
 #[test]
-fn gpt2_starts_from_files_with_published_names() {
+fn gpt2_loads_weights_with_published_names() {
     let case = Case::new("gpt2", r#"{ name = "sgd", lr = 0.1 }"#, r#""none""#);
     let mut bytes = std::fs::read(golden("gpt2").join("model.safetensors")).unwrap();
     let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

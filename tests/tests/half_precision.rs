@@ -31,7 +31,7 @@ fn applied(job: &Job<HfModel>, steps: u64) -> Vec<bool> {
 }
 
 #[test]
-fn runs_in_f16_have_the_same_bits_at_every_world_size_whatever_they_skip() {
+fn f16_runs_with_skips_are_bitwise_equal_at_every_world_size() {
     let adamw = "train.optimizer={ name = \"adamw\", lr = 3e-3 }";
     let sgd = "train.optimizer={ name = \"sgd\", lr = 1e-1, momentum = 0.9, dampening = 0.1 }";
     let cases: [(&str, u32, &[&str]); 4] = [
@@ -55,7 +55,7 @@ fn runs_in_f16_have_the_same_bits_at_every_world_size_whatever_they_skip() {
 }
 
 #[test]
-fn averages_and_other_numbers_of_ranks_stay_within_their_bounds() {
+fn f16_inexact_reductions_stay_within_bounds() {
     for overrides in [
         &["fsdp.reduce_op=average"][..],
         &["fsdp.reduce_dtype=bf16"],
@@ -89,7 +89,7 @@ fn train(job: &Job<HfModel>, steps: u64) -> (Vec<(bool, LossScale)>, Option<Trai
 }
 
 #[test]
-fn a_skipped_step_changes_nothing_and_halves_the_scale() {
+fn skipped_step_halves_loss_scale() {
     let (_dir, job) = half(LLAMA, 61, &["run.ranks=2", OVERFLOWING]);
     let (found, error) = train(&job, 12);
     assert!(error.is_none());
@@ -110,7 +110,7 @@ fn a_skipped_step_changes_nothing_and_halves_the_scale() {
 
 /// Includes rules that use gradients before the overflow is known: Adafactor's row means and Muon's momentum.
 #[test]
-fn no_update_rule_takes_anything_of_gradients_that_overflow() {
+fn overflowing_gradients_change_no_state_under_any_update_rule() {
     for rule in [
         "{ name = \"adamw\", lr = 3e-3, weight_decay = 0.1 }",
         "{ name = \"adamw8bit\", lr = 3e-3 }",
@@ -146,7 +146,7 @@ fn overflowing(more: &[&str]) -> (tempfile::TempDir, Job<HfModel>) {
 }
 
 #[test]
-fn a_run_ends_when_no_scale_helps() {
+fn run_fails_when_no_loss_scale_helps() {
     let (_dir, job) = overflowing(&["train.loss_scale.init=4"]);
     let (found, error) = train(&job, 12);
     let scales: Vec<f64> = found.iter().map(|(_, now)| now.scale).collect();
@@ -158,7 +158,7 @@ fn a_run_ends_when_no_scale_helps() {
 }
 
 #[test]
-fn a_fixed_scale_skips_nothing() {
+fn overflow_with_fixed_loss_scale_is_an_error() {
     let (_dir, job) = overflowing(&["train.loss_scale={ init = 4, dynamic = false }"]);
     let (found, error) = train(&job, 2);
     assert!(found.is_empty());

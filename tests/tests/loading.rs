@@ -79,7 +79,7 @@ fn from_weights<'a>(
 }
 
 #[test]
-fn only_the_first_replica_reads_weights_and_every_replica_holds_them() {
+fn only_first_replica_reads_weights_and_all_hold_them() {
     for more in [&[][..], &["fsdp.offload=\"cpu\""], &["fsdp.param_dtype=\"bf16\""]] {
         let dir = tempfile::tempdir().unwrap();
         let overrides: Vec<&str> = REPLICAS.iter().chain(more).copied().collect();
@@ -100,7 +100,7 @@ fn only_the_first_replica_reads_weights_and_every_replica_holds_them() {
 }
 
 #[test]
-fn a_first_replica_that_can_not_read_ends_every_rank_with_its_error() {
+fn read_error_of_first_replica_is_reported_to_waiting_rank() {
     for culprit in [0, 1] {
         let dir = tempfile::tempdir().unwrap();
         let good = job_with(&weights(dir.path(), "good"), dir.path(), &REPLICAS);
@@ -118,7 +118,7 @@ fn a_first_replica_that_can_not_read_ends_every_rank_with_its_error() {
 }
 
 #[test]
-fn weights_are_broadcast_once_and_computed_values_never() {
+fn loaded_weights_are_broadcast_once_and_computed_never() {
     let dir = tempfile::tempdir().unwrap();
     let read = job_with(&weights(dir.path(), "weights"), dir.path(), &REPLICAS);
     let held = start(4, from_weights(|_| &read)).unwrap();
@@ -133,7 +133,7 @@ fn weights_are_broadcast_once_and_computed_values_never() {
 }
 
 #[test]
-fn verify_holds_on_replicas_that_start_from_weights() {
+fn verify_passes_on_replicas_with_loaded_weights() {
     let dir = tempfile::tempdir().unwrap();
     let job = job_with(&weights(dir.path(), "weights"), dir.path(), &REPLICAS);
     let report = verify(&job, &threads(), &VerifyOptions::new(&[4], 2)).unwrap();
@@ -157,7 +157,7 @@ fn checkpoints(dir: &Path, optimizer: &str) -> [PathBuf; 2] {
 }
 
 #[test]
-fn only_the_first_replica_reads_a_checkpoint_and_every_replica_goes_on_from_it() {
+fn only_first_replica_reads_checkpoint_and_all_resume() {
     for optimizer in ["{ name = \"adamw\", lr = 1e-3 }", "{ name = \"adafactor\" }"] {
         let dir = tempfile::tempdir().unwrap();
         let optimizer = format!("train.optimizer={optimizer}");

@@ -125,7 +125,7 @@ const GPT2_LORA: &str = "rank = 2\nalpha = 3\nrslora = true";
 const GOLDEN: [(&str, &str); 2] = [("llama-gqa", LLAMA_LORA), ("gpt2", GPT2_LORA)];
 
 #[test]
-fn losses_norms_and_trained_adapters_are_those_of_peft() {
+fn losses_norms_and_trained_adapters_match_peft() {
     for (case, table) in GOLDEN {
         let expected = tensors(&golden(case).join("lora/expected.safetensors"));
         for world in [1, 2, 4] {
@@ -154,7 +154,7 @@ fn losses_norms_and_trained_adapters_are_those_of_peft() {
 }
 
 #[test]
-fn gradients_of_adapters_and_of_modules_that_are_saved_are_those_of_peft() {
+fn adapter_and_saved_module_gradients_match_peft() {
     for (case, table) in GOLDEN {
         let expected = tensors(&golden(case).join("lora/expected.safetensors"));
         let dir = tempfile::tempdir().unwrap();
@@ -177,7 +177,7 @@ fn gradients_of_adapters_and_of_modules_that_are_saved_are_those_of_peft() {
 }
 
 #[test]
-fn sharded_adapters_have_the_bits_of_unsharded_ones_and_the_predicted_memory() {
+fn sharded_adapters_match_oracle_and_predicted_memory() {
     let all = ["adapter.rank=2", "adapter.alpha=6", "adapter.dropout=0.2"];
     let some = [
         "adapter.rank=3",
@@ -219,7 +219,7 @@ fn sharded_adapters_have_the_bits_of_unsharded_ones_and_the_predicted_memory() {
 }
 
 #[test]
-fn adapters_are_trained_by_programs() {
+fn xla_adapter_training_matches_oracle() {
     let Some(plugin) = xla::plugin() else { return };
     let overrides = [
         "adapter.rank=3",
@@ -236,7 +236,7 @@ fn adapters_are_trained_by_programs() {
 }
 
 #[test]
-fn muon_orthogonalises_adapters_with_the_bits_of_the_oracle() {
+fn muon_adapters_match_oracle_bitwise() {
     let muon = "train.optimizer={ name = \"muon\", lr = 2e-2, adamw_lr = 1e-2 }";
     let dir = tempfile::tempdir().unwrap();
     let overrides = [
@@ -267,7 +267,7 @@ fn muon_orthogonalises_adapters_with_the_bits_of_the_oracle() {
 }
 
 #[test]
-fn a_frozen_base_has_neither_master_copy_nor_gradient_nor_optimizer_state() {
+fn frozen_base_has_no_master_copy_gradient_or_optimizer_state() {
     let dir = tempfile::tempdir().unwrap();
     let overrides = ["fsdp.param_dtype=\"bf16\"", "adapter.rank=2", "run.ranks=1"];
     let job = job(LLAMA, config(dir.path(), 61, &overrides));
@@ -294,7 +294,7 @@ fn a_frozen_base_has_neither_master_copy_nor_gradient_nor_optimizer_state() {
 }
 
 #[test]
-fn a_run_goes_on_at_another_world_size_from_a_checkpoint_without_the_base() {
+fn adapter_only_checkpoint_resumes_at_other_world_size() {
     let dir = tempfile::tempdir().unwrap();
     let table = format!("dropout = 0.3\n{LLAMA_LORA}");
     let config = |world: usize, out: &str, overrides: &[(&str, &str)]| {
@@ -343,7 +343,7 @@ fn a_run_goes_on_at_another_world_size_from_a_checkpoint_without_the_base() {
 }
 
 #[test]
-fn a_merged_model_is_the_base_with_the_products_added() {
+fn merged_model_equals_base_plus_adapter_products() {
     for (case, table) in GOLDEN {
         let dir = tempfile::tempdir().unwrap();
         let table = format!("merge = true\n{table}");
@@ -391,7 +391,7 @@ fn with_product(base: &[f64], a: &[f64], b: &[f64], scale: f64, is_transposed: b
 }
 
 #[test]
-fn adapters_that_do_not_fit_are_refused_with_the_way_out() {
+fn invalid_adapter_settings_are_rejected_with_reason() {
     let refused = |overrides: &[&str]| {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), 61, overrides);
@@ -421,7 +421,7 @@ fn adapters_that_do_not_fit_are_refused_with_the_way_out() {
 }
 
 #[test]
-fn an_adapter_that_is_no_plain_lora_or_another_one_is_refused_by_name() {
+fn unsupported_or_mismatched_adapter_file_is_rejected() {
     let refused = |change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let dir = tempfile::tempdir().unwrap();
         let lora = golden("llama-gqa").join("lora");

@@ -14,7 +14,7 @@ use crate::support::{LLAMA, config, job, job_of, options, threads_with};
 const OVERRIDES: [&str; 3] = ["run.ranks=64", "train.micro_batch_size=1", "train.global_batch_size=64"];
 
 #[test]
-fn sixty_four_ranks_that_share_storage_train_as_one() {
+fn sixty_four_ranks_sharing_storage_match_oracle_bitwise() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options();
     options.share_unsharded = true;
@@ -26,7 +26,7 @@ fn sixty_four_ranks_that_share_storage_train_as_one() {
 }
 
 #[test]
-fn most_of_sixty_four_ranks_may_own_no_row_of_a_parameter() {
+fn sixty_four_ranks_mostly_without_rows_pass_verification() {
     let dir = tempfile::tempdir().unwrap();
     let sizes = MlpConfig { vocab: 3, widths: vec![5, 2, 5], bias: true, tied: true, std: 0.5 };
     let mesh = ["fsdp.wrap=[\"MlpLayer\"]", "fsdp.mesh={ replicate = 4 }"];
@@ -39,7 +39,7 @@ fn most_of_sixty_four_ranks_may_own_no_row_of_a_parameter() {
 /// Measures the storage of all buffers rather than what ranks count: ranks share gathered units, and return storage
 /// while others compute. Most of it holds gradients that wait for their sibling in the tree.
 #[test]
-fn two_hundred_and_fifty_six_ranks_hold_a_fraction_of_what_they_count() {
+fn shared_storage_of_256_ranks_is_fraction_of_counted_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let sizes =
         ["run.ranks=256", "train.micro_batch_size=1", "train.global_batch_size=256", "data.seq_len=2"];

@@ -20,7 +20,7 @@ fn at(world: &WorldReport, place: &str, category: &str) -> (usize, usize) {
 }
 
 #[test]
-fn the_ledger_predicts_every_category_to_the_byte() {
+fn ledger_prediction_is_byte_exact_for_every_category() {
     let all = ["fsdp.wrap=[\"LlamaDecoderLayer\"]", "train.optimizer={ name = \"adamw\" }"];
     let configurations: [(&str, &[&str], &[&str]); 14] = [
         (LLAMA, &[], &["activations", "workspace", "unsharded slots", "gradient slots", "optimizer state"]),
@@ -73,7 +73,7 @@ fn the_ledger_predicts_every_category_to_the_byte() {
 
 /// Checks the number of elements that a rank holds, for parameters whose rows divide evenly.
 #[test]
-fn shards_slots_and_state_have_the_sizes_that_sharding_promises() {
+fn shard_slot_and_state_sizes_match_formula() {
     let dir = tempfile::tempdir().unwrap();
     let sizes = MlpConfig { vocab: 32, widths: vec![16; 4], bias: false, tied: false, std: 0.2 };
     let overrides =
@@ -103,7 +103,7 @@ fn planted(block: usize, deed: Deed) -> Vec<String> {
 }
 
 #[test]
-fn a_planted_leak_fails_verification() {
+fn planted_leak_fails_verification() {
     assert_eq!(planted(1, Deed::Nothing), [""; 0]);
     for block in 0..4 {
         let failures = planted(block, Deed::LeakFrom(0, Category::Activation));
@@ -116,7 +116,7 @@ fn a_planted_leak_fails_verification() {
 }
 
 #[test]
-fn a_planted_temporary_fails_verification() {
+fn planted_temporary_fails_verification() {
     for (category, name) in [(Category::Workspace, "workspace: "), (Category::Activation, "activations: ")] {
         for block in 0..4 {
             let failures = planted(block, Deed::Temporary(category, 10_000));
@@ -129,7 +129,7 @@ fn a_planted_temporary_fails_verification() {
 }
 
 #[test]
-fn nothing_grows_after_the_first_step() {
+fn memory_is_constant_after_first_step() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         for accumulation in ["reduce", "unsharded"] {
             let dir = tempfile::tempdir().unwrap();

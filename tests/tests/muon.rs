@@ -110,7 +110,7 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 /// In f64 an update is within the bound of `update::tests::muon` (about 1e-10 for these shapes). In f32 that bound is
 /// loose, and differences are far below it.
 #[test]
-fn steps_are_those_of_torch() {
+fn training_steps_match_torch() {
     let golden: Value = serde_json::from_str(&std::fs::read_to_string(golden("muon.json")).unwrap()).unwrap();
     for (case, momentum, nesterov, adjust_lr) in [
         ("original", 0.95, true, AdjustLr::Original),
@@ -139,7 +139,7 @@ fn mlp() -> Mlp {
 const RULE: &str = "train.optimizer={ name = \"muon\", lr = 2e-2, adamw_lr = 1e-2 }";
 
 #[test]
-fn sharded_runs_have_the_bits_of_the_oracle() {
+fn sharded_runs_match_oracle_bitwise() {
     let grouped = "train.optimizer={ name = \"muon\", lr = 2e-2, adjust_lr_fn = \"match_rms_adamw\", \
                    nesterov = false, adamw_params = [\"layers.1\"], no_decay = [\"bias\"], \
                    group = [{ patterns = [\"layers.2\"], lr_scale = 0.5 }] }";
@@ -172,7 +172,7 @@ fn sharded_runs_have_the_bits_of_the_oracle() {
 
 /// Attention and gated layers with a tied head; AdamW updates the tied embedding and the norms.
 #[test]
-fn a_tied_llama_has_the_bits_of_the_oracle() {
+fn tied_llama_matches_oracle_bitwise() {
     let model =
         crate::support::LLAMA.replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
     let dir = tempfile::tempdir().unwrap();
@@ -187,7 +187,7 @@ fn a_tied_llama_has_the_bits_of_the_oracle() {
 
 /// Other numbers of ranks, and bf16 gradients: results within bounds, and every byte as predicted.
 #[test]
-fn other_worlds_stay_within_the_derived_bounds() {
+fn other_world_sizes_stay_within_derived_bounds() {
     for overrides in [&[][..], &["fsdp.param_dtype=\"bf16\"", "fsdp.reduce_dtype=\"bf16\""]] {
         let dir = tempfile::tempdir().unwrap();
         let all = [&[RULE, "fsdp.wrap=[\"MlpLayer\"]", "train.global_batch_size=24"], overrides].concat();
@@ -201,7 +201,7 @@ fn other_worlds_stay_within_the_derived_bounds() {
 }
 
 #[test]
-fn a_rank_keeps_the_bytes_that_the_page_says() {
+fn memory_bytes_match_documented_formulas() {
     let (vocab, width) = (32, 16);
     let sizes = MlpConfig { vocab, widths: vec![width; 4], bias: false, tied: false, std: 0.2 };
     let dir = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ const POLICIES: [&[&str]; 6] = [
 ];
 
 #[test]
-fn offloading_changes_no_bit_at_any_mesh() {
+fn offload_is_bitwise_equal_at_any_mesh() {
     for (index, policy) in POLICIES.iter().enumerate() {
         for (ranks, replicas) in [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (16, 1)] {
             let mesh = [
@@ -71,7 +71,7 @@ fn offloading_changes_no_bit_at_any_mesh() {
 }
 
 #[test]
-fn groups_frozen_units_and_tied_parameters_keep_every_promise_under_offload() {
+fn offload_verifies_with_groups_frozen_and_tied_parameters() {
     let cases: [(&str, u32, &[&str]); 4] = [
         (LLAMA, 61, &["fsdp.reshard_after_forward=2", "fsdp.wrap=[\"LlamaDecoderLayer\"]"]),
         (LLAMA, 61, &["fsdp.frozen=[\"mlp\", \"embed\"]", "fsdp.wrap=[\"LlamaMLP\"]"]),
@@ -93,7 +93,7 @@ fn groups_frozen_units_and_tied_parameters_keep_every_promise_under_offload() {
 
 /// The device no longer holds what the host holds, except for the slots used for transfers.
 #[test]
-fn shards_gradients_and_state_move_to_the_host() {
+fn offload_moves_shards_gradients_and_state_to_host() {
     let moved = [Category::ParameterShard, Category::ShardedGradient, Category::OptimizerState];
     for overrides in [&["fsdp.reshard_after_forward=true"][..], &["fsdp.param_dtype=\"bf16\""]] {
         let one_round = ["run.ranks=4", "train.micro_batch_size=1", "train.global_batch_size=4"];
@@ -124,7 +124,7 @@ fn shards_gradients_and_state_move_to_the_host() {
 
 /// Staging holds only the units in flight, not the model: the root and one prefetched unit.
 #[test]
-fn staging_does_not_grow_with_the_number_of_layers() {
+fn staging_size_is_independent_of_layer_count() {
     let staging = |layers: usize| {
         let dir = tempfile::tempdir().unwrap();
         let sizes = MlpConfig { vocab: 32, widths: vec![16; layers + 1], bias: false, tied: false, std: 0.2 };

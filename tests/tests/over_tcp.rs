@@ -86,7 +86,7 @@ impl Launcher for OverTcp {
 }
 
 #[test]
-fn collectives_from_and_to_memory_that_trains_pass_over_tcp() {
+fn training_memory_collectives_pass_conformance_over_tcp() {
     conformance::all(&OverTcp { ranks_per_process: 1 }, &[1, 2, 3, 4, 5, 8]);
     conformance::all(&OverTcp { ranks_per_process: 2 }, &[4, 5]);
 }

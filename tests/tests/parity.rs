@@ -15,19 +15,19 @@ fn check(model: &str, vocab: u32, worlds: &[usize], overrides: &[&str]) -> Verif
 }
 
 #[test]
-fn llama_has_the_same_bits_at_every_world_size() {
+fn llama_is_bitwise_equal_at_every_world_size() {
     let report = check(LLAMA, 61, &[1, 2, 4, 8], &["fsdp.wrap=[\"LlamaDecoderLayer\"]"]);
     assert_eq!(report.worlds.len(), 4);
     assert!(report.worlds.iter().all(|world| world.promise == "equal bits (D2)"));
 }
 
 #[test]
-fn gpt2_with_dropout_has_the_same_bits_at_every_world_size() {
+fn gpt2_with_dropout_is_bitwise_equal_at_every_world_size() {
     check(GPT2, 53, &[1, 2, 4, 8], &["fsdp.wrap=[\"GPT2Block\"]"]);
 }
 
 #[test]
-fn packed_documents_have_the_same_bits_at_every_world_size() {
+fn packed_documents_are_bitwise_equal_at_every_world_size() {
     for (model, vocab, class) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         let dir = tempfile::tempdir().unwrap();
         let documents = dir.path().join("documents");
@@ -55,7 +55,7 @@ fn packed_documents_have_the_same_bits_at_every_world_size() {
 }
 
 #[test]
-fn adafactor_stays_within_the_derived_bounds() {
+fn adafactor_stays_within_derived_bounds() {
     let optimizer =
         "train.optimizer={ name = \"adafactor\", lr = 1e-2, relative_step = false, scale_parameter = false }";
     check(LLAMA, 61, &[1, 2, 4], &["fsdp.wrap=[\"LlamaDecoderLayer\"]", optimizer]);

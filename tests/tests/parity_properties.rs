@@ -83,7 +83,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn sharded_training_keeps_every_promise(case in cases()) {
+    fn sharded_training_passes_verification(case in cases()) {
         let result = case.verify(2);
         prop_assert!(result.is_ok(), "{}", result.unwrap_err());
     }
@@ -93,7 +93,7 @@ proptest! {
     #![proptest_config(config(300))]
 
     #[test]
-    fn sharded_training_over_tcp_keeps_every_promise(case in cases(), ranks_per_process in 1usize..3) {
+    fn sharded_training_over_tcp_passes_verification(case in cases(), ranks_per_process in 1usize..3) {
         let result = case.verify_on(&OverTcp { ranks_per_process }, 2);
         prop_assert!(result.is_ok(), "{}", result.unwrap_err());
     }
@@ -128,7 +128,7 @@ mod replay {
     }
 
     #[test]
-    fn the_printed_command_has_the_seed_that_fails_first() {
+    fn printed_command_replays_first_failing_seed() {
         let (runner, failed) = failing(Box::new(MapFailurePersistence::default()));
         let kept = runner.config().failure_persistence.as_ref().unwrap();
         let kept = kept.as_any().downcast_ref::<MapFailurePersistence>().unwrap();

@@ -225,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_run_that_goes_on_is_the_run_that_never_stopped(case in cases()) {
+    fn resumed_run_matches_uninterrupted_run(case in cases()) {
         case.check();
     }
 }

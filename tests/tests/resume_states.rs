@@ -6,7 +6,7 @@ use crate::support::{GPT2, LLAMA};
 
 /// Adafactor's sums depend on the mesh, so bits are equal only on the same mesh.
 #[test]
-fn adafactor_goes_on_with_its_factored_state() {
+fn adafactor_resumes_with_factored_state() {
     let mesh = vec!["run.ranks=4"];
     Case {
         model: GPT2,
@@ -22,7 +22,7 @@ fn adafactor_goes_on_with_its_factored_state() {
 
 /// A scale that was not saved would have to shrink again, with skipped steps.
 #[test]
-fn a_run_in_f16_goes_on_with_its_loss_scale_on_any_ranks() {
+fn f16_run_resumes_with_loss_scale_at_any_world_size() {
     for after in [vec!["run.ranks=2"], vec!["run.ranks=4", "fsdp.offload=\"cpu\"", "checkpoint.async=false"]]
     {
         let case = Case {
@@ -47,7 +47,7 @@ const WIDE: &str = r#"{
 }"#;
 
 #[test]
-fn moments_of_8_bits_go_on_on_any_ranks() {
+fn eight_bit_moments_resume_at_any_world_size() {
     for after in [
         vec!["run.ranks=1"],
         vec!["run.ranks=2", "fsdp.offload=\"cpu\"", "checkpoint.async=false"],
@@ -67,7 +67,7 @@ fn moments_of_8_bits_go_on_on_any_ranks() {
 }
 
 #[test]
-fn momentum_goes_on_on_any_ranks() {
+fn muon_momentum_resumes_at_any_world_size() {
     for after in [
         vec!["run.ranks=1"],
         vec!["run.ranks=2", "fsdp.wrap=[]", "checkpoint.async=false"],

@@ -63,7 +63,7 @@ fn scalars(world: usize) -> [u64; 2] {
 }
 
 #[test]
-fn resharded_layers_are_gathered_twice_and_the_root_once() {
+fn resharded_layers_are_gathered_twice_and_root_once() {
     for (ranks, rounds) in [(1, 1), (2, 1), (2, 3), (4, 2), (8, 1)] {
         for reshard in ["\"auto\"", "true"] {
             let set = format!("fsdp.reshard_after_forward={reshard}");
@@ -78,7 +78,7 @@ fn resharded_layers_are_gathered_twice_and_the_root_once() {
 }
 
 #[test]
-fn kept_layers_are_gathered_once() {
+fn layers_without_reshard_are_gathered_once() {
     for (ranks, rounds) in [(2, 2), (4, 1)] {
         let traffic = measured(ranks, 1, rounds, &["fsdp.reshard_after_forward=false"]);
         let terms = [moved(LAYERS * rounds, LAYER, 4, ranks), moved(rounds, ROOT, 4, ranks)];
@@ -88,7 +88,7 @@ fn kept_layers_are_gathered_once() {
 }
 
 #[test]
-fn groups_gather_among_fewer_ranks_in_backward() {
+fn reshard_groups_gather_among_fewer_ranks_in_backward() {
     for (ranks, replicas, group) in [(4, 1, 2), (8, 1, 4), (8, 2, 2)] {
         let set = format!("fsdp.reshard_after_forward={group}");
         let traffic = measured(ranks, replicas, 2, &[&set]);
@@ -110,7 +110,7 @@ fn unsharded_accumulation_reduces_once_per_step() {
 }
 
 #[test]
-fn replicas_sum_their_shards_once_per_step() {
+fn replicas_all_reduce_shards_once_per_step() {
     for (ranks, replicas, rounds) in [(2, 2, 1), (4, 2, 3), (8, 4, 1), (8, 2, 2)] {
         let traffic = measured(ranks, replicas, rounds, &[]);
         let shards = ranks / replicas;
@@ -124,7 +124,7 @@ fn replicas_sum_their_shards_once_per_step() {
 }
 
 #[test]
-fn elements_travel_in_the_configured_dtypes() {
+fn collectives_use_the_configured_dtypes() {
     let (half, full) = (2, 4);
     let traffic = measured(4, 1, 1, &["fsdp.param_dtype=\"bf16\""]);
     assert_eq!(gathers(traffic), sum(&[moved(2 * LAYERS, LAYER, half, 4), moved(1, ROOT, half, 4)]));
@@ -135,7 +135,7 @@ fn elements_travel_in_the_configured_dtypes() {
 }
 
 #[test]
-fn frozen_layers_are_neither_reduced_nor_gathered_again() {
+fn frozen_layers_are_not_reduced_or_regathered() {
     // Backward ends at the head, since nothing below it is trained.
     let traffic = measured(4, 1, 2, &["fsdp.frozen=[\"layers\", \"embed\"]"]);
     assert_eq!(gathers(traffic), sum(&[moved(2 * LAYERS, LAYER, 4, 4), moved(2, ROOT, 4, 4)]));
@@ -143,7 +143,7 @@ fn frozen_layers_are_neither_reduced_nor_gathered_again() {
 }
 
 #[test]
-fn directions_of_hidden_matrices_are_gathered_once_per_step() {
+fn muon_directions_are_gathered_once_per_step() {
     let muon = "train.optimizer={ name = \"muon\" }";
     for (ranks, replicas, rounds) in [(1, 1, 1), (2, 1, 2), (4, 1, 1), (4, 2, 2), (8, 2, 1)] {
         let (with, without) =

@@ -70,14 +70,14 @@ pub(crate) fn check_job<A: Architecture + Clone>(
 pub(crate) const LAYERS: &str = "fsdp.wrap=[\"LlamaDecoderLayer\"]";
 
 #[test]
-fn a_llama_is_trained_at_every_world_size() {
+fn compiled_llama_matches_oracle_at_every_world_size() {
     check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS], ProgramOptions::default());
 }
 
 /// In double precision a program is within 7e-15 of the oracle. So both compute the same function, and their difference
 /// in single precision is rounding.
 #[test]
-fn in_double_precision_models_are_those_of_the_oracle() {
+fn f64_programs_match_oracle_at_every_world_size() {
     let double = ["fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
     check((LLAMA, 61), &[1, 2, 4, 8], &[&[LAYERS], &double[..]].concat(), ProgramOptions::default());
     let blocks = &["fsdp.wrap=[\"GPT2Block\"]", double[0], double[1]];
@@ -85,12 +85,12 @@ fn in_double_precision_models_are_those_of_the_oracle() {
 }
 
 #[test]
-fn a_gpt2_with_dropout_is_trained() {
+fn compiled_gpt2_with_dropout_matches_oracle() {
     check((GPT2, 53), &[1, 2, 4, 8], &["fsdp.wrap=[\"GPT2Block\"]"], ProgramOptions::default());
 }
 
 #[test]
-fn replicas_groups_recomputation_and_groups_of_parameters_are_trained() {
+fn compiled_replicas_groups_and_recomputation_match_oracle() {
     let mixed = [
         LAYERS,
         "fsdp.mesh.replicate=2",
@@ -127,7 +127,7 @@ fn told_with(plugin: &Path, folder: &Path) -> Vec<ProgramEvent> {
 }
 
 #[test]
-fn a_program_is_compiled_once_and_found_by_later_runs() {
+fn program_is_compiled_once_and_cached_for_later_runs() {
     let Some(plugin) = plugin() else { return };
     let folder = tempfile::tempdir().unwrap();
     let entries = || -> Vec<PathBuf> {
@@ -152,7 +152,7 @@ fn a_program_is_compiled_once_and_found_by_later_runs() {
 
 /// The first steps overflow, so that several scales occur; one program serves them all.
 #[test]
-fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
+fn f16_program_trains_and_skips_overflowing_steps() {
     let Some(plugin) = plugin() else { return };
     let (dir, dump) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let half = [LAYERS, "fsdp.param_dtype=\"f16\"", OVERFLOWING, "run.device=\"xla\""];
@@ -166,7 +166,7 @@ fn values_in_f16_are_trained_and_steps_that_overflow_are_skipped() {
 }
 
 #[test]
-fn a_step_ahead_of_time_is_the_one_that_runs() {
+fn ahead_of_time_step_equals_executed_program() {
     let mixed = [
         LAYERS,
         "fsdp.mesh.replicate=2",
@@ -202,7 +202,7 @@ pub(crate) fn traced_for(in_parallel: bool, job: &Job<HfModel>, form: ProgramFor
 }
 
 #[test]
-fn a_compiled_step_says_what_it_needs() {
+fn compiled_step_reports_memory_and_collectives() {
     let Some(plugin) = plugin() else { return };
     let dir = tempfile::tempdir().unwrap();
     let overrides = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "run.device=\"xla\""];
@@ -250,7 +250,7 @@ fn described(name: &str, model: (&str, u32), overrides: &[&str], form: ProgramFo
 
 /// Shows how a change of a rule or of the schedule changes programs.
 #[test]
-fn programs_have_the_operations_that_they_had() {
+fn program_operations_match_snapshot() {
     let mixed = [LAYERS, "fsdp.activation_checkpointing=\"full\"", "fsdp.mesh.replicate=2"];
     let bf16 = [LAYERS, "fsdp.param_dtype=\"bf16\""];
     let layers = ["fsdp.wrap=[\"GPT2Block\"]"];
@@ -282,7 +282,7 @@ fn constants_in_double(text: &str) -> Vec<f64> {
 
 /// For TPUs, XLA emulates double precision by pairs of f32; a constant beyond their range becomes infinite or zero.
 #[test]
-fn constants_in_double_precision_have_the_range_of_single_precision() {
+fn f64_constants_fit_f32_range() {
     let dir = tempfile::tempdir().unwrap();
     let layers = [LAYERS, "run.device=\"xla\"", "train.grad_clip=1.0"];
     let adafactor = "train.optimizer={ name = \"adafactor\" }";
@@ -302,7 +302,7 @@ fn count(program: &Path, operation: &str) -> usize {
 }
 
 #[test]
-fn a_program_has_the_collectives_of_its_schedule() {
+fn program_collective_counts_match_schedule() {
     let dump = tempfile::tempdir().unwrap();
     let programs = ProgramOptions { dump: Some(dump.path().into()), ..written_as(NATIVE) };
     let Some(plan) = check((LLAMA, 61), &[4], &[LAYERS], programs) else { return };

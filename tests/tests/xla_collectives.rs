@@ -96,7 +96,7 @@ fn compiled(target: &Target, program: &Program) -> Optimized {
 }
 
 #[test]
-fn the_program_of_a_step_has_the_collectives_of_its_schedule_in_their_order() {
+fn traced_collectives_follow_schedule_order() {
     for case in CASES {
         let (plan, program) = written(case);
         assert_eq!(program.collectives, scheduled(&plan, case.2.reduction), "{case:?}");
@@ -106,7 +106,7 @@ fn the_program_of_a_step_has_the_collectives_of_its_schedule_in_their_order() {
 /// The collectives are those of the schedule, in its order: none is merged with one of another unit, added or dropped.
 /// Sums over replicas are combined for the segments of a unit.
 #[test]
-fn xla_leaves_all_collectives_of_a_schedule_in_its_order() {
+fn xla_keeps_all_collectives_in_schedule_order() {
     let Some(plugin) = plugin() else { return };
     let target = Target::open(&plugin, "cpu:4", Vec::new()).unwrap();
     for case in CASES {

@@ -39,7 +39,7 @@ fn check_loops(model: (&str, u32), worlds: &[usize], overrides: &[&str], form: P
 }
 
 #[test]
-fn layers_in_loops_are_those_of_the_oracle() {
+fn scanned_layers_match_oracle() {
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[1, 4], &[LAYERS], SCANNED);
     let double = [LAYERS, RECOMPUTED, "fsdp.param_dtype=\"f64\"", "fsdp.reduce_dtype=\"f64\""];
     check_loops((&deep(LLAMA, SCANNED_LAYERS), 61), &[8], &double, SCANNED);
@@ -53,7 +53,7 @@ fn layers_in_loops_are_those_of_the_oracle() {
 }
 
 #[test]
-fn loops_keep_what_schedules_have_under_way() {
+fn scanned_layers_with_prefetch_match_oracle() {
     let native = ProgramForm { scan_layers: true, ..NATIVE };
     let ahead = ["fsdp.forward_prefetch=3", "fsdp.backward_prefetch=2", "fsdp.mesh.replicate=2"];
     check_loops((&deep(LLAMA, 9), 61), &[4], &[&[LAYERS, RECOMPUTED], &ahead[..]].concat(), native);
@@ -71,7 +71,7 @@ fn loops_keep_what_schedules_have_under_way() {
 
 /// Loops over micro-batches would contain those over layers.
 #[test]
-fn collectives_do_not_run_beside_loops_in_loops() {
+fn nested_loops_with_collectives_match_oracle() {
     let many = [
         "fsdp.accumulation_order=\"running\"",
         "train.micro_batch_size=1",
@@ -89,7 +89,7 @@ fn collectives_do_not_run_beside_loops_in_loops() {
 /// The layers are large enough for the plugin to leave them to other threads. It has at least 8 for these 2 ranks, so a
 /// collective could run beside a loop. With initial values this large, rounding errors grow over the layers.
 #[test]
-fn collectives_do_not_run_beside_loops() {
+fn wide_loops_with_collectives_match_oracle() {
     let wide = deep(GPT2, 12).replace("\"n_embd\": 20", "\"n_embd\": 128");
     let wide = wide.replace("\"n_positions\": 32", "\"n_positions\": 128");
     let long = ["data.seq_len=128", "train.micro_batch_size=1", "train.global_batch_size=4"];
@@ -100,7 +100,7 @@ fn collectives_do_not_run_beside_loops() {
 /// Programs have the same operations, inputs and outputs for any number of layers: the parameters, gradients and optimizer
 /// state of all layers are stacks.
 #[test]
-fn programs_do_not_grow_with_layers() {
+fn program_size_is_independent_of_layer_count() {
     let size = |layers: usize, overrides: &[&str], form| {
         let Program { text, operations, .. } = program(&deep(LLAMA, layers), 61, overrides, form);
         let head = text.lines().find(|line| line.contains("@main(")).unwrap();
@@ -124,7 +124,7 @@ fn programs_do_not_grow_with_layers() {
 }
 
 #[test]
-fn loops_are_written_where_layers_are_many() {
+fn only_deep_models_are_scanned() {
     let llama = deep(LLAMA, SCANNED_LAYERS);
     let written = |form| program(&llama, 61, &[LAYERS], form);
     assert_eq!(written(TREE).loops, 0);
@@ -140,7 +140,7 @@ fn loops_are_written_where_layers_are_many() {
 
 /// A loop contains the collectives of a single round.
 #[test]
-fn collectives_of_layers_are_written_once() {
+fn scanned_program_contains_collectives_of_one_round() {
     let llama = deep(LLAMA, 12);
     let kinds = |form| {
         let program = program(&llama, 61, &[LAYERS], form);
@@ -153,7 +153,7 @@ fn collectives_of_layers_are_written_once() {
 
 /// XLA keeps the collectives and the recomputation inside loops.
 #[test]
-fn xla_leaves_what_is_in_loops() {
+fn xla_keeps_collectives_and_recomputation_in_loops() {
     let Some(plugin) = plugin() else { return };
     let target = Target::open(&plugin, "cpu:4", Vec::new()).unwrap();
     for (model, vocab, wrap, form) in [

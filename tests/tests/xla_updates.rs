@@ -27,14 +27,14 @@ const SGD: &str =
 const SELECTIVE: &str = "fsdp.activation_checkpointing=\"selective\"";
 
 #[test]
-fn adafactor_is_trained_at_every_world_size() {
+fn compiled_adafactor_matches_oracle_at_every_world_size() {
     check((LLAMA, 61), &[1, 2, 4, 8], &[LAYERS, RELATIVE], ProgramOptions::default());
     // One unit, of which ranks hold different one-dimensional parameters.
     check((GPT2, 53), &[1, 2, 4], &[AVERAGED], ProgramOptions::default());
 }
 
 #[test]
-fn adafactor_is_trained_in_bf16_over_replicas_with_an_average() {
+fn compiled_bf16_adafactor_matches_oracle_on_replicas() {
     let mixed =
         [LAYERS, AVERAGED, "fsdp.mesh.replicate=2", "fsdp.param_dtype=\"bf16\"", "train.ema_decay=0.9"];
     check((LLAMA, 61), &[4], &mixed, written_as(NATIVE));
@@ -116,7 +116,7 @@ fn differ_by_rounding(what: &str, distance: impl Fn(&[&str]) -> f64) {
 /// The largest difference between the gradients of the first step and those of the oracle, over all elements and world
 /// sizes, is bounded like that of whole runs. In f64 `verify` itself bounds it, by 7e-15 of the largest gradient.
 #[test]
-fn gradients_differ_from_the_oracles_by_rounding() {
+fn gradients_differ_from_oracle_only_by_rounding() {
     let Some(plugin) = plugin() else { return };
     for (name, model, wrap) in [
         ("llama", (LLAMA, 61), LAYERS),
@@ -142,7 +142,7 @@ fn gradients_differ_from_the_oracles_by_rounding() {
 }
 
 #[test]
-fn runs_end_where_those_of_the_host_do() {
+fn compiled_runs_match_host_within_rounding() {
     if plugin().is_none() {
         return;
     }
@@ -181,7 +181,7 @@ fn runs_end_where_those_of_the_host_do() {
 /// With layers in loops their parameters and state are stacks on the device. Evaluations before a start's first step and
 /// between steps, checkpoints, and starts from checkpoints on other numbers of ranks see the same values as without.
 #[test]
-fn a_run_with_layers_in_loops_is_evaluated_saved_and_resumed() {
+fn scanned_run_evaluates_saves_and_resumes_like_host() {
     if plugin().is_none() {
         return;
     }
@@ -223,7 +223,7 @@ fn evaluations(out: &Path) -> Vec<f64> {
 
 /// Two starts that both compile, with the same plugin and number of devices, give the same bits.
 #[test]
-fn what_is_compiled_again_has_the_same_bits() {
+fn recompiled_program_is_bitwise_equal() {
     if plugin().is_none() {
         return;
     }
@@ -234,7 +234,7 @@ fn what_is_compiled_again_has_the_same_bits() {
 
 /// State whose lengths differ between programs and checkpoints is preserved, also on other numbers of ranks.
 #[test]
-fn a_run_goes_on_from_the_host_to_programs_and_back() {
+fn run_resumes_from_host_to_xla_and_back() {
     if plugin().is_none() {
         return;
     }

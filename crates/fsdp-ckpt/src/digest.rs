@@ -74,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_digest_follows_from_those_of_its_parts(
+        fn digests_of_parts_combine_to_digest_of_all(
             bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in any::<prop::sample::Index>(),
         ) {
             let (head, tail) = bytes.split_at(cut.index(bytes.len() + 1));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn known_values_of_the_check_string() {
+    fn check_string_digests_match_known_values() {
         assert_eq!(DigestKind::Crc32.of(b"123456789").to_string(), "crc32:cbf43926");
         assert_eq!(DigestKind::Crc64.of(b"123456789").to_string(), "crc64:ae8b14860a799888");
     }

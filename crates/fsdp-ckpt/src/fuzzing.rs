@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_get_past_the_first_checks() {
+    fn pickle_and_zip_seeds_parse() {
         let (pickles, archives) = (seeds("pickle"), seeds("zip"));
         assert!(pickles.len() > 3 && archives.len() > 3);
         for bytes in pickles {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_of_the_manifest_are_manifests() {
+    fn manifest_seeds_parse() {
         let seeds = seeds("manifest");
         assert!(seeds.len() > 2);
         for bytes in seeds {

@@ -101,7 +101,7 @@ mod tests {
     use crate::random_checkpoint::{RandomCheckpoint, Seeded};
 
     #[test]
-    fn counts_add_up_and_what_is_missing_is_a_problem() {
+    fn summary_counts_add_up_and_missing_chunks_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut made = RandomCheckpoint::write(&mut Seeded(5), dir.path()).checkpoint;
         made.tensors.values_mut().next().unwrap().role = Role::Optimizer;

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_use_only_those_above_them() {
+    fn modules_use_only_earlier_modules() {
         let order: Vec<&str> =
             modules(include_str!("transfer.rs"), "\nmod ").filter(|name| *name != "tests").collect();
         assert_eq!(order.len(), 16, "{order:?}");

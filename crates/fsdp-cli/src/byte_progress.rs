@@ -106,19 +106,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_name_bytes_rate_and_the_time_that_is_left() {
+    fn progress_line_shows_bytes_rate_and_eta() {
         let line = news(1 << 30, 4 << 30, Duration::from_secs(10));
         assert_eq!(line, "1.0 GiB of 4.0 GiB, 102.4 MiB/s, ETA 0:30");
         assert_eq!(news(0, 10, Duration::ZERO), "0 B of 10 B, 0 B/s, ETA 0:10");
     }
 
     #[test]
-    fn the_template_of_the_bar_is_valid() {
+    fn bar_template_is_valid() {
         assert!(ProgressStyle::with_template(BAR).is_ok());
     }
 
     #[test]
-    fn stages_add_up() {
+    fn totals_accumulate_across_stages() {
         let progress = ByteProgress::new("");
         for _ in 0..2 {
             progress.begin(10);

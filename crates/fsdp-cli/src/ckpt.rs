@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lists_say_how_many_more_there_are() {
+    fn long_lists_are_truncated_with_remaining_count() {
         let names: Vec<String> = (0..22).map(|number| format!("t{number}")).collect();
         assert_eq!(listed(&names[..2]), "t0, t1");
         assert!(listed(&names[..20]).ends_with(", t19"));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_singular() {
+    fn counted_uses_singular_for_one() {
         assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
     }
 }

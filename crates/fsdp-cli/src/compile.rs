@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_topologies_are_numbers_texts_or_files() {
+    fn topology_options_parse_as_number_text_or_file() {
         assert_eq!(setting("a=3").unwrap(), ("a".to_owned(), Setting::Number(3)));
         assert_eq!(setting("a=1x1x4").unwrap(), ("a".to_owned(), Setting::Text("1x1x4".to_owned())));
         let file = tempfile::NamedTempFile::new().unwrap();

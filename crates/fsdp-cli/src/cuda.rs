@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_that_would_have_the_same_gpu_are_named() {
+    fn ranks_sharing_gpu_are_named() {
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shared_gpu(&names(&["a of host n0", "b of host n0", "a of host n1"])), None);
         let why = shared_gpu(&names(&["a of host n0", "b of host n0", "b of host n0"])).unwrap();

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_one_rank_unless_it_is_alone_on_a_node_with_gpus() {
+    fn process_alone_on_gpu_node_gets_one_rank_per_gpu() {
         let place = |processes, local_processes| {
             let (process, local_process) = Default::default();
             let launched_by = LaunchedBy::Torchrun;
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_in_is_named_with_the_way_to_build_it() {
+    fn unbuilt_device_error_names_cargo_feature() {
         assert_eq!(expect(Device::Cuda).is_ok(), cfg!(feature = "cuda"));
         if let Err(error) = expect(Device::Cuda) {
             assert_eq!(error.exit().code(), 2);

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_gpu_does_not_hide_the_others() {
+    fn broken_gpu_does_not_hide_others() {
         let with = |cards: &[bool]| gpus(&findings(cards, &[]));
         assert_eq!(with(&[true, true]).as_deref(), Ok("up to 2 ranks, one per GPU, with NCCL"));
         let expected = "1 rank, on one GPU, with NCCL; leave GPU 1 out of CUDA_VISIBLE_DEVICES to use 2";
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_nothing_has_no_table() {
+    fn table_is_omitted_when_nothing_is_found() {
         let bad = || vec![Finding::bad("NCCL", Status::Missing, "no library")];
         let shown = text(&Report { findings: bad(), devices: vec![host_device()] });
         assert!(shown.starts_with("\nNCCL (not found): no library\n\nrun.device = "), "{shown}");
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn only_nccl_can_be_done_without() {
+    fn only_nccl_is_optional_for_gpus() {
         let expected = "one GPU (run.share_gpu = true), because NCCL is missing";
         assert_eq!(gpus(&findings(&[true, true], &["NCCL"])).as_deref(), Ok(expected));
         assert_eq!(gpus(&findings(&[true, false, true], &["NCCL"])).as_deref(), Ok(expected));

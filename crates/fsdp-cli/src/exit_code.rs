@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_have_the_table_of_exit_codes() {
+    fn docs_contain_exit_code_table() {
         let documents = [
             ("README.md", include_str!("../../../README.md")),
             ("ARCHITECTURE.md", include_str!("../../../ARCHITECTURE.md")),
@@ -147,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_the_agreed_ones_and_differ() {
+    fn exit_codes_match_documented_values() {
         assert_eq!(Exit::ALL.map(Exit::code), [0, 1, 2, 3, 75, 130]);
     }
 
     #[test]
-    fn only_what_can_pass_is_to_be_tried_again() {
+    fn only_temporary_failure_is_retryable() {
         let again = Exit::ALL.into_iter().filter(|exit| exit.retry().starts_with("yes"));
         assert_eq!(again.collect::<Vec<_>>(), [Exit::from(FailureKind::Temporary)]);
     }

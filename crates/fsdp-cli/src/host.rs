@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_share_the_threads() {
+    fn threads_are_divided_among_ranks() {
         assert_eq!(threads_per_rank(8, 2), 4);
         assert_eq!(threads_per_rank(8, 3), 2);
         assert_eq!(threads_per_rank(2, 64), 1);

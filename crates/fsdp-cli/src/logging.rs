@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_the_form_of_an_event() {
+    fn log_line_has_event_format() {
         let line: Value = serde_json::from_str(&line("WARN", "a \"name\"\nb", &[])).unwrap();
         let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["timestamp", "level", "fields", "target"]);

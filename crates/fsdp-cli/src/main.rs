@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_panics_has_failed() {
+    fn panicking_command_exits_as_failed() {
         assert_eq!(ended(|| panic!("a bug of ours")), Exit::Failed);
         assert_eq!(ended(|| Ok(Exit::Found)), Exit::Found);
         assert_eq!(ended(|| Err(CliError::Rank { rank: 2, ranks: 2 })), Exit::Input);

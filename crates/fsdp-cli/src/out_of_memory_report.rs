@@ -134,7 +134,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn a_smaller_micro_batch_that_fits_is_named() {
+    fn report_suggests_fitting_micro_batch() {
         let config = Resolved::parse(RUN, "test", &[]).unwrap().config;
         let model = adapter::adapt(&config, HfConfig::parse(MODEL).unwrap().build().unwrap()).unwrap();
         let of = |samples: usize| {

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn colors_are_shown_and_no_other_sequence_is() {
+    fn only_color_sequences_pass_through() {
         let paint = Paint { is_on: true };
         let painted = [paint.good("a"), paint.bad("b"), paint.warning("c"), paint.heading("d")]
             .join("\x1b[2J\x1b]0;x\x07");
@@ -295,12 +295,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_an_error_can_not_forge_a_line() {
+    fn name_in_error_cannot_forge_line() {
         assert_eq!(indented("no file a\nerror: none\u{9b}\n"), "no file a\n  error: none\\u009b");
     }
 
     #[test]
-    fn cells_of_tables_are_one_line() {
+    fn table_cells_stay_on_one_line() {
         let text = table(["name"], [["a\nb\u{202e}".into()]]);
         assert!(text.ends_with("a\\nb\\u202e\n"), "{text}");
     }

@@ -225,14 +225,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_estimate_is_proportional() {
+    fn remaining_time_is_proportional() {
         let elapsed = Duration::from_secs(10);
         assert_eq!(remaining(elapsed, 5, 20), Duration::from_secs(30));
         assert_eq!(remaining(elapsed, 20, 20), Duration::ZERO);
     }
 
     #[test]
-    fn the_template_of_the_bar_is_valid() {
+    fn bar_template_is_valid() {
         assert!(ProgressStyle::with_template(BAR).is_ok());
     }
 }

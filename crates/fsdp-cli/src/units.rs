@@ -90,26 +90,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_have_decimal_units() {
+    fn flops_use_decimal_units() {
         let shown = [0, 999, 1_000, 49_152, 6_700_000_000_000].map(flops);
         assert_eq!(shown, ["0 FLOP", "999 FLOP", "1.0 kFLOP", "49.2 kFLOP", "6.7 TFLOP"]);
     }
 
     #[test]
-    fn large_perplexities_are_short() {
+    fn large_perplexities_use_scientific_notation() {
         let shown = [1.0, 20.456, 1e9, f64::INFINITY].map(perplexity);
         assert_eq!(shown, ["1.00", "20.46", "1.00e9", "inf"]);
     }
 
     #[test]
-    fn bytes_choose_their_unit() {
+    fn bytes_pick_fitting_binary_unit() {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(3 << 30), "3.0 GiB");
     }
 
     #[test]
-    fn digits_are_grouped_from_the_right() {
+    fn thousands_are_grouped_with_commas() {
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1234), "1,234");
         assert_eq!(grouped(1_000_000), "1,000,000");
@@ -117,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn clocks_show_hours_when_there_are_some() {
+    fn clock_shows_hours_only_if_nonzero() {
         assert_eq!(clock(Duration::from_secs(65)), "1:05");
         assert_eq!(clock(Duration::from_secs(3661)), "1:01:01");
     }
 
     #[test]
-    fn params_have_three_digits() {
+    fn params_show_three_significant_digits() {
         assert_eq!(params(999), "999");
         assert_eq!(params(5_900_000), "5.90M");
         assert_eq!(params(8_030_000_000), "8.03B");

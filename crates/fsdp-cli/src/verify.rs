@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_process_verifies_any_worlds_and_several_the_one_that_they_hold() {
+    fn multiple_processes_verify_one_divisible_world_size() {
         assert_eq!(asked(&[], None, 8).unwrap(), [1, 2, 4]);
         assert_eq!(asked(&[3, 1], None, 8).unwrap(), [3, 1]);
         let launched_by = LaunchedBy::Torchrun;

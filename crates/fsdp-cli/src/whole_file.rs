@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_replaced_only_when_that_is_asked_for_and_nothing_else_is_left() {
+    fn create_keeps_existing_file_and_replace_overwrites_it() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("run.toml");
         create(&file, "first").unwrap();

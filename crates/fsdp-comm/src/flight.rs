@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_calls_are_kept_with_what_has_happened_to_them() {
+    fn recorder_keeps_latest_calls_with_timestamps() {
         let recorder = FlightRecorder::new();
         let numbers: Vec<_> =
             (0..2000).map(|number| recorder.issue(Rank(1), &[Rank(1), Rank(3)], &call(number))).collect();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_ended_is_the_last_call_of_a_rank() {
+    fn last_call_prefers_unfinished_calls() {
         let recorder = FlightRecorder::new();
         assert_eq!(recorder.last(None), None);
         let numbers: Vec<_> =

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fingerprint_comes_back() {
+    fn fingerprints_round_trip() {
         for kind in KINDS.into_iter().chain([CollectiveKind::Broadcast { root: 70_000 }]) {
             for purpose in PURPOSES {
                 for dtype in DTYPES {

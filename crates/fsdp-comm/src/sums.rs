@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_dtype_adds_its_own_way() {
+    fn addition_wraps_or_rounds_per_dtype() {
         let check = |dtype, mut a: Vec<u8>, b: &[u8], expected: &[u8]| {
             add(dtype, &mut a, b);
             assert_eq!(a, expected, "{dtype}");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_and_products_are_rounded_to_the_dtype() {
+    fn scale_rounds_factor_and_product_to_dtype() {
         let check = |dtype, mut element: Vec<u8>, expected: &[u8]| {
             scale(dtype, 1.0 / 3.0, &mut element);
             assert_eq!(element, expected, "{dtype}");

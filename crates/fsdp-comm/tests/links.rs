@@ -121,18 +121,18 @@ const LONG: Duration = Duration::from_secs(600);
 const SIZES: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 #[test]
-fn worlds_of_one_to_nine_ranks_pass_in_memory() {
+fn in_memory_links_pass_conformance() {
     conformance::all(&Linked { transport: Transport::InMemory, timeout: LONG }, &SIZES);
 }
 
 #[test]
-fn worlds_of_one_to_nine_ranks_pass_over_tcp() {
+fn tcp_links_pass_conformance() {
     conformance::all(&Linked { transport: Transport::Tcp, timeout: LONG }, &SIZES);
     conformance::all(&Linked { transport: Transport::Direct, timeout: LONG }, &SIZES);
 }
 
 #[test]
-fn worlds_of_one_to_nine_ranks_pass_with_several_ranks_per_process() {
+fn links_with_several_ranks_per_process_pass_conformance() {
     conformance::all(&Linked { transport: Transport::Both(2), timeout: LONG }, &SIZES);
     conformance::all(&Linked { transport: Transport::Both(3), timeout: LONG }, &[4, 5, 7, 8]);
 }
@@ -145,7 +145,7 @@ fn reduce(comm: &mut Comm<PlainMemory>, memory: &PlainMemory) -> Result<(), Erro
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
+fn deadlock_times_out_and_names_missing_rank() {
     for transport in [Transport::InMemory, Transport::Tcp, Transport::Direct, Transport::Both(2)] {
         let timeout = Duration::from_millis(500);
         let outcomes = outcomes(&Linked { transport, timeout }, 2, &|mut seat| {
@@ -160,7 +160,7 @@ fn ranks_that_wait_for_each_other_are_told_after_the_time_limit() {
 }
 
 #[test]
-fn a_rank_that_returns_early_is_named() {
+fn early_returning_rank_is_named() {
     for transport in [Transport::InMemory, Transport::Tcp, Transport::Direct, Transport::Both(2)] {
         let outcomes = outcomes(&Linked { transport, timeout: LONG }, 3, &|mut seat| {
             // Over TCP, ranks notice each other only from their first collective on.

@@ -53,14 +53,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_fnv_1a_of_128_bits() {
+    fn digest_is_128_bit_fnv_1a() {
         assert_eq!(text(""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         assert_eq!(text("a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
         assert_eq!(text("foobar"), 0x343e_1662_793c_64bf_6f0d_3597_ba44_6f18);
     }
 
     #[test]
-    fn every_value_counts_and_words_hold_it_all() {
+    fn digest_covers_every_value_and_words_hold_all_bits() {
         let digest = Digest::of(&(1, "two"));
         assert_eq!(digest, Digest::of(&(1, "two")));
         assert_ne!(digest, Digest::of(&(1, "too")));

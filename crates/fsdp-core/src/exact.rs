@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn single_values_come_back() {
+    fn single_values_round_trip() {
         for value in [0.0, 1.0, -1.5, f64::MAX, -f64::MAX, f64::MIN_POSITIVE, 5e-324, -3e-310, 1e300, 1e-300]
         {
             assert_eq!(exact(&[value]).value(), value);
@@ -196,7 +196,7 @@ mod tests {
         }
 
         #[test]
-        fn sums_of_small_integers_are_right(values in prop::collection::vec(-1_000_000i64..1_000_000, 0..60)) {
+        fn sums_of_small_binary_fractions_are_exact(values in prop::collection::vec(-1_000_000i64..1_000_000, 0..60)) {
             let floats: Vec<f64> = values.iter().map(|&v| v as f64 / 1024.0).collect();
             prop_assert_eq!(exact(&floats).value(), values.iter().sum::<i64>() as f64 / 1024.0);
         }

@@ -49,7 +49,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_clock_that_is_looked_at_often_shows_the_time() {
+    fn clock_read_often_matches_elapsed_time() {
         let mut clock = RunClock::new(LIMIT);
         for tenths in 1..=200 {
             assert_eq!(clock.at(SECOND / 10 * tenths), SECOND / 10 * tenths);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_of_any_length_counts_as_one_interval() {
+    fn pause_of_any_length_counts_as_one_interval() {
         for stop in [SECOND, 2 * SECOND, 5 * LIMIT, 1_000_000 * LIMIT] {
             let mut clock = RunClock::new(LIMIT);
             assert_eq!(clock.interval(), SECOND);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_comes_late_to_the_lock_does_not_turn_the_clock_back() {
+    fn late_reading_does_not_move_clock_back() {
         let mut clock = RunClock::new(LIMIT);
         assert_eq!(clock.at(SECOND), SECOND);
         assert_eq!(clock.at(SECOND / 2), SECOND);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_limit_still_leaves_a_pause_between_looks() {
+    fn shortest_limit_uses_minimum_interval() {
         assert_eq!(RunClock::new(Duration::from_nanos(1)).interval(), INTERVAL_MIN);
     }
 }

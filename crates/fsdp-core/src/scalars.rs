@@ -208,7 +208,7 @@ mod tests {
     };
 
     #[test]
-    fn what_a_model_counts_lies_behind_the_scalars_and_nothing_else_looks_at_it() {
+    fn model_tallies_follow_scalars_and_leave_them_unchanged() {
         let tallies = Tallies { sums: 2, counts: 3 };
         let mut all = vec![0; tallies.scalar_words()];
         all[..SCALAR_WORDS].copy_from_slice(&words(&[3.0, 5.0], &[9.0, 16.0], 4));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn means_are_over_targets() {
+    fn loss_and_grad_norm_are_means_over_targets() {
         let words = words(&[3.0, 5.0], &[9.0, 16.0], 4);
         assert_eq!(StepReport::of(&words, 1.0), FOUND);
         let factors = GradientFactors::of(&words, 1.0, Some(0.5), true);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn an_average_over_ranks_is_made_a_sum_again() {
+    fn rank_average_is_converted_back_to_sum() {
         // A gradient of (3, 4), averaged over 8 ranks, of losses that are summed.
         let squares = [(3.0f64 / 8.0).powi(2), (4.0f64 / 8.0).powi(2)];
         let words = words(&[3.0, 5.0], &squares, 4);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_of_two_of_ranks_changes_no_bit() {
+    fn scaling_by_power_of_two_ranks_is_bitwise_exact() {
         for targets in 1..1000 {
             for ranks in [2.0, 8.0, 64.0, 1.0 / 65536.0] {
                 assert_eq!(scale(targets, ranks), scale(targets, 1.0) * ranks);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_stays_so() {
+    fn non_finite_loss_norm_or_state_is_reported() {
         for (losses, squares) in [([f64::NAN], [1.0]), ([1.0], [f64::INFINITY])] {
             let words = words(&losses, &squares, 1);
             assert!(!StepReport::of(&words, 1.0).finite);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn no_targets_make_no_gradient() {
+    fn zero_targets_give_zero_loss_and_scale() {
         let words = words(&[], &[], 0);
         let StepReport { loss, grad_norm, .. } = StepReport::of(&words, 1.0);
         assert_eq!((loss, grad_norm), (0.0, 0.0));

@@ -123,7 +123,7 @@ mod tests {
     use crate::nccl::Version;
 
     #[test]
-    fn every_part_is_found_or_says_how_to_get_it() {
+    fn doctor_reports_each_part_found_or_how_to_install_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let findings = examine(&[folder.path().to_owned()]);
         for part in ["driver", "NVRTC", "cuBLAS", "NCCL"] {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_named() {
+    fn invalid_library_is_unusable_and_absent_one_missing() {
         const NONE: Wanted =
             Wanted { name: "nothing", files: &["libfsdp-nothing.so"], install: "install it" };
         let folder = tempfile::tempdir().expect("a folder");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_nccl_that_is_too_old_is_there() {
+    fn too_old_nccl_is_unusable_not_missing() {
         let (path, found) = (PathBuf::from("libnccl.so.2"), Version(2_14_03));
         let finding = nccl(Err(NcclError::TooOld { path, found }));
         assert_eq!(finding.status, Status::Unusable);

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn preambles_come_back() {
+    fn preamble_round_trips() {
         let header: Header = std::array::from_fn(|place| place as u8);
         for len in [0, 1, u64::MAX] {
             assert_eq!(split(&preamble(&header, len)), (header, len));

@@ -55,13 +55,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_chunks_are_as_many_rows_as_a_cache_holds() {
+    fn small_chunk_rows_stay_within_cache_limit() {
         let rows = |rows, vocab| HeadChunks::Small.rows(rows, vocab);
         assert_eq!([rows(4096, 512), rows(4096, 50304), rows(64, 50304), rows(0, 7)], [2048, 128, 64, 0]);
     }
 
     #[test]
-    fn large_chunks_are_few_and_of_one_size() {
+    fn large_chunks_are_bounded_and_none_is_empty() {
         let rows = |rows, vocab| HeadChunks::Large.rows(rows, vocab);
         // GPT-2 and Llama at their benchmark sizes: 7 and 4 chunks.
         assert_eq!(rows(64 * 1024, 50304), 9472);

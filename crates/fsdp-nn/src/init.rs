@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_parts_of_the_whole() {
+    fn filled_ranges_match_complete_fill() {
         let init = Init::Normal { std: 0.5 };
         let mut whole = [0.0; 50];
         init.fill_f64(3, "a.weight", 0, &mut whole);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ranges_are_the_values_one_by_one() {
+    fn long_range_fill_matches_single_values() {
         let init = Init::Normal { std: 0.5 };
         let mut whole = vec![0.0; 2 * PART_ELEMS + 5];
         init.fill_f64(3, "a.weight", 7, &mut whole);
@@ -101,14 +101,14 @@ mod tests {
     }
 
     #[test]
-    fn names_and_seeds_differ() {
+    fn names_and_seeds_give_different_values() {
         let first = |seed, fqn: &str| Init::Normal { std: 1.0 }.values(seed, fqn, 0).next();
         assert_ne!(first(0, "a"), first(1, "a"));
         assert_ne!(first(0, "a"), first(0, "b"));
     }
 
     #[test]
-    fn deviation_is_as_asked() {
+    fn normal_init_has_requested_std() {
         let count = 20_000;
         let values = Init::Normal { std: 0.02 }.values(5, "w", 0).take(count);
         let variance = values.map(|value| value * value).sum::<f64>() / count as f64;

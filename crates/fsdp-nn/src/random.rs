@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_give_the_published_vectors() {
+    fn philox_matches_published_test_vectors() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         assert_eq!(
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_the_same_from_any_start() {
+    fn words_do_not_depend_on_start_offset() {
         let mut all = vec![0; 300];
         words(7, 0, &mut all);
         for start in [0, 1, 2, 3, 4, 63, 64, 65, 130] {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_those_of_the_distributions() {
+    fn uniform_and_normal_moments_match_distributions() {
         let count = 100_000;
         let mean = |f: &dyn Fn(u64) -> f64| (0..count).map(f).sum::<f64>() / count as f64;
         assert!((mean(&|i| uniform(3, i)) - 0.5).abs() < 0.005);

@@ -57,18 +57,18 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_replays() {
+    fn same_seed_gives_same_order() {
         assert_eq!(choices(SeededOrder::new(7), 100), choices(SeededOrder::new(7), 100));
     }
 
     #[test]
-    fn seeds_and_ranks_differ() {
+    fn different_seeds_and_ranks_give_different_orders() {
         assert_ne!(choices(SeededOrder::new(7), 100), choices(SeededOrder::new(8), 100));
         assert_ne!(choices(SeededOrder::for_rank(7, 0), 100), choices(SeededOrder::for_rank(7, 1), 100));
     }
 
     #[test]
-    fn every_candidate_is_chosen_about_equally_often() {
+    fn candidates_are_chosen_uniformly() {
         let mut counts = [0; 3];
         choices(SeededOrder::new(1), 30_000).into_iter().for_each(|choice| counts[choice] += 1);
         assert!(counts.iter().all(|&count| (9_500..10_500).contains(&count)), "{counts:?}");

@@ -153,14 +153,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_is_named_after_ten_slow_steps_in_a_row_and_then_ever_more_seldom() {
+    fn slow_rank_is_reported_after_10_100_and_1000_steps() {
         let mut slow = SlowRank::default();
         let told: Vec<u64> = (1..=2000).filter(|_| slow.count(3, true).is_some()).collect();
         assert_eq!(told, [10, 100, 1000]);
     }
 
     #[test]
-    fn another_rank_or_a_step_without_waiting_begins_anew() {
+    fn slow_step_count_resets_on_other_rank_or_no_wait() {
         let mut slow = SlowRank::default();
         for _ in 0..20 {
             assert!((0..9).all(|_| slow.count(1, true).is_none()));

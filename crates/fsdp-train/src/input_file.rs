@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn non_regular_file_is_rejected_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let [fifo, socket, link] = ["fifo", "socket", "link"].map(|name| dir.path().join(name));
         mknodat(CWD, &fifo, NodeType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_file_is_read_through_links_up_to_its_limit() {
+    fn regular_file_is_read_through_links_up_to_limit() {
         let dir = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| dir.path().join(name));
         symlink(&file, &link).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_utf_8_says_so() {
+    fn non_utf8_text_error_names_byte_index() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, b"ab\xffc").unwrap();

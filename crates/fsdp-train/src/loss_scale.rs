@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_goes_as_that_of_pytorch() {
+    fn scale_updates_match_pytorch() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/loss_scale.json");
         let golden: Vec<Golden> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
         assert_eq!(golden.len(), 4);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_update_rule_counts_no_skipped_steps() {
+    fn update_number_excludes_skipped_steps() {
         let mut scaler = LossScaler::new(LossScaleConfig::default());
         let updates: Vec<u64> = [true, false, false, true, true]
             .into_iter()
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_when_no_scale_is_left() {
+    fn overflow_at_scale_one_ends_run() {
         let mut scaler = LossScaler::new(LossScaleConfig { init: 2.0, ..LossScaleConfig::default() });
         assert_eq!([false; 2].map(|finite| scaler.note(finite)), [true, false]);
     }
 
     #[test]
-    fn a_fixed_scale_stays_and_forgives_nothing() {
+    fn fixed_scale_never_changes_and_overflow_ends_run() {
         let config = LossScaleConfig { init: 8.0, growth_interval: 1, dynamic: false };
         let mut scaler = LossScaler::new(config);
         scaler.resume(LossScale { scale: 4.0, good_steps: 7, skipped: 2 });

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_has_a_number_per_dimension() {
+    fn flat_index_converts_to_one_index_per_dimension() {
         let all: Vec<Vec<usize>> = (0..6).map(|first| index_of(&[2, 3], first)).collect();
         assert_eq!(all, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]);
         assert_eq!(index_of(&[7], 5), [5]);

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_as_far_as_the_path_exists() {
+    fn links_are_resolved_in_existing_part_of_path() {
         let dir = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(dir.path()).unwrap();
         fs::create_dir(root.join("real")).unwrap();
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_begin_in_the_current_folder() {
+    fn relative_paths_resolve_from_current_folder() {
         let here = fs::canonicalize(".").unwrap();
         assert_eq!(resolve_links(Path::new("not-there/out")), here.join("not-there/out"));
         assert_eq!(resolve_links(Path::new(".")), here);

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_comes_before_the_end_of_a_collective_is_waiting() {
+    fn only_time_blocked_in_collectives_counts_as_waiting() {
         let pause = || std::thread::sleep(Duration::from_millis(3));
         let gather = OpKind::ReduceScatter { unit: UnitId(0), reduce: ReduceOp::Sum };
         let mut nobody = ();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_told_when_all_ranks_have_and_only_once() {
+    fn step_is_reported_once_and_only_after_all_ranks() {
         let assembly = InMemoryAssembly::new(2);
         let give = |step, rank, ms| tell(&assembly, step, Rank(rank), Duration::from_millis(ms)).unwrap();
         let mut reports = WaitReports::new(5);

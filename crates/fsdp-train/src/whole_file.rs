@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_and_open_behind_its_content() {
+    fn replaced_file_stays_open_for_appending() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.txt");
         fs::write(&path, "old and long").unwrap();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn planted_links_are_replaced_and_not_followed() {
+    fn planted_symlinks_are_replaced_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let other = dir.path().join("other");
         for planted in ["a.txt", "a.txt.tmp"] {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_replaced_stays() {
+    fn failed_replace_leaves_target_and_no_temp_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("a.txt/inside")).unwrap();
         replace(&dir.path().join("a.txt"), b"new").unwrap_err();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_and_calls_for_the_same_on_the_other_side() {
+    fn error_message_and_kind_round_trip() {
         let io = std::io::Error::from(std::io::ErrorKind::StorageFull);
         for error in [TrainError::SaveAbandoned, TrainError::Stopped, TrainError::io("write", "a")(io)] {
             let told = decode::<()>(&encode::<()>(Err(&error))).unwrap_err();

@@ -97,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn all_hear_all_in_the_order_of_processes() {
+    fn single_process_exchange_returns_own_announcement() {
         let assembly = InMemoryAssembly::new(3);
         let own = announcement("tpu (1), PJRT 0.1", ["--a", ""], &[7, 1 << 40, 0]);
         assert_eq!(exchange(&assembly, 0, &own, LIMIT), Ok(vec![own]));
     }
 
     #[test]
-    fn what_differs_is_named_with_the_first_rank_that_has_it_and_the_plugin_first() {
+    fn compiler_mismatch_names_first_differing_rank() {
         let own = announcement("tpu (1), PJRT 0.1", ["--a", ""], &[0, 1]);
         expect_one_compiler(&[own.clone(), Announcement { ids: vec![5], ..own.clone() }], 2).unwrap();
         let others = [

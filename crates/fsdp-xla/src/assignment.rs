@@ -137,13 +137,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_with_the_same_device_are_found() {
+    fn ranks_sharing_device_are_found() {
         assert_eq!(same(&[0, 1, 5, 4]), None);
         assert_eq!(same(&[0, 1, 0, 1]), Some([Rank(0), Rank(2)]));
     }
 
     #[test]
-    fn a_plugin_for_gpus_is_told_of_its_node() {
+    fn gpu_plugin_options_name_node_and_visible_devices() {
         let names = |options: Vec<(String, Setting)>| options.into_iter().map(|(name, _)| name);
         assert!(names(of_node(1, 2, None)).eq(["node_id", "num_nodes"]));
         assert_eq!(

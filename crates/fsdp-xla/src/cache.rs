@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_read_back_whole_or_refused() {
+    fn cache_entry_round_trips_and_damage_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let (path, key) = (folder.path().join("entry"), Key([7; 32]));
         write(&path, key, b"the program").unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_key_do_not_run_into_each_other() {
+    fn key_part_boundaries_change_hash() {
         let sum = |parts: [&str; 2]| -> Sum {
             let mut sum = Sha256::new();
             parts.iter().for_each(|part| add(&mut sum, part.as_bytes()));

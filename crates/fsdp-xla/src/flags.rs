@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_environment_says_stays() {
+    fn environment_flags_are_not_overridden() {
         let [first, second, third] = TPU;
         assert_eq!(without(&TPU, "--xla_other=true"), TPU);
         assert_eq!(without(&TPU, &format!("--xla_other=true --{first}=false")), [second, third]);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn collectives_are_found_in_the_order_of_the_schedule() {
+    fn collectives_are_read_in_schedule_order() {
         let inner = Computation { id: 3, instructions: vec![instruction(30, "reduce-scatter", &[4], &[])] };
         let wrapped = Computation { id: 1, instructions: vec![instruction(10, "call", &[4], &[3])] };
         let tuple =

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_collectives_that_change_places_are_told_apart() {
+    fn unit_reordering_is_detected_and_segment_order_ignored() {
         assert_eq!(said(&[0, 1, 2, 3]), "that of the schedule");
         assert_eq!(said(&[1, 0, 2, 3]), "that of the schedule", "segments of one unit");
         assert_eq!(said(&[3, 0, 1, 2]), "that of the schedule", "another kind");
@@ -105,7 +105,7 @@ mod tests {
 
     /// With replicas and the tree reduction, gradients are gathered too, on another queue than parameters.
     #[test]
-    fn gathers_of_gradients_and_of_parameters_are_not_ordered() {
+    fn gradient_and_parameter_gathers_are_unordered() {
         let [parameters, gradients] =
             ["backward/unit 1", "gradient/unit 4"].map(|of| made("all-gather", of, 0));
         let written = [parameters.clone(), gradients.clone()];
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_or_there_twice_is_noticed() {
+    fn missing_and_duplicate_collectives_are_reported() {
         assert!(said(&[0, 1, 3]).contains("forward/unit 2/all-gather 2 (8 elements) is missing"));
         assert!(said(&[0, 1, 2]).contains("gradient/unit 2/reduce-scatter 3 (8 elements) is missing"));
         assert!(said(&[0, 2, 0, 3]).contains("forward/unit 1/all-gather 0 (8 elements) is extra"));
     }
 
     #[test]
-    fn segments_may_be_joined_and_units_not() {
+    fn segments_may_be_merged_but_units_may_not() {
         let joined = |name: &str| Collective { kind: "all-gather", elements: 16, name: name.to_owned() };
         let [first, _, third, reduced] = written();
         let segments = joined("forward/unit 1/(all-gather 0:all-gather 1)");

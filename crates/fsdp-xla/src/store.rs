@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_there_once_it_is_put_and_only_under_its_key() {
+    fn value_is_found_only_under_its_key_after_put() {
         let assembly: Arc<dyn Assembly> = Arc::new(InMemoryAssembly::new(2));
         let store = Store::new(&assembly);
         assert_eq!(store.try_get(b"a").unwrap_err().code, NOT_FOUND);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_key_is_told_that_the_world_has_failed() {
+    fn get_is_unavailable_after_world_failure() {
         let world = Arc::new(InMemoryAssembly::new(2));
         let assembly: Arc<dyn Assembly> = Arc::clone(&world) as _;
         world.lose(Rank(0), CommError::PeerFailed { rank: Rank(0), reason: "it was killed".to_owned() });

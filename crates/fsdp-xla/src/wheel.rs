@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_is_found_among_the_packages_of_any_python() {
+    fn plugin_library_is_found_in_any_python_prefix() {
         let dir = tempfile::tempdir().unwrap();
         let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
         let folder = second.join("lib/python3.12/site-packages/libtpu");
@@ -90,13 +90,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_itself() {
+    fn path_resolves_to_itself() {
         assert_eq!(plugin_named("./tpu").unwrap(), PathBuf::from("./tpu"));
         assert_eq!(plugin_named("libnowhere.so").unwrap(), PathBuf::from("libnowhere.so"));
     }
 
     #[test]
-    fn a_file_of_this_folder_is_not_looked_for_elsewhere() {
+    fn file_in_working_folder_is_used_directly() {
         assert_eq!(plugin_named("Cargo.toml").unwrap(), PathBuf::from("./Cargo.toml"));
     }
 }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nesting_does_not_change_what_a_name_says() {
+    fn state_name_parses_identically_in_every_nesting() {
         let state =
             Some(OptimizerName::State { parameter: "layers.0.w".to_owned(), state: "exp_avg".to_owned() });
         let forms: [&[&str]; 7] = [
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_gets_another_name_in_any_nesting() {
+    fn parameter_is_renamed_in_every_nesting() {
         let renamed = |steps: &[&str]| {
             let path: Vec<Key> = steps.iter().map(|step| Key::Name((*step).to_owned())).collect();
             parameter_span(&path).map(|span| join(&with_parameter(&path, span, "x.y")))
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_of_groups_or_of_parameters() {
+    fn settings_belong_to_groups_or_parameters() {
         let (group, key) = (1, "lr".to_owned());
         let of_group = Some(OptimizerName::GroupSetting { group, key: key.clone() });
         assert_eq!(named(&["optim", "param_groups", "1", "lr"]), of_group);

@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_box_becomes_flat_exactly_when_its_elements_lie_together(
+        fn box_simplifies_to_flat_only_if_contiguous(
             (offsets, sizes, strides, shape) in boxes(),
         ) {
             let all = elements(&offsets, &sizes, &strides, &shape);
@@ -168,12 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_is_one_flat_element() {
+    fn scalar_simplifies_to_one_flat_element() {
         assert_eq!(Region::packed(vec![], vec![]).simplified(&[]), Region::Flat(0..1));
     }
 
     #[test]
-    fn regions_outside_their_tensor_stay_as_they_are() {
+    fn regions_outside_their_tensor_are_detected() {
         let outside = Region::packed(vec![3, 0], vec![2, 4]);
         assert!(!outside.is_inside(&[4, 4]));
         assert_eq!(outside.clone().simplified(&[4, 4]), outside);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_strides_are_those_of_torch() {
+    fn packed_strides_match_torch() {
         assert_eq!(packed_strides(&[]), [] as [u64; 0]);
         assert_eq!(packed_strides(&[4, 3, 2]), [6, 2, 1]);
         assert_eq!(packed_strides(&[2, 0, 3]), [3, 3, 1]);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_beside_an_optimizer_leaves_the_rest_as_other() {
+    fn keys_next_to_model_and_optimizer_get_role_other() {
         let names: [&[&str]; 3] = [&["model", "w"], &["optim", "state", "w", "exp_avg"], &["rng"]];
         let expected =
             [(Role::Model, Role::Model), (Role::Optimizer, Role::Optimizer), (Role::Other, Role::Other)];
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_for_the_model_every_other_tensor_is_the_models() {
+    fn unknown_tensors_are_model_without_model_key() {
         let names: [&[&str]; 4] =
             [&["layers.0.weight"], &["optimizer", "param_groups"], &["gate"], &["train_state", "step"]];
         let expected = [
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_trainers_keep_beside_a_model_is_no_weight() {
+    fn trainer_state_gets_role_other() {
         for step in
             ["random_states_0", "rng_state_12", "extra_state", "scaler", "dl_state_dict_1", "scheduler_1"]
         {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn dotted_names_of_one_step_are_no_top_level_keys() {
+    fn single_step_dotted_names_are_not_top_level_keys() {
         let names: [&[&str]; 3] =
             [&["model.embed.weight"], &["lm_head.weight"], &["optim.state.lm_head.step"]];
         let tensors: Vec<Role> = roles(&names).into_iter().map(|(tensor, _)| tensor).collect();
@@ -202,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn a_state_dict_of_an_optimizer_alone_is_known_by_its_groups() {
+    fn bare_optimizer_state_dict_is_detected_by_param_groups() {
         let names: [&[&str]; 2] = [&["state", "0", "exp_avg"], &["param_groups", "0", "lr"]];
         assert!(roles(&names).iter().all(|role| *role == (Role::Optimizer, Role::Optimizer)));
         assert_eq!(roles(&[&["state", "0", "exp_avg"]])[0].0, Role::Model);
     }
 
     #[test]
-    fn assigns_roles_to_all_of_a_checkpoint() {
+    fn assign_roles_covers_values() {
         let object = |steps: &[&str]| {
             let path = path(steps);
             (join(&path), Object { path, role: Role::Other, value: Value::None })

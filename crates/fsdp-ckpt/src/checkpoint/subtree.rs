@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_whole_steps_where_there_are_steps() {
+    fn key_matches_entire_steps_of_nested_names() {
         let wrapped = of(&[&["model", "a.w"], &["model.b"], &["optim", "a.w"]]).under("model").unwrap();
         assert_eq!(names(&wrapped), ["a.w"]);
         let others = "tensors that are not under `model` are left out, 2: `model.b`, `optim.a.w`";
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_beginning_of_names_where_names_are_flat() {
+    fn key_matches_dotted_prefix_of_flat_names() {
         let flat = of(&[&["model.a.w"], &["lm_head.w"], &["modeling.w"]]).under("model").unwrap();
         assert_eq!(names(&flat), ["a.w"]);
         assert!(flat.notes[0].contains("`lm_head.w`, `modeling.w`"), "{:?}", flat.notes);

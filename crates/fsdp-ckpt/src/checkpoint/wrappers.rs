@@ -170,7 +170,7 @@ mod tests {
     const ALL: Wrappers = Wrappers { of_ddp: true };
 
     #[test]
-    fn wrappers_are_named_and_leave_no_trace() {
+    fn wrappers_are_stripped_and_reported() {
         let stripped = |name: &str| {
             let (name, found) = ALL.strip(name);
             (name, found.into_iter().collect::<Vec<_>>().join(" "))
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_the_whole_model_is_no_wrapper() {
+    fn top_level_module_key_is_not_stripped() {
         let path =
             |steps: &[&str]| steps.iter().map(|step| Key::Name((*step).to_owned())).collect::<Vec<_>>();
         let found = BTreeSet::from(["module"]);
@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn a_module_of_the_model_and_a_parameter_keep_their_names() {
+    fn inner_module_and_last_step_are_not_stripped() {
         for name in ["layers.module.w", "module", "w", "a._orig_mod", "my_orig_mod.w"] {
             assert_eq!(ALL.strip(name), (name.to_owned(), BTreeSet::new()));
         }
     }
 
     #[test]
-    fn a_step_in_front_of_some_names_is_a_module_of_the_model() {
+    fn module_prefix_is_stripped_only_if_all_names_have_it() {
         let some = Wrappers::in_names(["module.w", "head.w"]);
         assert_eq!(some.strip("module.w"), ("module.w".to_owned(), BTreeSet::new()));
         for all in [&["module.w", "module.head.w"][..], &["_orig_mod.module.w"]] {

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn each_layout_has_its_places() {
+    fn each_layout_maps_weight_and_state_paths() {
         let places = |layout: Layout| {
             [
                 (Role::Model, path(&["model", "layers.0.w"])),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_become_settings_of_parameters_and_groups_again() {
+    fn param_groups_round_trip_through_parameter_settings() {
         let group = |index, decay, params: &[&str]| {
             let at = |name: &str| vec![key("optim"), key("param_groups"), Key::Index(index), key(name)];
             let params = params.iter().map(|name| Value::Str((*name).to_owned())).collect();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_takes_whole_steps_and_parts_of_steps() {
+    fn prefix_strips_entire_and_partial_steps() {
         let path = names(&["model", "layers.0.w"]);
         assert_eq!(without_prefix(&path, "model."), Some(names(&["layers.0.w"])));
         assert_eq!(without_prefix(&path, "model"), Some(names(&["layers.0.w"])));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn renaming_keeps_the_nesting_that_the_new_name_has() {
+    fn renaming_parameter_keeps_optimizer_nesting() {
         let rename = [Rename::parse(r"layers\.(\d+)=blocks.$1").unwrap()];
         let mut renaming = Renaming::new(None, &rename);
         assert_eq!(renaming.path(&names(&["model", "layers.0.w"])), names(&["model", "blocks.0.w"]));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renaming_may_match_the_whole_name_of_a_state() {
+    fn rename_can_match_full_state_name() {
         let renames = ["^optim=optimizer", "^layers=blocks"].map(|text| Rename::parse(text).unwrap());
         let mut renaming = Renaming::new(None, &renames);
         let state = names(&["optim", "state", "layers.0.w", "exp_avg"]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_renaming_is_refused() {
+    fn rejects_invalid_renames() {
         for text in ["abc", "(=x"] {
             assert!(Rename::parse(text).is_err(), "{text}");
         }

@@ -38,7 +38,7 @@ fn is_same(a: &Checkpoint, b: &Checkpoint) -> bool {
 }
 
 #[test]
-fn shards_become_the_model_that_they_are_of() {
+fn dcp_shards_convert_to_bitwise_equal_model() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("hf_dcp_shards")).unwrap();
     let out = dir.path().join("model");
@@ -59,7 +59,7 @@ fn shards_become_the_model_that_they_are_of() {
 }
 
 #[test]
-fn every_fixture_survives_every_target() {
+fn every_fixture_converts_bitwise_to_every_target() {
     let fixtures = [
         "full.pth",
         "kinds.pth",
@@ -94,7 +94,7 @@ fn every_fixture_survives_every_target() {
 }
 
 #[test]
-fn small_shards_get_an_index_and_a_configuration_beside_them() {
+fn multi_shard_output_has_index_and_config() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("full.safetensors")).unwrap();
     let config = dir.path().join("given.json");
@@ -114,16 +114,12 @@ fn small_shards_get_an_index_and_a_configuration_beside_them() {
 }
 
 #[test]
-fn another_type_goes_to_floats_of_the_model_alone() {
+fn dtype_conversion_applies_only_to_floats() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("kinds.safetensors")).unwrap();
     let out = dir.path().join("x.safetensors");
     let conversion = Conversion { dtype: Some(TensorType::Bf16), ..Conversion::new(Target::Safetensors) };
-    let result = converted(&source, &out, &conversion);
-    let report = match result {
-        Err(Error::BadRequest { reason, .. }) if reason.contains("does not fit in BF16") => return,
-        other => other.unwrap(),
-    };
+    let report = converted(&source, &out, &conversion).unwrap();
     let result = formats::open(&out).unwrap();
     assert!(report.notes.iter().any(|note| note.contains("kept their types")));
     for (name, tensor) in &result.tensors {
@@ -151,7 +147,7 @@ fn refused(source: &Checkpoint, dir: &Path, conversion: Conversion) -> String {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let source = of_names(&dir.path().join("s"), &[("model.a", 1), ("model.b", 2), ("c", 3)]);
     let usual = || Conversion::new(Target::Safetensors);
@@ -174,7 +170,7 @@ fn requests_that_make_no_sense_are_refused() {
 
 /// DeepSpeed stores one step count for each group of parameters.
 #[test]
-fn state_of_the_optimizer_is_never_tied() {
+fn optimizer_state_is_never_tied() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("deepspeed_layout/zero3")).unwrap();
     let steps = || source.tensors.iter().filter(|(name, _)| name.ends_with(".step"));
@@ -191,7 +187,7 @@ fn state_of_the_optimizer_is_never_tied() {
 }
 
 #[test]
-fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
+fn config_tied_weights_are_written_once_if_equal() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("config.json");
     fs::write(&config, r#"{"tie_word_embeddings": true}"#).unwrap();
@@ -208,7 +204,7 @@ fn tied_weights_of_the_configuration_are_written_once_if_they_are_equal() {
 }
 
 #[test]
-fn a_layout_of_an_optimizer_by_number_is_refused() {
+fn layout_change_of_numbered_optimizer_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["trainer/single/checkpoint-10", "accelerate/ddp"] {
         let source = formats::open(fixture(name)).unwrap();
@@ -225,7 +221,7 @@ fn a_layout_of_an_optimizer_by_number_is_refused() {
 }
 
 #[test]
-fn what_lies_beside_a_model_keeps_its_role_through_other_formats() {
+fn roles_survive_conversion_to_dcp() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("accelerate/fsdp2_sharded")).unwrap();
     let roles = |of: &Checkpoint| -> Vec<_> {
@@ -237,7 +233,7 @@ fn what_lies_beside_a_model_keeps_its_role_through_other_formats() {
 }
 
 #[test]
-fn of_tied_weights_the_embeddings_stay_whatever_the_format() {
+fn tied_weights_keep_embeddings_in_every_format() {
     let dir = tempfile::tempdir().unwrap();
     let names = [("model.embed_tokens.weight", 7), ("model.norm.weight", 1)];
     let mut source = of_names(&dir.path().join("s"), &names);
@@ -255,7 +251,7 @@ fn of_tied_weights_the_embeddings_stay_whatever_the_format() {
 }
 
 #[test]
-fn a_destination_in_the_source_is_refused() {
+fn destination_inside_source_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["dcp_2rank", "hf_sharded"] {
         let source = dir.path().join(name);
@@ -274,7 +270,7 @@ fn a_destination_in_the_source_is_refused() {
 }
 
 #[test]
-fn a_slash_at_the_end_of_the_destination_changes_nothing() {
+fn trailing_slash_of_destination_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let source = formats::open(fixture("dcp_2rank")).unwrap();
     let outputs = [
@@ -292,7 +288,7 @@ fn a_slash_at_the_end_of_the_destination_changes_nothing() {
 }
 
 #[test]
-fn the_state_of_a_run_survives_a_torch_file() {
+fn run_state_survives_torch_and_dcp_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let mut source = of_names(&dir.path().join("s"), &[("model.a", 1)]);
     let fields = serde_json::json!({
@@ -316,7 +312,7 @@ fn the_state_of_a_run_survives_a_torch_file() {
 }
 
 #[test]
-fn a_missing_chunk_is_found_before_anything_is_written() {
+fn missing_chunk_is_rejected_before_writing() {
     let dir = tempfile::tempdir().unwrap();
     let mut source = of_names(&dir.path().join("s"), &[("a", 1)]);
     source.tensors.get_mut("a").unwrap().chunks.clear();

@@ -37,7 +37,7 @@ const EXACT: Tolerance = Tolerance { atol: 0.0, rtol: 0.0 };
 
 proptest! {
     #[test]
-    fn a_checkpoint_equals_itself_in_another_layout(seed in any::<u64>()) {
+    fn same_bytes_in_another_layout_are_equal(seed in any::<u64>()) {
         let dir = tempfile::tempdir().unwrap();
         let made = RandomCheckpoint::write(&mut Seeded(seed), &dir.path().join("a"));
         let flat = made.checkpoint.tensors.iter().map(|(name, tensor)| {
@@ -53,7 +53,7 @@ proptest! {
 }
 
 #[test]
-fn the_largest_difference_is_found_wherever_it_lies() {
+fn largest_difference_and_its_index_are_reported() {
     let mut values = vec![1.0; 2000];
     let base = values.clone();
     (values[3], values[1234], values[1999]) = (1.5, -4.0, 2.0);
@@ -66,7 +66,7 @@ fn the_largest_difference_is_found_wherever_it_lies() {
 }
 
 #[test]
-fn types_are_compared_by_value() {
+fn different_dtypes_are_compared_by_value() {
     let (wide, half) = (TensorType::F32, TensorType::Bf16);
     let dtypes = [wide, half];
     assert_eq!(outcome((wide, &[1.5, -2.0]), (half, &[1.5, -2.0]), EXACT), Outcome::EqualValues { dtypes });
@@ -77,7 +77,7 @@ fn types_are_compared_by_value() {
 }
 
 #[test]
-fn special_values_compare_as_people_expect() {
+fn special_values_are_compared_without_tolerance() {
     let f32 = TensorType::F32;
     let one = |a: f64, b: f64| outcome((f32, &[a]), (f32, &[b]), Tolerance { atol: 1e30, rtol: 1.0 });
     assert_eq!(one(f64::NAN, f64::NAN), Outcome::EqualBits);
@@ -89,7 +89,7 @@ fn special_values_compare_as_people_expect() {
 }
 
 #[test]
-fn missing_tensors_and_other_shapes_and_types_are_differences() {
+fn missing_tensors_shapes_and_dtypes_are_differences() {
     let dir = tempfile::tempdir().unwrap();
     let (f32, f64) = (TensorType::F32, TensorType::F64);
     let a =
@@ -108,14 +108,14 @@ fn missing_tensors_and_other_shapes_and_types_are_differences() {
 }
 
 #[test]
-fn two_checkpoints_without_tensors_are_not_called_equal() {
+fn diff_of_two_empty_checkpoints_is_error() {
     let (none, cancel) = (Checkpoint::default(), AtomicBool::new(false));
     let error = diff(&none, &none, EXACT, &Options::new(&NoProgress, &cancel)).unwrap_err();
     assert!(error.to_string().contains("has tensors to compare"), "{error}");
 }
 
 #[test]
-fn integers_that_differ_are_counted() {
+fn differing_integers_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let of = |name: &str, bytes: Vec<u8>| {
         let tensors = [("w".to_owned(), (TensorType::I16, bytes))];

@@ -11,7 +11,7 @@ fn io_error(number: i32) -> Error {
 }
 
 #[test]
-fn damage_and_wrong_requests_are_input() {
+fn damage_and_bad_requests_are_input_failures() {
     let table = [
         Error::NotRegular { path: path(), what: "a named pipe" },
         Error::malformed("x", "it is damaged"),
@@ -28,12 +28,12 @@ fn damage_and_wrong_requests_are_input() {
 }
 
 #[test]
-fn what_an_export_was_never_given_is_a_bug_that_stays() {
+fn unplanned_export_is_permanent_failure() {
     assert_eq!(Error::unplanned("x", "rows were never written").kind(), FailureKind::Permanent);
 }
 
 #[test]
-fn what_the_operating_system_says_decides_for_files() {
+fn os_error_code_decides_kind_of_io_error() {
     const EIO: i32 = 5;
     const ENOENT: i32 = 2;
     const ENOSPC: i32 = 28;
@@ -46,18 +46,18 @@ fn what_the_operating_system_says_decides_for_files() {
 }
 
 #[test]
-fn what_others_hold_and_full_disks_may_pass() {
+fn locked_files_and_full_disks_are_temporary_failures() {
     assert_eq!(Error::unavailable("x", "it is locked").kind(), FailureKind::Temporary);
     assert_eq!(Error::NoSpace { path: path(), needed: 2, free: 1 }.kind(), FailureKind::Temporary);
 }
 
 #[test]
-fn an_interruption_is_one() {
+fn cancellation_is_interrupted_failure() {
     assert_eq!(Error::Canceled.kind(), FailureKind::Interrupted);
 }
 
 #[test]
-fn a_fault_of_a_part_counts_its_bytes_in_the_whole() {
+fn fault_offset_in_part_is_shifted_to_file_offset() {
     let fault = Fault::at(3, "a text is not UTF-8").of_part("its pickle is refused: ", 64);
     let error = fault.in_file("x.pt");
     assert_eq!(error.to_string(), "x.pt: its pickle is refused: a text is not UTF-8 (at byte 67)");

@@ -17,7 +17,7 @@ fn is_there(files: &FaultyFiles) -> bool {
 }
 
 #[test]
-fn whatever_fails_a_new_temporary_file_does_not_stay() {
+fn failed_creation_removes_temporary_file() {
     let whole = FaultyFiles::new();
     create_on(&whole).unwrap();
     let mut failures = 0;
@@ -36,7 +36,7 @@ fn whatever_fails_a_new_temporary_file_does_not_stay() {
 }
 
 #[test]
-fn a_temporary_file_of_another_process_stays_when_it_cannot_be_locked() {
+fn temporary_file_of_other_process_is_kept_if_locking_fails() {
     let empty = FaultyFiles::new();
     drop(create_on(&empty).unwrap());
     let failing = (0..empty.operations()).map(|at| empty.with(Fault::FailAt(at)));
@@ -48,14 +48,14 @@ fn a_temporary_file_of_another_process_stays_when_it_cannot_be_locked() {
 }
 
 #[test]
-fn where_there_are_no_locks_files_are_made_without() {
+fn files_are_created_without_lock_support() {
     let files = FaultyFiles::new().with(Fault::NoLocks);
     let created = create_on(&files).unwrap();
     assert_eq!(created.len().unwrap(), 10);
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_its_kind_and_never_waited_for() {
+fn special_files_are_rejected_without_blocking() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -88,7 +88,7 @@ fn what_is_no_file_is_refused_by_its_kind_and_never_waited_for() {
 }
 
 #[test]
-fn a_pipe_that_takes_the_place_of_a_file_is_opened_without_waiting() {
+fn named_pipe_open_never_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = dir.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());

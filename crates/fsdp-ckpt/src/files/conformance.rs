@@ -133,7 +133,7 @@ fn what_is_removed_is_gone(files: &dyn FileSystem, dir: &Path) {
 }
 
 #[test]
-fn the_disk_does_what_every_file_system_must() {
+fn disk_passes_conformance_checks() {
     let dir = tempfile::tempdir().unwrap();
     check(&Disk, &dir.path().join("dir"));
 }

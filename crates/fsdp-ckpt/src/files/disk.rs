@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_that_has_no_locks_left_is_one_without_locks() {
+    fn enolck_is_treated_as_missing_lock_support() {
         let failed = |number| locked(Err(TryLockError::Error(io::Error::from_raw_os_error(number))));
         assert_eq!(failed(NO_LOCKS).unwrap_err().kind(), io::ErrorKind::Unsupported);
         assert_eq!(failed(5).unwrap_err().raw_os_error(), Some(5), "other failures stay what they are");

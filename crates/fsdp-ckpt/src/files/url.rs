@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_told_from_paths() {
+    fn urls_are_distinguished_from_paths() {
         for url in ["s3://bucket", "s3://bucket/a/b", "gs://b/", "memory:///a", "abfs+x://c/d"] {
             assert!(is_url(url), "{url}");
         }

@@ -42,7 +42,7 @@ fn exact(dtype: TensorType, bits: u16) -> f64 {
 }
 
 #[test]
-fn every_half_widens_exactly_and_comes_back() {
+fn every_half_widens_exactly_and_round_trips() {
     for dtype in HALVES {
         let halves = all_halves(dtype);
         let bytes: Vec<u8> = halves.iter().flat_map(|bits| bits.to_le_bytes()).collect();
@@ -67,7 +67,7 @@ fn nan_stays_nan() {
 }
 
 #[test]
-fn infinities_pass_but_finite_values_beyond_the_range_are_refused() {
+fn infinities_encode_but_out_of_range_values_are_rejected() {
     for (dtype, largest_kept, first_refused) in [
         (TensorType::F16, 65519.99, 65520.0),
         (TensorType::Bf16, 3.3961e38, 3.3962e38),
@@ -102,7 +102,7 @@ fn nearest_half(dtype: TensorType, value: f64) -> u16 {
 
 proptest! {
     #[test]
-    fn narrowing_goes_to_the_nearest(
+    fn narrowing_rounds_to_nearest_half(
         bits in any::<u64>(),
         scale in -45_i32..45,
         tie in prop::sample::select(vec![None, Some(52 - 7 - 1), Some(52 - 10 - 1)]),
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn wide_types_keep_their_bits(single in any::<u32>(), double in any::<u64>()) {
+    fn f32_and_f64_keep_their_bits(single in any::<u32>(), double in any::<u64>()) {
         let bytes = encode(TensorType::F32, &[f32::from_bits(single)]).unwrap();
         prop_assert_eq!(decode::<f32>(TensorType::F32, &bytes)[0].to_bits(), single);
         let bytes = encode(TensorType::F64, &[f64::from_bits(double)]).unwrap();
@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[test]
-fn converts_between_types_of_files_as_one_rounding() {
+fn conversion_between_dtypes_rounds_once() {
     let floats = [TensorType::F64, TensorType::F32, TensorType::Bf16, TensorType::F16];
     // More than one step. The values are not exact in any narrower type.
     let values: Vec<f64> = (0..1500).map(|index| (f64::from(index) - 700.0) * 1.000_123_456_789).collect();
@@ -151,7 +151,7 @@ fn converts_between_types_of_files_as_one_rounding() {
 }
 
 #[test]
-fn names_the_element_that_does_not_fit() {
+fn out_of_range_error_names_element() {
     let mut values = vec![1_f64; 1200];
     values[1100] = 1e6;
     let bytes = encode(TensorType::F32, &values).unwrap();

@@ -62,7 +62,7 @@ mod tests {
     use crate::checkpoint::Global;
 
     #[test]
-    fn sizes_are_lists_tuples_and_sizes_of_torch() {
+    fn sizes_accept_lists_tuples_and_torch_size() {
         let numbers = || vec![Value::Int(2), Value::Int(3)];
         let class = |name: &str| Global { module: "torch".into(), name: name.into() };
         let of = |name, args| Value::Object { class: class(name), args, state: None };
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_those_of_dicts_and_of_states_of_objects() {
+    fn fields_are_read_from_dicts_and_object_states() {
         let dict = Value::Dict(vec![(Value::Int(1), Value::None), (Value::Str("a".into()), Value::Int(5))]);
         let class = Global { module: "m".into(), name: "C".into() };
         let object = Value::Object { class, args: vec![], state: Some(Box::new(dict.clone())) };

@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn boxes_are_those_of_cutting_lists(d in distributions()) {
+        fn local_box_matches_naive_sharding(d in distributions()) {
             d.check().unwrap();
             for at in coordinates(&d.mesh) {
                 let expected = slow_box(&d, &at);
@@ -181,7 +181,7 @@ mod tests {
         }
 
         #[test]
-        fn first_replicas_hold_each_element_once(d in distributions()) {
+        fn first_replicas_cover_every_element_once(d in distributions()) {
             let mut held = 0;
             for at in coordinates(&d.mesh).iter().filter(|at| d.is_first_replica(at)) {
                 held += d.local_box(at).iter().map(|range| range.end - range.start).product::<u64>();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strided_shard_cuts_after_the_plain_one() {
+    fn strided_shard_splits_after_plain_shard() {
         let placements =
             vec![Placement::StridedShard { dim: 0, split_factor: 2 }, Placement::Shard { dim: 0 }];
         let d = Distribution { shape: vec![8, 3], mesh: vec![2, 2], placements };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_box() {
+    fn rejects_distributions_without_box() {
         let check = |shape: &[u64], mesh: &[u64], placements: &[Placement]| {
             Distribution { shape: shape.to_vec(), mesh: mesh.to_vec(), placements: placements.to_vec() }
                 .check()

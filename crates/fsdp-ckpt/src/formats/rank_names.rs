@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_all_conventions_say_their_rank() {
+    fn rank_is_parsed_from_every_naming_convention() {
         let xla = "ckpt_rank-00000001-of-00000004.pth";
         assert_eq!(parsed(xla), ("ckpt_rank-*-of-00000004.pth".into(), 1, Some(4)));
         let trainer = "rank3-of-16-pytorch_model.bin";
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_in_the_order_of_ranks_and_complete() {
+    fn rank_sets_are_ordered_and_must_be_complete() {
         let set = completed(&["a_rank10.bin", "a_rank2.bin", "a_rank1.bin"]).unwrap_err();
         let message = set.to_string();
         assert!(message.contains("the files of ranks 0, 3, 4, 5, 6, 7, 8, 9 of 11 are missing"), "{message}");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn names_without_the_word_may_count_from_one_and_stand_alone() {
+    fn names_without_rank_word_may_be_one_based_or_single() {
         let set = completed(&["s_00002-of-00002.pt", "s_00001-of-00002.pt"]).unwrap();
         assert_eq!(set, [Path::new("dir/s_00001-of-00002.pt"), Path::new("dir/s_00002-of-00002.pt")]);
         let message = completed(&["s_00000-of-00003.pt", "s_00002-of-00003.pt"]).unwrap_err().to_string();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_the_same_rank_twice_and_ranks_beyond_the_world() {
+    fn rejects_duplicate_and_out_of_range_ranks() {
         let message = completed(&["x_rank-1-of-2.pth", "x_rank-01-of-2.pth"]).unwrap_err().to_string();
         assert!(message.contains("are both of rank 1"), "{message}");
         let message = completed(&["x_rank-0-of-1.pth", "x_rank-1-of-1.pth"]).unwrap_err().to_string();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_world_in_a_name_costs_nothing() {
+    fn huge_world_size_in_name_is_rejected_cheaply() {
         let fault = completed(&["x_rank-0-of-99999999999999999.pth"]).unwrap_err();
         assert!(fault.to_string().contains("ranks 1, 2, 3"), "{fault}");
     }

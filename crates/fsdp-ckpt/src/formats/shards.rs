@@ -51,7 +51,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunks_say_where_each_element_of_a_range_lies(
+        fn chunks_locate_every_element_of_range(
             lens in prop::collection::vec(0u64..6, 1..6),
             ends in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
         ) {

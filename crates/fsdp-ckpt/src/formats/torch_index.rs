@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn files_join_under_their_index() {
+    fn indexed_files_are_joined() {
         let all = |names: &[String]| {
             let file = || Value::from("pytorch_model-00001-of-00001.bin");
             names.iter().map(|name| (name.clone(), file())).collect()
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_does_not_fit_its_files_is_refused() {
+    fn index_that_mismatches_its_files_is_rejected() {
         let file = "pytorch_model-00001-of-00001.bin";
         let fewer =
             |names: &[String]| names.iter().skip(1).map(|name| (name.clone(), Value::from(file))).collect();

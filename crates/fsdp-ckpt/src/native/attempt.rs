@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_differ_and_are_their_names() {
+    fn attempts_are_unique_and_round_trip_as_names() {
         let drawn: std::collections::BTreeSet<String> =
             (0..100).map(|_| Attempt::draw().to_string()).collect();
         assert_eq!(drawn.len(), 100);

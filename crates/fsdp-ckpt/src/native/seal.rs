@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sealed_text_is_json_and_opens_to_what_was_sealed() {
+    fn sealed_text_is_json_and_round_trips() {
         let object = serde_json::json!({"a": 1, "b": [true, "}"]});
         let text = seal(&object);
         let whole: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_and_every_other_length_is_noticed() {
+    fn every_bit_flip_and_length_change_is_detected() {
         let text = seal(&serde_json::json!({"a": 1, "name": "abcdef"}));
         for byte in 0..text.len() {
             for bit in 0..8 {

@@ -52,7 +52,7 @@ fn reads_every_plain_value() {
 }
 
 #[test]
-fn calls_of_containers_are_containers() {
+fn container_constructor_calls_become_containers() {
     use Value::*;
     let ordered = b"ccollections\nOrderedDict\n)R(X\x01\0\0\0aK\x01u}X\x09\0\0\0_metadataNsb";
     assert_eq!(read(ordered), Ok(Dict(vec![(Str("a".into()), Int(1))])));
@@ -62,7 +62,7 @@ fn calls_of_containers_are_containers() {
 }
 
 #[test]
-fn what_is_shared_is_filled_at_every_place() {
+fn memoized_list_is_filled_at_every_use() {
     use Value::*;
     let once = List(vec![Int(1)]);
     assert_eq!(read(b"]q\x00h\x00K\x01a\x86"), Ok(Tuple(vec![once.clone(), once])));
@@ -73,7 +73,7 @@ fn opaque(module: &str, name: &str) -> Value {
 }
 
 #[test]
-fn calls_of_what_is_not_in_the_table_are_opaque_and_named() {
+fn calls_of_unknown_globals_are_opaque_and_named() {
     let command = text("true");
     let cases: [(&[u8], &str, &str); 5] = [
         (b"cos\nsystem\n", "os", "system"),
@@ -95,7 +95,7 @@ fn calls_of_what_is_not_in_the_table_are_opaque_and_named() {
 }
 
 #[test]
-fn objects_of_unknown_classes_are_opaque_however_they_are_filled() {
+fn objects_of_unknown_classes_are_opaque() {
     let object = opaque("m", "C");
     let bodies: [&[u8]; 8] = [
         b"cm\nC\n)\x81",
@@ -118,7 +118,7 @@ fn objects_of_unknown_classes_are_opaque_however_they_are_filled() {
 }
 
 #[test]
-fn opaque_objects_may_hold_themselves() {
+fn opaque_objects_may_be_self_referential() {
     let body = b"cm\nC\n)\x81q\x00}q\x01(K\x01h\x00ub";
     assert_eq!(read(body), Ok(opaque("m", "C")));
     assert!(parse(&pickle(body)).unwrap().has_forgotten_parts());
@@ -127,7 +127,7 @@ fn opaque_objects_may_hold_themselves() {
 }
 
 #[test]
-fn refuses_opcodes_that_no_checkpoint_needs() {
+fn rejects_inst_obj_and_ext_opcodes() {
     assert!(fault(b"(ios\nsystem\n").contains("INST"));
     assert!(fault(b"(cos\nsystem\no").contains("OBJ"));
     assert!(fault(b"(ccollections\nOrderedDict\no").contains("OBJ"));
@@ -135,7 +135,7 @@ fn refuses_opcodes_that_no_checkpoint_needs() {
 }
 
 #[test]
-fn known_names_do_only_what_the_formats_do_with_them() {
+fn known_globals_reject_unsupported_uses() {
     assert!(fault(b"ctorch\nfloat32\n)R").contains("`torch.float32` cannot be called"));
     assert!(fault(b"ctorch\nSize\n)\x81").contains("`torch.Size` cannot be instantiated"));
     assert!(fault(b"ctorch\nSize\n)\x85R}b").contains("given a state"));
@@ -144,7 +144,7 @@ fn known_names_do_only_what_the_formats_do_with_them() {
 }
 
 #[test]
-fn containers_are_filled_only_as_what_they_are() {
+fn filling_wrong_container_type_is_rejected() {
     assert!(fault(b"]K\x01K\x02s").contains("needs a dict but finds a list"));
     assert!(fault(b"}K\x01a").contains("needs a list but finds a dict"));
     assert!(fault(b"](K\x01\x90").contains("needs a set but finds a list"));
@@ -153,14 +153,14 @@ fn containers_are_filled_only_as_what_they_are() {
 }
 
 #[test]
-fn refuses_values_that_hold_themselves() {
+fn rejects_self_referential_values() {
     assert_eq!(fault(b"]q\x00h\x00a"), "an object holds itself, directly or through others");
     assert_eq!(fault(b"}q\x00K\x01h\x00s"), "an object holds itself, directly or through others");
     assert_eq!(fault(b"]q\x00](h\x00ea"), "an object holds itself, directly or through others");
 }
 
 #[test]
-fn refuses_deep_nesting_and_survives_it_at_any_size() {
+fn rejects_deep_nesting_of_any_size() {
     let nested = |depth: usize| [&vec![b']'; depth][..], &vec![b'a'; depth - 1]].concat();
     assert!(read(&nested(DEPTH_MAX as usize)).is_ok());
     assert!(fault(&nested(DEPTH_MAX as usize + 1)).contains("levels of nesting"));
@@ -168,7 +168,7 @@ fn refuses_deep_nesting_and_survives_it_at_any_size() {
 }
 
 #[test]
-fn shared_parts_are_not_written_out_without_end() {
+fn exponential_expansion_of_shared_parts_is_rejected() {
     // Each list holds the previous one ten times: a billion texts after nine steps.
     let mut body = [&text("ha"), &b"q\x00"[..]].concat();
     for step in 0..9u8 {
@@ -185,7 +185,7 @@ fn shared_parts_are_not_written_out_without_end() {
 }
 
 #[test]
-fn calls_do_not_copy_their_arguments_again_and_again() {
+fn repeated_copying_of_call_arguments_is_rejected() {
     let mut body = b"(](".to_vec();
     body.extend([b'N'; 1000]);
     body.extend(b"eq\x00c__builtin__\nset\nq\x01");
@@ -197,7 +197,7 @@ fn calls_do_not_copy_their_arguments_again_and_again() {
 }
 
 #[test]
-fn absurd_lengths_are_refused_before_anything_is_allocated() {
+fn oversized_lengths_are_rejected_before_allocation() {
     assert!(fault(b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff").contains("bytes in one value"));
     assert!(fault(b"B\xff\xff\xff\xff").contains("bytes in one value"));
     assert!(fault(b"X\x00\x00\x00\x08").contains("it ends inside a text"));
@@ -205,7 +205,7 @@ fn absurd_lengths_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn refuses_what_is_left_over_or_missing() {
+fn rejects_truncated_malformed_and_trailing_input() {
     let parsed = |bytes: &[u8]| parse(bytes).unwrap_err();
     assert_eq!(parsed(b""), Fault::at(0, "it ends inside the protocol"));
     for pickle in [&b"\x80\x06N."[..], b"(lp0\n."] {
@@ -224,7 +224,7 @@ fn refuses_what_is_left_over_or_missing() {
 }
 
 #[test]
-fn refuses_keys_that_repeat() {
+fn rejects_duplicate_keys() {
     let twice = [b"}(", &text("a")[..], b"N", &text("a"), b"Nu"].concat();
     assert_eq!(fault(&twice), "a dict has the key `a` twice");
     assert_eq!(fault(b"}(K\x01NK\x01Nu"), "a dict has the key `1` twice");
@@ -232,7 +232,7 @@ fn refuses_keys_that_repeat() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_parser_panic(
+    fn parser_never_panics_on_random_bytes(
         body in proptest::collection::vec(
             prop_oneof![any::<u8>(), prop::sample::select(&b"(.]})Na\x65su\x85\x86\x87tqh\x94\x93RQb\x81K\x8c"[..])],
             0..60,

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_take_the_shortest_form() {
+    fn integers_use_shortest_encoding() {
         for (value, expected) in [
             (0, &b"K\0"[..]),
             (255, b"K\xff"),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_and_a_global_are_written_once() {
+    fn repeated_texts_and_globals_are_memoized() {
         let got = pickle(|w| {
             w.tuple(|w| {
                 w.text("ab");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memo_grows_beyond_one_byte() {
+    fn memo_index_beyond_one_byte_uses_long_opcodes() {
         let names: Vec<String> = (0..300).map(|i| format!("name{i}")).collect();
         let got = pickle(|w| {
             w.list(|w| names.iter().chain(&names[299..]).for_each(|name| w.text(name)));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_made_as_they_were_read() {
+    fn objects_are_written_as_reduce_or_newobj() {
         let object = |module: &str, name: &str, args, state| Value::Object {
             class: Global { module: module.to_owned(), name: name.to_owned() },
             args,
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_a_text_of_the_same_code_points() {
+    fn bytes_are_written_as_latin1_text() {
         let got = pickle(|w| w.value(&Value::Bytes(vec![0x41, 0xff])));
         assert_eq!(got, b"\x80\x02c_codecs\nencode\nq\0(X\x03\0\0\0A\xc3\xbfq\x01X\x06\0\0\0latin1q\x02tR.");
     }

@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_torch_file_reads_back(selection in selections()) {
+    fn torch_file_round_trips(selection in selections()) {
         let dir = tempfile::tempdir().unwrap();
         let data = write(torch_file::plan("x.y.pth", &selection).unwrap(), &selection, dir.path());
         let checkpoint = formats::torch_file::open(dir.path().join("x.y.pth")).unwrap();
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn a_dcp_directory_reads_back_at_any_world_size(selection in selections(), rank_count in 1usize..6) {
+    fn dcp_directory_round_trips_at_any_world_size(selection in selections(), rank_count in 1usize..6) {
         let dir = tempfile::tempdir().unwrap();
         let data = write(dcp::plan(&selection, rank_count).unwrap(), &selection, dir.path());
         let checkpoint = formats::dcp::open(dir.path()).unwrap();
@@ -137,7 +137,7 @@ proptest! {
 }
 
 #[test]
-fn tied_tensors_share_their_storage_in_a_torch_file() {
+fn tied_tensors_share_storage_in_torch_file() {
     let mut selection = Selection {
         tensors: vec![
             assemble::tensor("emb", TensorType::Bf16, &[5, 2]),
@@ -155,7 +155,7 @@ fn tied_tensors_share_their_storage_in_a_torch_file() {
 }
 
 #[test]
-fn lists_are_nested_again_and_gaps_are_none() {
+fn list_gaps_are_written_as_none() {
     let selection = Selection {
         tensors: vec![
             assemble::tensor("blocks.0.w", TensorType::U8, &[2]),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_copies_of_tied_weights_are_taken_out_and_named() {
+    fn values_and_tied_copies_are_dropped_and_reported() {
         let tensors = vec![
             tensor("lm_head.weight", TensorType::F32, &[2], None),
             tensor("other", TensorType::F32, &[2], None),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn places_lie_where_the_header_says() {
+    fn planned_offsets_match_header() {
         let tensors = vec![
             tensor("a", TensorType::Bf16, &[3], None),
             tensor("b", TensorType::F64, &[], None),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_limit_cuts_shards_with_an_index() {
+    fn small_shard_limit_splits_files_and_adds_index() {
         let tensors =
             vec![tensor("a", TensorType::F32, &[3], None), tensor("b", TensorType::F32, &[3], None)];
         let selection = Selection { tensors, values: Vec::new() };

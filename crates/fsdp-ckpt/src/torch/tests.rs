@@ -82,7 +82,7 @@ fn tensor(claim: &Claim, len: usize) -> Result<StoredTensor, String> {
 }
 
 #[test]
-fn a_tensor_lies_in_its_storage_from_its_first_element() {
+fn tensor_offset_and_region_follow_storage_view() {
     let whole = tensor(&claim(), 24).unwrap();
     assert_eq!((whole.dtype, &whole.shape[..]), (TensorType::F32, &[2, 3][..]));
     assert_eq!(LocalTensor::of(&whole, 4).whole().region, Region::Flat(0..6));
@@ -96,7 +96,7 @@ fn a_tensor_lies_in_its_storage_from_its_first_element() {
 }
 
 #[test]
-fn untyped_storages_count_bytes() {
+fn untyped_storage_length_is_in_bytes() {
     let untyped =
         Claim { class: ("torch.storage", "UntypedStorage"), count: 12, dtype: Some("uint16"), ..claim() };
     assert_eq!(tensor(&untyped, 12).unwrap().dtype, TensorType::U16);
@@ -106,7 +106,7 @@ fn untyped_storages_count_bytes() {
 }
 
 #[test]
-fn refuses_storages_of_another_length_than_stated() {
+fn rejects_storage_length_mismatch() {
     for (count, len) in [(6, 20), (6, 28), (6, 0), (u64::MAX / 2, 24), (1 << 62, 0)] {
         let fault = tensor(&Claim { count, ..claim() }, len).unwrap_err();
         assert!(fault.contains("storage `0`"), "{fault}");
@@ -114,7 +114,7 @@ fn refuses_storages_of_another_length_than_stated() {
 }
 
 #[test]
-fn refuses_views_that_reach_beyond_their_storage() {
+fn rejects_views_beyond_their_storage() {
     let beyond = [
         Claim { offset: 1, ..claim() },
         Claim { shape: vec![3, 3], ..claim() },
@@ -135,14 +135,14 @@ fn refuses_views_that_reach_beyond_their_storage() {
 }
 
 #[test]
-fn empty_tensors_lie_at_their_storage_wherever_they_claim_to_begin() {
+fn empty_tensor_with_out_of_range_offset_is_accepted() {
     let empty = Claim { shape: vec![0, 5], strides: vec![5, 1], offset: 1 << 50, count: 0, ..claim() };
     let tensor = tensor(&empty, 0).unwrap();
     assert_eq!(LocalTensor::of(&tensor, 0).whole().region, Region::Flat(0..0));
 }
 
 #[test]
-fn tensors_of_other_kinds_are_opaque_by_what_makes_them() {
+fn unsupported_tensor_kinds_are_opaque() {
     let opaque = |bytes: &[u8]| match open_bytes(bytes).unwrap().root {
         Item::Value(Value::Opaque(class)) => class.to_string(),
         other => panic!("{other:?}"),
@@ -160,7 +160,7 @@ fn tensors_of_other_kinds_are_opaque_by_what_makes_them() {
 }
 
 #[test]
-fn refuses_what_is_no_archive_with_what_it_is() {
+fn non_archive_error_describes_content() {
     let mut tar = vec![b'x'; 300];
     tar[257..262].copy_from_slice(b"ustar");
     let legacy = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
@@ -178,7 +178,7 @@ fn refuses_what_is_no_archive_with_what_it_is() {
 }
 
 #[test]
-fn a_command_that_a_file_would_run_is_opaque() {
+fn embedded_command_call_is_opaque() {
     let mut w = PickleWriter::new();
     w.dict(|w| {
         w.text("model");
@@ -190,7 +190,7 @@ fn a_command_that_a_file_would_run_is_opaque() {
 }
 
 #[test]
-fn a_damaged_pickle_is_noticed_by_its_checksum() {
+fn damaged_pickle_is_detected_by_checksum() {
     let mut bytes = file_of(&claim(), 24);
     bytes[64 + 30] ^= 1;
     let fault = open_bytes(&bytes).unwrap_err();
@@ -198,7 +198,7 @@ fn a_damaged_pickle_is_noticed_by_its_checksum() {
 }
 
 #[test]
-fn refuses_big_endian_files_and_missing_records() {
+fn rejects_big_endian_files_and_missing_records() {
     let none = PickleWriter::new();
     let pickle = {
         let mut w = none;
@@ -235,7 +235,7 @@ fn file_pickle() -> Vec<u8> {
 }
 
 #[test]
-fn the_beginning_of_a_file_tells_where_its_tensor_will_lie() {
+fn file_prefix_is_enough_to_locate_tensor() {
     let bytes = file_of(&claim(), 24);
     let whole = open_bytes(&bytes).unwrap();
     let Item::Tensor(tensor) = &whole.root else { panic!("a tensor") };
@@ -254,7 +254,7 @@ fn the_beginning_of_a_file_tells_where_its_tensor_will_lie() {
 
 proptest! {
     #[test]
-    fn no_claim_leads_out_of_the_storage(
+    fn view_is_accepted_only_if_inside_storage(
         offset in 0u64..30,
         dims in proptest::collection::vec((0u64..5, 0u64..12), 0..4),
         len in 0usize..40,

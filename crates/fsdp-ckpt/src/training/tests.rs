@@ -69,7 +69,7 @@ const A: &[f32] = &[1.0, 2.0];
 const B: &[f32] = &[3.0, 4.0, 5.0];
 
 #[test]
-fn prefixes_wrappers_and_nesting_do_not_hide_a_parameter() {
+fn parameter_is_found_through_prefixes_and_wrappers() {
     let forms: [[&[&str]; 3]; 4] = [
         [&["a.w"], &["optim", "state", "a.w", "exp_avg"], &["optim", "state", "a.w", "step"]],
         [&["model", "a.w"], &["optimizer", "state.a.w.exp_avg"], &["optimizer", "state.a.w.step"]],
@@ -100,7 +100,7 @@ fn prefixes_wrappers_and_nesting_do_not_hide_a_parameter() {
 }
 
 #[test]
-fn what_is_missing_or_of_another_shape_is_named() {
+fn missing_unexpected_and_misshaped_tensors_are_named() {
     let tensors = [
         (&["model", "a.w"][..], Role::Model, A),
         (&["model", "b.w"], Role::Model, B),
@@ -118,7 +118,7 @@ fn what_is_missing_or_of_another_shape_is_named() {
 }
 
 #[test]
-fn states_by_number_get_names_from_the_order_of_the_model_and_from_what_decays() {
+fn numbered_states_are_matched_by_order_and_weight_decay() {
     let group = |decay: f64, numbers: &[i64]| {
         let params = numbers.iter().map(|&number| Value::Int(number)).collect();
         [("weight_decay", Value::Float(decay)), ("params", Value::List(params))]
@@ -169,7 +169,7 @@ fn model_of(checkpoint: &Checkpoint, decays: impl Fn(&str) -> bool) -> Vec<Wante
 }
 
 #[test]
-fn formats_that_no_run_was_saved_in_give_weights_states_and_steps() {
+fn foreign_formats_provide_weights_states_and_steps() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     for (path, steps) in [
         ("xla_fsdp_2rank/trained_rank-00000000-of-00000002.pth", 2.0),
@@ -195,7 +195,7 @@ fn formats_that_no_run_was_saved_in_give_weights_states_and_steps() {
 }
 
 #[test]
-fn what_a_trainer_saved_is_what_it_held_in_memory() {
+fn trainer_checkpoints_match_in_memory_values() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let open = |path: &str| open(fixtures.join(path)).unwrap();
     let values = |found: &Found| -> Vec<Vec<f64>> {
@@ -268,7 +268,7 @@ fn in_order(mut model: Vec<Wanted>) -> Vec<Wanted> {
 }
 
 #[test]
-fn nothing_of_a_run_of_fsdp2_is_left_over() {
+fn fsdp2_checkpoint_has_no_unused_entries() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fsdp2");
     for layout in ["dcp", "dcp_flat"] {
         let checkpoint = open(fixtures.join(layout)).unwrap();

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_handles_serve_many_files() {
+    fn open_handles_stay_within_limit() {
         let dir = tempfile::tempdir().unwrap();
         let paths: Vec<PathBuf> = (0..OPEN_MAX * 3).map(|n| dir.path().join(n.to_string())).collect();
         for (number, path) in paths.iter().enumerate() {

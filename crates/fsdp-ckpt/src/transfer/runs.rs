@@ -92,7 +92,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_in_any_order_give_the_digest_of_the_whole(
+        fn parts_in_any_order_combine_to_full_digest(
             bytes in proptest::collection::vec(any::<u8>(), 1..300),
             cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12),
             order in any::<u64>(),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_seen_twice_is_fine_and_a_partial_overlap_spoils() {
+    fn repeated_part_is_ignored_but_partial_overlap_invalidates() {
         let of = |bytes: &[u8]| DigestKind::Crc32.of(bytes);
         let mut runs = Runs::new(DigestKind::Crc32);
         runs.add(0, 4, of(b"abcd"));

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_appears_whole_or_not_at_all() {
+    fn output_appears_only_on_commit() {
         let dir = tempfile::tempdir().unwrap();
         for kind in [OutputKind::File, OutputKind::Directory] {
             let destination = dir.path().join("out");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exists_is_refused_before_and_after() {
+    fn existing_destination_is_rejected_on_create_and_commit() {
         let dir = tempfile::tempdir().unwrap();
         let destination = dir.path().join("out");
         let staged = Staged::new(&destination, OutputKind::File).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_may_be_there_and_a_full_one_not() {
+    fn only_empty_destination_directory_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let destination = dir.path().join("out");
         fs::create_dir(&destination).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_directory_is_refused_before_anything_is_made() {
+    fn symlink_to_directory_is_rejected_before_writing() {
         let dir = tempfile::tempdir().unwrap();
         let (real, link) = (dir.path().join("real"), dir.path().join("link"));
         fs::create_dir(&real).unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay() {
+    fn only_leftovers_of_dead_processes_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let destination = dir.path().join("out");
         fs::create_dir(dir.path().join(".out.tmp-1-0")).unwrap();

@@ -21,7 +21,7 @@ fn sound(checkpoint: &Checkpoint) -> Verification {
 
 proptest! {
     #[test]
-    fn gaps_are_the_bytes_that_nothing_covers_in_the_longest_runs(
+    fn gaps_are_maximal_runs_of_uncovered_bytes(
         covered in prop::collection::vec((0u64..40, 0u64..9), 0..8),
         len in 0u64..50,
     ) {
@@ -34,7 +34,7 @@ proptest! {
     }
 
     #[test]
-    fn random_checkpoints_are_sound_and_all_checksums_compared(seed in any::<u64>()) {
+    fn random_checkpoints_are_sound_with_every_checksum_compared(seed in any::<u64>()) {
         let dir = tempfile::tempdir().unwrap();
         let made = RandomCheckpoint::write(&mut Seeded(seed), dir.path());
         let found = sound(&made.checkpoint);
@@ -43,7 +43,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_byte_under_a_checksum_is_found_and_named(seed in any::<u64>()) {
+    fn bit_flip_under_checksum_is_detected_and_named(seed in any::<u64>()) {
         let dir = tempfile::tempdir().unwrap();
         let mut random = Seeded(seed);
         let made = RandomCheckpoint::write(&mut random, dir.path());
@@ -66,7 +66,7 @@ proptest! {
 }
 
 #[test]
-fn bytes_without_a_checksum_are_counted() {
+fn bytes_without_checksum_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     let tensors = [("a", 100), ("b", 28)]
         .map(|(name, len)| (name.to_owned(), (crate::safetensors::TensorType::U8, vec![3; len])));
@@ -82,7 +82,7 @@ fn bytes_without_a_checksum_are_counted() {
 }
 
 #[test]
-fn a_missing_file_and_a_missing_chunk_are_both_problems() {
+fn missing_file_and_missing_chunk_are_both_reported() {
     let dir = tempfile::tempdir().unwrap();
     let tensors = [("a".to_owned(), (crate::safetensors::TensorType::U8, vec![3; 9]))];
     let mut made = RandomCheckpoint::flat(dir.path(), &tensors.into());
@@ -93,7 +93,7 @@ fn a_missing_file_and_a_missing_chunk_are_both_problems() {
 }
 
 #[test]
-fn verifying_can_be_canceled() {
+fn verification_can_be_canceled() {
     let dir = tempfile::tempdir().unwrap();
     let made = RandomCheckpoint::write(&mut Seeded(1), dir.path());
     let result = verified(&made.checkpoint, &AtomicBool::new(true));
@@ -101,7 +101,7 @@ fn verifying_can_be_canceled() {
 }
 
 #[test]
-fn a_verdict_on_a_directory_covers_what_lies_beside_the_checkpoint() {
+fn verify_all_covers_files_next_to_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let fixture = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     let all = |dir: &Path| {

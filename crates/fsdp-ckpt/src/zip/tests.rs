@@ -76,7 +76,7 @@ fn directory_at(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn finds_records_where_they_are_also_inside_a_file() {
+fn finds_records_of_archive_embedded_in_file() {
     let two = [written("a/x", b"hello"), Written { padding: 7, ..written("a/y", b"") }];
     let bytes = archive(&two);
     let found = open(&bytes).unwrap();
@@ -90,7 +90,7 @@ fn finds_records_where_they_are_also_inside_a_file() {
 }
 
 #[test]
-fn refuses_every_truncation() {
+fn rejects_every_truncation() {
     let bytes = archive(&[written("a", b"hello"), written("b", b"world")]);
     for len in 0..bytes.len() {
         open(&bytes[..len]).unwrap_err();
@@ -98,7 +98,7 @@ fn refuses_every_truncation() {
 }
 
 #[test]
-fn refuses_compressed_and_encrypted_records() {
+fn rejects_compressed_and_encrypted_records() {
     let bytes = archive(&[written("bomb", b"tiny")]);
     let directory = directory_at(&bytes);
     let fault = open(&patch(&bytes, directory + 10, &[8])).unwrap_err();
@@ -110,13 +110,13 @@ fn refuses_compressed_and_encrypted_records() {
 }
 
 #[test]
-fn refuses_names_that_are_there_twice() {
+fn rejects_duplicate_record_names() {
     let bytes = archive(&[written("same", b"1"), written("same", b"2")]);
     assert_eq!(open(&bytes), Err("record `same` occurs twice".into()));
 }
 
 #[test]
-fn refuses_records_that_share_bytes() {
+fn rejects_overlapping_records() {
     let bytes = archive(&[written("a", b"hello"), written("b", b"world")]);
     let first = directory_at(&bytes);
     let second = first + 47;
@@ -130,7 +130,7 @@ fn refuses_records_that_share_bytes() {
 }
 
 #[test]
-fn refuses_sizes_beyond_the_archive_before_it_allocates() {
+fn rejects_sizes_beyond_archive() {
     let bytes = archive(&[written("a", b"hello")]);
     let directory = directory_at(&bytes);
     let huge = 0xffff_fff0u32.to_le_bytes();
@@ -146,7 +146,7 @@ fn refuses_sizes_beyond_the_archive_before_it_allocates() {
 }
 
 #[test]
-fn refuses_names_that_lead_elsewhere() {
+fn rejects_unsafe_record_paths() {
     for name in ["../a", "/a", "a/../b", "a//b", "a\\b", ".", "a/", ""] {
         let name: &'static str = name;
         let fault = open(&archive(&[written(name, b"1")])).unwrap_err();
@@ -156,7 +156,7 @@ fn refuses_names_that_lead_elsewhere() {
 
 proptest! {
     #[test]
-    fn no_damage_makes_the_reader_panic_or_leave_the_archive(
+    fn damaged_archive_never_panics_or_escapes_bounds(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut bytes = archive(&[written("a/data.pkl", b"hello"), written("a/data/0", b"0123456789")]);

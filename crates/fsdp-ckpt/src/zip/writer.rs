@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_laid_out_as_torch_does() {
+    fn records_are_laid_out_like_torch() {
         let mut archive = Archive::new();
         archive.add("archive/data.pkl", b"hello");
         let at = archive.add_later("archive/data/0", 7);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn records_beyond_four_gibibytes_say_so_in_64_bits() {
+    fn records_beyond_4_gib_use_zip64_fields() {
         let gib = 1 << 30;
         let mut archive = Archive::new();
         let first = archive.add_later("a/data/0", 5 * gib);

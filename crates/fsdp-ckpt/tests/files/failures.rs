@@ -33,7 +33,7 @@ fn write_all(plan: &ExportPlan, value: f32) -> Receipt {
 }
 
 #[test]
-fn nothing_has_a_final_name_before_the_commit() {
+fn final_names_appear_only_on_commit() {
     let dir = tempfile::tempdir().unwrap();
     let plan = sharded(dir.path());
     let export = plan.create().unwrap();
@@ -49,7 +49,7 @@ fn nothing_has_a_final_name_before_the_commit() {
 }
 
 #[test]
-fn dropping_or_aborting_removes_everything() {
+fn dropped_or_aborted_export_removes_its_files() {
     let dir = tempfile::tempdir().unwrap();
     for plan in [single(dir.path()), sharded(dir.path())] {
         let export = plan.create().unwrap();
@@ -62,7 +62,7 @@ fn dropping_or_aborting_removes_everything() {
 }
 
 #[test]
-fn what_an_export_leaves_is_overwritten_by_the_next_one() {
+fn leave_keeps_temporary_files_for_next_export() {
     let dir = tempfile::tempdir().unwrap();
     for plan in [single(dir.path()), sharded(dir.path())] {
         let export = plan.create().unwrap();
@@ -77,7 +77,7 @@ fn what_an_export_leaves_is_overwritten_by_the_next_one() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_says_what_to_do() {
+fn full_disk_error_suggests_freeing_space() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     let export = plan.create().unwrap();
@@ -100,7 +100,7 @@ fn a_full_disk_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn rejects_a_temporary_file_that_was_exchanged_or_cut() {
+fn rejects_replaced_or_truncated_temporary_file() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     for exchange in [true, false] {
@@ -121,7 +121,7 @@ fn rejects_a_temporary_file_that_was_exchanged_or_cut() {
 }
 
 #[test]
-fn a_directory_that_is_missing_or_a_file_is_named() {
+fn missing_or_non_directory_parent_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("file"), b"").unwrap();
     for parent in ["none", "file"] {
@@ -133,7 +133,7 @@ fn a_directory_that_is_missing_or_a_file_is_named() {
 }
 
 #[test]
-fn a_failed_create_removes_what_it_had_created() {
+fn failed_create_removes_created_files() {
     let dir = tempfile::tempdir().unwrap();
     let obstacle = "model-00002-of-00002.safetensors.tmp";
     fs::create_dir(dir.path().join(obstacle)).unwrap();
@@ -143,7 +143,7 @@ fn a_failed_create_removes_what_it_had_created() {
 }
 
 #[test]
-fn a_failed_rename_removes_temporary_and_renamed_files() {
+fn failed_rename_removes_temporary_and_renamed_files() {
     let dir = tempfile::tempdir().unwrap();
     let obstacle = "model-00002-of-00002.safetensors";
     fs::create_dir(dir.path().join(obstacle)).unwrap();
@@ -155,7 +155,7 @@ fn a_failed_rename_removes_temporary_and_renamed_files() {
 }
 
 #[test]
-fn two_exports_to_one_path_do_not_mix() {
+fn second_export_to_same_path_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     let export = plan.create().unwrap();
@@ -165,7 +165,7 @@ fn two_exports_to_one_path_do_not_mix() {
 }
 
 #[test]
-fn a_leftover_is_overwritten_and_a_finished_file_replaced() {
+fn leftover_temporary_and_finished_files_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("model.safetensors.tmp"), vec![7; 5000]).unwrap();
     let plan = single(dir.path());
@@ -181,7 +181,7 @@ fn a_leftover_is_overwritten_and_a_finished_file_replaced() {
 }
 
 #[test]
-fn a_failed_export_leaves_the_old_file_alone() {
+fn failed_export_keeps_existing_file() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     let export = plan.create().unwrap();
@@ -193,7 +193,7 @@ fn a_failed_export_leaves_the_old_file_alone() {
 }
 
 #[test]
-fn rejects_rows_that_nobody_or_two_wrote() {
+fn rejects_rows_missing_or_written_twice() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     let commit = |parts: &[(usize, usize)]| {
@@ -237,7 +237,7 @@ fn rejects_receipts_of_another_export() {
 }
 
 #[test]
-fn rejects_a_model_beside_one_of_the_other_kind() {
+fn rejects_single_file_and_sharded_model_in_same_directory() {
     let dir = tempfile::tempdir().unwrap();
     let plan = single(dir.path());
     let export = plan.create().unwrap();
@@ -252,7 +252,7 @@ fn rejects_a_model_beside_one_of_the_other_kind() {
 }
 
 #[test]
-fn rejects_writes_that_do_not_fit_the_plan() {
+fn rejects_writes_not_matching_plan() {
     let dir = tempfile::tempdir().unwrap();
     let tensors = vec![
         spec("w", TensorType::F16, &[4, 2]),
@@ -283,7 +283,7 @@ fn rejects_writes_that_do_not_fit_the_plan() {
 }
 
 #[test]
-fn a_writer_without_an_export_is_an_error() {
+fn write_without_created_export_fails() {
     let dir = tempfile::tempdir().unwrap();
     let error = single(dir.path()).writer().write_rows_f32("w", 0, &[0.0; 8]).unwrap_err();
     assert!(matches!(error, Error::Io { action: FileAction::Open, .. }), "{error}");

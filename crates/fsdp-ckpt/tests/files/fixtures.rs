@@ -20,7 +20,7 @@ fn bytes(model: &ModelReader, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn full_file_holds_what_pytorch_saved() {
+fn full_file_matches_pytorch_dtypes_and_shapes() {
     let file = SafetensorsReader::open(fixture("full.safetensors")).unwrap();
     let expected: Value = serde_json::from_slice(&fs::read(fixture("expected.json")).unwrap()).unwrap();
     let mut tensor_count = 0;
@@ -44,7 +44,7 @@ fn full_file_holds_what_pytorch_saved() {
 }
 
 #[test]
-fn sharded_model_equals_the_full_file() {
+fn sharded_model_equals_full_file() {
     let sharded = ModelReader::open(fixture("hf_sharded")).unwrap();
     let full = ModelReader::open(fixture("full.safetensors")).unwrap();
     assert_eq!(sharded.names().len(), 13);
@@ -59,7 +59,7 @@ fn sharded_model_equals_the_full_file() {
 }
 
 #[test]
-fn rows_are_slices_of_the_whole() {
+fn row_reads_match_slices_of_full_tensor() {
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();
     let mut whole = vec![0.0_f32; 37 * 6];
     model.read_rows_f32("emb.weight", 0..37, &mut whole).unwrap();
@@ -88,7 +88,7 @@ fn bf16_and_scalars_read_as_floats() {
 }
 
 #[test]
-fn checks_names_against_the_fixture() {
+fn check_tensors_accepts_exact_and_allowed_extra_names() {
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();
     let expected: Vec<(String, Vec<usize>)> =
         model.names().map(|name| (name.to_owned(), model.entry(name).unwrap().shape().to_owned())).collect();
@@ -98,7 +98,7 @@ fn checks_names_against_the_fixture() {
 }
 
 #[test]
-fn a_plan_cuts_shards_as_huggingface_hub_did() {
+fn sharded_export_index_matches_huggingface_hub() {
     let index = fs::read(fixture("hf_sharded/model.safetensors.index.json")).unwrap();
     let theirs: Value = serde_json::from_slice(&index).unwrap();
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();

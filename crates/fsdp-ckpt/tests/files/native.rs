@@ -99,7 +99,7 @@ pub(super) fn check(dir: &Path, plan: &SavePlan, step: u64, seed: u8, cuts: usiz
 }
 
 #[test]
-fn tensors_that_differ_are_all_named_with_both_shapes_and_types() {
+fn tensor_mismatches_report_expected_and_actual_specs() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path().join("run"));
     let lock = run.lock().unwrap();
@@ -119,7 +119,7 @@ fn tensors_that_differ_are_all_named_with_both_shapes_and_types() {
 }
 
 #[test]
-fn files_of_ranks_without_their_manifest_are_no_checkpoint() {
+fn shards_without_manifest_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path().join("run"));
     let lock = run.lock().unwrap();
@@ -136,7 +136,7 @@ fn files_of_ranks_without_their_manifest_are_no_checkpoint() {
 }
 
 #[test]
-fn all_files_that_are_missing_or_cut_are_named_at_once() {
+fn missing_truncated_and_foreign_files_are_all_reported() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path().join("run"));
     let lock = run.lock().unwrap();
@@ -156,7 +156,7 @@ fn all_files_that_are_missing_or_cut_are_named_at_once() {
 }
 
 #[test]
-fn what_four_threads_save_reads_back_at_any_world_size() {
+fn checkpoints_read_back_at_any_world_size_and_are_pruned() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path().join("run"));
     assert_eq!(run.newest().unwrap(), None);
@@ -190,7 +190,7 @@ fn what_four_threads_save_reads_back_at_any_world_size() {
 }
 
 #[test]
-fn a_run_is_locked_once_and_until_it_ends() {
+fn run_lock_is_exclusive_until_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -204,7 +204,7 @@ fn a_run_is_locked_once_and_until_it_ends() {
 }
 
 #[test]
-fn leftovers_are_no_checkpoints_and_are_removed() {
+fn leftovers_are_not_checkpoints_and_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -225,7 +225,7 @@ fn leftovers_are_no_checkpoints_and_are_removed() {
 }
 
 #[test]
-fn rejects_a_part_with_missing_rows() {
+fn rejects_rank_save_with_missing_rows() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -236,7 +236,7 @@ fn rejects_a_part_with_missing_rows() {
 }
 
 #[test]
-fn a_save_whose_directory_was_removed_says_so() {
+fn commit_reports_removed_save_directory() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -255,7 +255,7 @@ fn a_save_whose_directory_was_removed_says_so() {
 }
 
 #[test]
-fn rejects_a_second_checkpoint_of_a_step_and_a_second_file_of_a_rank() {
+fn rejects_duplicate_step_checkpoint_and_rank_file() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -271,7 +271,7 @@ fn rejects_a_second_checkpoint_of_a_step_and_a_second_file_of_a_rank() {
 }
 
 #[test]
-fn rejects_a_rank_that_saved_by_another_plan() {
+fn rejects_rank_saved_with_different_plan() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();
@@ -288,7 +288,7 @@ fn rejects_a_rank_that_saved_by_another_plan() {
 }
 
 #[test]
-fn rejects_rows_that_do_not_fit_the_plan() {
+fn rejects_rows_not_matching_plan() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let lock = run.lock().unwrap();

@@ -25,7 +25,7 @@ const SAVES_PER_LIFE: u64 = 3;
 
 /// Does nothing, except as a child of the test below: then it saves until it is killed.
 #[test]
-fn a_process_to_be_killed() {
+fn child_saves_until_killed() {
     let (Ok(dir), Ok(world)) = (std::env::var(CHILD_DIR), std::env::var(CHILD_WORLD)) else { return };
     let (run, plan) = (RunDir::new(dir), plan(world.parse().unwrap()));
     let lock = run.lock().unwrap();
@@ -45,7 +45,7 @@ fn a_process_to_be_killed() {
 /// Saves are counted rather than timed, since the time of one varies tenfold with other load.
 fn run_child(dir: &Path, world: usize, saves: u64, moment: Duration) -> Option<u64> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "native_kill::a_process_to_be_killed", "--nocapture"])
+        .args(["--exact", "native_kill::child_saves_until_killed", "--nocapture"])
         .env(CHILD_DIR, dir)
         .env(CHILD_WORLD, world.to_string())
         .stdout(Stdio::piped())
@@ -71,7 +71,7 @@ fn saved_step(line: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_hundred_kills_at_random_moments_lose_nothing_that_was_saved() {
+fn saved_checkpoints_survive_random_kills() {
     let dir = tempfile::tempdir().unwrap();
     let run = RunDir::new(dir.path());
     let begin = Instant::now();

@@ -29,7 +29,7 @@ fn open_error(path: &Path) -> Error {
 }
 
 #[test]
-fn rejects_every_truncation_of_a_real_file() {
+fn rejects_every_truncation_and_trailing_byte() {
     let whole = fs::read(fixture("hf_sharded/model-00002-of-00003.safetensors")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cut.safetensors");
@@ -44,7 +44,7 @@ fn rejects_every_truncation_of_a_real_file() {
 }
 
 #[test]
-fn messages_name_file_tensor_and_way_out() {
+fn error_names_file_tensor_and_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");
     write_raw(&path, ONE, &[0; 7]);
@@ -55,7 +55,7 @@ fn messages_name_file_tensor_and_way_out() {
 }
 
 #[test]
-fn rejects_a_file_that_is_missing_or_a_directory() {
+fn rejects_missing_file_and_directory() {
     let dir = tempfile::tempdir().unwrap();
     let error = SafetensorsReader::open(dir.path().join("none")).unwrap_err();
     assert!(matches!(error, Error::Io { action: FileAction::Open, .. }));
@@ -64,7 +64,7 @@ fn rejects_a_file_that_is_missing_or_a_directory() {
 }
 
 #[test]
-fn a_file_cut_after_opening_is_an_error_of_the_read() {
+fn reading_file_truncated_after_open_fails() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");
     write_raw(&path, ONE, &[0; 8]);
@@ -76,7 +76,7 @@ fn a_file_cut_after_opening_is_an_error_of_the_read() {
 }
 
 #[test]
-fn rejects_requests_outside_a_tensor() {
+fn rejects_unknown_tensor_and_out_of_range_reads() {
     let file = SafetensorsReader::open(fixture("full.safetensors")).unwrap();
     let mut out = [0; 24];
     let unknown = file.read_rows("nope", 0..1, &mut out).unwrap_err();
@@ -99,7 +99,7 @@ fn rejects_requests_outside_a_tensor() {
 }
 
 #[test]
-fn rejects_integers_as_floats_and_values_that_do_not_fit() {
+fn rejects_integers_as_floats_and_overflowing_values() {
     let model = ModelReader::open(fixture("full.safetensors")).unwrap();
     let error = model.read_rows_f32("model.stats", 0..2, &mut [0.0; 6]).unwrap_err();
     assert!(error.to_string().contains("only F64, F32, BF16 and F16 convert"), "{error}");
@@ -120,7 +120,7 @@ fn rejects_integers_as_floats_and_values_that_do_not_fit() {
 }
 
 #[test]
-fn rejects_a_directory_without_model() {
+fn rejects_directory_without_model() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("pytorch_model.bin"), b"").unwrap();
     fs::write(dir.path().join("notes.txt"), b"").unwrap();
@@ -132,7 +132,7 @@ fn rejects_a_directory_without_model() {
 }
 
 #[test]
-fn rejects_a_single_file_beside_an_index() {
+fn rejects_single_file_next_to_index() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"two.safetensors"}"#);
     assert_eq!(ModelReader::open(dir.path()).unwrap().names().len(), 2);
     write_raw(&dir.path().join(SINGLE_FILE), ONE, &[0; 8]);
@@ -144,7 +144,7 @@ fn rejects_a_single_file_beside_an_index() {
 }
 
 #[test]
-fn rejects_an_index_that_is_not_one() {
+fn rejects_malformed_index() {
     for weight_map in ["[]", r#"{"a":1}"#, r#"{"a":"one.safetensors","a":"two.safetensors"}"#] {
         let dir = sharded(weight_map);
         let error = open_error(dir.path()).to_string();
@@ -156,7 +156,7 @@ fn rejects_an_index_that_is_not_one() {
 }
 
 #[test]
-fn rejects_an_index_that_leaves_its_directory() {
+fn rejects_index_entry_that_is_not_plain_file_name() {
     for file in [
         "../one.safetensors",
         "/etc/passwd",
@@ -174,7 +174,7 @@ fn rejects_an_index_that_leaves_its_directory() {
 }
 
 #[test]
-fn rejects_a_missing_file() {
+fn rejects_missing_shard_file() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"three.safetensors","c":"three.safetensors"}"#);
     let error = open_error(dir.path());
     let Error::Malformed { path, reason, .. } = &error else { panic!("{error}") };
@@ -186,7 +186,7 @@ fn rejects_a_missing_file() {
 }
 
 #[test]
-fn rejects_a_tensor_that_is_not_in_its_file() {
+fn rejects_tensor_missing_from_its_file() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}"#);
     let says = |error: Error, what: &str| assert!(error.to_string().contains(what), "{error}");
     says(open_error(dir.path()), "it places tensor `c` in ");
@@ -195,7 +195,7 @@ fn rejects_a_tensor_that_is_not_in_its_file() {
 }
 
 #[test]
-fn rejects_a_tensor_that_is_not_in_the_index() {
+fn rejects_tensor_missing_from_index() {
     let two = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
         "z":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
     let dir = sharded(r#"{"a":"one.safetensors"}"#);
@@ -205,7 +205,7 @@ fn rejects_a_tensor_that_is_not_in_the_index() {
 }
 
 #[test]
-fn rejects_a_tensor_in_two_files() {
+fn rejects_tensor_in_two_files() {
     let dir = sharded(r#"{"a":"one.safetensors","b":"two.safetensors"}"#);
     let both = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
         "b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#;
@@ -215,7 +215,7 @@ fn rejects_a_tensor_in_two_files() {
 }
 
 #[test]
-fn reports_all_differences_of_names_and_shapes_at_once() {
+fn reports_all_name_and_shape_differences_at_once() {
     let model = ModelReader::open(fixture("hf_sharded")).unwrap();
     let expected = [("emb.weight", vec![37, 7]), ("nope", vec![]), ("gate", vec![]), ("nada", vec![2])];
     let error = model.check_tensors(expected, |_| false, |_| true).unwrap_err();
@@ -230,7 +230,7 @@ fn reports_all_differences_of_names_and_shapes_at_once() {
 }
 
 #[test]
-fn reports_tensors_that_are_no_floats_with_the_other_differences() {
+fn reports_non_float_tensors_with_other_differences() {
     let dir = tempfile::tempdir().unwrap();
     let header = r#"{"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]},
         "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;

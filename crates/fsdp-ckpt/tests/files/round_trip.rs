@@ -51,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_writers_write_is_read_back(
+    fn random_sharded_exports_read_back_unchanged(
         tensors in models(),
         ranks in 1_usize..5,
         shard_bytes_max in prop::sample::select(vec![1_u64, 40, 200, u64::MAX]),
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn floats_survive_in_every_type_that_holds_them(
+    fn exact_floats_round_trip_in_every_float_dtype(
         integers in prop::collection::vec(-256_i16..256, 1..200),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -114,7 +114,7 @@ proptest! {
 }
 
 #[test]
-fn conversion_in_chunks_equals_conversion_at_once() {
+fn chunked_conversion_matches_elementwise_conversion() {
     // Longer than one chunk, and not a multiple of its length.
     let values: Vec<f32> = (0..300_001).map(|i| (i as f32 - 150_000.0) * 0.37).collect();
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn conversion_in_chunks_equals_conversion_at_once() {
 }
 
 #[test]
-fn an_export_is_the_same_bytes_whoever_writes_it() {
+fn export_is_byte_identical_for_any_writer_count() {
     let tensors = vec![spec("a", TensorType::F32, &[7, 3]), spec("b", TensorType::U8, &[5])];
     let file = |ranks: usize| {
         let dir = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn an_export_is_the_same_bytes_whoever_writes_it() {
 }
 
 #[test]
-fn bytes_of_a_tensor_can_be_read_from_anywhere() {
+fn read_at_returns_bytes_at_offset() {
     let tensors = vec![spec("a", TensorType::U16, &[3]), spec("b", TensorType::U8, &[9])];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.safetensors");

@@ -60,7 +60,7 @@ impl Drop for Client {
 }
 
 #[test]
-fn a_save_of_ranks_on_clients_with_stale_caches_is_committed() {
+fn save_from_clients_with_stale_caches_commits() {
     let dir = tempfile::tempdir().unwrap();
     let real = dir.path().join("real");
     fs::create_dir_all(real.join("run/checkpoints")).unwrap();

@@ -68,7 +68,7 @@ fn assert_inside_sources(checkpoint: &Checkpoint) {
 }
 
 #[test]
-fn every_truncation_is_refused() {
+fn truncated_file_is_rejected() {
     let bytes = without_checksums("model_only.pth");
     for len in (0..bytes.len()).step_by(7) {
         assert!(open(&bytes[..len]).is_none(), "{len} bytes");
@@ -79,7 +79,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn changed_bytes_are_refused_or_read_within_the_file(
+    fn changed_bytes_are_rejected_or_read_within_file(
         name in prop::sample::select(&FILES[..]),
         in_pickle in any::<bool>(),
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn moved_bytes_are_refused_or_read_within_the_file(
+    fn moved_bytes_are_rejected_or_read_within_file(
         name in prop::sample::select(&FILES[..]),
         from in any::<prop::sample::Index>(),
         to in any::<prop::sample::Index>(),

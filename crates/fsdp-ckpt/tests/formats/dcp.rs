@@ -28,7 +28,7 @@ fn assert_is_training_state(name: &str) -> Checkpoint {
 }
 
 #[test]
-fn two_ranks_with_uneven_rows() {
+fn two_ranks_with_uneven_rows_are_read() {
     let checkpoint = assert_is_training_state("dcp_2rank");
     assert_eq!(checkpoint.world_size, Some(2));
     assert_eq!(checkpoint.format, "PyTorch DCP 1.0.0");
@@ -36,20 +36,20 @@ fn two_ranks_with_uneven_rows() {
 }
 
 #[test]
-fn replicated_ranks_with_chunks_out_of_order() {
+fn hsdp_ranks_with_out_of_order_chunks_are_read() {
     let checkpoint = assert_is_training_state("dcp_hsdp_2x2");
     assert_eq!(checkpoint.world_size, Some(4));
 }
 
 #[test]
-fn compressed_items() {
+fn zstd_compressed_items_are_read() {
     let checkpoint = assert_is_training_state("dcp_2rank_zstd");
     assert_eq!(checkpoint.format, "PyTorch DCP 1.0.0, zstd");
     assert!(checkpoint.sources.iter().all(|source| matches!(source, Source::Zstd { .. })));
 }
 
 #[test]
-fn sharded_states_of_fsdp1() {
+fn fsdp1_sharded_state_dicts_are_read() {
     let expected = torch_file::open(fixture("fsdp1/reference.pth")).unwrap();
     for name in ["fsdp1/sharded", "fsdp1/sharded_dt"] {
         let checkpoint = dcp::open(&fixture(name)).unwrap();

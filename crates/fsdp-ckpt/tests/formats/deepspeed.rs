@@ -14,7 +14,7 @@ fn open(stage: usize) -> Checkpoint {
 }
 
 #[test]
-fn both_layouts_read_to_the_weights_and_states_they_were_made_of() {
+fn zero2_and_zero3_match_reference_weights_and_states() {
     let reference = torch_file::open(fixture("deepspeed_layout/reference.pth")).unwrap();
     for stage in [2, 3] {
         let checkpoint = open(stage);
@@ -51,7 +51,7 @@ fn settings_steps_and_other_values_are_kept() {
 }
 
 #[test]
-fn shared_parameters_are_the_same_bytes() {
+fn tied_parameters_share_chunks() {
     for stage in [2, 3] {
         let checkpoint = open(stage);
         assert_eq!(checkpoint.tensors["head.weight"].chunks, checkpoint.tensors["emb.weight"].chunks);
@@ -59,7 +59,7 @@ fn shared_parameters_are_the_same_bytes() {
 }
 
 #[test]
-fn a_file_or_its_directory_open_the_same_checkpoint() {
+fn file_and_directory_open_same_checkpoint() {
     let dir = fixture("deepspeed_layout/zero3/global_step5");
     let file = dir.join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
     for path in [dir, file] {
@@ -90,7 +90,7 @@ fn message(path: &Path) -> String {
 }
 
 #[test]
-fn missing_files_of_ranks_are_named() {
+fn missing_rank_files_are_reported() {
     let optimizer = |rank| format!("zero_pp_rank_{rank}_mp_rank_00_optim_states.pt");
     let message_first = message(copy(3, &[&optimizer(0)], &[]).path());
     assert!(message_first.contains("the files of ranks 0 of 2 are missing"), "{message_first}");
@@ -103,7 +103,7 @@ fn missing_files_of_ranks_are_named() {
 }
 
 #[test]
-fn tensor_parallel_models_are_refused() {
+fn tensor_parallel_model_is_rejected() {
     let model = "mp_rank_00_model_states.pt";
     let renamed = [(model, "x_mp_rank_00_model_states.pt"), (model, "x_mp_rank_01_model_states.pt")];
     let message = message(copy(2, &[model], &renamed).path());
@@ -111,7 +111,7 @@ fn tensor_parallel_models_are_refused() {
 }
 
 #[test]
-fn files_of_two_stages_are_an_error() {
+fn mixed_zero_stages_are_rejected() {
     let dir = copy(3, &["zero_pp_rank_1_mp_rank_00_optim_states.pt"], &[]);
     let other = "global_step5/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
     let to = dir.path().join("zero_pp_rank_1_mp_rank_00_optim_states.pt");
@@ -124,7 +124,7 @@ fn files_of_two_stages_are_an_error() {
 }
 
 #[test]
-fn latest_must_be_a_plain_name() {
+fn latest_must_be_plain_name() {
     for tag in ["../secret", "/etc", "a/b", "", ".."] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("latest"), tag).unwrap();
@@ -134,7 +134,7 @@ fn latest_must_be_a_plain_name() {
 }
 
 #[test]
-fn files_of_ranks_that_were_swapped_or_copied_are_an_error() {
+fn swapped_or_copied_rank_files_are_rejected() {
     for (stage, name) in [(2, "bf16_zero_pp_rank_"), (3, "zero_pp_rank_")] {
         let of_rank = |rank| format!("{name}{rank}_mp_rank_00_optim_states.pt");
         let (zero, one) = (of_rank(0), of_rank(1));
@@ -164,7 +164,7 @@ fn saved(kind: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_checkpoint_that_lost_its_optimizer_is_none_of_stage_zero() {
+fn missing_optimizer_files_are_rejected() {
     for kind in ["zero1", "zero2_bf16_tied_frozen"] {
         let dir = saved(kind);
         for entry in fs::read_dir(dir.path()).unwrap() {
@@ -179,7 +179,7 @@ fn a_checkpoint_that_lost_its_optimizer_is_none_of_stage_zero() {
 }
 
 #[test]
-fn one_part_of_several_is_no_checkpoint_of_stage_zero() {
+fn model_parallel_parts_in_zero0_are_rejected() {
     for other in ["mp_rank_01_model_states.pt", "layer_0_expert_0_mp_rank_00_model_states.pt"] {
         let dir = saved("zero0");
         fs::copy(dir.path().join("mp_rank_00_model_states.pt"), dir.path().join(other)).unwrap();
@@ -189,7 +189,7 @@ fn one_part_of_several_is_no_checkpoint_of_stage_zero() {
 }
 
 #[test]
-fn copies_of_renamed_files_of_cut_models_are_found_and_swaps_are_a_limit() {
+fn renamed_zero3_files_note_limit_and_copies_are_rejected() {
     let dir = saved("zero3_bf16_tied_frozen");
     let path = |name: &str| dir.path().join(name);
     for rank in 0..2 {

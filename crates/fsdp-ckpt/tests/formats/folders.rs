@@ -25,7 +25,7 @@ fn count(checkpoint: &Checkpoint, role: Role) -> usize {
 }
 
 #[test]
-fn model_optimizer_and_the_rest_of_a_trainers_folder_are_one_checkpoint() {
+fn trainer_folder_opens_as_one_checkpoint() {
     for (folder, prefix, expected) in FOLDERS {
         let checkpoint = formats::open(fixture(folder)).unwrap();
         checkpoint.check_coverage().unwrap();
@@ -59,7 +59,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_folder_without_its_model_is_no_checkpoint() {
+fn folder_without_model_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture("accelerate/fsdp2_sharded"), dir.path());
     fs::remove_dir_all(dir.path().join("pytorch_model_fsdp_0")).unwrap();
@@ -88,7 +88,7 @@ fn verified(path: &Path) -> Verification {
 }
 
 #[test]
-fn nothing_beside_a_model_takes_its_place() {
+fn missing_model_is_not_replaced_by_other_files() {
     let dir = copied("trainer/single/checkpoint-10");
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     let lost = message(dir.path());
@@ -99,7 +99,7 @@ fn nothing_beside_a_model_takes_its_place() {
 }
 
 #[test]
-fn a_stray_file_is_not_the_model_where_a_known_name_is() {
+fn stray_file_is_not_taken_as_model() {
     for folder in ["accelerate/fsdp2_sharded", "accelerate/fsdp2_full"] {
         let dir = copied(folder);
         fs::copy(fixture("torch_files/pickles/bare.pt"), dir.path().join("ema.pt")).unwrap();
@@ -111,7 +111,7 @@ fn a_stray_file_is_not_the_model_where_a_known_name_is() {
 }
 
 #[test]
-fn folders_of_fsdp_may_have_any_number() {
+fn fsdp_folder_number_may_be_nonzero() {
     let dir = copied("accelerate/fsdp2_sharded");
     let expected = formats::open(dir.path()).unwrap();
     for (old, new) in [("pytorch_model_fsdp_0", "pytorch_model_fsdp_3"), ("optimizer_0", "optimizer_3")] {
@@ -122,7 +122,7 @@ fn folders_of_fsdp_may_have_any_number() {
 }
 
 #[test]
-fn files_of_deepspeed_come_before_what_a_trainer_puts_beside_them() {
+fn deepspeed_files_take_precedence_over_trainer_files() {
     let dir = copied("deepspeed/zero2");
     let expected = formats::open(dir.path()).unwrap();
     let beside = ["model.safetensors", "training_args.bin", "scheduler.pt", "rng_state.pth"];
@@ -136,7 +136,7 @@ fn files_of_deepspeed_come_before_what_a_trainer_puts_beside_them() {
 }
 
 #[test]
-fn a_file_of_a_trainer_that_was_copied_over_another_one_is_an_error() {
+fn trainer_file_overwritten_by_another_is_rejected() {
     for (folder, file) in
         [("accelerate/ddp", "optimizer.bin"), ("accelerate/fsdp2_full", "pytorch_model_fsdp.bin")]
     {
@@ -148,7 +148,7 @@ fn a_file_of_a_trainer_that_was_copied_over_another_one_is_an_error() {
 }
 
 #[test]
-fn lost_metadata_of_a_distributed_checkpoint_are_named_and_not_sound() {
+fn missing_dcp_metadata_is_rejected_and_fails_verification() {
     let dir = copied("fsdp2/dcp");
     let part = message(&dir.path().join("__0_0.distcp"));
     assert!(part.contains("it is a part of a checkpoint; name the directory"), "{part}");
@@ -164,13 +164,13 @@ fn lost_metadata_of_a_distributed_checkpoint_are_named_and_not_sound() {
 }
 
 #[test]
-fn a_file_without_tensors_is_not_sound() {
+fn file_without_tensors_fails_verification() {
     let problems = verified(&fixture("accelerate/ddp/scheduler.bin")).problems;
     assert!(problems.len() == 1 && problems[0].to_string().contains("no tensor was found"), "{problems:?}");
 }
 
 #[test]
-fn damage_to_the_first_file_of_a_set_does_not_hide_what_the_set_is() {
+fn truncated_first_shard_is_named_in_error() {
     for folder in ["torch_files/numbered_shards", "fsdp1_ranks/dtensor"] {
         let dir = copied(folder);
         let first = dir.path().join("shard_00000-of-00002.pt");

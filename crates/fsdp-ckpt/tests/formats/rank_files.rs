@@ -34,7 +34,7 @@ fn assert_is_reference(checkpoint: &Checkpoint, reference: &str) {
 }
 
 #[test]
-fn files_beside_a_model_that_is_missing_say_so() {
+fn optimizer_files_without_model_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["optim_world_size_2_rank_0.pt", "optim_world_size_2_rank_1.pt"] {
         fs::copy(fixture("verl/actor").join(name), dir.path().join(name)).unwrap();
@@ -47,7 +47,7 @@ fn files_beside_a_model_that_is_missing_say_so() {
 }
 
 #[test]
-fn rank_files_of_fsdp2_read_to_the_model() {
+fn fsdp2_rank_files_match_reference() {
     for rank in [RANK0, RANK1] {
         let checkpoint = rank_files::open(fixture("fsdp2_rank_pth").join(rank)).unwrap();
         assert_eq!(checkpoint.world_size, Some(2));
@@ -58,14 +58,14 @@ fn rank_files_of_fsdp2_read_to_the_model() {
 }
 
 #[test]
-fn every_placement_on_a_mesh_of_two_dimensions_reads_to_the_whole_tensor() {
+fn dtensor_placements_on_2d_mesh_match_reference() {
     let checkpoint = rank_files::open(fixture("dtensor_mesh_rank_pth")).unwrap();
     assert_eq!(checkpoint.world_size, Some(4));
     assert_is_reference(&checkpoint, "dtensor_mesh_rank_pth/reference.pth");
 }
 
 #[test]
-fn the_optimizer_beside_a_model_is_read_under_its_own_name() {
+fn optimizer_rank_files_are_read_under_optim_prefix() {
     let dir = copies(&[
         (RANK0, RANK0),
         (RANK1, RANK1),
@@ -85,7 +85,7 @@ fn message(path: &Path) -> String {
 }
 
 #[test]
-fn a_missing_rank_is_named() {
+fn missing_rank_is_reported() {
     let message_of_rank = message(copies(&[(RANK0, RANK0)]).path());
     assert!(message_of_rank.contains("the files of ranks 1 of 2 are missing"), "{message_of_rank}");
     // If the names state no world size, the mesh does.
@@ -94,7 +94,7 @@ fn a_missing_rank_is_named() {
 }
 
 #[test]
-fn one_rank_under_two_names_is_an_error() {
+fn same_rank_under_two_names_is_rejected() {
     let message = message(copies(&[(RANK0, RANK0), (RANK0, RANK1)]).path());
     let expected =
         "the file of rank 0, but has the name of rank 1: files of ranks were swapped, or one was copied";
@@ -102,7 +102,7 @@ fn one_rank_under_two_names_is_an_error() {
 }
 
 #[test]
-fn local_states_of_fsdp1_are_refused_with_what_to_do() {
+fn fsdp1_local_states_are_rejected_with_remedy() {
     let dir = tempfile::tempdir().unwrap();
     for rank in 0..2 {
         let from = fixture(&format!("fsdp1/local_rank{rank}.pth"));
@@ -113,7 +113,7 @@ fn local_states_of_fsdp1_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_directory_without_rank_files_says_what_they_look_like() {
+fn directory_without_rank_files_is_rejected_with_example() {
     let dir = tempfile::tempdir().unwrap();
     assert!(message(dir.path()).contains("such as model_world_size_4_rank_0.pt"));
     fs::write(dir.path().join("model.pt"), "x").unwrap();
@@ -122,7 +122,7 @@ fn a_directory_without_rank_files_says_what_they_look_like() {
 }
 
 #[test]
-fn formats_of_rank_files_are_told_apart_by_their_content() {
+fn rank_file_formats_are_detected_by_content() {
     let kind = |path: &str| RankKind::of(fixture(path)).unwrap();
     assert_eq!(kind("fsdp2_rank_pth"), Some(RankKind::DTensors));
     assert_eq!(kind("xla_fsdp_2rank"), Some(RankKind::Xla));
@@ -150,7 +150,7 @@ fn assert_is_model(checkpoint: &Checkpoint, expected: &str) {
 }
 
 #[test]
-fn sharded_states_of_fsdp1_in_a_file_per_rank_read_to_model_and_optimizer() {
+fn fsdp1_sharded_rank_files_match_reference() {
     let reference = torch_file::open(fixture("fsdp1_ranks/reference.pth")).unwrap();
     for kind in ["sharded_tensor", "dtensor"] {
         let dir = fixture(&format!("fsdp1_ranks/{kind}"));
@@ -168,7 +168,7 @@ fn sharded_states_of_fsdp1_in_a_file_per_rank_read_to_model_and_optimizer() {
 }
 
 #[test]
-fn a_missing_or_misplaced_file_of_sharded_tensors_is_named() {
+fn missing_or_copied_sharded_tensor_file_is_rejected() {
     let from = fixture("fsdp1_ranks/sharded_tensor");
     let dir = tempfile::tempdir().unwrap();
     fs::copy(from.join("rank0.pt"), dir.path().join("rank0.pt")).unwrap();
@@ -181,7 +181,7 @@ fn a_missing_or_misplaced_file_of_sharded_tensors_is_named() {
 }
 
 #[test]
-fn files_of_ranks_are_found_whatever_they_are_called() {
+fn rank_files_are_found_under_any_name() {
     for kind in ["fsdp1_sharded_tensors", "fsdp1_dtensors", "numbered_shards"] {
         assert_is_model(
             &formats::open(fixture(&format!("torch_files/{kind}"))).unwrap(),
@@ -193,7 +193,7 @@ fn files_of_ranks_are_found_whatever_they_are_called() {
 }
 
 #[test]
-fn the_folder_of_an_actor_of_verl_is_read_with_its_extra_state() {
+fn verl_actor_folder_is_read_with_extra_state() {
     let checkpoint = formats::open(fixture("verl/actor")).unwrap();
     checkpoint.check_coverage().unwrap();
     let expected = formats::open(fixture("verl/expected.safetensors")).unwrap();

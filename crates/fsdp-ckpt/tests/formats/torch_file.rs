@@ -20,7 +20,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn a_training_state_reads_to_what_pytorch_saved() {
+fn training_state_matches_pytorch() {
     let checkpoint = torch_file::open(fixture("full.pth")).unwrap();
     assert_equals_safetensors(&checkpoint, &fixture("full.safetensors"), "");
     let expected: serde_json::Value =
@@ -41,7 +41,7 @@ fn a_training_state_reads_to_what_pytorch_saved() {
 }
 
 #[test]
-fn roles_and_paths_follow_the_nesting() {
+fn roles_and_paths_follow_nesting() {
     let checkpoint = torch_file::open(fixture("full.pth")).unwrap();
     let role = |name: &str| checkpoint.tensors[name].role;
     assert_eq!(role("model.emb.weight"), Role::Model);
@@ -55,7 +55,7 @@ fn roles_and_paths_follow_the_nesting() {
 }
 
 #[test]
-fn a_module_state_dict_reads_without_its_versions() {
+fn module_state_dict_is_read_without_versions() {
     let checkpoint = torch_file::open(fixture("model_only.pth")).unwrap();
     assert_equals_safetensors(&checkpoint, &fixture("full.safetensors"), "model.");
     assert!(checkpoint.values.is_empty());
@@ -63,7 +63,7 @@ fn a_module_state_dict_reads_without_its_versions() {
 }
 
 #[test]
-fn every_type_and_every_kind_of_view_reads_to_its_elements() {
+fn every_dtype_and_view_matches_safetensors() {
     let checkpoint = torch_file::open(fixture("kinds.pth")).unwrap();
     assert_equals_safetensors(&checkpoint, &fixture("kinds.safetensors"), "");
     for tensor in checkpoint.tensors.values() {
@@ -81,7 +81,7 @@ fn every_type_and_every_kind_of_view_reads_to_its_elements() {
 }
 
 #[test]
-fn tensors_that_share_a_storage_have_equal_chunks() {
+fn tensors_sharing_storage_have_equal_chunks() {
     let checkpoint = torch_file::open(fixture("kinds.pth")).unwrap();
     let chunks = |name: &str| &checkpoint.tensors[name].chunks;
     assert_eq!(chunks("tied.first"), chunks("tied.second"));
@@ -117,7 +117,7 @@ fn values_of_every_kind_are_kept() {
 }
 
 #[test]
-fn checksums_of_records_hold() {
+fn record_checksums_match_file_bytes() {
     for name in ["full.pth", "kinds.pth", "xla_fsdp_2rank/nested_consolidated.pth"] {
         let checkpoint = torch_file::open(fixture(name)).unwrap();
         let Source::File { path, len } = &checkpoint.sources[0] else { panic!("a file") };
@@ -132,7 +132,7 @@ fn checksums_of_records_hold() {
 }
 
 #[test]
-fn all_plain_files_of_the_fixtures_read() {
+fn plain_state_dict_fixtures_are_read() {
     let plain =
         ["fsdp1/reference.pth", "fsdp2_rank_pth/reference.pth", "xla_fsdp_2rank/reference_state_dict.pth"];
     for name in plain {
@@ -145,7 +145,7 @@ fn all_plain_files_of_the_fixtures_read() {
 }
 
 #[test]
-fn consolidated_files_equal_the_state_that_was_sharded() {
+fn xla_consolidated_files_match_reference_state_dict() {
     let reference = torch_file::open(fixture("xla_fsdp_2rank/reference_state_dict.pth")).unwrap();
     for layout in ["nested", "dim0", "flat"] {
         let file = fixture(&format!("xla_fsdp_2rank/{layout}_consolidated.pth"));
@@ -158,20 +158,20 @@ fn consolidated_files_equal_the_state_that_was_sharded() {
 }
 
 #[test]
-fn a_local_state_of_fsdp1_is_refused_with_the_reason() {
+fn fsdp1_local_state_is_rejected_with_reason() {
     let error = torch_file::open(fixture("fsdp1/local_rank0.pth")).unwrap_err().to_string();
     assert!(error.contains("local state of FSDP1") && error.contains("_flat_param"), "{error}");
 }
 
 #[test]
-fn one_of_several_rank_files_is_refused_with_the_way_out() {
+fn single_rank_file_is_rejected_with_remedy() {
     let file = fixture("fsdp2_rank_pth/model_world_size_2_rank_1.pt");
     let error = torch_file::open(file).unwrap_err().to_string();
     assert!(error.contains("torch.distributed.tensor.DTensor") && error.contains("all ranks"), "{error}");
 }
 
 #[test]
-fn tensors_come_out_beside_and_inside_of_objects_of_unknown_classes() {
+fn tensors_next_to_and_inside_unknown_classes_are_read() {
     let checkpoint = torch_file::open(fixture("opaque.pth")).unwrap();
     let tensors: Vec<(&str, Role)> =
         checkpoint.tensors.iter().map(|(name, tensor)| (&name[..], tensor.role)).collect();
@@ -213,14 +213,14 @@ fn tensors_come_out_beside_and_inside_of_objects_of_unknown_classes() {
 }
 
 #[test]
-fn an_object_of_an_unknown_class_may_hold_itself() {
+fn self_referencing_unknown_object_is_read_with_note() {
     let checkpoint = torch_file::open(fixture("opaque_circle.pth")).unwrap();
     assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), ["model.bias", "model.weight"]);
     assert!(checkpoint.notes[0].contains("hold themselves"), "{:?}", checkpoint.notes);
 }
 
 #[test]
-fn the_form_before_pytorch_1_6_is_read() {
+fn legacy_format_before_pytorch_1_6_is_read() {
     let checkpoint = torch_file::open(fixture("torch_files/pickles/before_1_6/pytorch_model.bin")).unwrap();
     let bare = torch_file::open(fixture("torch_files/pickles/bare.pt")).unwrap();
     assert_eq!(checkpoint.tensors.keys().collect::<Vec<_>>(), bare.tensors.keys().collect::<Vec<_>>());
@@ -230,7 +230,7 @@ fn the_form_before_pytorch_1_6_is_read() {
 }
 
 #[test]
-fn a_file_from_before_pytorch_1_6_that_was_cut_is_refused() {
+fn truncated_or_extended_legacy_file_is_rejected() {
     let bytes = fs::read(fixture("torch_files/pickles/before_1_6/pytorch_model.bin")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pytorch_model.bin");

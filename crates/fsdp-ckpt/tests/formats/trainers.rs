@@ -41,26 +41,26 @@ fn assert_part(checkpoint: &str, expected: &str, (role, ours): (Role, &str)) {
 }
 
 #[test]
-fn training_states_of_fsdp2_with_a_nested_and_a_flattened_optimizer() {
+fn fsdp2_nested_and_flat_optimizer_states_are_read() {
     for layout in ["fsdp2/dcp", "fsdp2/dcp_flat"] {
         assert_holds(layout, "fsdp2/expected.safetensors", ("model.", "optim."));
     }
 }
 
 #[test]
-fn a_training_state_of_torchtitan() {
+fn torchtitan_training_state_is_read() {
     assert_holds("torchtitan/step-10", "torchtitan/expected.safetensors", ("", "optimizer."));
 }
 
 #[test]
-fn a_training_state_of_torch_xla_with_two_groups_of_parameters() {
+fn torch_xla_training_state_with_two_groups_is_read() {
     assert_holds("xla_fsdp", "fsdp2/expected.safetensors", ("", "optim."));
     let found = formats::open(fixture("xla_fsdp")).unwrap();
     assert!(found.notes.is_empty(), "{:?}", found.notes);
 }
 
 #[test]
-fn deepspeed_stages_1_to_3_with_tied_and_frozen_parameters_in_two_groups() {
+fn deepspeed_zero1_to_3_with_tied_and_frozen_params_are_read() {
     for (stage, rest) in (1..4).flat_map(|stage| [(stage, ""), (stage, "_bf16_tied_frozen")]) {
         let kind = format!("zero{stage}{rest}");
         let expected = format!("deepspeed/{kind}.expected.safetensors");
@@ -69,7 +69,7 @@ fn deepspeed_stages_1_to_3_with_tied_and_frozen_parameters_in_two_groups() {
 }
 
 #[test]
-fn two_by_two_ranks_as_replicas_and_with_tensor_parallelism() {
+fn hsdp_and_tp_fsdp2_on_2x2_mesh_are_read() {
     for mesh in ["hsdp", "tp_fsdp2"] {
         assert_holds(&format!("torch_files/{mesh}"), "torch_files/expected.safetensors", ("model.", ""));
         let safetensors = format!("torch_files/{mesh}_safetensors");
@@ -78,25 +78,25 @@ fn two_by_two_ranks_as_replicas_and_with_tensor_parallelism() {
 }
 
 #[test]
-fn dtensors_of_fsdp1_in_one_file_per_rank() {
+fn fsdp1_dtensor_rank_files_are_read() {
     for path in ["torch_files/fsdp1_dtensors", "torch_files/fsdp1_dtensors/model_rank_1.pt"] {
         assert_holds(path, "torch_files/expected.safetensors", ("", ""));
     }
 }
 
 #[test]
-fn a_model_bare_and_under_a_name() {
+fn bare_and_nested_models_are_read() {
     assert_holds("torch_files/pickles/bare.pt", "torch_files/expected.safetensors", ("", ""));
     assert_holds("torch_files/pickles/under_model.pt", "torch_files/expected.safetensors", ("model.", ""));
 }
 
 #[test]
-fn an_adapter_of_peft() {
+fn peft_adapter_is_read() {
     assert_holds("lora/adapter", "lora/expected.safetensors", ("", ""));
 }
 
 #[test]
-fn parts_of_the_folders_of_accelerate() {
+fn accelerate_folder_parts_are_read() {
     let sharded = "accelerate/fsdp2_sharded.expected.safetensors";
     assert_part("accelerate/fsdp2_sharded/pytorch_model_fsdp_0", sharded, (Role::Model, "model."));
     assert_part("accelerate/fsdp2_sharded/optimizer_0", sharded, (Role::Optimizer, "optimizer."));
@@ -107,7 +107,7 @@ fn parts_of_the_folders_of_accelerate() {
 }
 
 #[test]
-fn parts_of_the_folders_of_transformers() {
+fn transformers_folder_parts_are_read() {
     let single = "trainer/single/checkpoint-10/model.safetensors";
     assert_part(single, "trainer/single.expected.safetensors", (Role::Model, ""));
     let expected = "trainer/fsdp2.expected.safetensors";
@@ -118,13 +118,13 @@ fn parts_of_the_folders_of_transformers() {
 }
 
 #[test]
-fn the_model_in_the_files_of_verl() {
+fn verl_model_is_read() {
     let file = "verl/actor/model_world_size_2_rank_0.pt";
     assert_part(file, "verl/expected.safetensors", (Role::Model, ""));
 }
 
 #[test]
-fn the_model_of_deepspeed_without_zero() {
+fn deepspeed_zero0_model_and_optimizer_are_read() {
     assert_part("deepspeed/zero0", "deepspeed/zero0.expected.safetensors", (Role::Model, ""));
     let found = formats::open(fixture("deepspeed/zero0")).unwrap();
     let optimizer = found.tensors.iter().filter(|(_, tensor)| tensor.role == Role::Optimizer);
@@ -165,7 +165,7 @@ fn rounded_to_bf16(wide: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn tensors_of_other_kinds_are_listed_and_the_plain_ones_read() {
+fn unsupported_tensor_kinds_are_listed_and_plain_ones_read() {
     let path = fixture("torch_files/pickles/other_tensors.pt");
     let found = formats::open(&path).unwrap();
     found.check_coverage().unwrap();
@@ -193,7 +193,7 @@ fn tensors_of_other_kinds_are_listed_and_the_plain_ones_read() {
 }
 
 #[test]
-fn files_of_one_rank_that_count_steps_are_each_whole() {
+fn step_numbered_files_are_separate_checkpoints() {
     let folder = fixture("torch_files/steps_of_one_rank");
     let bias = |step: usize| {
         let found = formats::open(folder.join(format!("step_{step}.pt"))).unwrap();
@@ -208,7 +208,7 @@ fn files_of_one_rank_that_count_steps_are_each_whole() {
 }
 
 #[test]
-fn two_optimizers_of_accelerate_have_names_of_their_own() {
+fn two_accelerate_optimizers_get_distinct_names() {
     let found = formats::open(fixture("accelerate/two_optimizers")).unwrap();
     found.check_coverage().unwrap();
     let of = |name: &str| found.tensors.get(name).map(|tensor| tensor.role);
@@ -218,7 +218,7 @@ fn two_optimizers_of_accelerate_have_names_of_their_own() {
 }
 
 #[test]
-fn pipelines_and_experts_of_deepspeed_are_refused_by_the_file_that_shows_them() {
+fn deepspeed_pipeline_and_experts_are_rejected_naming_file() {
     for (kind, file) in
         [("pipeline", "layer_00-model_states.pt"), ("experts", "expp_rank_0_mp_rank_00_optim_states.pt")]
     {

@@ -34,7 +34,7 @@ fn expected(file: &str, prefix: &str) -> BTreeMap<String, (String, Vec<u64>, Vec
 }
 
 #[test]
-fn every_layout_reads_to_what_torch_xla_consolidates() {
+fn every_layout_matches_torch_xla_consolidation() {
     for layout in LAYOUTS {
         let checkpoint = open(layout, 0);
         checkpoint.check_coverage().unwrap();
@@ -46,7 +46,7 @@ fn every_layout_reads_to_what_torch_xla_consolidates() {
 }
 
 #[test]
-fn untrained_layouts_read_to_the_model_they_were_made_of() {
+fn untrained_layouts_match_reference_model() {
     let reference = expected("reference_state_dict.pth", "");
     for layout in ["nested", "dim0", "flat"] {
         assert_eq!(tensors(&open(layout, 1), Role::Model), reference, "{layout}");
@@ -64,7 +64,7 @@ fn gradient(index: usize, step: usize, rank: usize) -> f64 {
 }
 
 #[test]
-fn optimizer_states_follow_from_the_gradients_of_their_parameters() {
+fn adam_moments_match_parameter_gradients() {
     let checkpoint = open("trained", 0);
     // The order of the model's parameters: the outer unit comes first.
     let order = [
@@ -100,7 +100,7 @@ fn optimizer_states_follow_from_the_gradients_of_their_parameters() {
 }
 
 #[test]
-fn groups_name_their_parameters_and_keep_their_settings() {
+fn param_groups_keep_parameter_names_and_settings() {
     let checkpoint = open("trained", 0);
     let value = |key: &str| &checkpoint.values[&format!("optim.param_groups.0.{key}")].value;
     assert_eq!(value("lr"), &Value::Float(0.01));
@@ -134,7 +134,7 @@ const RANK0: &str = "nested_rank-00000000-of-00000002.pth";
 const RANK1: &str = "nested_rank-00000001-of-00000002.pth";
 
 #[test]
-fn a_directory_or_the_names_of_the_trainer_open_the_same_checkpoint() {
+fn directory_and_trainer_file_names_open_same_checkpoint() {
     let expected = tensors(&open("nested", 0), Role::Model);
     let plain = copies(&[(RANK0, RANK0), (RANK1, RANK1)]);
     assert_eq!(tensors(&xla::open(plain.path()).unwrap(), Role::Model), expected);
@@ -153,7 +153,7 @@ fn a_directory_or_the_names_of_the_trainer_open_the_same_checkpoint() {
 }
 
 #[test]
-fn several_checkpoints_in_a_directory_are_an_error_that_lists_them() {
+fn multiple_checkpoints_in_directory_are_listed_in_error() {
     let message = message(&fixture("xla_fsdp_2rank"));
     for layout in LAYOUTS {
         assert!(message.contains(&format!("{layout}_rank-*-of-00000002.pth")), "{message}");
@@ -161,14 +161,14 @@ fn several_checkpoints_in_a_directory_are_an_error_that_lists_them() {
 }
 
 #[test]
-fn a_missing_rank_is_named() {
+fn missing_rank_is_reported() {
     let dir = copies(&[(RANK1, RANK1)]);
     let message = message(dir.path());
     assert!(message.contains("the files of ranks 0 of 2 are missing"), "{message}");
 }
 
 #[test]
-fn one_rank_under_two_names_is_an_error() {
+fn same_rank_under_two_names_is_rejected() {
     let dir = copies(&[(RANK0, RANK0), (RANK0, RANK1)]);
     let message = message(dir.path());
     assert!(
@@ -178,21 +178,21 @@ fn one_rank_under_two_names_is_an_error() {
 }
 
 #[test]
-fn another_world_size_is_an_error() {
+fn world_size_mismatch_is_rejected() {
     let dir = copies(&[(RANK0, "x_rank-0-of-1.pth")]);
     let message = message(dir.path());
     assert!(message.contains("its world size is 2, where 1 was expected, the number of files"), "{message}");
 }
 
 #[test]
-fn ranks_of_two_checkpoints_are_an_error_that_names_file_and_parameter() {
+fn mixed_checkpoints_error_names_file_and_parameter() {
     let dir = copies(&[(RANK0, RANK0), ("dim0_rank-00000001-of-00000002.pth", RANK1)]);
     let message = message(dir.path());
     assert!(message.contains(RANK1) && message.contains("_fsdp_shard_"), "{message}");
 }
 
 #[test]
-fn a_file_of_something_else_is_an_error() {
+fn non_xla_file_is_rejected() {
     let dir = copies(&[("reference_state_dict.pth", "x_rank-0-of-1.pth")]);
     let message = message(dir.path());
     assert!(message.contains("not of PyTorch/XLA FSDP"), "{message}");

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_a_number_or_a_range_with_a_power_of_two() {
+    fn nodes_parse_number_or_range_with_power_of_two() {
         let of = |text: &str| text.parse::<Nodes>().map(|nodes| (nodes.min, nodes.max));
         assert_eq!(of("3"), Ok((3, 3)));
         assert_eq!(of("2:4"), Ok((2, 4)));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_a_host_and_a_port() {
+    fn endpoint_parses_host_and_optional_port() {
         assert_eq!(endpoint("a:1"), Ok(("a".to_owned(), 1)));
         assert_eq!(endpoint("[::1]:2"), Ok(("::1".to_owned(), 2)));
         assert_eq!(endpoint("a"), Ok(("a".to_owned(), 29400)));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_a_number_or_what_the_machine_has() {
+    fn processes_parse_number_cpu_or_auto() {
         assert_eq!(processes("3"), Ok(3));
         assert!(processes("cpu").unwrap() >= 1 && processes("auto").unwrap() >= 1);
         assert!(processes("0").is_err() && processes("x").is_err());

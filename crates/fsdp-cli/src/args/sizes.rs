@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_decimal_or_binary() {
+    fn parses_decimal_and_binary_units() {
         for (text, bytes) in [
             ("5GB", 5_000_000_000),
             ("256MiB", 256 << 20),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn invalid_sizes_are_rejected() {
         for text in ["", "GB", "5G", "-5GB", "5 GB GB", "1.2.3MB", "1e9", ".5GB", "five", "1.0000000000001GB"]
         {
             assert!(size(text).unwrap_err().starts_with("expected a size such as"), "{text}");

@@ -10,7 +10,7 @@ fn parse(line: &str) -> Result<Command, String> {
 }
 
 #[test]
-fn the_definition_is_consistent() {
+fn clap_definition_is_valid() {
     Args::command().debug_assert();
 }
 
@@ -41,7 +41,7 @@ fn zero_ranks_and_steps_are_rejected() {
 }
 
 #[test]
-fn bench_has_the_dimensions_of_the_comparison() {
+fn bench_train_defaults_match_comparison() {
     let Ok(Command::Bench(BenchCommand::Train(args))) = parse("bench train --ranks 4 --wrap A,B") else {
         panic!("bench train is parsed")
     };
@@ -51,7 +51,7 @@ fn bench_has_the_dimensions_of_the_comparison() {
 }
 
 #[test]
-fn a_misspelt_option_is_suggested() {
+fn misspelled_option_suggests_correct_one() {
     let error = parse("verify a.toml --world-size 2").unwrap_err();
     assert!(error.contains("--world-sizes"), "{error}");
 }

@@ -138,13 +138,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_of_sorted_steps() {
+    fn median_ignores_step_order() {
         let steps = [5, 1, 9].map(Duration::from_millis);
         assert_eq!(median(&steps), Duration::from_millis(5));
     }
 
     #[test]
-    fn the_peak_is_read_from_the_status_file() {
+    fn peak_memory_is_parsed_from_proc_status() {
         assert_eq!(peak_of_status("VmPeak:\t  9 kB\nVmHWM:\t     1234 kB\n"), Some(1234 * 1024));
         assert_eq!(peak_of_status("VmPeak:\t  9 kB\n"), None);
     }

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_within_the_vocabulary() {
+    fn tokens_stay_within_vocabulary() {
         assert!((0..1000).all(|index| token(7, index) < 7));
         assert!((0..1000).any(|index| token(7, index) == 6));
     }

@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_one_micro_batch_unless_told_otherwise() {
+    fn micro_batch_defaults_to_one_per_rank() {
         assert_eq!(micro_batch(&args("--ranks 4")).unwrap(), 2);
         assert_eq!(micro_batch(&args("--ranks 2 --micro-batch 2")).unwrap(), 2);
     }
 
     #[test]
-    fn batches_that_do_not_split_are_rejected() {
+    fn indivisible_global_batch_is_rejected() {
         for line in ["--ranks 3", "--ranks 16", "--ranks 2 --micro-batch 3"] {
             let error = micro_batch(&args(line)).unwrap_err();
             assert!(error.to_string().starts_with("--global-batch"), "{error}");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_has_the_asked_for_dimensions_and_one_step_of_data() {
+    fn job_has_requested_dimensions_and_one_step_of_data() {
         let line = "--hidden 16 --layers 2 --heads 2 --kv-heads 1 --ffn 32 --vocab 50 --seq 8 --ranks 2";
         let job = job(&args(line)).unwrap();
         assert_eq!((job.data.samples(), job.data.micro_batches()), (8, 2));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_do_not_fit_are_named_as_options() {
+    fn invalid_head_count_errors_name_option() {
         for (line, option) in [("--heads 7", "--heads: 7 heads"), ("--kv-heads 3", "--kv-heads: 3 does not")]
         {
             let error = job(&args(line)).unwrap_err().to_string();

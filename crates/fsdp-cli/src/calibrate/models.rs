@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_model_is_one_that_can_be_trained() {
+    fn every_model_builds_valid_job() {
         for shape in [FOR_GPUS, FOR_PROCESSORS].concat() {
             let job = shape.job(Device::Cpu, DType::F32, 2).unwrap();
             assert_eq!(job.plan.step.rounds, shape.rounds, "{shape:?}");
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_models_have_the_same_products() {
+    fn models_have_distinct_matrix_products() {
         for shapes in [FOR_GPUS, FOR_PROCESSORS] {
             let without_rules = shapes.iter().filter(|shape| shape.seq != UPDATED_SEQ);
             let mut all: Vec<(usize, usize)> =

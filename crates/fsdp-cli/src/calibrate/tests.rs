@@ -15,7 +15,7 @@ mod fake_cuda;
 mod mixed;
 
 #[test]
-fn worlds_are_powers_of_two() {
+fn world_sizes_are_powers_of_two() {
     assert_eq!(worlds(1), [1]);
     assert_eq!(worlds(6), [1, 2, 4]);
     assert_eq!(worlds(8), [1, 2, 4, 8]);
@@ -40,9 +40,9 @@ const MOST_BYTES: usize = 32 << 10;
 const ALWAYS: f64 = 1e-3;
 
 #[test]
-fn cards_are_measured_and_plans_stand_on_them() {
+fn fake_gpu_calibration_yields_points_and_plans() {
     if std::env::var_os(INSIDE).is_none() {
-        let name = "calibrate::tests::cards_are_measured_and_plans_stand_on_them";
+        let name = "calibrate::tests::fake_gpu_calibration_yields_points_and_plans";
         let mut inside = Command::new(std::env::current_exe().unwrap());
         inside.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
         let ran = inside.output().unwrap();

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_integers_are_shown_in_hexadecimal() {
+    fn long_integers_are_formatted_as_hex() {
         assert_eq!(long(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "0x10000000000000000");
         assert_eq!(long(&[0xff, 0xff]), "-0x1");
         assert_eq!(long(&[0, 0x80]), "-0x8000");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_written_as_python_writes_them() {
+    fn values_are_formatted_like_python() {
         let text_of = |text: &str| Value::Str(text.to_owned());
         let value = Value::Dict(vec![
             (text_of("betas"), Value::Tuple(vec![Value::Float(0.9), Value::Float(1.0)])),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_has_no_kind_of_becomes_text() {
+    fn values_without_json_type_become_strings() {
         assert_eq!(json(&Value::Float(f64::NAN)), "NaN");
         assert_eq!(json(&Value::Bytes(vec![0; 256])), "<256 bytes>");
         let class = Global { module: "torch".into(), name: "device".into() };
@@ -141,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_many_lines_are_counted() {
+    fn multiline_text_is_shown_as_line_count() {
         assert_eq!(short("[model]\npath = 1\n"), "2 lines (--json shows them)");
         assert_eq!(short("one\n"), "one");
     }
 
     #[test]
-    fn long_values_are_cut_between_characters() {
+    fn long_values_are_truncated_at_char_boundary() {
         let shown = text(&Value::Str("é".repeat(100)));
         assert_eq!(shown.chars().count(), SHOWN_MAX + 2);
         assert!(shown.ends_with("é.."));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_culprit_is_earlier_than_those_who_heard_of_it() {
+    fn failing_process_has_earlier_timestamp_than_others() {
         let cause = "loss is not finite".to_owned();
         let failure = Failure { rank: Some(Rank(1)), cause, kind: FailureKind::Permanent, last_call: None };
         let verdict = Verdict { process: 1, ranks: 1..2, host: "n1".to_owned(), pid: 7, failure };

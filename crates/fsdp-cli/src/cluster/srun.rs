@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_needs_the_service_that_it_asks() {
+    fn mpi_family_requires_its_pmi_service() {
         let pmi2 = [("PMI_RANK", "5"), ("PMI_SIZE", "8"), ("PMI_FD", "21")];
         let pmix = [("PMIX_RANK", "5"), ("PMIX_NAMESPACE", "slurm.pmix.7.0")];
         assert_eq!(expected(Family::Mpich, &pmi2), Ok(()));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_of_another_launcher_are_not_taken_for_slurms() {
+    fn pmi_variables_of_other_launcher_are_rejected() {
         let outer = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("PMI_FD", "21")];
         let error = expected(Family::Mpich, &outer).unwrap_err();
         assert_eq!(error, "PMI_RANK is 0, but this is task 5 of 8 of srun");

@@ -39,7 +39,7 @@ impl Compiled<'_> {
         let (major, minor) = target.api();
         let mut text = format!(
             "{} in {} units, mesh {}, {} micro-batches per rank and step\n{}: {} devices of {} (PJRT {major}.{minor})\n\
-             {}, in {:.1} s (written down in {:.1} s)\n",
+             {} in {:.1} s (traced in {:.1} s)\n",
             parameters(&plan.spec),
             plan.layout.units.len(),
             plan.mesh,
@@ -47,7 +47,7 @@ impl Compiled<'_> {
             self.topology,
             target.devices(),
             target.kind(),
-            paint.good("XLA takes the step"),
+            paint.good("XLA compiled the step"),
             report.took.as_secs_f64(),
             self.traced.as_secs_f64(),
         );
@@ -56,28 +56,28 @@ impl Compiled<'_> {
             let order = Order::of(&self.program.collectives, collectives);
             let _ = writeln!(text, "order of collectives: {order}; asynchronous: {asynchronous}");
         }
-        let _ = write!(text, "\n{}\n{}", paint.heading("memory of a device"), self.memory());
-        let _ = write!(text, "\n{}\n{}", paint.heading("FLOPs of a device's step"), self.flops());
+        let _ = write!(text, "\n{}\n{}", paint.heading("memory per device"), self.memory());
+        let _ = write!(text, "\n{}\n{}", paint.heading("FLOPs per step and device"), self.flops());
         text
     }
 
     fn operations(&self) -> String {
         let optimized = self.report.optimized.as_ref();
-        let said = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
+        let cell = |number: Option<usize>| number.map_or("-".to_owned(), |number| grouped(number as u64));
         let all = (self.program.operations, optimized.map(|own| own.operations));
         let products = (self.program.products, optimized.map(|own| own.products));
         let mut rows = vec![
-            ["all".to_owned(), said(Some(all.0)), said(all.1)],
-            ["products".to_owned(), said(Some(products.0)), said(products.1)],
+            ["all".to_owned(), cell(Some(all.0)), cell(all.1)],
+            ["products".to_owned(), cell(Some(products.0)), cell(products.1)],
         ];
         for kind in Collective::KINDS {
             let ours = count(&self.program.collectives, kind);
             let left = optimized.map(|own| count(&own.collectives, kind));
             if ours + left.unwrap_or(0) > 0 {
-                rows.push([kind.to_owned(), said(Some(ours)), said(left)]);
+                rows.push([kind.to_owned(), cell(Some(ours)), cell(left)]);
             }
         }
-        table(["", "ours", "XLA's"], rows)
+        table(["", "traced", "compiled"], rows)
     }
 
     fn memory(&self) -> String {
@@ -85,31 +85,31 @@ impl Compiled<'_> {
         let mut row = |name: &str, count: u64| rows.push([name.to_owned(), bytes(count)]);
         if let Some(need) = &self.report.memory {
             row("arguments", need.arguments);
-            row("results with storage of their own", need.results.saturating_sub(need.aliased));
+            row("results not stored in arguments", need.results.saturating_sub(need.aliased));
             row("temporaries", need.temporaries);
             row("code", need.code);
-            row("all of these", need.total());
+            row("total", need.total());
             if let Some(peak) = need.peak {
-                row("peak, as XLA says", peak);
+                row("peak, by XLA", peak);
             }
         }
-        row("peak, as the ledger predicts", self.predicted_bytes);
+        row("peak, predicted by the ledger", self.predicted_bytes);
         if let Some(has) = self.target.memory() {
-            row("the device has", has);
+            row("memory of the device", has);
         }
         table(["", "bytes"], rows)
     }
 
     fn flops(&self) -> String {
-        let said = self.report.flops.map_or("not said".to_owned(), |count| flops(count as u64));
+        let counted = self.report.flops.map_or("not reported".to_owned(), |count| flops(count as u64));
         let count =
-            if self.program.loops > 0 { "XLA's count, with one round of each loop" } else { "XLA's count" };
+            if self.program.loops > 0 { "XLA's count, one round of each loop" } else { "XLA's count" };
         let rows = [
-            [count.to_owned(), said],
+            [count.to_owned(), counted],
             ["products, in closed form".to_owned(), flops(self.cost.product_flops)],
             ["all operations, in closed form".to_owned(), flops(self.cost.flops())],
         ];
-        table(["", ""], rows)
+        table(["", "FLOPs"], rows)
     }
 
     /// For programs.

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_is_held_excludes_and_one_that_is_not_does_not() {
+    fn held_lock_excludes_and_released_lock_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let probe = Probe { name: "probe".to_owned(), content: "x".to_owned() };
         let held = write(dir.path(), &probe).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_look_and_what_is_wrong_is_said() {
+    fn look_cleans_up_and_reports_unwritable_folder() {
         let dir = tempfile::tempdir().unwrap();
         let circle = ProcessGroup::of(None);
         let views = look(&circle, &dir.path().join("a/b"), true).unwrap().unwrap();

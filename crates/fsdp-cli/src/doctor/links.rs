@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_the_rounds_all_meet_once_and_nobody_is_in_two_pairs() {
+    fn rounds_have_disjoint_pairs_and_cover_each_pair_once() {
         assert!(rounds(0).concat().is_empty() && rounds(1).concat().is_empty());
         for nodes in 2..20 {
             let rounds = rounds(nodes);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_known_to_half_of_a_round_trip() {
+    fn clock_uncertainty_is_half_round_trip() {
         let clock = clock(1_000_000_000, Duration::from_millis(4), 1_005_000_000);
         assert_eq!(clock, Clock { ahead_ms: 3.0, uncertainty_ms: 2.0 });
     }

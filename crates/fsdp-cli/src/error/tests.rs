@@ -80,7 +80,7 @@ fn temporary() -> Vec<CliError> {
 }
 
 #[test]
-fn every_error_of_the_command_ends_with_a_code() {
+fn every_error_maps_to_its_exit_code() {
     let canceled = fsdp_ckpt::Error::Canceled;
     let table = [(input(), 2), (failed(), 3), (temporary(), 75), (vec![CliError::Checkpoint(canceled)], 130)];
     for (errors, code) in table {

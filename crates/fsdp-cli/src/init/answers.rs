@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_asked_until_an_answer_can_be_read() {
+    fn prompt_repeats_until_answer_parses() {
         let (value, told) = asked("many\n\n 3 \n", None);
         assert_eq!(value.unwrap(), 3);
         assert_eq!(told, "Ranks:   invalid digit found in string\nRanks: Ranks: ");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_no_answer_hears_which_option_is_meant() {
+    fn missing_answer_error_names_options() {
         let (value, _) = asked("\n", None);
         let error = value.unwrap_err();
         assert_eq!(error.exit().code(), 2);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_for_what_is_given_or_has_a_default() {
+    fn without_terminal_given_or_default_value_is_used() {
         let mut nobody: Answers<&[u8], Vec<u8>> = Answers { terminal: None };
         let mut value = |given, default| nobody.value("--ranks", "Ranks", given, default, str::parse);
         assert_eq!(value(Some(2), Some(8)).unwrap(), 2);

@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_for_adapters_on_gpus() {
+    fn adapter_run_file_for_gpus_matches_snapshot() {
         let mut choices = choices(Training::Adapters, Device::Cuda, 8, 3_000_000);
         choices.eval = vec!["held-out.jsonl".to_owned()];
         insta::assert_snapshot!(of(&choices));
     }
 
     #[test]
-    fn whatever_is_chosen_can_be_read() {
+    fn every_choice_generates_valid_run_file() {
         let trainings = [Training::Whole, Training::Adapters, Training::New];
         for (training, ranks) in trainings.into_iter().flat_map(|one| (1..=20).map(move |ranks| (one, ranks)))
         {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_kept_as_they_are() {
+    fn hostile_names_round_trip_unchanged() {
         let hostile = "a \"b\"\\c'\n[run]\t#\u{7f}é";
         let mut choices = choices(Training::Whole, Device::Cpu, 1, 1000);
         for name in [&mut choices.model, &mut choices.out_dir, &mut choices.tokenizer] {

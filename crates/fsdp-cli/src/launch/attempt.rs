@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn others_have_a_moment_when_they_know_of_a_failure_and_longer_when_they_have_to_notice_it() {
+    fn grace_is_shorter_when_failure_is_known_at_once() {
         let (killed, failed) = (ExitStatus::from_raw(9), ExitStatus::from_raw(75 << 8));
         let told = || Some("process 1 has failed".to_owned());
         for (status, verdict, grace) in
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_pass_counts_before_what_can() {
+    fn permanent_failure_outranks_temporary_one() {
         let of =
             |codes: &[i32]| worst(codes.iter().map(|&code| exit_of(ExitStatus::from_raw(code << 8)))).code();
         assert_eq!(of(&[0, 0]), 0);

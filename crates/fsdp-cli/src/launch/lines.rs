@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_until_one_is_none() {
+    fn receive_ends_at_invalid_line_or_disconnect() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (answerer, _) = listener.accept().unwrap();

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_comes_through_as_a_line() {
+    fn order_round_trips_as_single_line() {
         let order =
             Order::Finish { code: 75, because: Some("node \"a\"\nwas killed by signal 9".to_owned()) };
         let text = serde_json::to_string(&order).unwrap();

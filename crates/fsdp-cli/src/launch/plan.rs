@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_folder_before_the_run_has_it_is_another_ones() {
+    fn existing_checkpoints_are_resumed_only_after_takeover() {
         let out = tempfile::tempdir().unwrap();
         let begins = |plan: &Plan, is_taken_over| plan.arguments(plan.beginning(is_taken_over).unwrap());
         std::fs::create_dir_all(out.path().join("checkpoints/step-00000005")).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_from_its_own_checkpoint() {
+    fn restart_with_checkpoint_resumes_it() {
         assert_eq!(of("train a.toml", true), "train a.toml --resume");
         assert_eq!(of("train a.toml --overwrite", true), "train a.toml --resume");
         assert_eq!(of("train a.toml --resume-from b --set x.y=1", true), "train a.toml --set x.y=1 --resume");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_one_begins_as_it_was_told_to() {
+    fn restart_without_checkpoint_begins_as_requested() {
         assert_eq!(of("train a.toml", false), "train a.toml --overwrite");
         assert_eq!(of("train a.toml --resume-from b", false), "train a.toml --resume-from b --overwrite");
         assert_eq!(of("train a.toml --resume", false), "train a.toml --resume");

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ordinary_text_of_any_script_stays_as_it_is() {
+    fn ordinary_text_in_any_script_is_unchanged() {
         for text in ["", "größe", "日本語", "שלום", "مرحبا", "👩\u{200d}💻", "e\u{301}", "C:\\tensors\\w"]
         {
             assert_eq!(one_line(text), text);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_what_acts_on_a_terminal_is_escaped() {
+    fn only_terminal_control_characters_are_escaped() {
         for character in (0..=0x10_ffff).filter_map(char::from_u32) {
             let code = u32::from(character);
             let acts = code < 0x20
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn json_means_the_same_after_escaping() {
+    fn escaped_json_parses_to_same_value() {
         let hostile = "a\0\x1b[2J\u{7f}\u{9b}\u{202e}\r\n\tb";
         let json = serde_json::to_string_pretty(&[hostile]).unwrap();
         let escaped = shown(&json);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_can_be_read() {
+    fn control_characters_become_readable_escapes() {
         assert_eq!(one_line("a\0b\x1b[31m\n\r\t\u{9b}"), r"a\u0000b\u001b[31m\n\r\t\u009b");
     }
 }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_is_marked_or_colored() {
+    fn counted_tokens_are_marked_or_colored() {
         let preview =
             preview(&[("user\nHi\nassistant\n", false), ("Hello\n\nyou<end>", true), ("\n", false)]);
         let plain = "first sample: 9 tokens, of which 4 count (in \u{27e6}\u{27e7})\n  user\n  Hi\n  assistant\n  \u{27e6}Hello\n  \n  you<end>\u{27e7}";
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_is_shortened() {
+    fn long_sample_is_shortened_in_middle() {
         let long = "a".repeat(SHOWN) + &"b".repeat(5) + &"c".repeat(SHOWN);
         let text = text(&preview(&[(&long, true)]), Paint { is_on: false });
         assert!(text.contains("a [.. 5 characters ..] c") && !text.contains('b'), "{text}");

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn saves_as_often_as_young_found_lose_the_least() {
+    fn young_save_interval_minimizes_run_time() {
         for (save, between) in [(1.0, 1e4), (30.0, 86_400.0), (5.0, 1e6)] {
             let best = save_every(save, between);
             let save = Save { stop: save, write: 3.0 * save };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn saves_and_failures_lengthen_a_run_by_what_they_take() {
+    fn run_time_includes_saves_and_failures() {
         let save = Save { stop: 1.0, write: 5.0 };
         assert_eq!(whole(100.0, save, save_every(1.0, f64::INFINITY), f64::INFINITY), 100.0);
         // Devices that never fail lose only the time of saves; asynchronous writes are lost with a failure.
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units_that_fit() {
+    fn span_picks_fitting_unit() {
         let spans = [2e-6, 0.0123, 1.234, 65.0, 600.0, 8000.0, 3e5, f64::INFINITY].map(span);
         assert_eq!(spans, ["2 us", "12.3 ms", "1.23 s", "65 s", "10 min", "2.2 hours", "3.5 days", "never"]);
     }

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_numbers_have_room_whatever_their_length() {
+    fn names_of_any_length_and_numbers_fit() {
         for letters in [1, 20, 38, 52, 53, 400] {
             let name = "x".repeat(letters);
             let svg = svg("title", &[(name.clone(), vec![(0, 1.0, "1 day 2 hours".into())])]);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_keeps_its_begin_and_its_end() {
+    fn long_name_is_shortened_in_middle() {
         assert_eq!(shortened("all-gather of model.layers.17", 29), "all-gather of model.layers.17");
         assert_eq!(shortened("all-gather of model.layers.17", 11), "all-g\u{2026}rs.17");
     }

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_can_not_become_markup() {
+    fn text_is_escaped_in_html() {
         let text = "<script>\"&'\u{202e}\u{7}\n";
         assert_eq!(escaped(text), "&lt;script&gt;&quot;&amp;&#39;\\u202e\\u0007 ");
         let mut page = Page::default();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_needs_nothing_from_elsewhere() {
+    fn page_loads_no_external_resources() {
         let html = Page::default().finish("empty");
         for source in ["http:", "https:", "src=", "href=", "@import", "url("] {
             assert!(!html.contains(source), "{source}");

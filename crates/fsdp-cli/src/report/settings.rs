@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_all_runs_are_side_by_side() {
+    fn rows_align_keys_of_all_runs() {
         let runs =
             [run("a", Some("[x]\ny = 1\nz = { w = 'v' }")), run("b", Some("[x]\ny = 2")), run("c", None)];
         let expected = [("x.y", ["1", "2", ABSENT]), ("x.z.w", ["\"v\"", ABSENT, ABSENT])];
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_stand_in_front_and_are_marked_among_all_keys() {
+    fn differing_keys_come_first_and_are_marked() {
         let text = |seed: u8| format!("seed = {seed}\nsame = true");
         let mut page = Page::default();
         write(&mut page, &[run("a", Some(&text(1))), run("b", Some(&text(2)))]);

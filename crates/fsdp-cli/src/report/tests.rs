@@ -16,7 +16,7 @@ fn missing() -> Result<Step, CliError> {
 }
 
 #[test]
-fn a_run_that_goes_on_is_read_up_to_its_incomplete_line() {
+fn unfinished_run_is_read_up_to_incomplete_line() {
     let (_dir, path) = folder(
         "{\"start\":{\"version\":\"0.1.0\",\"after_step\":0,\"ranks\":2,\"transport\":\"threads\",\"processes\":[]}}\n\
          {\"step\":1,\"loss\":5.5,\"lr\":0.1,\"slowest_rank\":1}\n\
@@ -38,7 +38,7 @@ fn a_run_that_goes_on_is_read_up_to_its_incomplete_line() {
 }
 
 #[test]
-fn a_folder_without_metrics_is_an_error_that_names_the_file() {
+fn missing_metrics_error_names_file() {
     let dir = tempfile::tempdir().unwrap();
     let error = Record::read(dir.path()).unwrap_err();
     assert!(error.to_string().contains("metrics.jsonl"), "{error}");
@@ -46,7 +46,7 @@ fn a_folder_without_metrics_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn runs_lie_over_each_other_in_their_own_colors() {
+fn runs_are_overlaid_in_distinct_colors() {
     let lines = |loss: f64| {
         let mut text = String::new();
         for step in 1..=3 {
@@ -63,7 +63,7 @@ fn runs_lie_over_each_other_in_their_own_colors() {
 }
 
 #[test]
-fn only_a_report_is_replaced() {
+fn only_existing_report_is_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.html");
     expect_replaceable("--output", &path).unwrap();

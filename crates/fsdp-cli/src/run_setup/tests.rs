@@ -95,7 +95,7 @@ fn judged(outcome: Result<(), CliError>, case: &str) -> bool {
 }
 
 #[test]
-fn every_size_of_a_config_json_is_taken_or_refused_by_name() {
+fn config_json_sizes_are_accepted_or_rejected_by_key() {
     let [qwen3, phi3] = relatives();
     for (model, keys) in [
         (llama(), &LLAMA_KEYS[..]),
@@ -123,7 +123,7 @@ fn every_size_of_a_config_json_is_taken_or_refused_by_name() {
 
 /// The individual limits still allow products of two sizes that no model has.
 #[test]
-fn pairs_of_large_sizes_are_taken_or_refused() {
+fn pairs_of_large_sizes_are_accepted_or_rejected() {
     let large = [1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 40];
     for (model, keys) in [(llama(), &LLAMA_KEYS[..]), (gpt2(), &GPT2_KEYS[..])] {
         for (index, &first) in keys.iter().enumerate() {
@@ -143,7 +143,7 @@ fn pairs_of_large_sizes_are_taken_or_refused() {
 }
 
 #[test]
-fn the_largest_sizes_of_all_keys_together_are_refused_without_being_added_up_wrongly() {
+fn largest_sizes_combined_are_rejected_without_overflow() {
     let mut model = llama();
     for (key, size) in [
         ("vocab_size", 1 << 24),
@@ -160,7 +160,7 @@ fn the_largest_sizes_of_all_keys_together_are_refused_without_being_added_up_wro
 }
 
 #[test]
-fn every_size_of_a_run_file_is_taken_or_refused() {
+fn run_file_sizes_are_accepted_or_rejected() {
     for (model, key) in [llama(), gpt2()].iter().flat_map(|model| RUN_KEYS.map(|key| (model, key))) {
         for size in SIZES {
             let case = format!("{key}={size}");

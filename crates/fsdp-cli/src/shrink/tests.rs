@@ -21,7 +21,7 @@ fn setup(model: &str, fsdp: &str, train: &str) -> RunSetup {
 }
 
 #[test]
-fn an_8b_llama_becomes_small_and_keeps_its_proportions() {
+fn llama_8b_shrinks_proportionally() {
     let large = setup(LLAMA_8B, "wrap = [\"LlamaDecoderLayer\"]", "");
     let small = shrink(&large, &[1, 2, 4]).unwrap();
     let llama = small.setup.model.summary();
@@ -36,7 +36,7 @@ fn an_8b_llama_becomes_small_and_keeps_its_proportions() {
 }
 
 #[test]
-fn batches_fit_replicas_and_groups() {
+fn shrunk_batch_fits_replicas_and_groups() {
     let fsdp = "mesh = { replicate = 4 }\nreshard_after_forward = 8";
     let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2, 4]).unwrap();
     assert_eq!((small.setup.config.run.ranks, small.setup.config.train.global_batch_size), (4, 8));
@@ -45,7 +45,7 @@ fn batches_fit_replicas_and_groups() {
 }
 
 #[test]
-fn the_micro_batches_stay_a_power_of_two_or_none() {
+fn micro_batch_count_is_power_of_two_iff_it_was_before() {
     let micro_batches = |global: usize, worlds: &[usize]| {
         let mut large = setup(LLAMA_8B, "", "");
         large.config.run.ranks = 2;
@@ -60,21 +60,21 @@ fn the_micro_batches_stay_a_power_of_two_or_none() {
 }
 
 #[test]
-fn smaller_groups_are_noted() {
+fn smaller_reshard_groups_are_noted() {
     let note = |fsdp: &str| shrink(&setup(LLAMA_8B, fsdp, ""), &[2]).unwrap().notes.remove(0);
     assert_eq!(note("reshard_after_forward = 8"), "resharding to groups of 8 to 2");
     assert_eq!(note("reshard_after_forward = 64"), "resharding to groups of 64, all shards, to true");
 }
 
 #[test]
-fn a_gpt2_gets_positions_for_the_short_sequences() {
+fn gpt2_positions_shrink_to_sequence_length() {
     let small = shrink(&setup(GPT2, "", ""), &[2]).unwrap();
     let gpt2 = small.setup.model.summary();
     assert_eq!((gpt2.positions, gpt2.hidden, gpt2.inner, gpt2.heads), (32, 16, 64, 4));
 }
 
 #[test]
-fn a_minimum_of_parameters_wraps_the_same_modules() {
+fn min_num_params_note_matches_wrapped_modules() {
     // Layers of an 8B model have 218 million parameters, their MLPs 176 million, the embedding 525 million.
     for min in [100_000_000usize, 200_000_000, 300_000_000, 20_000_000_000] {
         let fsdp = format!("min_num_params = {min}");
@@ -101,7 +101,7 @@ fn a_minimum_of_parameters_wraps_the_same_modules() {
 }
 
 #[test]
-fn patterns_of_cut_layers_are_dropped_and_mistakes_kept() {
+fn only_frozen_patterns_of_cut_layers_are_dropped() {
     let fsdp = "frozen = [\"layers\\\\.31\\\\.\", \"embed_tokens\", \"no_such_name\"]";
     let small = shrink(&setup(LLAMA_8B, fsdp, ""), &[2]).unwrap();
     assert_eq!(small.setup.config.fsdp.frozen, ["embed_tokens", "no_such_name"]);
@@ -109,7 +109,7 @@ fn patterns_of_cut_layers_are_dropped_and_mistakes_kept() {
 }
 
 #[test]
-fn special_tokens_beyond_bytes_keep_their_ids() {
+fn byte_vocabulary_covers_special_token_ids() {
     let mut large = setup(LLAMA_8B, "", "");
     large.config.data.pad = TokenRef::Id(299);
     assert_eq!(vocabulary(&large.config), Some(300));

@@ -19,12 +19,12 @@ fn events(body: impl FnOnce()) -> Vec<Value> {
 }
 
 #[test]
-fn an_empty_trace_is_valid_json() {
+fn empty_trace_is_valid_json() {
     assert!(events(|| ()).is_empty());
 }
 
 #[test]
-fn spans_become_complete_events_of_their_rank_and_queue() {
+fn spans_become_complete_events_with_rank_and_queue() {
     let events = events(|| {
         let unit = Some("model.layers.0");
         drop(trace_span!(target: TARGET, "op", rank = 3u64, queue = "gather", op = "all-gather", unit));
@@ -39,7 +39,7 @@ fn spans_become_complete_events_of_their_rank_and_queue() {
 }
 
 #[test]
-fn collectives_become_pairs_that_may_overlap() {
+fn collectives_become_event_pairs_that_may_overlap() {
     let events = events(|| {
         let span = |unit| {
             let (rank, queue, op, unit) = (0u64, "gather", "all-gather", Some(unit));
@@ -72,13 +72,13 @@ fn ranks_and_queues_are_named_once() {
 }
 
 #[test]
-fn other_spans_are_left_out() {
+fn other_spans_are_ignored() {
     let events = events(|| drop(trace_span!("something", size = 3)));
     assert!(events.is_empty());
 }
 
 #[test]
-fn a_failed_write_is_reported_at_the_end() {
+fn write_error_is_reported_by_finish() {
     let mut room = [0u8; 4];
     let mut sink = Sink::new(room.as_mut_slice());
     sink.write(&sink::Operation {

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_shows_the_largest_rank_and_leaves_out_what_is_unused() {
+    fn memory_rows_show_largest_rank_and_omit_unused() {
         let usage = |bytes| {
             let mut usage = Usage::default();
             usage.device.total_peak_bytes = bytes;

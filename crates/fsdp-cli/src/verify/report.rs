@@ -123,14 +123,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lists_of_losses_are_shown_from_both_ends() {
+    fn long_loss_lists_show_both_ends() {
         let many: Vec<f64> = (0..10).map(f64::from).collect();
         assert_eq!(losses(&many[..2]), "0.000000 1.000000");
         assert!(losses(&many).contains("2.000000 ... 7.000000"));
     }
 
     #[test]
-    fn equal_values_differ_by_zero() {
+    fn zero_difference_is_formatted_as_0() {
         assert_eq!(number(0.0), "0");
         assert_eq!(number(1.5e-9), "1.500e-9");
     }

@@ -37,7 +37,7 @@ fn base(sandbox: &Sandbox) {
 }
 
 #[test]
-fn the_example_leaves_an_adapter_and_a_merged_model_that_begin_where_it_ended() {
+fn lora_example_adapter_and_merged_model_losses_match() {
     let sandbox = Sandbox::new();
     base(&sandbox);
     let ran = fsdp(&sandbox, &example(&sandbox, "lora"));
@@ -75,7 +75,7 @@ fn the_example_leaves_an_adapter_and_a_merged_model_that_begin_where_it_ended() 
 }
 
 #[test]
-fn the_example_keeps_every_promise() {
+fn lora_example_passes_verify() {
     let sandbox = Sandbox::new();
     base(&sandbox);
     let args = example(&sandbox, "lora").replacen("train ", "verify ", 1);
@@ -87,7 +87,7 @@ fn the_example_keeps_every_promise() {
 }
 
 #[test]
-fn keys_that_contradict_an_adapter_are_refused_by_name() {
+fn invalid_adapter_settings_are_rejected() {
     let sandbox = Sandbox::new();
     for (change, named) in [
         ("--set fsdp.frozen=['norm']", "`adapter` and `fsdp.frozen` exclude each other"),

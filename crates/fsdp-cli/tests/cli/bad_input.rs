@@ -30,7 +30,7 @@ impl Sandbox {
 
 #[cfg(not(feature = "tokenizers"))]
 #[test]
-fn a_tokenizer_in_a_build_without() {
+fn tokenizer_json_without_feature_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("tokenizer.json", "{}");
     insta::assert_snapshot!(sandbox.refused_with("--set data.tokenizer=tokenizer.json"), @r#"
@@ -40,7 +40,7 @@ fn a_tokenizer_in_a_build_without() {
 }
 
 #[test]
-fn an_unknown_key() {
+fn unknown_key_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clop=1.0"), @r"
     error: --set train.grad_clop: unknown key `train.grad_clop`; did you mean `train.grad_clip`?
@@ -56,7 +56,7 @@ fn an_unknown_key() {
 }
 
 #[test]
-fn an_unknown_table() {
+fn unknown_table_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "[fsdp]", "[fspd]");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
@@ -65,7 +65,7 @@ fn an_unknown_table() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type() {
+fn wrong_value_type_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set train.steps=many"), @r#"
     error: --set train.steps: `train.steps` is "many"; it must be an integer of at least 1
@@ -76,7 +76,7 @@ fn a_value_of_the_wrong_type() {
 }
 
 #[test]
-fn a_value_outside_its_range() {
+fn out_of_range_value_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set train.grad_clip=-1.0"), @r#"
     error: --set train.grad_clip: `train.grad_clip` is -1.0; it must be a finite number above 0, or
@@ -92,7 +92,7 @@ fn a_value_outside_its_range() {
 }
 
 #[test]
-fn a_missing_key() {
+fn missing_required_key_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "steps = 3\n", "");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
@@ -101,7 +101,7 @@ fn a_missing_key() {
 }
 
 #[test]
-fn text_that_is_not_toml() {
+fn invalid_toml_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "steps = 3", "steps = 3 x");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
@@ -114,7 +114,7 @@ fn text_that_is_not_toml() {
 }
 
 #[test]
-fn a_run_file_that_is_not_there() {
+fn missing_run_file_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused("train runs.toml"), @r"
     error: cannot read runs.toml: No such file or directory (os error 2); give the path of an existing,
     readable file
@@ -122,14 +122,14 @@ fn a_run_file_that_is_not_there() {
 }
 
 #[test]
-fn a_malformed_override() {
+fn malformed_override_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set steps=3"), @r"
     error: --set steps=3: expected table.key=value, such as --set train.steps=100
     ");
 }
 
 #[test]
-fn a_config_key_that_changes_the_mathematics() {
+fn unsupported_config_json_settings_are_rejected() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "rope_type": "llama3", "factor": 8.0 }"#), @r"
@@ -146,7 +146,7 @@ fn a_config_key_that_changes_the_mathematics() {
 }
 
 #[test]
-fn a_nested_key_is_named_with_its_object() {
+fn nested_config_json_errors_name_full_key() {
     let before = "\"rms_norm_eps\"";
     let key = |key: &str| Sandbox::new().refused_model(before, &format!("{key}, {before}"));
     insta::assert_snapshot!(key(r#""rope_scaling": { "type": "mrope", "factor": 2.0 }"#), @r#"
@@ -159,7 +159,7 @@ fn a_nested_key_is_named_with_its_object() {
 }
 
 #[test]
-fn a_model_of_another_family() {
+fn unsupported_model_family_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_model("\"llama\"", "\"mamba\""), @r#"
     error: model: config.json: `model_type` = "mamba" is not supported; the closest supported family is
     "llama", all: "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2",
@@ -168,7 +168,7 @@ fn a_model_of_another_family() {
 }
 
 #[test]
-fn a_model_folder_without_config() {
+fn missing_config_json_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set model.path=models"), @r"
     error: cannot read models/config.json; model.path must be a Hugging Face directory with config.json
       caused by: No such file or directory (os error 2)
@@ -176,7 +176,7 @@ fn a_model_folder_without_config() {
 }
 
 #[test]
-fn a_class_that_does_not_exist() {
+fn unknown_wrap_class_lists_known_ones() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"GPT2Block\"]"), @r"
     error: no module of class `GPT2Block` to wrap: there are Embedding, Linear, LlamaAttention,
     LlamaDecoderLayer, LlamaForCausalLM, LlamaMLP, LlamaModel, LlamaRMSNorm, ModuleList; name some of
@@ -185,7 +185,7 @@ fn a_class_that_does_not_exist() {
 }
 
 #[test]
-fn classes_together_with_a_size() {
+fn wrap_with_min_num_params_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.min_num_params=100"), @r"
     error: --set fsdp.min_num_params: `fsdp.wrap` and `fsdp.min_num_params` exclude each other: choose
     units by class or by size, and remove the other
@@ -193,7 +193,7 @@ fn classes_together_with_a_size() {
 }
 
 #[test]
-fn a_tied_parameter_split_over_units() {
+fn tied_parameter_split_across_units_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.wrap=[\"Embedding\"]"), @r"
     error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
     the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change
@@ -202,7 +202,7 @@ fn a_tied_parameter_split_over_units() {
 }
 
 #[test]
-fn micro_batches_that_ranks_do_not_divide() {
+fn indivisible_micro_batches_are_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set run.ranks=3"), @r"
     error: --set run.ranks: `run.ranks` = 3 does not divide the micro-batches per step,
@@ -215,7 +215,7 @@ fn micro_batches_that_ranks_do_not_divide() {
 }
 
 #[test]
-fn heads_that_do_not_divide() {
+fn indivisible_attention_heads_are_rejected() {
     insta::assert_snapshot!(
         Sandbox::new().refused_model("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3"), @r"
     error: model: config.json: `num_attention_heads` = 4 is not divisible by `num_key_value_heads` = 3;
@@ -228,7 +228,7 @@ fn heads_that_do_not_divide() {
 }
 
 #[test]
-fn replicas_that_do_not_divide_the_ranks() {
+fn replicas_not_dividing_ranks_are_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.mesh={replicate=3}";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: --set fsdp.mesh: `fsdp.mesh.replicate` = 3 does not divide run.ranks = 4; change one of the
@@ -237,7 +237,7 @@ fn replicas_that_do_not_divide_the_ranks() {
 }
 
 #[test]
-fn groups_that_do_not_divide_the_shards() {
+fn reshard_group_not_dividing_shard_axis_is_rejected() {
     let overrides = "--set run.ranks=4 --set fsdp.reshard_after_forward=3";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: --set fsdp.reshard_after_forward: `fsdp.reshard_after_forward` = 3 does not divide the shard
@@ -246,7 +246,7 @@ fn groups_that_do_not_divide_the_shards() {
 }
 
 #[test]
-fn a_frozen_pattern_that_matches_nothing() {
+fn unmatched_frozen_pattern_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"wte\"]"), @r"
     error: fsdp.frozen: pattern `wte` matches no parameter of the model; one of its names is
     `model.embed_tokens.weight`
@@ -254,14 +254,14 @@ fn a_frozen_pattern_that_matches_nothing() {
 }
 
 #[test]
-fn a_pattern_that_is_no_regular_expression() {
+fn invalid_frozen_regex_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.frozen=[\"(\"]"), @r#"
     error: --set fsdp.frozen: `fsdp.frozen`: "(" is not a regular expression: unclosed group
     "#);
 }
 
 #[test]
-fn gradients_of_f64_in_a_narrower_type() {
+fn f64_params_with_f32_reduction_are_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.param_dtype=f64"), @r"
     error: fsdp.reduce_dtype = f32: gradients of param_dtype = f64 are reduced in f64; set both to f64,
     or param_dtype to f32, bf16 or f16
@@ -269,21 +269,21 @@ fn gradients_of_f64_in_a_narrower_type() {
 }
 
 #[test]
-fn a_reduction_that_there_is_not() {
+fn unknown_reduce_op_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set fsdp.reduce_op=mean"), @r#"
     error: --set fsdp.reduce_op: `fsdp.reduce_op` is "mean"; it must be "sum" or "average"
     "#);
 }
 
 #[test]
-fn heads_of_a_benchmark_that_do_not_divide() {
+fn bench_heads_not_dividing_hidden_size_are_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused("bench train --heads 7"), @r"
     error: --heads: 7 heads do not split --hidden 256 into parts of even width; change one
     ");
 }
 
 #[test]
-fn a_pattern_without_decay_that_matches_nothing() {
+fn unmatched_no_decay_pattern_is_rejected() {
     let overrides = "--set train.optimizer={no_decay=[\"wte\"]}";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: train.optimizer.no_decay: pattern `wte` matches no parameter of the model; one of its names
@@ -292,7 +292,7 @@ fn a_pattern_without_decay_that_matches_nothing() {
 }
 
 #[test]
-fn a_group_of_parameters_that_matches_nothing() {
+fn unmatched_param_group_pattern_is_rejected() {
     let overrides = "--set train.optimizer={group=[{patterns=[\"wte\"],lr_scale=2}]}";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: train.optimizer.group: pattern `wte` matches no parameter of the model; one of its names is
@@ -301,7 +301,7 @@ fn a_group_of_parameters_that_matches_nothing() {
 }
 
 #[test]
-fn a_token_beyond_the_vocabulary() {
+fn token_id_beyond_vocab_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_model("\"vocab_size\": 256", "\"vocab_size\": 100"), @r"
     error: data.txt: token id 115 (sample 0, position 2), but the model's vocab_size is 100; use the
@@ -310,7 +310,7 @@ fn a_token_beyond_the_vocabulary() {
 }
 
 #[test]
-fn a_special_token_beyond_the_vocabulary() {
+fn eos_id_beyond_vocab_is_rejected() {
     let overrides = "--set data.packing=documents --set data.eos=256";
     insta::assert_snapshot!(Sandbox::new().refused_with(overrides), @r"
     error: `data.eos` has id 256, but the model's vocab_size is 256; choose another token or model
@@ -318,7 +318,7 @@ fn a_special_token_beyond_the_vocabulary() {
 }
 
 #[test]
-fn less_data_than_one_batch() {
+fn less_data_than_one_global_batch_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("data.txt", "short");
     insta::assert_snapshot!(sandbox.refused_with(""), @r"
@@ -328,21 +328,21 @@ fn less_data_than_one_batch() {
 }
 
 #[test]
-fn data_that_is_not_there() {
+fn missing_training_data_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set data.train=[\"books\"]"), @r"
     error: cannot read books: No such file or directory (os error 2); check the paths of data.train
     ");
 }
 
 #[test]
-fn evaluation_data_that_is_not_there() {
+fn missing_evaluation_data_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set data.eval=[\"held/out\"]"), @r"
     error: cannot read held/out: No such file or directory (os error 2); check the paths of data.eval
     ");
 }
 
 #[test]
-fn token_files_of_half_a_token() {
+fn token_file_with_partial_token_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("data.bin", [0; 33]);
     let overrides = "--set data.train=[\"data.bin\"] --set data.format=tokens-u16";
@@ -352,7 +352,7 @@ fn token_files_of_half_a_token() {
 }
 
 #[test]
-fn sequences_beyond_the_position_table() {
+fn seq_len_beyond_position_table_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("model/config.json", GPT2);
     sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
@@ -366,7 +366,7 @@ fn sequences_beyond_the_position_table() {
 }
 
 #[test]
-fn sequences_beyond_the_positions_of_a_llama_are_only_warned_of() {
+fn llama_seq_len_beyond_max_positions_only_warns() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 4");
     let ran = sandbox.succeed("train run.toml");
@@ -377,7 +377,7 @@ fn sequences_beyond_the_positions_of_a_llama_are_only_warned_of() {
 }
 
 #[test]
-fn an_output_folder_that_is_not_empty() {
+fn non_empty_out_dir_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let before = sandbox.read("out/metrics.jsonl");
@@ -394,7 +394,7 @@ fn an_output_folder_that_is_not_empty() {
 }
 
 #[test]
-fn an_output_folder_that_is_a_file() {
+fn file_as_out_dir_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=run.toml"), @r"
     error: run.out_dir run.toml is a file; remove it, or choose another run.out_dir
@@ -402,7 +402,7 @@ fn an_output_folder_that_is_a_file() {
 }
 
 #[test]
-fn going_on_with_another_run() {
+fn resume_with_incompatible_settings_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let before = sandbox.read("out/metrics.jsonl");
@@ -428,7 +428,7 @@ fn going_on_with_another_run() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_created() {
+fn uncreatable_trace_file_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused("train run.toml --trace missing/trace.json"), @r"
     error: --trace missing/trace.json: cannot create the file
       caused by: No such file or directory (os error 2)
@@ -436,7 +436,7 @@ fn a_trace_that_cannot_be_created() {
 }
 
 #[test]
-fn a_report_that_cannot_be_created() {
+fn uncreatable_json_report_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --json missing/report.json"), @r"
     error: --json missing/report.json: cannot create the file
       caused by: No such file or directory (os error 2)
@@ -444,14 +444,14 @@ fn a_report_that_cannot_be_created() {
 }
 
 #[test]
-fn a_rank_that_the_run_does_not_have() {
+fn schedule_rank_out_of_range_is_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused("schedule run.toml --rank 2"), @r"
     error: --rank 2: the run has 2 ranks, so give 0 to 1
     ");
 }
 
 #[test]
-fn verification_refuses_the_same_input() {
+fn verify_rejects_split_tied_parameter() {
     insta::assert_snapshot!(Sandbox::new().refused("verify run.toml --set fsdp.wrap=[\"Embedding\"]"), @r"
     error: the tied parameter `model.embed_tokens.weight` (also `lm_head.weight`) would be split over
     the units `model.embed_tokens` and `(root)`; leave both uses in one unit, usually the root: change

@@ -29,7 +29,7 @@ impl Sandbox {
 }
 
 #[test]
-fn weights_that_are_not_there() {
+fn missing_weights_are_rejected() {
     insta::assert_snapshot!(Sandbox::new().refused_with("--set model.init=pretrained"), @r"
     error: model: it holds neither model.safetensors nor model.safetensors.index.json; fetch the
     weights as well
@@ -37,7 +37,7 @@ fn weights_that_are_not_there() {
 }
 
 #[test]
-fn weights_of_torch_save_train_as_the_same_weights_in_safetensors_do() {
+fn torch_weights_train_bitwise_like_safetensors() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
     let run = r#"train fsdp2/run.toml --set data.train=["fsdp2/tokens.bin"] --set train.steps=5"#;
     let trained = |model: &str, out: &str, ranks: usize| {
@@ -55,7 +55,7 @@ fn weights_of_torch_save_train_as_the_same_weights_in_safetensors_do() {
 }
 
 #[test]
-fn two_models_of_torch_save_in_one_folder_are_refused() {
+fn ambiguous_torch_weights_in_dir_are_rejected() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
     let hub = |name: &str| sandbox.path("torch_files/old_hub").join(name);
     std::fs::copy(hub("sharded/pytorch_model.bin.index.json"), hub("single/pytorch_model.bin.index.json"))
@@ -67,7 +67,7 @@ fn two_models_of_torch_save_in_one_folder_are_refused() {
 }
 
 #[test]
-fn weights_of_another_format_name_the_command_that_converts_them() {
+fn other_weight_format_suggests_convert_command() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     std::fs::rename(sandbox.path("fsdp2/dcp"), sandbox.path("a model")).unwrap();
     std::fs::copy(sandbox.path("fsdp2/config.json"), sandbox.path("a model/config.json")).unwrap();
@@ -81,7 +81,7 @@ fn weights_of_another_format_name_the_command_that_converts_them() {
 }
 
 #[test]
-fn damaged_weights_of_torch_save_are_found_by_their_checksums() {
+fn corrupt_torch_weights_fail_checksum() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "torch_files"]);
     let file = sandbox.path("torch_files/old_hub/single/pytorch_model.bin");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -102,7 +102,7 @@ fn damaged_weights_of_torch_save_are_found_by_their_checksums() {
 }
 
 #[test]
-fn truncated_weights() {
+fn truncated_weights_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
     sandbox.write("model/model.safetensors", &bytes[..bytes.len() - 1000]);
@@ -119,7 +119,7 @@ fn truncated_weights() {
 }
 
 #[test]
-fn a_tensor_that_is_missing() {
+fn missing_tensors_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), @r"
@@ -133,7 +133,7 @@ fn a_tensor_that_is_missing() {
 }
 
 #[test]
-fn a_tensor_that_is_too_many() {
+fn unexpected_tensors_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), @r"
@@ -147,7 +147,7 @@ fn a_tensor_that_is_too_many() {
 }
 
 #[test]
-fn a_tensor_of_the_wrong_shape() {
+fn wrong_tensor_shapes_are_rejected() {
     let sandbox = Sandbox::new().with_weights();
     insta::assert_snapshot!(
         sandbox.refused_model("\"intermediate_size\": 24", "\"intermediate_size\": 32"), @r"
@@ -163,7 +163,7 @@ fn a_tensor_of_the_wrong_shape() {
 }
 
 #[test]
-fn a_tensor_that_is_no_float() {
+fn non_float_tensor_is_rejected() {
     let sandbox = Sandbox::new().with_weights();
     sandbox.edit_header(|header| {
         header["model.embed_tokens.weight"]["dtype"] = "I32".into();
@@ -179,7 +179,7 @@ fn a_tensor_that_is_no_float() {
 }
 
 #[test]
-fn a_second_copy_of_a_tied_tensor_must_be_equal() {
+fn tied_tensor_copies_must_be_equal() {
     let sandbox = Sandbox::new().with_weights();
     let bytes = std::fs::read(sandbox.path("model/model.safetensors")).unwrap();
     let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

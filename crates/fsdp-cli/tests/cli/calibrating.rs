@@ -32,7 +32,7 @@ fn ranks(points: &toml::Table, table: &str, what: &str) -> Vec<i64> {
 }
 
 #[test]
-fn a_machine_is_measured_and_plans_stand_on_it() {
+fn calibrate_measures_machine_and_plan_uses_it() {
     let sandbox = Sandbox::new();
     let said = sandbox.succeed(SMALL).stdout;
     assert!(said.contains("points of") && said.contains("in mine.toml"), "{said}");
@@ -77,7 +77,7 @@ fn a_machine_is_measured_and_plans_stand_on_it() {
 }
 
 #[test]
-fn a_file_of_something_else_is_kept() {
+fn calibrate_rejects_bad_output_and_keeps_existing_file() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path("mine.toml"), "important").unwrap();
     let error = refused(&sandbox, SMALL);
@@ -95,7 +95,7 @@ fn a_file_of_something_else_is_kept() {
 }
 
 #[test]
-fn points_that_can_not_be_are_named() {
+fn invalid_measured_points_are_rejected() {
     let sandbox = Sandbox::new();
     let cluster = sandbox.succeed("plan run.toml --on cpu-2core --print-cluster").stdout;
     let measured = |seconds: &str| {
@@ -138,7 +138,7 @@ fn band(plan: &serde_json::Value) -> [f64; 2] {
 }
 
 #[test]
-fn a_band_is_never_narrower_because_less_is_known() {
+fn fewer_measurements_never_narrow_step_time_band() {
     let sandbox = Sandbox::new();
     calibrated_model(&sandbox);
     sandbox.succeed(SMALL);

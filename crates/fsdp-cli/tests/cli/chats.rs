@@ -32,7 +32,7 @@ fn repository() -> PathBuf {
 }
 
 #[test]
-fn a_sample_is_shown_with_what_counts_before_the_first_step() {
+fn first_sample_is_shown_with_loss_tokens_marked() {
     let sandbox = sandbox();
     let ran = sandbox.succeed("train run.toml");
     let sample = "first sample: 30 tokens, of which 8 count (in \u{27e6}\u{27e7})\n  <user>Hi</><assistant>\u{27e6}Hello</>\u{27e7}\n";
@@ -43,7 +43,7 @@ fn a_sample_is_shown_with_what_counts_before_the_first_step() {
 }
 
 #[test]
-fn the_sample_is_not_shown_to_who_is_quiet_and_is_json_for_who_reads_that() {
+fn first_sample_respects_quiet_and_json_log_format() {
     let sandbox = sandbox();
     let quiet = sandbox.succeed("train run.toml --quiet").stderr;
     assert!(!quiet.contains("first sample"), "{quiet}");
@@ -58,7 +58,7 @@ fn the_sample_is_not_shown_to_who_is_quiet_and_is_json_for_who_reads_that() {
 }
 
 #[test]
-fn a_conversation_is_shown_that_is_not_among_the_first_samples() {
+fn conversation_is_shown_even_after_plain_text_samples() {
     let sandbox = sandbox();
     sandbox.write("text.jsonl", "{\"text\": \"plain\"}\n".repeat(16));
     let lists = "--set data.train=[\"text.jsonl\",\"data.jsonl\"]";
@@ -71,7 +71,7 @@ fn a_conversation_is_shown_that_is_not_among_the_first_samples() {
 }
 
 #[test]
-fn other_tokens_that_count_are_another_run() {
+fn resume_with_changed_loss_on_is_rejected() {
     let sandbox = sandbox();
     sandbox.succeed("train run.toml --set checkpoint.every=2");
     let refused = sandbox.fsdp("train run.toml --resume --set train.steps=5 --set data.loss_on=all");
@@ -81,7 +81,7 @@ fn other_tokens_that_count_are_another_run() {
 }
 
 #[test]
-fn a_conversation_that_the_template_refuses_is_named_by_line() {
+fn invalid_conversation_is_rejected_with_line_number() {
     let sandbox = sandbox();
     let wrong = "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}\n";
     sandbox.write("data.jsonl", format!("{}{wrong}", line("Hi", "Hello")));
@@ -95,7 +95,7 @@ fn a_conversation_that_the_template_refuses_is_named_by_line() {
 }
 
 #[test]
-fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
+fn data_without_loss_tokens_is_rejected() {
     let sandbox = sandbox();
     let seq_len = |seq_len: usize| format!("train run.toml --set data.seq_len={seq_len}");
     // The answer begins at token 22 of 30.
@@ -119,7 +119,7 @@ fn data_in_which_nothing_counts_is_refused_with_what_it_lacks() {
 }
 
 #[test]
-fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
+fn missing_or_invalid_chat_template_is_rejected() {
     let sandbox = sandbox();
     sandbox.write("chat.jinja", "{% for message in messages %}\n  {{ message. }}\n{% endfor %}");
     let broken = sandbox.refused("train run.toml");
@@ -134,7 +134,7 @@ fn a_template_that_is_missing_or_none_is_told_with_the_way_out() {
 }
 
 #[test]
-fn the_example_trains_and_exports_its_template() {
+fn chat_example_trains_and_exports_chat_template() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let mut command = Sandbox::new().command();
@@ -149,7 +149,7 @@ fn the_example_trains_and_exports_its_template() {
 }
 
 #[test]
-fn a_panic_of_the_library_of_tokenizers_is_an_error_and_nothing_else() {
+fn tokenizer_library_panic_is_reported_as_error() {
     let sandbox = Sandbox::new();
     let tokenizer = r#"{"version": "1.0", "pre_tokenizer": {"type": "FixedLength", "length": 0},
         "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}"#;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::support::Sandbox;
 
 #[test]
-fn everything_that_a_run_file_names_is_looked_at_and_nothing_is_written() {
+fn check_reports_all_parts_and_writes_nothing() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
     let stdout = sandbox.succeed("check run.toml").stdout;
@@ -30,7 +30,7 @@ fn everything_that_a_run_file_names_is_looked_at_and_nothing_is_written() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn check_reports_all_errors_at_once() {
     let sandbox = Sandbox::new();
     let ran =
         sandbox.fsdp("check run.toml --set data.train=[\"nowhere\"] --set model.init=pretrained --json");
@@ -52,7 +52,7 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn a_record_that_can_not_be_read_and_a_folder_with_a_run_are_told() {
+fn check_reports_malformed_record_and_existing_run() {
     let sandbox = Sandbox::new();
     sandbox.write("data.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     let ran = sandbox.fsdp("check run.toml --set data.train=[\"data.jsonl\"]");
@@ -65,7 +65,7 @@ fn a_record_that_can_not_be_read_and_a_folder_with_a_run_are_told() {
 }
 
 #[test]
-fn the_examples_are_sound() {
+fn all_examples_pass_check() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = fs::read_dir(root.join("examples")).unwrap().map(|entry| entry.unwrap().file_name());
     let names: Vec<String> = files.map(|name| name.into_string().unwrap()).collect();
@@ -104,7 +104,7 @@ fn refused_before(sandbox: &Sandbox, overrides: &str, said: &str) {
 }
 
 #[test]
-fn data_without_samples_is_refused() {
+fn data_without_samples_is_rejected() {
     let sandbox = Sandbox::new();
     for text in ["", "short"] {
         sandbox.write("data.txt", text);
@@ -120,7 +120,7 @@ fn data_without_samples_is_refused() {
 }
 
 #[test]
-fn ids_that_the_model_does_not_have_are_refused() {
+fn token_ids_beyond_vocab_are_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 100");
     refused_before(
@@ -135,7 +135,7 @@ fn ids_that_the_model_does_not_have_are_refused() {
 }
 
 #[test]
-fn what_only_all_of_long_text_would_show_is_a_warning() {
+fn possible_problems_in_long_text_are_warnings() {
     let sandbox = Sandbox::new();
     sandbox.write("data.txt", "a".repeat(3 << 20));
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 100");
@@ -147,7 +147,7 @@ fn what_only_all_of_long_text_would_show_is_a_warning() {
 }
 
 #[test]
-fn settings_that_no_run_can_have_are_refused() {
+fn impossible_settings_are_rejected() {
     let sandbox = Sandbox::new();
     for (overrides, key) in [
         (
@@ -175,7 +175,7 @@ fn settings_that_no_run_can_have_are_refused() {
 }
 
 #[test]
-fn every_path_that_leads_nowhere_is_told_beside_a_tokenizer_that_is_not_there() {
+fn all_missing_paths_and_missing_tokenizer_are_reported() {
     let sandbox = Sandbox::new();
     let ran = sandbox.fsdp(
         "check run.toml --set data.train=[\"gone.txt\",\"data.txt\",\"lost.txt\"] --set data.eval=[\"away.txt\"] \
@@ -190,7 +190,7 @@ fn every_path_that_leads_nowhere_is_told_beside_a_tokenizer_that_is_not_there() 
 }
 
 #[test]
-fn what_a_run_will_warn_of_is_a_warning_before_it() {
+fn check_reports_training_warnings_in_advance() {
     let sandbox = Sandbox::new();
     let line = "{\"text\": \"a text of more than a few tokens\"}\n";
     sandbox.write("data.jsonl", line.repeat(9));

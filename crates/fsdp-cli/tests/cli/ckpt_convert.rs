@@ -22,7 +22,7 @@ fn tensors(sandbox: &Sandbox, path: &str) -> BTreeMap<String, Described> {
 }
 
 #[test]
-fn every_fixture_is_equal_after_a_conversion_to_every_format() {
+fn all_fixtures_convert_losslessly_to_all_formats() {
     let sandbox = Sandbox::with_all_fixtures();
     for (number, fixture) in FIXTURES.into_iter().enumerate() {
         for (target, options) in [
@@ -52,7 +52,7 @@ fn every_fixture_is_equal_after_a_conversion_to_every_format() {
 }
 
 #[test]
-fn a_chain_of_formats_keeps_all_tensors() {
+fn chained_conversions_preserve_all_tensors() {
     let sandbox = Sandbox::with_all_fixtures();
     for (from, to, options) in [
         ("fixtures/dcp_2rank", "a", "--to native --world-size 3"),
@@ -72,7 +72,7 @@ fn a_chain_of_formats_keeps_all_tensors() {
 }
 
 #[test]
-fn the_checkpoints_of_all_tools_hold_the_same_values() {
+fn fixtures_of_all_formats_hold_equal_values() {
     let sandbox = Sandbox::with_all_fixtures();
     for other in ["dcp_2rank", "dcp_2rank_zstd", "dcp_hsdp_2x2", "full.safetensors"] {
         sandbox.succeed(&format!("ckpt diff fixtures/full.pth fixtures/{other}"));
@@ -84,7 +84,7 @@ fn the_checkpoints_of_all_tools_hold_the_same_values() {
 }
 
 #[test]
-fn options_choose_names_types_and_files() {
+fn convert_options_control_names_dtypes_and_files() {
     let sandbox = Sandbox::with_all_fixtures();
     sandbox.write("config.json", r#"{"tie_word_embeddings": false}"#);
     let options = "--to safetensors --dtype f16 --strip-prefix model. --rename blocks\\.(\\d+)=layers.$1 \
@@ -104,7 +104,7 @@ fn options_choose_names_types_and_files() {
 }
 
 #[test]
-fn the_optimizer_can_be_written_alone() {
+fn convert_can_write_optimizer_only() {
     let sandbox = Sandbox::with_all_fixtures();
     sandbox.succeed("ckpt convert fixtures/dcp_2rank optim.pth --to torch --only optimizer");
     let tensors = tensors(&sandbox, "optim.pth");
@@ -113,7 +113,7 @@ fn the_optimizer_can_be_written_alone() {
 }
 
 #[test]
-fn the_checkpoints_of_a_run_are_inspected_and_become_its_model() {
+fn run_checkpoint_converts_to_its_exported_model() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let checkpoint = "out/checkpoints/step-00000003";
@@ -134,7 +134,7 @@ fn the_checkpoints_of_a_run_are_inspected_and_become_its_model() {
 }
 
 #[test]
-fn a_run_goes_on_from_a_checkpoint_that_was_converted_there_and_back() {
+fn run_resumes_from_round_trip_converted_checkpoint() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     sandbox.succeed("ckpt convert out/checkpoints/step-00000002 dcp --to dcp");
@@ -144,7 +144,7 @@ fn a_run_goes_on_from_a_checkpoint_that_was_converted_there_and_back() {
 }
 
 #[test]
-fn the_readme_can_be_copied_and_pasted() {
+fn readme_convert_commands_succeed() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(repository.join("README.md")).unwrap();
     let (_, rest) = readme.split_once("\n## Convert a PyTorch checkpoint\n").unwrap();
@@ -166,7 +166,7 @@ fn the_readme_can_be_copied_and_pasted() {
 /// with libtorch the libraries alone are larger.)
 #[cfg(not(feature = "torch"))]
 #[test]
-fn a_conversion_holds_its_window_and_not_the_tensor() {
+fn conversion_does_not_hold_entire_tensor_in_memory() {
     const BYTES: u64 = 512 << 20;
     let sandbox = Sandbox::new();
     let entry = format!("\"dtype\":\"F32\",\"shape\":[{}],\"data_offsets\":[0,{BYTES}]", BYTES / 4);

@@ -32,7 +32,7 @@ impl Sandbox {
 }
 
 #[test]
-fn a_changed_tensor_is_a_difference() {
+fn diff_reports_changed_tensor() {
     let sandbox = Sandbox::with_fixtures(&["full.safetensors"]);
     sandbox.succeed("ckpt convert full.safetensors changed.safetensors --to safetensors --only all");
     sandbox.succeed("ckpt diff full.safetensors changed.safetensors");
@@ -51,7 +51,7 @@ fn a_changed_tensor_is_a_difference() {
 }
 
 #[test]
-fn a_flipped_byte_is_named_by_file_tensor_and_range() {
+fn flipped_byte_errors_name_file_tensor_and_range() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2");
     sandbox.flip("native/shard-00002-model-00001-of-00001.safetensors", -1);
@@ -74,7 +74,7 @@ fn a_flipped_byte_is_named_by_file_tensor_and_range() {
 }
 
 #[test]
-fn damage_that_hinders_opening_is_damage_too() {
+fn verify_reports_unopenable_checkpoint_as_damaged() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2");
     sandbox.flip("native/manifest.json", 40);
@@ -91,7 +91,7 @@ fn damage_that_hinders_opening_is_damage_too() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_a_mistake() {
+fn path_without_checkpoint_is_rejected() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
     fs::create_dir(sandbox.path("runs")).unwrap();
     fs::rename(sandbox.path("dcp_2rank"), sandbox.path("runs/step-5")).unwrap();
@@ -108,7 +108,7 @@ fn what_is_no_checkpoint_is_a_mistake() {
 }
 
 #[test]
-fn options_that_make_no_sense() {
+fn invalid_ckpt_options_are_rejected() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank", "full.pth"]);
     let refused = |options: &str| sandbox.failed_conversion(&format!("dcp_2rank out {options}"));
     insta::assert_snapshot!(refused("--to torch --world-size 2"), @r"
@@ -168,7 +168,7 @@ fn options_that_make_no_sense() {
 }
 
 #[test]
-fn a_destination_that_exists_stays_as_it_is() {
+fn existing_destination_is_not_overwritten() {
     let sandbox = Sandbox::with_fixtures(&["full.pth"]);
     sandbox.write("out", "precious");
     insta::assert_snapshot!(sandbox.failed_conversion("full.pth out --to torch"), @r"
@@ -219,7 +219,7 @@ fn interrupted(to: &str, signal: &str) -> (Sandbox, Ran) {
 }
 
 #[test]
-fn an_interrupted_conversion_leaves_nothing_behind() {
+fn interrupted_conversion_leaves_no_files() {
     for (to, signal) in [("torch", "INT"), ("native", "TERM"), ("safetensors", "INT")] {
         let (sandbox, ran) = interrupted(to, signal);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(130), ""), "{}", ran.stderr);
@@ -229,7 +229,7 @@ fn an_interrupted_conversion_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_limit_on_file_sizes_leaves_nothing_behind() {
+fn conversion_over_file_size_limit_leaves_no_files() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
     let before = sandbox.names("");
     // A limit of 8 blocks; a block is 512 or 1024 bytes, depending on the shell.
@@ -241,7 +241,7 @@ fn a_limit_on_file_sizes_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_full_disk_leaves_nothing_behind() {
+fn conversion_on_full_disk_leaves_no_files() {
     let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
     fs::create_dir(sandbox.path("tiny")).unwrap();
     // A separate file system, which needs user namespaces.

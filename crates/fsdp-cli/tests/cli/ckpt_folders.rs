@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::{Sandbox, folded};
 
 #[test]
-fn a_verdict_on_a_folder_lists_what_was_read_and_what_was_not() {
+fn verify_folder_lists_read_and_unread_files() {
     let sandbox = Sandbox::with_fixtures(&["trainer/single/checkpoint-10"]);
     insta::assert_snapshot!(
         "verify_trainer",
@@ -25,7 +25,7 @@ fn a_verdict_on_a_folder_lists_what_was_read_and_what_was_not() {
 }
 
 #[test]
-fn a_folder_of_accelerate_is_not_sound_over_a_part_of_it() {
+fn incomplete_accelerate_folder_is_not_sound() {
     let folder = "accelerate/fsdp2_sharded";
     let sandbox = Sandbox::with_fixtures(&[folder]);
     insta::assert_snapshot!("verify_accelerate", sandbox.succeed(&format!("ckpt verify {folder}")).stdout);
@@ -52,7 +52,7 @@ fn a_folder_of_accelerate_is_not_sound_over_a_part_of_it() {
 }
 
 #[test]
-fn nothing_is_not_sound() {
+fn checkpoint_without_tensors_is_not_sound() {
     let sandbox = Sandbox::with_fixtures(&["accelerate/ddp"]);
     fs::create_dir(sandbox.path("alone")).unwrap();
     fs::copy(sandbox.path("accelerate/ddp/scheduler.bin"), sandbox.path("alone/scheduler.bin")).unwrap();
@@ -66,7 +66,7 @@ fn nothing_is_not_sound() {
 }
 
 #[test]
-fn optimizer_and_scheduler_of_a_trainers_folder_are_converted() {
+fn convert_includes_trainer_optimizer_and_scheduler() {
     let sandbox = Sandbox::with_fixtures(&["trainer/single/checkpoint-10"]);
     let report = sandbox.json("ckpt convert trainer/single/checkpoint-10 dcp --to dcp --no-sync");
     let format = report["source_format"].as_str().unwrap();
@@ -80,7 +80,7 @@ fn optimizer_and_scheduler_of_a_trainers_folder_are_converted() {
 }
 
 #[test]
-fn what_lies_beside_a_checkpoint_tells_its_limits_and_is_not_converted_without_a_word() {
+fn files_next_to_checkpoint_are_noted_by_verify_and_convert() {
     let sandbox = Sandbox::with_fixtures(&["accelerate/ddp", "torch_files/hsdp_safetensors", "opaque.pth"]);
     let folder = "accelerate/ddp";
     fs::rename(sandbox.path("torch_files/hsdp_safetensors"), sandbox.path(folder).join("older")).unwrap();
@@ -104,7 +104,7 @@ fn what_lies_beside_a_checkpoint_tells_its_limits_and_is_not_converted_without_a
 }
 
 #[test]
-fn a_wrapped_state_is_equal_under_its_key() {
+fn diff_matches_wrapped_state_dict_under_its_key() {
     let sandbox = Sandbox::with_fixtures(&["torch_files"]);
     let (wrapped, bare) = ("torch_files/pickles/under_model.pt", "torch_files/pickles/bare.pt");
     let ran = sandbox.succeed(&format!("ckpt diff {wrapped} {bare}"));
@@ -128,7 +128,7 @@ fn a_wrapped_state_is_equal_under_its_key() {
 }
 
 #[test]
-fn shards_without_whole_shapes_say_what_they_cannot_show() {
+fn verify_notes_limits_of_shards_without_full_shapes() {
     let folder = "torch_files/hsdp_safetensors";
     let sandbox = Sandbox::with_fixtures(&[folder]);
     let shard =

@@ -21,7 +21,7 @@ impl Sandbox {
 }
 
 #[test]
-fn pipes_and_devices_are_no_checkpoints() {
+fn pipes_and_devices_are_rejected_as_checkpoints() {
     let sandbox = Sandbox::with_fixtures(&["full.pth"]);
     sandbox.make_pipe("pipe");
     symlink("/dev/zero", sandbox.path("zeros")).unwrap();
@@ -42,7 +42,7 @@ fn pipes_and_devices_are_no_checkpoints() {
 }
 
 #[test]
-fn a_pipe_or_device_in_the_place_of_any_file_of_a_checkpoint_is_named() {
+fn pipe_or_device_as_checkpoint_file_does_not_block() {
     let fixtures = ["dcp_2rank", "hf_sharded", "fsdp2_rank_pth", "deepspeed_layout/zero2"];
     let whole = Sandbox::with_fixtures(&fixtures);
     whole.succeed("ckpt convert dcp_2rank native --to native --world-size 2 --no-sync");
@@ -75,7 +75,7 @@ fn a_pipe_or_device_in_the_place_of_any_file_of_a_checkpoint_is_named() {
 }
 
 #[test]
-fn a_number_of_ranks_that_is_none_is_not_sound() {
+fn invalid_world_size_in_manifest_is_not_sound() {
     for (number, written) in [(0, "0"), (u64::MAX, "18446744073709551615")] {
         let sandbox = Sandbox::with_fixtures(&["dcp_2rank"]);
         sandbox.succeed("ckpt convert dcp_2rank native --to native --world-size 2 --no-sync");
@@ -105,7 +105,7 @@ impl Sandbox {
 }
 
 #[test]
-fn a_checkpoint_with_the_name_of_another_step_says_so() {
+fn renamed_checkpoint_reports_actual_step() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1 --set run.ranks=1");
     let checkpoints = sandbox.path("out/checkpoints");
@@ -128,7 +128,7 @@ fn a_checkpoint_with_the_name_of_another_step_says_so() {
 }
 
 #[test]
-fn two_checkpoints_of_other_states_and_equal_tensors_differ_in_their_state_alone() {
+fn diff_reports_run_state_when_tensors_are_equal() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=3 --set run.ranks=1");
     let saved = sandbox.path("out/checkpoints/step-00000003");
@@ -158,7 +158,7 @@ fn two_checkpoints_of_other_states_and_equal_tensors_differ_in_their_state_alone
 }
 
 #[test]
-fn objects_of_unknown_classes_are_left_out_listed_and_refused_when_asked() {
+fn unknown_class_objects_are_skipped_or_rejected_if_strict() {
     let sandbox = Sandbox::with_fixtures(&["opaque.pth"]);
     let text = sandbox.succeed("ckpt inspect opaque.pth").stdout;
     assert!(text.contains("  when = <datetime.datetime, not read>\n"), "{text}");

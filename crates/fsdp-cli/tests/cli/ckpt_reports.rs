@@ -39,7 +39,7 @@ fn timeless(text: &str) -> String {
 }
 
 #[test]
-fn inspection_says_what_a_checkpoint_is() {
+fn inspect_describes_all_checkpoint_kinds() {
     let sandbox = sandbox();
     for (kind, path) in KINDS {
         insta::assert_snapshot!(
@@ -50,7 +50,7 @@ fn inspection_says_what_a_checkpoint_is() {
 }
 
 #[test]
-fn inspection_lists_tensors_and_their_chunks() {
+fn inspect_lists_tensors_and_chunks() {
     let sandbox = sandbox();
     insta::assert_snapshot!(
         "inspect_tensors",
@@ -63,13 +63,13 @@ fn inspection_lists_tensors_and_their_chunks() {
 }
 
 #[test]
-fn inspection_as_json_has_all_values() {
+fn inspect_json_contains_all_values() {
     let sandbox = sandbox();
     insta::assert_snapshot!("inspect_json", sandbox.succeed("ckpt inspect native --json").stdout);
 }
 
 #[test]
-fn inspection_reports_rows_that_are_missing() {
+fn inspect_reports_missing_rows() {
     let sandbox = Sandbox::with_fixtures(&["fsdp1_ranks/sharded_tensor"]);
     std::fs::remove_file(sandbox.path("fsdp1_ranks/sharded_tensor/rank1.pt")).unwrap();
     let ran = sandbox.succeed("ckpt inspect fsdp1_ranks/sharded_tensor");
@@ -78,7 +78,7 @@ fn inspection_reports_rows_that_are_missing() {
 }
 
 #[test]
-fn verification_says_what_was_checked_and_what_nothing_protects() {
+fn verify_reports_checked_and_unprotected_data() {
     let sandbox = sandbox();
     for (kind, path) in KINDS {
         insta::assert_snapshot!(
@@ -90,7 +90,7 @@ fn verification_says_what_was_checked_and_what_nothing_protects() {
 }
 
 #[test]
-fn conversions_are_summed_up() {
+fn convert_prints_summary() {
     let sandbox = sandbox();
     let to_file = "ckpt convert dcp_2rank model.safetensors --to safetensors --strip-prefix model.";
     insta::assert_snapshot!("convert_to_safetensors", timeless(&sandbox.succeed(to_file).stdout));
@@ -101,7 +101,7 @@ fn conversions_are_summed_up() {
 }
 
 #[test]
-fn differences_are_listed() {
+fn diff_lists_differences() {
     let sandbox = sandbox();
     insta::assert_snapshot!(sandbox.succeed("ckpt diff dcp_2rank native").stdout, @r"
     A             dcp_2rank (PyTorch DCP 1.0.0)

@@ -16,7 +16,7 @@ fn sandbox() -> Sandbox {
 }
 
 #[test]
-fn the_parquet_example_trains() {
+fn parquet_example_trains() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let sandbox = Sandbox::new();
     let out = format!("run.out_dir=\"{}\"", sandbox.path("out").display());
@@ -48,7 +48,7 @@ fn the_parquet_example_trains() {
 }
 
 #[test]
-fn a_mix_says_its_sources_and_goes_on_as_if_it_had_not_stopped() {
+fn mixed_sources_resume_matches_uninterrupted_run() {
     let sandbox = sandbox();
     let whole = sandbox.succeed(&format!("train run.toml {MIXED} --set train.steps=4"));
     let said = "sources of data.train: each begins its next epoch when it is exhausted";
@@ -65,7 +65,7 @@ fn a_mix_says_its_sources_and_goes_on_as_if_it_had_not_stopped() {
 }
 
 #[test]
-fn paths_and_sources_exclude_each_other() {
+fn data_train_with_data_source_is_rejected() {
     let sandbox = sandbox();
     let both = sandbox
         .fsdp(&format!("train run.toml {}", MIXED.replace("data.train=[]", "data.train=[\"data.txt\"]")));
@@ -78,7 +78,7 @@ fn paths_and_sources_exclude_each_other() {
 }
 
 #[test]
-fn a_schedule_needs_no_data_and_says_what_is_missing() {
+fn schedule_warns_about_missing_data() {
     let sandbox = Sandbox::new();
     let ran =
         sandbox.succeed("schedule run.toml --set data.train=[\"data.txt\",\"books\",\"none-*.parquet\"]");

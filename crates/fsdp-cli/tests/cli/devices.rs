@@ -9,7 +9,7 @@ use crate::support::Sandbox;
 use crate::world::TORCHRUN;
 
 #[test]
-fn a_device_that_is_not_built_in() {
+fn device_without_its_feature_is_rejected() {
     let sandbox = Sandbox::new();
     let mut missing = Vec::new();
     if !cfg!(feature = "torch") {
@@ -33,7 +33,7 @@ fn a_device_that_is_not_built_in() {
 }
 
 #[test]
-fn ranks_on_cpus_are_not_connected_by_nccl() {
+fn nccl_transport_on_cpu_is_rejected() {
     let ran = Sandbox::new().fsdp("launch --nproc 2 -- train run.toml --set run.transport=nccl");
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let expected = "\"nccl\" connects GPUs, one for each rank, but these ranks are on CPUs";
@@ -42,7 +42,7 @@ fn ranks_on_cpus_are_not_connected_by_nccl() {
 
 /// `schedule` does not need the device that the run file names.
 #[test]
-fn a_schedule_is_printed_for_any_device() {
+fn schedule_is_printed_for_any_device() {
     for device in ["cpu", "torch-cpu", "cuda", "xla"] {
         let ran = Sandbox::new().succeed(&format!("schedule run.toml --set run.device={device}"));
         assert!(ran.stdout.contains("predicted peak memory"), "{}", ran.stdout);
@@ -72,7 +72,7 @@ fn four_gpus(sandbox: &Sandbox) {
 }
 
 #[test]
-fn who_has_a_node_to_itself_has_a_rank_for_each_gpu_that_it_sees() {
+fn sole_launched_process_on_node_gets_rank_per_gpu() {
     let sandbox = Sandbox::new();
     four_gpus(&sandbox);
     sandbox.edit("run.toml", "ranks = 2\n", "device = \"cuda\"\n");
@@ -99,7 +99,7 @@ fn who_has_a_node_to_itself_has_a_rank_for_each_gpu_that_it_sees() {
 
 #[cfg(feature = "torch")]
 #[test]
-fn libtorch_trains_verifies_and_is_measured() {
+fn torch_cpu_trains_verifies_and_benchmarks() {
     let sandbox = Sandbox::new();
     for dtype in ["f32", "bf16"] {
         let set = format!("--set run.device=torch-cpu --set fsdp.param_dtype={dtype}");
@@ -116,7 +116,7 @@ mod xla {
     use super::Sandbox;
 
     #[test]
-    fn a_plugin_that_is_none_is_refused() {
+    fn missing_or_invalid_plugin_is_rejected() {
         let sandbox = Sandbox::new();
         let train = "train run.toml --set run.device=xla --set run.ranks=2";
         let refused = sandbox.refused(train);
@@ -152,7 +152,7 @@ mod xla {
     }
 
     #[test]
-    fn a_plugin_for_other_processors_is_named_as_such() {
+    fn plugin_for_other_architecture_is_rejected() {
         let sandbox = Sandbox::new();
         let mut header = [0; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -167,7 +167,7 @@ mod xla {
     }
 
     #[test]
-    fn a_step_is_compiled_for_devices_that_nobody_starts() {
+    fn step_compiles_for_topology_without_starting_devices() {
         let Some(plugin) = plugin() else { return };
         let sandbox = Sandbox::new();
         let compile = |more: &str| format!("compile run.toml --plugin {plugin} {more}");
@@ -182,8 +182,8 @@ mod xla {
         assert_eq!(text.matches("stablehlo.all_gather\"").count() as u64, gathers.as_u64().unwrap());
         assert!(!sandbox.path("out").exists(), "nothing is run");
         let ran = sandbox.succeed(&compile(native));
-        assert!(ran.stdout.contains("XLA takes the step"), "{}", ran.stdout);
-        assert!(ran.stdout.contains("peak, as the ledger predicts"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("XLA compiled the step"), "{}", ran.stdout);
+        assert!(ran.stdout.contains("peak, predicted by the ledger"), "{}", ran.stdout);
         for (more, said) in [
             ("--topology v9:2x2", "has no topology \"v9:2x2\""),
             ("--topology cpu:2 --ranks 4", "4 ranks need as many devices, but cpu:2 has 2"),
@@ -212,7 +212,7 @@ mod xla {
 
     /// The CPU plugin completes reads late; the time of a step must not be attributed to the previous one.
     #[test]
-    fn each_step_has_its_own_time_also_between_checkpoints() {
+    fn step_times_are_not_attributed_to_other_steps() {
         let Some(plugin) = plugin() else { return };
         let sandbox = Sandbox::new();
         let xla = format!("--set run.device=xla --set run.xla.plugin={plugin} --set run.ranks=2");
@@ -231,7 +231,7 @@ mod xla {
     }
 
     #[test]
-    fn a_run_goes_on_on_another_device() {
+    fn run_resumes_on_another_device() {
         let Some(plugin) = plugin() else { return };
         let sandbox = Sandbox::new();
         let xla = format!("--set run.device=xla --set run.xla.plugin={plugin}");

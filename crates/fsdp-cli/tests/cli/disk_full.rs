@@ -25,7 +25,7 @@ fn failure(ran: &Ran) -> String {
 }
 
 #[test]
-fn a_limit_on_file_sizes_is_met_before_training() {
+fn file_size_limit_is_detected_before_training() {
     let sandbox = Sandbox::new();
     // A limit of 8 blocks (512 or 1024 bytes each): enough for the small files, not for the model.
     let ran = sandbox.shell("ulimit -f 8; exec \"$FSDP\" train run.toml");
@@ -38,7 +38,7 @@ fn a_limit_on_file_sizes_is_met_before_training() {
 }
 
 #[test]
-fn a_full_disk_leaves_no_half_written_model() {
+fn full_disk_leaves_no_partial_model() {
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.path("tiny")).unwrap();
     // A separate file system, which needs user namespaces.
@@ -57,7 +57,7 @@ fn a_full_disk_leaves_no_half_written_model() {
 }
 
 #[test]
-fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
+fn unwritable_metrics_end_run_with_checkpoint_and_model() {
     let sandbox = Sandbox::new();
     // Enough for the model and a checkpoint, not for the metrics of many steps.
     let train = "exec \"$FSDP\" train run.toml --set train.steps=1000000 --set run.ranks=1";
@@ -73,7 +73,7 @@ fn metrics_that_cannot_be_written_end_the_run_with_its_state_and_model() {
 }
 
 #[test]
-fn a_folder_that_another_run_holds_is_worth_another_try() {
+fn locked_out_dir_exits_as_retryable() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let held = std::fs::File::open(sandbox.path("out/.lock")).unwrap();

@@ -7,7 +7,7 @@ const STILL: &str = "train run.toml --set train.optimizer.lr=1e-30 --set data.ev
                      --set train.early_stop.patience=2";
 
 #[test]
-fn a_run_whose_loss_stays_ends_when_its_patience_does() {
+fn run_with_constant_loss_stops_after_patience() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed(&format!("{STILL} --set train.steps=9"));
     assert_eq!(sandbox.metrics("out").len(), 3);
@@ -18,7 +18,7 @@ fn a_run_whose_loss_stays_ends_when_its_patience_does() {
 }
 
 #[test]
-fn patience_goes_on_with_the_run_and_what_is_over_stays_over() {
+fn early_stop_patience_survives_resume() {
     let (cut, whole) = (Sandbox::new(), Sandbox::new());
     let kept = format!("{STILL} --set checkpoint.every=1");
     whole.succeed(&format!("{kept} --set train.steps=9"));
@@ -35,7 +35,7 @@ fn patience_goes_on_with_the_run_and_what_is_over_stays_over() {
 }
 
 #[test]
-fn the_set_that_is_watched_must_be_evaluated() {
+fn early_stop_requires_known_evaluation_set() {
     let sandbox = Sandbox::new();
     let refused = |args: &str| {
         let ran = sandbox.fsdp(&format!("train run.toml --set train.early_stop.patience=2 {args}"));
@@ -70,7 +70,7 @@ fn best(sandbox: &Sandbox) -> [u64; 2] {
 }
 
 #[test]
-fn the_best_states_are_kept_beside_the_newest() {
+fn best_checkpoints_are_kept_with_newest() {
     for (every, newest) in [(0, None), (8, Some(8))] {
         let sandbox = Sandbox::new();
         let ran = sandbox.succeed(&format!("{RISING} --set checkpoint.every={every}"));
@@ -86,7 +86,7 @@ fn the_best_states_are_kept_beside_the_newest() {
 }
 
 #[test]
-fn a_run_that_goes_on_remembers_its_best_states() {
+fn resumed_run_keeps_best_checkpoints() {
     let sandbox = Sandbox::new();
     let kept_all = format!("{RISING} --set checkpoint.every=1");
     sandbox.succeed(&format!("{kept_all} --set train.steps=7 --set train.lr_schedule.warmup_steps=7"));
@@ -99,7 +99,7 @@ fn a_run_that_goes_on_remembers_its_best_states() {
 }
 
 #[test]
-fn without_evaluations_no_state_is_the_best() {
+fn keep_best_without_evaluations_is_rejected() {
     let refused = Sandbox::new().fsdp("train run.toml --set checkpoint.keep_best=1");
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("`checkpoint.keep_best` is 1"), "{}", refused.stderr);

@@ -40,7 +40,7 @@ fn told(sandbox: &Sandbox, step: u64) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn checkpoints_and_exports_have_the_bits_of_the_evaluation_in_training() {
+fn eval_matches_training_evaluation_bitwise() {
     for param_dtype in ["f32", "bf16"] {
         let sandbox = sandbox("[checkpoint]\nevery = 1\nkeep_last = 0\n");
         let set = format!("--set data.eval_every=1 --set fsdp.param_dtype=\"{param_dtype}\"");
@@ -62,7 +62,7 @@ fn checkpoints_and_exports_have_the_bits_of_the_evaluation_in_training() {
 }
 
 #[test]
-fn every_policy_evaluates_to_the_same_bits_without_reading_training_data() {
+fn all_policies_evaluate_bitwise_equal_without_training_data() {
     let sandbox = sandbox("");
     sandbox.succeed("train run.toml");
     std::fs::copy(sandbox.path("data.txt"), sandbox.path("seen.txt")).unwrap();
@@ -87,7 +87,7 @@ fn every_policy_evaluates_to_the_same_bits_without_reading_training_data() {
 }
 
 #[test]
-fn a_model_of_another_family_than_the_run_files_is_evaluated() {
+fn eval_accepts_model_of_another_family() {
     let sandbox = sandbox("");
     std::fs::create_dir(sandbox.path("gpt2")).unwrap();
     sandbox.write("gpt2/config.json", GPT2);
@@ -98,7 +98,7 @@ fn a_model_of_another_family_than_the_run_files_is_evaluated() {
 }
 
 #[test]
-fn adapters_are_evaluated_beside_their_base_and_from_checkpoints() {
+fn adapter_evaluates_with_base_and_from_checkpoint() {
     let sandbox = sandbox("[checkpoint]\nevery = 3\n");
     sandbox.succeed("train run.toml --set run.out_dir=\"base\"");
     sandbox.succeed("train run.toml --set run.out_dir=\"other\" --set model.seed=9");
@@ -123,7 +123,7 @@ fn adapters_are_evaluated_beside_their_base_and_from_checkpoints() {
 }
 
 #[test]
-fn processes_evaluate_together_and_the_first_one_prints() {
+fn processes_evaluate_jointly_and_only_first_prints() {
     let sandbox = sandbox("[checkpoint]\nevery = 3\n");
     sandbox.succeed("train run.toml");
     for (launcher, model) in [(FSDP, "out/model"), (TORCHRUN, "out/checkpoints/step-00000003")] {
@@ -136,7 +136,7 @@ fn processes_evaluate_together_and_the_first_one_prints() {
 }
 
 #[test]
-fn the_report_is_a_table() {
+fn eval_report_is_printed_as_table() {
     let sandbox = sandbox("");
     sandbox.succeed("train run.toml");
     let report = sandbox.succeed("eval run.toml --model out/model").stdout;
@@ -150,7 +150,7 @@ fn the_report_is_a_table() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_way_out() {
+fn invalid_eval_input_is_rejected_with_hint() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let refused = |args: &str| {

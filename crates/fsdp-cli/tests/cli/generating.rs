@@ -21,7 +21,7 @@ fn report(sandbox: &Sandbox, args: &str) -> Value {
 }
 
 #[test]
-fn a_model_goes_on_with_text_and_with_tokens() {
+fn text_and_token_id_prompts_generate_same_output() {
     let sandbox = trained();
     let found = report(&sandbox, "--prompt sha");
     assert_eq!(found["prompt_ids"], Value::from(vec![115, 104, 97]));
@@ -37,7 +37,7 @@ fn a_model_goes_on_with_text_and_with_tokens() {
 }
 
 #[test]
-fn draws_follow_from_the_seed() {
+fn sampling_is_determined_by_seed() {
     let sandbox = trained();
     let drawn = |seed: u64| report(&sandbox, &format!("--prompt sha --temperature 3 --seed {seed}"));
     assert_eq!(drawn(1), drawn(1));
@@ -48,7 +48,7 @@ fn draws_follow_from_the_seed() {
 }
 
 #[test]
-fn the_end_token_ends_the_text_and_is_not_shown() {
+fn end_token_stops_generation_and_is_not_printed() {
     let sandbox = trained();
     let tokens = report(&sandbox, "--prompt sha")["tokens"].clone();
     let ids: Vec<u64> = serde_json::from_value(tokens).unwrap();
@@ -66,7 +66,7 @@ fn the_end_token_ends_the_text_and_is_not_shown() {
 }
 
 #[test]
-fn what_can_not_be_generated_is_refused_with_the_way_out() {
+fn invalid_generate_input_is_rejected_with_hint() {
     let sandbox = trained();
     let refused = |args: &str, told: &str| {
         let ran = sandbox.fsdp(&format!("generate {args}"));
@@ -86,7 +86,7 @@ fn what_can_not_be_generated_is_refused_with_the_way_out() {
 
 /// Follows `docs/training.md` on the best states.
 #[test]
-fn a_state_becomes_a_model_or_an_adapter_with_all_that_belongs_beside_it() {
+fn checkpoint_becomes_complete_model_or_adapter() {
     let sandbox = trained();
     let state = |out: &str, step: u64| format!("{out}/checkpoints/step-{step:08}");
     let tokens = |model: &str| {

@@ -22,7 +22,7 @@ fn without(command: &str, text: &str) -> String {
 }
 
 #[test]
-fn every_command_explains_itself() {
+fn help_output_matches_snapshots() {
     let all = help("--help");
     let others = without("compile", &all);
     assert_eq!(others.lines().count() < all.lines().count(), cfg!(feature = "xla"));
@@ -50,7 +50,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn the_published_schema_of_run_files_is_the_one_that_is_printed() {
+fn published_run_schema_is_up_to_date() {
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/run.schema.json");
     let published = std::fs::read_to_string(published).unwrap();
     let printed = help("schema");
@@ -58,14 +58,14 @@ fn the_published_schema_of_run_files_is_the_one_that_is_printed() {
 }
 
 #[test]
-fn no_arguments_print_the_help_and_fail() {
+fn no_arguments_print_help_and_fail() {
     let ran = Sandbox::new().fsdp("");
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("Usage: fsdp [OPTIONS] <COMMAND>"), "{}", ran.stderr);
 }
 
 #[test]
-fn shells_complete_every_command() {
+fn completions_and_man_pages_cover_every_command() {
     let top = help("--help");
     let commands =
         top.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());

@@ -22,7 +22,7 @@ fn refused(sandbox: &Sandbox, args: &str) -> String {
 }
 
 #[test]
-fn sizes_of_a_config_json_that_no_machine_has() {
+fn absurd_config_json_sizes_are_rejected() {
     for command in ["train run.toml", "schedule run.toml", "verify run.toml --shrink"] {
         for (from, to) in [
             ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1099511627776"),
@@ -41,7 +41,7 @@ fn sizes_of_a_config_json_that_no_machine_has() {
 }
 
 #[test]
-fn more_parameters_than_any_model_has() {
+fn absurd_parameter_count_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"hidden_size\": 16", "\"hidden_size\": 1048576");
     sandbox.edit("model/config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4096");
@@ -52,7 +52,7 @@ fn more_parameters_than_any_model_has() {
 }
 
 #[test]
-fn sizes_of_a_run_file_that_no_machine_has() {
+fn absurd_run_file_sizes_are_rejected() {
     let sandbox = Sandbox::new();
     for (overrides, fragment) in [
         ("--set data.seq_len=4294967295", "an integer from 1 to 8388608"),
@@ -77,7 +77,7 @@ fn sizes_of_a_run_file_that_no_machine_has() {
 }
 
 #[test]
-fn options_of_a_benchmark_that_no_machine_has() {
+fn absurd_bench_options_are_rejected() {
     let sandbox = Sandbox::new();
     let largest = usize::MAX;
     for option in [
@@ -102,7 +102,7 @@ fn options_of_a_benchmark_that_no_machine_has() {
 }
 
 #[test]
-fn a_model_that_is_larger_than_memory() {
+fn model_larger_than_memory_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 4194304");
     for command in ["train run.toml", "verify run.toml --world-sizes 2"] {
@@ -124,7 +124,7 @@ fn a_model_that_is_larger_than_memory() {
 }
 
 #[test]
-fn files_that_are_none_are_refused_at_once() {
+fn pipes_devices_and_oversized_files_are_rejected() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.shell("mkfifo fifo; mkdir other; ln -s ../fifo other/config.json").code, Some(0));
     for (args, fragment) in [
@@ -150,7 +150,7 @@ fn files_that_are_none_are_refused_at_once() {
 
 #[cfg(feature = "tokenizers")]
 #[test]
-fn a_tokenizer_that_would_take_eight_gigabytes() {
+fn tokenizer_claiming_huge_table_is_rejected() {
     let sandbox = Sandbox::new();
     let tokenizer = r#"{"version": "1.0", "normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////2FiY2Q="},
         "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}"#;
@@ -162,7 +162,7 @@ fn a_tokenizer_that_would_take_eight_gigabytes() {
 }
 
 #[test]
-fn a_run_that_was_stopped_for_longer_than_its_limit_goes_on() {
+fn run_suspended_longer_than_timeout_continues() {
     let sandbox = Sandbox::new();
     let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000 --set run.timeout_s=5");
     for _ in 0..2 {

@@ -24,7 +24,7 @@ impl Sandbox {
 }
 
 #[test]
-fn a_model_without_weights_is_trained_from_scratch() {
+fn model_without_weights_is_trained_from_scratch() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.init_and_train("made", "--model model --data data.txt --eval data.txt"));
     sandbox.write("model/config.json", GPT2);
@@ -33,7 +33,7 @@ fn a_model_without_weights_is_trained_from_scratch() {
 }
 
 #[test]
-fn a_model_with_weights_is_trained_on_whole_beside_or_anew() {
+fn init_supports_full_lora_and_from_scratch_training() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let model = "--model out/model --data data.txt";
@@ -47,7 +47,7 @@ fn a_model_with_weights_is_trained_on_whole_beside_or_anew() {
 }
 
 #[test]
-fn what_data_holds_is_told_by_its_records() {
+fn init_infers_data_format_from_records() {
     let sandbox = Sandbox::new();
     let pair = "{\"prompt\": \"What is a shard?\", \"completion\": \" A part.\"}\n";
     sandbox.write("pairs.jsonl", pair.repeat(20));
@@ -69,7 +69,7 @@ fn what_data_holds_is_told_by_its_records() {
 
 #[cfg(feature = "tokenizers")]
 #[test]
-fn conversations_take_tokenizer_and_template_of_the_model() {
+fn conversations_use_model_tokenizer_and_chat_template() {
     let sandbox = Sandbox::new();
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/chat");
     let data = format!("--model {example} --data {example}/conversations.jsonl --ranks 2");
@@ -80,7 +80,7 @@ fn conversations_take_tokenizer_and_template_of_the_model() {
 
 #[cfg(feature = "tokenizers")]
 #[test]
-fn texts_of_a_tokenizer_that_puts_nothing_around_them_are_separated() {
+fn init_sets_eos_if_tokenizer_adds_no_special_tokens() {
     let sandbox = Sandbox::new();
     let chat = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/chat");
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -96,7 +96,7 @@ fn texts_of_a_tokenizer_that_puts_nothing_around_them_are_separated() {
 }
 
 #[test]
-fn weights_whose_tokenizer_is_not_there_are_a_warning() {
+fn weights_without_tokenizer_cause_warning() {
     let sandbox = Sandbox::new();
     sandbox.edit("model/config.json", "\"vocab_size\": 256", "\"vocab_size\": 300");
     sandbox.succeed("train run.toml");
@@ -105,7 +105,7 @@ fn weights_whose_tokenizer_is_not_there_are_a_warning() {
 }
 
 #[test]
-fn a_file_that_is_there_is_replaced_only_when_that_is_asked_for() {
+fn init_overwrites_file_only_with_force() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
     insta::assert_snapshot!(sandbox.refused("init --model model --data data.txt"), @"
@@ -121,7 +121,7 @@ fn a_file_that_is_there_is_replaced_only_when_that_is_asked_for() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_leaves_nothing() {
+fn invalid_init_arguments_leave_no_files() {
     let sandbox = Sandbox::new();
     let before = sandbox.files(".");
     let refused = |args: &str| sandbox.refused(&format!("init made.toml {args}"));
@@ -163,7 +163,7 @@ fn at_terminal(sandbox: &Sandbox, args: &str, lines: &str) -> Option<Ran> {
 }
 
 #[test]
-fn at_a_terminal_what_is_not_given_is_asked() {
+fn init_prompts_for_missing_arguments_at_terminal() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let lines = "nowhere\nout/model\nlora\nnothing.txt\ndata.txt\n2\n\n";

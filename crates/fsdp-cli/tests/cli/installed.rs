@@ -104,7 +104,7 @@ const NVRTC: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 #[test]
-fn more_ranks_than_gpus() {
+fn more_ranks_than_gpus_is_rejected() {
     let machine = Machine::new();
     let message = machine.refused("train run.toml --set run.device=cuda --set run.ranks=4");
     assert!(message.contains("4 ranks need 4 GPUs, but this process sees 2"), "{message}");
@@ -125,7 +125,7 @@ fn more_ranks_than_gpus() {
 }
 
 #[test]
-fn more_processes_than_gpus() {
+fn more_processes_than_gpus_is_rejected() {
     let machine = Machine::new();
     let train = "-- train run.toml --set run.device=cuda";
     let ran = machine.fsdp(&format!("launch --nproc 4 {train} --set run.ranks=4"));
@@ -143,7 +143,7 @@ fn more_processes_than_gpus() {
 }
 
 #[test]
-fn kernels_that_can_not_be_compiled() {
+fn unusable_nvrtc_is_rejected() {
     let machine = Machine::new();
     machine.link_libtorch("2.11.0+cu130");
     machine.spoil(&NVRTC);
@@ -160,7 +160,7 @@ fn kernels_that_can_not_be_compiled() {
 }
 
 #[test]
-fn ranks_that_can_not_be_connected() {
+fn unusable_nccl_is_rejected() {
     let machine = Machine::new();
     machine.link_libtorch("2.11.0+cu130");
     machine.build("nvrtc.cpp", "libnvrtc.so.13");
@@ -171,7 +171,7 @@ fn ranks_that_can_not_be_connected() {
 }
 
 #[test]
-fn another_libtorch_than_the_one_that_it_was_built_with() {
+fn libtorch_version_mismatch_is_rejected() {
     let machine = Machine::new();
     machine.link_libtorch("2.4.1+cu121");
     let file = machine.torch().join("version.py").display().to_string();

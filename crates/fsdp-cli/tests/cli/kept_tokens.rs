@@ -30,7 +30,7 @@ impl Sandbox {
 }
 
 #[test]
-fn text_is_tokenized_once_for_all_runs_in_a_folder() {
+fn token_cache_is_reused_by_later_runs() {
     let sandbox = sandbox();
     let first = sandbox.succeed("train run.toml --set checkpoint.every=2");
     assert!(!first.stderr.contains("warning"), "{}", first.stderr);
@@ -59,7 +59,7 @@ fn text_is_tokenized_once_for_all_runs_in_a_folder() {
 }
 
 #[test]
-fn what_is_no_run_keeps_nothing_in_the_output_folder() {
+fn verify_schedule_and_rejected_train_cache_no_tokens() {
     let sandbox = sandbox();
     for (command, code) in [
         ("verify run.toml --world-sizes 2", 0),
@@ -73,7 +73,7 @@ fn what_is_no_run_keeps_nothing_in_the_output_folder() {
 }
 
 #[test]
-fn processes_and_runs_share_a_folder_of_tokens() {
+fn processes_and_runs_share_token_cache() {
     let sandbox = sandbox();
     sandbox.succeed("train run.toml --set run.out_dir=alone");
     let cache = "--set data.cache=shared/tokens";
@@ -96,7 +96,7 @@ fn processes_and_runs_share_a_folder_of_tokens() {
 }
 
 #[test]
-fn one_of_several_processes_tokenizes_for_all() {
+fn only_one_process_tokenizes_text() {
     let sandbox = sandbox();
     let ran = |args: &str| {
         let mut command = sandbox.command();

@@ -48,7 +48,7 @@ pub(crate) fn wait_for_saves(sandbox: &Sandbox) {
 }
 
 #[test]
-fn a_run_that_is_killed_at_random_is_the_run_that_was_not() {
+fn randomly_killed_run_matches_uninterrupted_run() {
     let sandbox = Sandbox::new();
     for seed in 0..6 {
         let mut random = SeededOrder::new(seed);
@@ -69,7 +69,7 @@ fn a_run_that_is_killed_at_random_is_the_run_that_was_not() {
 }
 
 #[test]
-fn four_nodes_that_become_two_and_four_again_have_the_metrics_of_threads() {
+fn resizing_from_four_nodes_to_two_and_back_matches_threads() {
     let sandbox = Sandbox::new();
     let port = free_port();
     for (nodes, victim) in [(4, 3), (2, 0), (4, 1)] {
@@ -113,7 +113,7 @@ fn stop_the_leader(world: &World, random: &mut SeededOrder) {
 }
 
 #[test]
-fn a_leader_that_wakes_when_others_have_gone_on_damages_nothing() {
+fn woken_leader_cannot_damage_taken_over_run() {
     let sandbox = Sandbox::new();
     for seed in 0..2 {
         let mut random = SeededOrder::new(seed);
@@ -138,7 +138,7 @@ fn a_leader_that_wakes_when_others_have_gone_on_damages_nothing() {
 }
 
 #[test]
-fn where_there_are_locks_nobody_goes_on_beside_a_leader_that_may_wake() {
+fn lock_blocks_takeover_while_leader_is_stopped() {
     let sandbox = Sandbox::new();
     let zombie = attempt(&sandbox, true);
     wait_for_saves(&sandbox);

@@ -125,7 +125,7 @@ fn has_the_bits_of_threads(launchers: &[Launcher], connected_over: fn(&Path) -> 
 }
 
 #[test]
-fn every_mpirun_of_this_machine_has_the_bits_of_threads() {
+fn mpirun_matches_threads_bitwise() {
     let launchers = mpi();
     if is_there(&launchers, "mpirun") {
         has_the_bits_of_threads(&launchers, |_| "MPI (");
@@ -133,7 +133,7 @@ fn every_mpirun_of_this_machine_has_the_bits_of_threads() {
 }
 
 #[test]
-fn every_mpirun_of_this_machine_verifies_and_is_examined_over_mpi() {
+fn verify_and_doctor_run_over_mpi_under_mpirun() {
     let launchers = mpi();
     if !is_there(&launchers, "mpirun") {
         return;
@@ -152,7 +152,7 @@ fn every_mpirun_of_this_machine_verifies_and_is_examined_over_mpi() {
 }
 
 #[test]
-fn torchrun_has_the_bits_of_threads() {
+fn torchrun_matches_threads_bitwise() {
     let launchers = of_torch();
     if is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
         has_the_bits_of_threads(&launchers, |_| "TCP");
@@ -160,7 +160,7 @@ fn torchrun_has_the_bits_of_threads() {
 }
 
 #[test]
-fn two_agents_of_torchrun_have_the_bits_of_threads() {
+fn two_torchrun_agents_match_threads_bitwise() {
     let launchers = of_torch();
     if !is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
         return;
@@ -193,7 +193,7 @@ fn two_agents_of_torchrun_have_the_bits_of_threads() {
 }
 
 #[test]
-fn torchrun_starts_a_run_again_whose_process_was_killed() {
+fn torchrun_restarts_run_after_killed_process() {
     let launchers = of_torch();
     if !is_there(&launchers, "torchrun (named in FSDP_TEST_TORCHRUN or on PATH)") {
         return;
@@ -221,7 +221,7 @@ fn torchrun_starts_a_run_again_whose_process_was_killed() {
 }
 
 #[test]
-fn a_launcher_sees_the_exit_code_of_a_run_that_diverges() {
+fn launcher_reports_exit_code_of_diverged_run() {
     for launcher in mpi() {
         let sandbox = Sandbox::new();
         let args = "train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}";
@@ -245,7 +245,7 @@ fn a_launcher_sees_the_exit_code_of_a_run_that_diverges() {
 }
 
 #[test]
-fn an_mpi_library_that_is_not_the_launchers_is_told() {
+fn mpi_library_of_another_launcher_is_rejected() {
     let has = |launchers: &[Launcher], arguments: fn(usize) -> Vec<String>| {
         launchers.iter().any(|launcher| (launcher.arguments)(1) == arguments(1))
     };

@@ -88,7 +88,7 @@ impl Drop for Launch {
 }
 
 #[test]
-fn a_launch_has_the_bits_of_threads() {
+fn launch_matches_threads_bitwise() {
     let sandbox = Sandbox::new();
     // The schedule causes a warning, which must be printed once.
     let warned = "train run.toml --set train.lr_schedule={name=\"warmup-cosine\",warmup_steps=20}";
@@ -102,7 +102,7 @@ fn a_launch_has_the_bits_of_threads() {
 }
 
 #[test]
-fn a_process_that_is_killed_costs_no_more_than_the_steps_since_the_last_checkpoint() {
+fn killed_process_loses_only_steps_since_last_checkpoint() {
     let sandbox = Sandbox::new();
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
     for _ in 0..2 {
@@ -126,7 +126,7 @@ fn a_process_that_is_killed_costs_no_more_than_the_steps_since_the_last_checkpoi
 }
 
 #[test]
-fn what_a_terminal_or_a_scheduler_sends_to_all_saves_and_stops() {
+fn signal_from_terminal_or_scheduler_saves_and_stops() {
     for (signal, to_workers) in [("INT", false), ("TERM", true)] {
         let sandbox = Sandbox::new();
         let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
@@ -146,7 +146,7 @@ fn what_a_terminal_or_a_scheduler_sends_to_all_saves_and_stops() {
 }
 
 #[test]
-fn restarts_have_a_limit() {
+fn max_restarts_is_enforced() {
     let sandbox = Sandbox::new();
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}"));
     wait_until("a checkpoint", || newest(&sandbox) > 3);
@@ -157,7 +157,7 @@ fn restarts_have_a_limit() {
 }
 
 #[test]
-fn what_would_fail_again_is_not_started_again() {
+fn permanent_failures_are_not_restarted() {
     let sandbox = Sandbox::new();
     for (args, code, message) in [
         ("train run.toml --set train.optimizer={name=\"sgd\",lr=1e39}", 3, "not finite"),
@@ -190,7 +190,7 @@ fn what_would_fail_again_is_not_started_again() {
 }
 
 #[test]
-fn each_process_has_its_own_files() {
+fn log_dir_has_separate_files_per_rank() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed("launch --nproc 2 --log-dir logs -- train run.toml");
     assert!(ran.stdout.contains("steps         3,") && ran.stderr.contains("step 3/3"), "{}", ran.stderr);
@@ -200,7 +200,7 @@ fn each_process_has_its_own_files() {
 }
 
 #[test]
-fn nothing_is_left_of_a_launch_that_was_killed() {
+fn killed_launcher_leaves_no_processes() {
     for processes in [1, 2] {
         killed(processes);
     }

@@ -28,7 +28,7 @@ fn error_of(ran: &Ran) -> String {
 }
 
 #[test]
-fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
+fn full_disk_saves_state_without_checkpoints_configured() {
     let sandbox = Sandbox::new();
     // After the first step, another program takes all remaining disk space.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 2>told & \
@@ -52,7 +52,7 @@ fn a_disk_that_fills_up_costs_nothing_although_no_checkpoints_were_asked_for() {
 }
 
 #[test]
-fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
+fn space_for_next_save_is_reserved_before_disk_fills() {
     let sandbox = Sandbox::new();
     // Once a save is reported, space is reserved for the next one, last for the last rank.
     let script = "$FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
@@ -68,7 +68,7 @@ fn a_disk_that_is_full_between_two_saves_keeps_the_space_of_the_next() {
 }
 
 #[test]
-fn a_disk_without_room_for_the_end_of_the_run_is_told_before_its_first_step() {
+fn insufficient_disk_space_is_reported_before_first_step() {
     // First enough space for the exported model but not for a checkpoint; then not even for the model.
     for (kib, what) in [
         (100, "a save needs"),
@@ -86,7 +86,7 @@ fn a_disk_without_room_for_the_end_of_the_run_is_told_before_its_first_step() {
 }
 
 #[test]
-fn a_full_disk_fails_a_synchronous_save_at_once() {
+fn full_disk_fails_synchronous_save_without_timeout() {
     let sandbox = Sandbox::new();
     let script = "TMPDIR=. $FSDP train run.toml --set run.out_dir=disk/out --set train.steps=1000000 \
             --set checkpoint.every=3 --set checkpoint.async=false --set checkpoint.keep_last=0 2>told; \
@@ -100,7 +100,7 @@ fn a_full_disk_fails_a_synchronous_save_at_once() {
 }
 
 #[test]
-fn a_state_that_fits_nowhere_leaves_nothing_behind() {
+fn unsavable_state_leaves_no_temporary_files() {
     let sandbox = Sandbox::new();
     let script = "mkdir disk/tmp; TMPDIR=disk/tmp $FSDP train run.toml --set run.out_dir=disk/out \
             --set train.steps=1000000 --set checkpoint.every=3 --set checkpoint.async=false \
@@ -113,7 +113,7 @@ fn a_state_that_fits_nowhere_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_folder_that_goes_away_costs_no_state() {
+fn removed_checkpoint_folder_saves_state_elsewhere() {
     let sandbox = Sandbox::new();
     let run = Running::start(&sandbox, "train run.toml --set train.steps=1000000");
     fs::remove_dir_all(sandbox.path("out/checkpoints")).unwrap();
@@ -153,7 +153,7 @@ fn mended(optimizer: &str) -> String {
 }
 
 #[test]
-fn a_state_that_is_not_finite_is_never_complete_and_never_exported() {
+fn non_finite_state_is_neither_saved_nor_exported() {
     for optimizer in OPTIMIZERS {
         for every in [0, 1] {
             let sandbox = Sandbox::new();
@@ -182,7 +182,7 @@ fn a_state_that_is_not_finite_is_never_complete_and_never_exported() {
 }
 
 #[test]
-fn a_run_that_diverged_goes_on_with_a_lower_learning_rate_as_its_message_says() {
+fn diverged_run_resumes_with_lower_learning_rate() {
     for optimizer in OPTIMIZERS {
         for every in [1, 2] {
             let sandbox = Sandbox::new();

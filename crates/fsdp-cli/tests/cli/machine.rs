@@ -7,7 +7,7 @@ fn json(args: &str) -> serde_json::Value {
 }
 
 #[test]
-fn the_doctor_looks_for_everything_and_says_what_can_be_used() {
+fn doctor_reports_libraries_and_usable_devices() {
     let report = json("doctor --json");
     let parts: Vec<&str> =
         report["findings"].as_array().unwrap().iter().map(|found| found["part"].as_str().unwrap()).collect();
@@ -24,7 +24,7 @@ fn the_doctor_looks_for_everything_and_says_what_can_be_used() {
 }
 
 #[test]
-fn a_benchmark_of_a_named_model_adds_up() {
+fn gpu_benchmark_report_is_consistent() {
     let report = json("bench gpu --model llama-tiny --device cpu --batch 2 --steps 4 --warmup 1 --json");
     let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key} in {report}"));
     assert_eq!(report["step_ms"].as_array().unwrap().len(), 4);
@@ -41,7 +41,7 @@ fn a_benchmark_of_a_named_model_adds_up() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_an_error_of_the_input() {
+fn missing_gpu_is_input_error() {
     let refused = Sandbox::new().refused("bench gpu --model llama-tiny --steps 2 --warmup 0");
     let what = if cfg!(feature = "cuda") { "NVIDIA driver" } else { "--features cuda" };
     assert!(refused.contains("device \"cuda\"") && refused.contains(what), "{refused}");

@@ -68,7 +68,7 @@ impl<'a> Nodes<'a> {
 }
 
 #[test]
-fn processes_of_two_nodes_have_the_bits_of_threads_and_outlive_a_link_that_is_cut() {
+fn two_nodes_match_threads_bitwise_and_resume_after_cut_link() {
     let sandbox = Sandbox::new();
     let Some(nodes) = Nodes::start(&sandbox, 4) else { return };
     let four = "--set run.ranks=4 --set train.global_batch_size=16";
@@ -105,7 +105,7 @@ fn processes_of_two_nodes_have_the_bits_of_threads_and_outlive_a_link_that_is_cu
 }
 
 #[test]
-fn a_network_that_loses_a_fifth_of_all_packets_costs_time_and_no_bit() {
+fn packet_loss_does_not_change_results() {
     let sandbox = Sandbox::new();
     let lossy = if !programs(&["nft"], "").is_empty() {
         "nft add table ip t && nft 'add chain ip t in { type filter hook input priority 0; }' \

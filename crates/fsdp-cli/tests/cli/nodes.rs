@@ -80,7 +80,7 @@ fn are_of_one_run(sandbox: &Sandbox) {
 }
 
 #[test]
-fn two_nodes_have_the_bits_of_threads() {
+fn two_nodes_match_threads_bitwise() {
     let sandbox = Sandbox::new();
     let run = "launch --nnodes 2 --nproc 2 -- train run.toml --resume --set run.ranks=4";
     let agents = [Agent::start(&sandbox, run), Agent::start(&sandbox, run)];
@@ -95,7 +95,7 @@ fn two_nodes_have_the_bits_of_threads() {
 }
 
 #[test]
-fn nodes_that_were_told_where_to_meet_need_no_folder() {
+fn nodes_with_master_address_need_no_shared_folder() {
     let sandbox = Sandbox::new();
     let port = free_port().to_string();
     let token = "ab".repeat(32);
@@ -119,7 +119,7 @@ fn nodes_that_were_told_where_to_meet_need_no_folder() {
 }
 
 #[test]
-fn nodes_are_lost_and_return() {
+fn run_survives_loss_and_return_of_nodes() {
     let sandbox = Sandbox::new();
     let run = format!("launch --nnodes 1:2 --node-wait 1 --nproc 1 -- {ENDLESS}");
     let first = Agent::start(&sandbox, &run);
@@ -153,7 +153,7 @@ fn nodes_are_lost_and_return() {
 }
 
 #[test]
-fn a_pod_that_is_started_again_coordinates_as_before() {
+fn restarted_coordinator_resumes_run() {
     let sandbox = Sandbox::new();
     let port = free_port();
     let start = |rank| {
@@ -177,7 +177,7 @@ fn a_pod_that_is_started_again_coordinates_as_before() {
 }
 
 #[test]
-fn nodes_that_can_not_take_part_are_told_why() {
+fn mismatched_node_and_invalid_options_are_rejected() {
     let sandbox = Sandbox::new();
     let run = |nproc| format!("launch --nnodes 1:2 --node-wait 0 --nproc {nproc} -- {ENDLESS}");
     let first = Agent::start(&sandbox, &run(1));
@@ -199,7 +199,7 @@ fn nodes_that_can_not_take_part_are_told_why() {
 }
 
 #[test]
-fn logs_of_an_earlier_launch_stay() {
+fn logs_of_earlier_launch_are_kept() {
     let sandbox = Sandbox::new();
     for attempt in 0..2 {
         sandbox.succeed("launch --nproc 1 --log-dir logs -- train run.toml --overwrite");

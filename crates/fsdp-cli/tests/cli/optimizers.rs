@@ -19,7 +19,7 @@ fn weights(sandbox: &Sandbox, out_dir: &str) -> Vec<f64> {
 }
 
 #[test]
-fn groups_are_told_when_a_run_begins_and_are_in_its_checkpoints() {
+fn param_groups_are_reported_and_saved_in_checkpoints() {
     let sandbox = Sandbox::new();
     let optimizer = r#"train.optimizer={lr=1e-2,no_decay=["norm"],group=[{patterns=["embed_tokens"],lr=5e-3,weight_decay=0.5},{patterns=["layers\\.0\\."],lr_scale=0}]}"#;
     let ran = sandbox.succeed(&format!("train run.toml --set {optimizer} --set checkpoint.every=3"));
@@ -62,7 +62,7 @@ fn groups_are_told_when_a_run_begins_and_are_in_its_checkpoints() {
 }
 
 #[test]
-fn moments_of_8_bits_are_kept_by_conversions_and_are_not_taken_for_others() {
+fn adamw8bit_state_survives_conversion_and_rejects_mismatch() {
     let sandbox = Sandbox::new();
     let run = "train run.toml --set train.optimizer={name=\"adamw8bit\"} --set checkpoint.every=3";
     sandbox.succeed(run);
@@ -97,7 +97,7 @@ fn moments_of_8_bits_are_kept_by_conversions_and_are_not_taken_for_others() {
 }
 
 #[test]
-fn muon_and_the_adamw_beside_it_are_told_and_their_state_is_kept_by_conversions() {
+fn muon_and_adamw_groups_are_reported_and_survive_conversion() {
     let sandbox = Sandbox::new();
     let optimizer = "--set train.optimizer={name=\"muon\",lr=2e-2,adamw_lr=1e-2,adamw_params=[\"o_proj\"],no_decay=[\"norm\"]}";
     let run = format!("train run.toml {optimizer}");
@@ -140,7 +140,7 @@ fn muon_and_the_adamw_beside_it_are_told_and_their_state_is_kept_by_conversions(
 }
 
 #[test]
-fn muon_is_refused_where_it_can_not_be() {
+fn muon_rejects_unsupported_settings() {
     let sandbox = Sandbox::new();
     for (more, said) in [
         ("--set run.device=cuda", "`run.device` is \"cuda\"; it must be \"cpu\" or \"torch-cpu\" with"),
@@ -156,7 +156,7 @@ fn muon_is_refused_where_it_can_not_be() {
 }
 
 #[test]
-fn an_average_is_exported_and_is_the_same_on_any_world_and_behind_a_checkpoint() {
+fn exported_ema_is_independent_of_world_size_and_resume() {
     let sandbox = Sandbox::new();
     let run = |out_dir: &str, more: &str| {
         sandbox.succeed(&format!(

@@ -15,7 +15,7 @@ fn expected(sandbox: &Sandbox) -> Vec<f64> {
 }
 
 #[test]
-fn a_run_of_fsdp2_goes_on_as_it_went_on_there() {
+fn resumed_fsdp2_run_matches_pytorch() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let expected = expected(&sandbox);
     assert_eq!(expected.len(), 20);
@@ -34,7 +34,7 @@ fn a_run_of_fsdp2_goes_on_as_it_went_on_there() {
 }
 
 #[test]
-fn folders_of_other_trainers_go_on_as_that_run_did() {
+fn checkpoints_of_other_trainers_resume_like_pytorch() {
     let sandbox = Sandbox::with_fixtures(&[
         "fsdp2",
         "accelerate",
@@ -75,7 +75,7 @@ fn folders_of_other_trainers_go_on_as_that_run_did() {
 }
 
 #[test]
-fn a_converted_checkpoint_goes_on_as_its_source_does() {
+fn converted_checkpoint_resumes_like_its_source() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     sandbox.succeed(&format!("{RUN} --set run.out_dir=source --resume-from fsdp2/dcp"));
     for (format, path) in [("torch", "all.pth"), ("native", "all"), ("dcp --world-size 3", "three")] {
@@ -86,7 +86,7 @@ fn a_converted_checkpoint_goes_on_as_its_source_does() {
 }
 
 #[test]
-fn tied_and_frozen_parameters_and_masters_of_bfloat16_go_on_as_what_deepspeed_held_in_memory() {
+fn deepspeed_bf16_tied_frozen_resume_matches_in_memory_state() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2", "deepspeed"]);
     let mut config: Value = serde_json::from_str(&sandbox.read("fsdp2/config.json")).unwrap();
     config["tie_word_embeddings"] = true.into();
@@ -111,7 +111,7 @@ fn tied_and_frozen_parameters_and_masters_of_bfloat16_go_on_as_what_deepspeed_he
 }
 
 #[test]
-fn what_was_taken_is_told_before_the_first_step() {
+fn loaded_state_is_reported_before_first_step() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let run = format!("{RUN} --set train.steps=10 --set run.out_dir=out --set train.optimizer.lr=0.02");
     let run = format!("{run} --set train.optimizer.no_decay=[] --resume-from fsdp2/dcp");
@@ -132,7 +132,7 @@ fn what_was_taken_is_told_before_the_first_step() {
 }
 
 #[test]
-fn what_can_not_be_gone_on_from_says_why() {
+fn resume_errors_explain_rejected_checkpoints() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let refused = |options: &str| {
         let ran = sandbox.fsdp(&format!("{RUN} --set run.out_dir=out {options}"));
@@ -188,7 +188,7 @@ fn what_can_not_be_gone_on_from_says_why() {
 }
 
 #[test]
-fn damage_is_found_while_a_checkpoint_is_read() {
+fn flipped_bit_in_dcp_tensor_is_detected_on_resume() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let file = sandbox.path("fsdp2/dcp/__0_0.distcp");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -206,7 +206,7 @@ fn damage_is_found_while_a_checkpoint_is_read() {
 }
 
 #[test]
-fn several_processes_go_on_together() {
+fn several_processes_resume_from_dcp() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let run = format!("{RUN} --set run.out_dir=out --resume-from fsdp2/dcp");
     sandbox.succeed(&format!("launch --nproc 2 -- {run}"));
@@ -215,7 +215,7 @@ fn several_processes_go_on_together() {
 }
 
 #[test]
-fn every_layout_can_be_gone_on_from() {
+fn every_dcp_layout_resumes_bitwise() {
     let sandbox = Sandbox::new();
     let run = r#"train run.toml --set train.optimizer.no_decay=["norm"] --set train.steps=4"#;
     sandbox.succeed(&format!("{run} --set run.out_dir=whole --set checkpoint.every=2"));
@@ -232,7 +232,7 @@ fn every_layout_can_be_gone_on_from() {
 }
 
 #[test]
-fn layouts_have_the_names_that_their_readers_want() {
+fn dcp_layouts_use_expected_tensor_names() {
     let sandbox = Sandbox::new();
     sandbox.succeed(r#"train run.toml --set checkpoint.every=3 --set train.optimizer.no_decay=["norm"]"#);
     let names = |options: &str, dir: &str| {
@@ -313,7 +313,7 @@ fn layouts_have_the_names_that_their_readers_want() {
 }
 
 #[test]
-fn what_wrappers_put_into_names_is_named_and_removed() {
+fn wrapper_names_are_reported_and_stripped() {
     let sandbox = Sandbox::with_fixtures(&["fsdp2"]);
     let wrapped = r"--rename layers\.0=layers.0._checkpoint_wrapped_module --rename ^model\.(lm|mod)=model._orig_mod.$1";
     sandbox.succeed(&format!("ckpt convert fsdp2/dcp wrapped --to dcp {wrapped} --no-sync"));
@@ -343,7 +343,7 @@ fn what_wrappers_put_into_names_is_named_and_removed() {
 }
 
 #[test]
-fn an_exported_model_is_complete() {
+fn exported_model_includes_tokenizer_files() {
     let sandbox = Sandbox::new();
     for (name, content) in [
         ("tokenizer.json", "{}"),
@@ -371,7 +371,7 @@ fn an_exported_model_is_complete() {
 }
 
 #[test]
-fn an_exported_model_has_the_dtype_of_its_base_or_the_one_that_was_asked_for() {
+fn exported_dtype_follows_base_model_or_override() {
     let sandbox = Sandbox::new();
     let dtypes = |dir: &str| {
         let report = sandbox.json(&format!("ckpt inspect {dir}/model/model.safetensors"));
@@ -393,7 +393,7 @@ fn an_exported_model_has_the_dtype_of_its_base_or_the_one_that_was_asked_for() {
 }
 
 #[test]
-fn what_a_run_writes_says_which_version_wrote_it() {
+fn outputs_record_fsdp_version_and_run_hash() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=3");
     let version = env!("CARGO_PKG_VERSION");

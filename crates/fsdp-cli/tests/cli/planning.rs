@@ -34,12 +34,12 @@ fn refused(sandbox: &Sandbox, args: &str) -> String {
 }
 
 #[test]
-fn a_plan_says_memory_time_waits_and_cost() {
+fn plan_reports_memory_time_waits_and_cost() {
     insta::assert_snapshot!("plan", sandbox().succeed(ON_16).stdout);
 }
 
 #[test]
-fn a_plan_as_json_agrees_with_itself_and_with_the_schedule() {
+fn json_plan_is_consistent() {
     let sandbox = sandbox();
     let plan = json(&sandbox, &format!("{ON_16} --json"));
     let number =
@@ -61,7 +61,7 @@ fn a_plan_as_json_agrees_with_itself_and_with_the_schedule() {
 }
 
 #[test]
-fn the_search_finds_settings_that_fit_and_writes_them_down() {
+fn search_finds_faster_settings_and_writes_best() {
     let sandbox = sandbox();
     let found =
         json(&sandbox, &format!("{ON_16} --search --tokens 2.097152e10 --price 2 --write best.toml --json"));
@@ -100,7 +100,7 @@ fn the_search_finds_settings_that_fit_and_writes_them_down() {
 }
 
 #[test]
-fn a_predicted_step_is_a_trace_like_a_real_one() {
+fn predicted_trace_ends_at_predicted_step_time() {
     let sandbox = sandbox();
     let plan = json(&sandbox, &format!("{ON_16} --trace step.json --json"));
     let trace: Value = serde_json::from_str(&sandbox.read("step.json")).unwrap();
@@ -113,7 +113,7 @@ fn a_predicted_step_is_a_trace_like_a_real_one() {
 }
 
 #[test]
-fn a_cluster_of_ones_own_begins_as_a_copy() {
+fn printed_cluster_gives_same_plan_as_cluster_file() {
     let sandbox = sandbox();
     let copy = sandbox.succeed(&format!("{ON_16} --print-cluster")).stdout;
     sandbox.write("mine.toml", &copy);
@@ -125,7 +125,7 @@ fn a_cluster_of_ones_own_begins_as_a_copy() {
 }
 
 #[test]
-fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
+fn device_alias_and_cluster_file_match_known_clusters() {
     let sandbox = sandbox();
     let short = json(&sandbox, "plan 8b.toml --on a100-80 --tokens 1.4e12 --price 2.1 --json");
     assert_eq!((&short["cluster"], &short["run"]["price"]), (&"a100-80-sxm".into(), &2.1.into()));
@@ -140,7 +140,7 @@ fn the_usual_words_and_a_file_of_a_whole_cluster_are_enough() {
 }
 
 #[test]
-fn where_little_is_known_a_band_comes_first() {
+fn unvalidated_predictions_show_wide_band_first() {
     let sandbox = sandbox();
     let time = |on: &str| {
         let said =
@@ -158,7 +158,7 @@ fn where_little_is_known_a_band_comes_first() {
 }
 
 #[test]
-fn what_can_not_be_is_told() {
+fn invalid_plans_are_rejected_with_reason() {
     let sandbox = sandbox();
     for (name, near) in [("h100sxm", "h100-sxm"), ("b100", "b200"), ("H1O0", "h100")] {
         let said = refused(&sandbox, &format!("plan 8b.toml --on {name}"));
@@ -184,7 +184,7 @@ fn what_can_not_be_is_told() {
 }
 
 #[test]
-fn runs_of_a_file_are_predicted_row_by_row() {
+fn plan_check_predicts_each_row() {
     let sandbox = sandbox();
     let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
     sandbox.write("runs.csv", &published);
@@ -201,7 +201,7 @@ fn runs_of_a_file_are_predicted_row_by_row() {
 }
 
 #[test]
-fn nothing_of_a_file_of_runs_is_dropped_silently() {
+fn plan_check_reports_invalid_and_ignored_input() {
     let sandbox = sandbox();
     let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
     let (header, runs) = published.split_once('\n').unwrap();
@@ -242,7 +242,7 @@ fn nothing_of_a_file_of_runs_is_dropped_silently() {
 }
 
 #[test]
-fn a_run_that_did_not_fit_is_marked() {
+fn plan_check_marks_runs_that_ran_out_of_memory() {
     let sandbox = sandbox();
     let published = std::fs::read_to_string(repository("crates/fsdp-plan/data/xla-fsdp-tpu-v4.csv")).unwrap();
     // 40 times the samples: a model of 2 billion parameters then does not fit on 4 chips of 32 GiB.
@@ -255,7 +255,7 @@ fn a_run_that_did_not_fit_is_marked() {
 }
 
 #[test]
-fn memory_that_was_published_is_beside_what_is_predicted() {
+fn plan_check_compares_published_peak_memory() {
     let sandbox = sandbox();
     let published = repository("crates/fsdp-plan/data/published.csv");
     std::fs::copy(published, sandbox.path("runs.csv")).unwrap();
@@ -271,7 +271,7 @@ fn memory_that_was_published_is_beside_what_is_predicted() {
 }
 
 #[test]
-fn the_report_of_a_plan_stands_alone() {
+fn plan_report_is_self_contained() {
     let sandbox = sandbox();
     sandbox.succeed(&format!("{ON_16} --report plan.html"));
     let html = sandbox.read("plan.html");

@@ -24,7 +24,7 @@ pub(crate) fn bits(sandbox: &Sandbox, out_dir: &str) -> (Vec<f64>, BTreeMap<Path
 }
 
 #[test]
-fn processes_have_the_bits_of_threads_whatever_they_hold() {
+fn processes_match_threads_for_any_ranks_per_process() {
     let sandbox = Sandbox::new();
     for (ranks, batch) in [(2, 12), (3, 12), (4, 12), (8, 16)] {
         let run = |out: &str| {
@@ -45,7 +45,7 @@ fn processes_have_the_bits_of_threads_whatever_they_hold() {
 }
 
 #[test]
-fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
+fn all_launchers_match_threads_and_print_once() {
     let launchers: [(&str, Variables); 5] =
         [("fsdp", FSDP), ("torchrun", TORCHRUN), ("openmpi", OPEN_MPI), ("hydra", HYDRA), ("srun", SRUN)];
     let sandbox = Sandbox::new();
@@ -76,7 +76,7 @@ fn every_launcher_brings_processes_together_and_one_of_them_speaks() {
 }
 
 #[test]
-fn a_run_without_a_number_of_ranks_has_one_per_process() {
+fn ranks_default_to_one_per_process() {
     let sandbox = Sandbox::new();
     sandbox.edit("run.toml", "ranks = 2\n", "");
     World::succeed(&sandbox, TORCHRUN, 4, "train run.toml");
@@ -84,7 +84,7 @@ fn a_run_without_a_number_of_ranks_has_one_per_process() {
 }
 
 #[test]
-fn ranks_that_processes_can_not_hold_are_refused_with_both_numbers() {
+fn indivisible_rank_count_error_names_both_counts() {
     let sandbox = Sandbox::new();
     let ran = World::start(&sandbox, TORCHRUN, 3, "train run.toml --set run.ranks=4").end();
     assert!(ran.iter().all(|ran| ran.code == Some(2)), "{}", ran[0].stderr);
@@ -94,7 +94,7 @@ fn ranks_that_processes_can_not_hold_are_refused_with_both_numbers() {
 }
 
 #[test]
-fn what_is_wrong_with_the_command_is_told_once() {
+fn command_errors_are_printed_once() {
     let sandbox = Sandbox::new();
     for (args, message) in [
         ("train none.toml", "none.toml"),
@@ -111,7 +111,7 @@ fn what_is_wrong_with_the_command_is_told_once() {
 }
 
 #[test]
-fn what_is_wrong_in_one_process_only_is_told_by_that_one() {
+fn error_in_one_process_is_reported_by_that_process() {
     let sandbox = Sandbox::new();
     let args = |process| match process {
         1 => "train none.toml".to_owned(),
@@ -128,7 +128,7 @@ fn what_is_wrong_in_one_process_only_is_told_by_that_one() {
 }
 
 #[test]
-fn the_log_of_other_processes_says_who_speaks() {
+fn log_lines_of_other_processes_are_prefixed() {
     let sandbox = Sandbox::new();
     let start = |number: usize| {
         let mut command = process(&sandbox, FSDP, number, 2);
@@ -150,7 +150,7 @@ fn the_log_of_other_processes_says_who_speaks() {
 }
 
 #[test]
-fn what_needs_no_ranks_is_said_once() {
+fn commands_without_ranks_print_once() {
     let sandbox = Sandbox::new();
     for args in ["schedule run.toml", "doctor"] {
         let ran = World::start(&sandbox, TORCHRUN, 2, args).end();
@@ -182,7 +182,7 @@ pub(crate) fn newest(sandbox: &Sandbox) -> u64 {
 }
 
 #[test]
-fn whoever_is_killed_is_named_and_all_others_end_before_its_silence_is_noticed() {
+fn killed_process_is_named_and_others_end_before_heartbeat() {
     let sandbox = Sandbox::new();
     for victim in 0..3 {
         // Fifteen such heartbeats take longer than any test.
@@ -210,7 +210,7 @@ fn whoever_is_killed_is_named_and_all_others_end_before_its_silence_is_noticed()
 }
 
 #[test]
-fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
+fn silent_process_is_declared_dead_after_15_heartbeats() {
     let sandbox = Sandbox::new();
     for victim in 0..2 {
         let world = endless(&sandbox, 2, "--set run.heartbeat_s=0.4");
@@ -236,7 +236,7 @@ fn a_process_that_falls_silent_is_dead_after_fifteen_heartbeats() {
 }
 
 #[test]
-fn processes_tell_how_long_their_ranks_waited_for_each_other() {
+fn metrics_record_wait_time_and_slowest_rank() {
     let sandbox = Sandbox::new();
     let world = World::start(&sandbox, FSDP, 3, &format!("train run.toml {ENDLESS_OF_THREE}"));
     let metrics = || std::fs::read_to_string(sandbox.path("out/metrics.jsonl")).unwrap_or_default();
@@ -255,7 +255,7 @@ fn processes_tell_how_long_their_ranks_waited_for_each_other() {
 const ENDLESS_OF_THREE: &str = "--set run.ranks=3 --set train.global_batch_size=6 --set train.steps=1000000";
 
 #[test]
-fn a_signal_to_any_process_saves_and_stops_all() {
+fn signal_to_any_process_saves_and_stops_all() {
     for (signal, process) in [("TERM", 0), ("TERM", 1), ("USR1", 1)] {
         let sandbox = Sandbox::new();
         let world = endless(&sandbox, 2, "");
@@ -269,7 +269,7 @@ fn a_signal_to_any_process_saves_and_stops_all() {
 }
 
 #[test]
-fn a_run_that_was_killed_goes_on_with_other_numbers_of_processes_as_if_nothing_had_been() {
+fn resume_with_other_process_counts_matches_uninterrupted_run() {
     let sandbox = Sandbox::new();
     let args = |out: &str, steps| {
         format!(
@@ -286,7 +286,7 @@ fn a_run_that_was_killed_goes_on_with_other_numbers_of_processes_as_if_nothing_h
 }
 
 #[test]
-fn what_is_wrong_in_one_process_ends_all_with_its_code() {
+fn error_in_one_process_ends_all_with_same_exit_code() {
     let sandbox = Sandbox::new();
     // With another learning rate, all processes learn which ranks differ; missing data is known only to process 1.
     let cases = [
@@ -308,7 +308,7 @@ fn what_is_wrong_in_one_process_ends_all_with_its_code() {
 }
 
 #[test]
-fn an_error_of_the_folder_is_told_once_and_ends_all() {
+fn non_empty_output_folder_is_reported_once_and_ends_all() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let ran = World::start(&sandbox, FSDP, 2, "train run.toml").end();
@@ -318,7 +318,7 @@ fn an_error_of_the_folder_is_told_once_and_ends_all() {
 }
 
 #[test]
-fn a_full_disk_of_another_process_saves_the_state_and_ends_all() {
+fn full_disk_of_one_process_saves_state_and_ends_all() {
     let sandbox = Sandbox::new();
     let start = |number: usize| {
         let mut command = process(&sandbox, FSDP, number, 2);
@@ -343,7 +343,7 @@ fn a_full_disk_of_another_process_saves_the_state_and_ends_all() {
 }
 
 #[test]
-fn torchrun_is_told_the_culprit_in_its_own_way() {
+fn torchrun_error_files_contain_cause() {
     let sandbox = Sandbox::new();
     let args = format!("train run.toml {SAVES} --set train.optimizer={{name=\"sgd\",lr=1e39}}");
     let start = |number: usize| {
@@ -364,7 +364,7 @@ fn torchrun_is_told_the_culprit_in_its_own_way() {
 }
 
 #[test]
-fn torchrun_is_told_why_the_only_process_fails() {
+fn torchrun_error_file_of_single_process_contains_cause() {
     for (set, code, told) in
         [("train.optimizer={name=\"sgd\",lr=1e39}", 3, "not finite"), ("run.ranks=3", 2, "global_batch_size")]
     {
@@ -383,7 +383,7 @@ fn torchrun_is_told_why_the_only_process_fails() {
 }
 
 #[test]
-fn torchrun_is_told_that_a_run_was_asked_to_stop() {
+fn torchrun_error_files_report_requested_stop() {
     let sandbox = Sandbox::new();
     let args = format!("train run.toml {SAVES} --set train.steps=1000000");
     let world = World::of((0..2).map(|number| {
@@ -407,7 +407,7 @@ fn torchrun_is_told_that_a_run_was_asked_to_stop() {
 }
 
 #[test]
-fn a_library_of_mpi_that_is_named_and_missing_is_not_replaced_by_connections() {
+fn missing_named_mpi_library_does_not_fall_back_to_tcp() {
     let sandbox = Sandbox::new();
     let world = World::of((0..2).map(|number| {
         let mut command = process(&sandbox, OPEN_MPI, number, 2);
@@ -420,7 +420,7 @@ fn a_library_of_mpi_that_is_named_and_missing_is_not_replaced_by_connections() {
 }
 
 #[test]
-fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder() {
+fn several_nodes_connect_with_token_in_output_folder() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.ranks=4 --set run.out_dir=threads");
     let port = free_port();
@@ -441,7 +441,7 @@ fn processes_of_several_nodes_meet_at_a_port_with_a_token_in_the_output_folder()
 }
 
 #[test]
-fn a_network_of_ones_own_needs_no_token() {
+fn insecure_network_needs_no_token() {
     let sandbox = Sandbox::new();
     let port = free_port();
     let start = |number: usize| {
@@ -459,7 +459,7 @@ fn a_network_of_ones_own_needs_no_token() {
 }
 
 #[test]
-fn processes_that_have_another_token_are_refused() {
+fn mismatched_or_world_readable_token_is_rejected() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     for (name, digit) in [("a", "a"), ("b", "b")] {

@@ -62,7 +62,7 @@ fn cases() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
     #[test]
-    fn random_runs_have_the_same_bits_as_processes_and_as_threads(case in cases()) {
+    fn random_runs_match_bitwise_between_processes_and_threads(case in cases()) {
         let sandbox = Sandbox::new();
         let overrides: Vec<String> = case.overrides.iter().map(|each| format!("--set {each}")).collect();
         let run = format!("train run.toml {}", overrides.join(" "));

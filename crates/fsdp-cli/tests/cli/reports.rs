@@ -31,7 +31,7 @@ const SCHEDULES: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn schedules_of_named_configurations() {
+fn schedules_match_snapshots() {
     for (name, overrides) in SCHEDULES {
         let ran = Sandbox::new().succeed(&format!("schedule run.toml {overrides}"));
         insta::assert_snapshot!(name, ran.stdout);
@@ -39,7 +39,7 @@ fn schedules_of_named_configurations() {
 }
 
 #[test]
-fn the_schedule_that_the_readme_shows_is_printed() {
+fn readme_schedule_matches_output() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     let shown = readme.split("```text\n").find(|block| block.contains("\nchecker: ")).unwrap();
@@ -54,7 +54,7 @@ fn the_schedule_that_the_readme_shows_is_printed() {
 }
 
 #[test]
-fn operations_and_their_costs_are_a_part_of_the_schedule() {
+fn schedule_lists_operations_and_costs() {
     let sandbox = Sandbox::new();
     let text = sandbox
         .succeed("schedule run.toml --ops --costs --set fsdp.activation_checkpointing=selective")
@@ -65,7 +65,7 @@ fn operations_and_their_costs_are_a_part_of_the_schedule() {
 }
 
 #[test]
-fn operations_as_json_add_up() {
+fn json_operation_costs_sum_to_totals() {
     let sandbox = Sandbox::new();
     let json = sandbox.succeed("schedule run.toml --json").stdout;
     let report: Value = serde_json::from_str(&json).unwrap();
@@ -88,7 +88,7 @@ fn operations_as_json_add_up() {
 }
 
 #[test]
-fn a_gradient_is_followed_through_the_operands_of_operations() {
+fn json_operands_trace_gradient_to_update() {
     let sandbox = Sandbox::new();
     let report: Value = serde_json::from_str(&sandbox.succeed("schedule run.toml --json").stdout).unwrap();
     let step = &report["schedules"]["training_step"];
@@ -114,7 +114,7 @@ fn a_gradient_is_followed_through_the_operands_of_operations() {
 }
 
 #[test]
-fn a_schedule_needs_no_data() {
+fn schedule_needs_no_data() {
     let sandbox = Sandbox::new();
     std::fs::remove_file(sandbox.path("data.txt")).unwrap();
     sandbox.succeed("schedule run.toml --rank 1");
@@ -122,7 +122,7 @@ fn a_schedule_needs_no_data() {
 }
 
 #[test]
-fn verification_writes_json_and_holds() {
+fn verify_writes_json_and_passes() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed("verify run.toml --world-sizes 1,2,3,4 --steps 2 --json report.json");
     let report: Value = serde_json::from_str(&sandbox.read("report.json")).unwrap();
@@ -144,7 +144,7 @@ fn verification_writes_json_and_holds() {
 }
 
 #[test]
-fn verification_of_gpt2_in_adversarial_order_holds() {
+fn verify_gpt2_passes_with_order_seed() {
     let sandbox = Sandbox::new();
     sandbox.write("model/config.json", GPT2);
     sandbox.edit("run.toml", "LlamaDecoderLayer", "GPT2Block");
@@ -152,14 +152,14 @@ fn verification_of_gpt2_in_adversarial_order_holds() {
 }
 
 #[test]
-fn verifying_nothing_is_a_failure() {
+fn verify_without_valid_world_size_fails() {
     let ran = Sandbox::new().fsdp("verify run.toml --world-sizes 3,5");
     assert_eq!(ran.code, Some(1));
     assert!(ran.stdout.contains("no world size was verified"), "{}", ran.stdout);
 }
 
 #[test]
-fn a_trace_has_every_operation_of_every_rank() {
+fn trace_contains_every_operation_of_every_rank() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --trace trace.json");
     let trace: Value = serde_json::from_str(&sandbox.read("trace.json")).unwrap();
@@ -208,7 +208,7 @@ fn operations_per_step(text: &str) -> usize {
 }
 
 #[test]
-fn logs_go_to_stderr_when_asked_for() {
+fn rust_log_prints_trace_to_stderr() {
     let sandbox = Sandbox::new();
     let output =
         sandbox.command().args(["train", "run.toml"]).env("RUST_LOG", "fsdp=trace").output().unwrap();

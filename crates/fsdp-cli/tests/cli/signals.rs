@@ -83,17 +83,17 @@ fn stops_after_the_step(signal: &str, code: i32) {
 }
 
 #[test]
-fn sigint_stops_after_the_step_saves_and_exports() {
+fn sigint_stops_after_step_and_exits_with_0() {
     stops_after_the_step("INT", 0);
 }
 
 #[test]
-fn sigterm_stops_after_the_step_saves_exports_and_asks_to_be_run_again() {
+fn sigterm_stops_after_step_and_exits_with_75() {
     stops_after_the_step("TERM", 75);
 }
 
 #[test]
-fn a_second_signal_exits_at_once_without_a_model() {
+fn second_signal_exits_immediately_without_model() {
     let sandbox = Sandbox::new();
     let run = Running::start_in_step(&sandbox);
     run.signal("INT");
@@ -107,7 +107,7 @@ fn a_second_signal_exits_at_once_without_a_model() {
 /// `fsdp launch` sends SIGUSR1 in addition to the SIGTERM that a scheduler sends to all processes; either may arrive
 /// first.
 #[test]
-fn a_signal_that_only_asks_makes_none_the_second_one() {
+fn sigusr1_with_sigterm_does_not_exit_immediately() {
     for signals in [["USR1", "TERM"], ["TERM", "USR1"]] {
         let sandbox = Sandbox::new();
         let run = Running::start_in_step(&sandbox);
@@ -134,18 +134,18 @@ fn stops_before_the_data_is_read(signal: &str, code: i32) {
 }
 
 #[test]
-fn sigterm_before_the_data_is_read_asks_to_be_run_again() {
+fn sigterm_before_reading_data_exits_with_75() {
     stops_before_the_data_is_read("TERM", 75);
 }
 
 #[test]
-fn sigint_before_the_data_is_read_is_an_interrupt() {
+fn sigint_before_reading_data_exits_with_130() {
     stops_before_the_data_is_read("INT", 130);
 }
 
 /// Schedulers allow seconds between SIGTERM and SIGKILL; an evaluation may take hours.
 #[test]
-fn sigterm_does_not_wait_for_an_evaluation() {
+fn sigterm_skips_pending_evaluation() {
     let sandbox = Sandbox::new();
     sandbox.write("eval.txt", "0123456789abcdef".repeat(100_000));
     let args = "train run.toml --set train.steps=9 --set data.eval=[\"eval.txt\"] --set data.eval_every=1";
@@ -160,7 +160,7 @@ fn sigterm_does_not_wait_for_an_evaluation() {
 
 /// Kills a run that saves in the background; resumed on another number of ranks, it equals a run that was never killed.
 #[test]
-fn a_run_that_is_killed_goes_on() {
+fn killed_run_resumes_bitwise_on_other_rank_count() {
     let sandbox = Sandbox::new();
     let mut run =
         Running::start(&sandbox, "train run.toml --set train.steps=100000 --set checkpoint.every=3");

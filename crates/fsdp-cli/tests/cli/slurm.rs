@@ -82,7 +82,7 @@ impl<'a> Nodes<'a> {
 const FOUR: &str = "--set run.ranks=4 --set train.global_batch_size=16";
 
 #[test]
-fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_killed() {
+fn srun_matches_threads_and_ends_when_task_is_killed() {
     let sandbox = Sandbox::new();
     let Some(nodes) = Nodes::start(&sandbox) else { return };
     sandbox.succeed(&format!("train run.toml {FOUR} --set run.out_dir=threads"));
@@ -112,7 +112,7 @@ fn srun_on_four_nodes_has_the_bits_of_threads_and_ends_with_a_task_that_is_kille
 }
 
 #[test]
-fn a_job_that_is_killed_and_signalled_goes_back_into_the_queue_and_on_to_the_same_end() {
+fn killed_and_signaled_job_is_requeued_and_matches_threads() {
     let sandbox = Sandbox::new();
     let Some(nodes) = Nodes::start(&sandbox) else { return };
     // The script that users copy, with one process per node.

@@ -21,7 +21,7 @@ impl Sandbox {
 }
 
 #[test]
-fn a_finished_run_without_checkpoints_is_not_begun_again() {
+fn resume_of_finished_run_without_checkpoints_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let before = sandbox.files("out");
@@ -44,7 +44,7 @@ fn a_finished_run_without_checkpoints_is_not_begun_again() {
 }
 
 #[test]
-fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
+fn run_killed_before_first_checkpoint_restarts() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let expected = sandbox.weights("out");
@@ -65,7 +65,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
 
 /// Kills `--overwrite` at every directory change, and checks what `--resume` then makes of the folder.
 #[test]
-fn a_run_that_was_killed_while_it_replaced_another_never_goes_on_from_a_part_of_it() {
+fn interrupted_overwrite_never_resumes_partial_run() {
     let sandbox = Sandbox::new();
     let saving = "--set checkpoint.every=1 --set checkpoint.keep_last=0";
     sandbox.succeed(&format!("train run.toml {saving}"));
@@ -111,7 +111,7 @@ fn a_run_that_was_killed_while_it_replaced_another_never_goes_on_from_a_part_of_
 }
 
 #[test]
-fn outputs_in_a_folder_of_data_are_not_data() {
+fn outputs_inside_data_folder_are_not_read_as_data() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path("data")).unwrap();
     fs::rename(sandbox.path("data.txt"), sandbox.path("data/data.txt")).unwrap();
@@ -134,7 +134,7 @@ fn outputs_in_a_folder_of_data_are_not_data() {
 }
 
 #[test]
-fn data_in_the_output_folder_is_refused() {
+fn data_inside_output_folder_is_rejected() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!(sandbox.refused_with("--set run.out_dir=data.txt"), @r"
     error: data.train: data.txt lies in run.out_dir data.txt, which the run writes to; move the data,
@@ -153,7 +153,7 @@ fn data_in_the_output_folder_is_refused() {
 }
 
 #[test]
-fn a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on() {
+fn damaged_metrics_line_does_not_prevent_resume() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let mut metrics = fs::read(sandbox.path("out/metrics.jsonl")).unwrap();
@@ -166,7 +166,7 @@ fn a_damaged_line_of_metrics_does_not_keep_a_run_from_going_on() {
 }
 
 #[test]
-fn planted_links_are_not_followed_out_of_the_output_folder() {
+fn symlinks_out_of_output_folder_are_not_followed() {
     let sandbox = Sandbox::new();
     sandbox.write("precious", "precious");
     fs::create_dir_all(sandbox.path("out/model")).unwrap();
@@ -185,7 +185,7 @@ fn planted_links_are_not_followed_out_of_the_output_folder() {
 }
 
 #[test]
-fn a_file_system_without_locks_is_warned_of() {
+fn lockless_file_system_prints_warning() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command();
     command.args(["train", "run.toml"]).env("LD_PRELOAD", interposer::library()).env("NO_LOCKS", "1");
@@ -199,7 +199,7 @@ fn a_file_system_without_locks_is_warned_of() {
 }
 
 #[test]
-fn a_checkpoint_that_can_not_be_gone_on_from_leaves_no_output_folder() {
+fn rejected_resume_creates_no_output_folder() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=first --set checkpoint.every=1");
     let newest = "first/checkpoints/step-00000003";
@@ -212,7 +212,7 @@ fn a_checkpoint_that_can_not_be_gone_on_from_leaves_no_output_folder() {
 }
 
 #[test]
-fn a_checkpoint_with_the_name_of_another_step_is_to_be_renamed_back() {
+fn renamed_checkpoint_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set checkpoint.every=1");
     let [right, wrong] = ["out/checkpoints/step-00000003", "out/checkpoints/step-00000020"];
@@ -236,7 +236,7 @@ fn a_checkpoint_with_the_name_of_another_step_is_to_be_renamed_back() {
 }
 
 #[test]
-fn a_finished_run_whose_metrics_are_damaged_is_not_begun_again() {
+fn finished_run_with_damaged_metrics_is_not_restarted() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let lines = sandbox.read("out/metrics.jsonl");
@@ -249,7 +249,7 @@ fn a_finished_run_whose_metrics_are_damaged_is_not_begun_again() {
 }
 
 #[test]
-fn what_is_given_a_name_is_durable_by_then() {
+fn files_are_synced_before_rename() {
     let sandbox = Sandbox::new();
     for more in ["--set train.steps=2", "--set train.steps=4 --resume"] {
         let args = format!("train run.toml --set checkpoint.every=1 {more}");

@@ -4,7 +4,7 @@ use crate::support::Sandbox;
 
 #[cfg(not(feature = "object-store"))]
 #[test]
-fn without_object_stores_a_url_names_the_feature_that_is_missing() {
+fn url_error_names_missing_object_store_feature() {
     let sandbox = Sandbox::new();
     for args in [
         "train run.toml --set run.out_dir=s3://bucket/run",
@@ -70,14 +70,14 @@ mod with_stores {
     }
 
     #[test]
-    fn a_folder_under_the_rules_of_an_object_store_takes_runs_and_checkpoints() {
+    fn file_url_stores_runs_and_checkpoints() {
         let sandbox = Sandbox::new();
         works(&sandbox, &format!("file://{}", sandbox.path("store/run").display()));
     }
 
     /// Needs `FSDP_TEST_S3=http://127.0.0.1:PORT`, a server (moto) with a bucket `fsdp-test`.
     #[test]
-    fn s3_takes_runs_and_checkpoints() {
+    fn s3_stores_runs_and_checkpoints() {
         if std::env::var_os("FSDP_TEST_S3").is_none() {
             println!("skipped: FSDP_TEST_S3 names no server");
             return;
@@ -86,7 +86,7 @@ mod with_stores {
     }
 
     #[test]
-    fn weights_and_data_come_from_urls() {
+    fn weights_and_data_are_read_from_urls() {
         let sandbox = Sandbox::new();
         sandbox.succeed("train run.toml --set run.out_dir=first");
         let url = |name: &str| format!("file://{}", sandbox.path(name).display());
@@ -109,7 +109,7 @@ mod with_stores {
     }
 
     #[test]
-    fn schemes_that_are_none_say_which_there_are() {
+    fn unknown_url_scheme_lists_known_ones() {
         let ran = Sandbox::new().fsdp("ckpt inspect s4://bucket/run");
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
         assert!(ran.stderr.contains("there are s3, gs, az"), "{}", ran.stderr);

@@ -55,7 +55,7 @@ const DEEDS: [fn(TcpStream) -> bool; 4] = [
 const STRANGERS: usize = 50;
 
 #[test]
-fn strangers_at_all_ports_cost_a_run_no_bit() {
+fn unauthenticated_clients_do_not_affect_run() {
     let sandbox = Sandbox::new();
     let (is_over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut ran = Vec::new();

@@ -13,7 +13,7 @@ use crate::world::{TORCHRUN, World, send, wait_until};
 const ENDLESS: &str = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
 
 #[test]
-fn a_second_signal_ends_a_launch_at_once_as_it_ends_a_run() {
+fn second_signal_ends_launch_immediately() {
     for second in ["INT", "TERM"] {
         let sandbox = Sandbox::new();
         sandbox.write("data.txt", "0123456789abcdef".repeat(140_000));
@@ -41,7 +41,7 @@ fn a_second_signal_ends_a_launch_at_once_as_it_ends_a_run() {
 }
 
 #[test]
-fn a_second_signal_that_only_asks_does_not_keep_a_launch_from_saving() {
+fn sigusr1_after_sigterm_still_saves() {
     let sandbox = Sandbox::new();
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
     wait_until("a checkpoint", || newest(&sandbox) > 3);
@@ -53,7 +53,7 @@ fn a_second_signal_that_only_asks_does_not_keep_a_launch_from_saving() {
 }
 
 #[test]
-fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence() {
+fn stopped_process_is_named_and_ends_launch() {
     for victim in 0..2 {
         let sandbox = Sandbox::new();
         let args = format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS} --set run.heartbeat_s=0.4");
@@ -75,7 +75,7 @@ fn a_process_that_is_stopped_is_named_and_ends_a_launch_soon_after_its_silence()
 }
 
 #[test]
-fn a_process_that_is_killed_before_it_has_met_others_ends_a_launch_within_seconds() {
+fn process_killed_before_rendezvous_ends_launch() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command();
     let args = format!("launch --nproc 2 --max-restarts 0 -- {ENDLESS}");
@@ -104,7 +104,7 @@ fn folders(sandbox: &Sandbox) -> Vec<PathBuf> {
 }
 
 #[test]
-fn folders_of_processes_that_were_killed_go_with_the_next_launch() {
+fn next_launch_removes_folders_of_killed_processes() {
     let sandbox = Sandbox::new();
     let launch = Launch::start(&sandbox, &format!("launch --nproc 2 -- {ENDLESS}"));
     wait_until("a checkpoint", || newest(&sandbox) > 3);

@@ -53,7 +53,7 @@ impl Sandbox {
 }
 
 #[test]
-fn names_of_files_and_tensors_are_shown_without_what_acts_on_a_terminal() {
+fn control_characters_in_names_are_escaped_in_output() {
     let sandbox = Sandbox::new();
     let (first, second) = (hostile(), PathBuf::from("b.safetensors"));
     write(&sandbox.path("").join(&first), TENSOR, 1);
@@ -94,7 +94,7 @@ fn names_of_files_and_tensors_are_shown_without_what_acts_on_a_terminal() {
 }
 
 #[test]
-fn errors_show_names_without_what_acts_on_a_terminal() {
+fn control_characters_in_names_are_escaped_in_errors() {
     let sandbox = Sandbox::new();
     let (file, name) = (hostile(), TENSOR);
     write(&sandbox.path("").join(&file), name, 1);

@@ -9,7 +9,7 @@ fn report(sandbox: &Sandbox, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn verification_over_processes_finds_what_it_finds_over_threads() {
+fn verify_reports_match_between_processes_and_threads() {
     let sandbox = Sandbox::new();
     for (processes, world, more) in [
         (2, 2, ""),
@@ -36,7 +36,7 @@ fn verification_over_processes_finds_what_it_finds_over_threads() {
 }
 
 #[test]
-fn processes_hold_one_world_and_all_end_alike() {
+fn processes_reject_world_sizes_they_cannot_verify() {
     let sandbox = Sandbox::new();
     for worlds in ["1,2", "3"] {
         let args = format!("verify run.toml --world-sizes {worlds}");
@@ -57,7 +57,7 @@ fn processes_hold_one_world_and_all_end_alike() {
 }
 
 #[test]
-fn a_process_that_can_not_verify_ends_all() {
+fn failure_of_one_verifying_process_ends_all() {
     let sandbox = Sandbox::new();
     let args = |process| match process {
         1 => "verify run.toml --set data.train=[\"none.txt\"]".to_owned(),
@@ -69,7 +69,7 @@ fn a_process_that_can_not_verify_ends_all() {
 }
 
 #[test]
-fn verification_can_be_launched() {
+fn verify_runs_under_launch() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed("launch --nproc 2 -- verify run.toml --steps 1");
     assert_eq!(ran.stdout.matches("every promise was kept at 1 world size").count(), 1, "{}", ran.stdout);
@@ -95,7 +95,7 @@ fn host() -> String {
 }
 
 #[test]
-fn the_doctor_of_two_nodes_sees_what_is_between_them() {
+fn doctor_reports_nodes_clocks_and_links() {
     let sandbox = Sandbox::new();
     let ran = doctor(&sandbox, "doctor run.toml --insecure-network --json", |_, _| {});
     for ran in &ran {
@@ -136,7 +136,7 @@ fn the_doctor_of_two_nodes_sees_what_is_between_them() {
 }
 
 #[test]
-fn the_doctor_names_the_node_where_something_is_wrong() {
+fn doctor_names_node_with_problem() {
     let sandbox = Sandbox::new();
     std::fs::create_dir_all(sandbox.path("elsewhere")).unwrap();
     sandbox.write("elsewhere/out", "a file");
@@ -170,7 +170,7 @@ fn the_doctor_names_the_node_where_something_is_wrong() {
 }
 
 #[test]
-fn the_doctor_can_be_launched_and_can_be_alone() {
+fn doctor_runs_under_launch_and_alone() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed("launch --nproc 3 -- doctor run.toml");
     assert!(ran.stdout.contains("processes       3 on 1 node\n"), "{}", ran.stdout);

@@ -5,7 +5,7 @@ use std::fs;
 use crate::support::{Sandbox, folded};
 
 #[test]
-fn a_trace_replaces_nothing_but_a_trace() {
+fn trace_overwrites_only_traces() {
     let sandbox = Sandbox::new();
     for file in ["run.toml", "data.txt", "model/config.json"] {
         let before = sandbox.read(file);
@@ -29,7 +29,7 @@ fn a_trace_replaces_nothing_but_a_trace() {
 }
 
 #[test]
-fn a_trace_is_not_put_where_the_run_writes_or_reads() {
+fn trace_inside_output_or_data_is_rejected() {
     let sandbox = Sandbox::new();
     let files =
         ["model/t.json", "checkpoints/t.json", "metrics.jsonl", "resolved.toml", "./model/../model/t.json"];

@@ -25,7 +25,7 @@ fn metrics_have_one_object_per_step() {
 }
 
 #[test]
-fn the_summary_tells_what_was_done() {
+fn summary_reports_steps_speed_memory_and_model() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed("train run.toml");
     for word in ["3, in ", " first, ", "tokens/s", "parameter shards", "all-gather", "out/model"] {
@@ -35,7 +35,7 @@ fn the_summary_tells_what_was_done() {
 }
 
 #[test]
-fn the_resolved_run_file_writes_every_default_out() {
+fn resolved_run_file_lists_all_defaults() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let text = sandbox.read("out/resolved.toml");
@@ -47,7 +47,7 @@ fn the_resolved_run_file_writes_every_default_out() {
 }
 
 #[test]
-fn a_run_from_the_resolved_run_file_is_the_same_run() {
+fn resolved_run_file_reproduces_run_bitwise() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set train.steps=5 --set model.seed=3");
     sandbox.succeed("train out/resolved.toml --set run.out_dir=again");
@@ -59,7 +59,7 @@ fn a_run_from_the_resolved_run_file_is_the_same_run() {
 }
 
 #[test]
-fn an_exported_model_has_its_own_names_and_tied_weights_once() {
+fn exported_model_keeps_names_and_stores_tied_weights_once() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let layer = ["input_layernorm", "post_attention_layernorm"].map(|norm| format!("{norm}.weight"));
@@ -86,7 +86,7 @@ fn an_exported_model_has_its_own_names_and_tied_weights_once() {
 }
 
 #[test]
-fn training_goes_on_from_an_exported_model() {
+fn training_from_exported_model_reproduces_next_loss() {
     let sandbox = Sandbox::new();
     // The data is one global batch, so every step sees the same data.
     sandbox.edit("run.toml", "global_batch_size = 8", "global_batch_size = 16\ngrad_clip = 1.0");
@@ -120,7 +120,7 @@ fn evaluation_is_reported() {
 }
 
 #[test]
-fn an_evaluation_that_was_interrupted_is_done_again_and_no_line_is_doubled() {
+fn interrupted_evaluation_is_repeated_without_duplicate_lines() {
     let sandbox = Sandbox::new();
     let sets = "[{name=\"a\",paths=[\"data.txt\"]},{name=\"b\",paths=[\"data.txt\"],max_samples=4}]";
     let run = format!(
@@ -142,7 +142,7 @@ fn an_evaluation_that_was_interrupted_is_done_again_and_no_line_is_doubled() {
 }
 
 #[test]
-fn overwriting_replaces_only_what_a_run_writes() {
+fn overwrite_keeps_unrelated_files() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     sandbox.write("out/notes.txt", "keep");
@@ -152,7 +152,7 @@ fn overwriting_replaces_only_what_a_run_writes() {
 }
 
 #[test]
-fn a_model_can_be_trained_on_in_its_own_folder() {
+fn overwrite_can_train_from_own_exported_model() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let before = std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap();
@@ -163,7 +163,7 @@ fn a_model_can_be_trained_on_in_its_own_folder() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
+fn non_finite_loss_ends_run_without_model() {
     let sandbox = Sandbox::new();
     let ran = sandbox.fsdp("train run.toml --set train.optimizer={name=\"sgd\",lr=1e30} --set run.ranks=1");
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
@@ -173,7 +173,7 @@ fn a_loss_that_is_not_finite_ends_the_run_without_a_model() {
 }
 
 #[test]
-fn a_step_that_is_not_finite_is_not_saved_and_the_weights_that_gave_it_are_set_aside() {
+fn non_finite_step_is_not_saved_and_its_weights_are_set_aside() {
     let sandbox = Sandbox::new();
     let ran = sandbox.fsdp(
         "train run.toml --set train.optimizer.lr=1e30 --set train.steps=50 --set checkpoint.every=1 \
@@ -188,7 +188,7 @@ fn a_step_that_is_not_finite_is_not_saved_and_the_weights_that_gave_it_are_set_a
 }
 
 #[test]
-fn a_failed_run_leaves_the_model_of_the_one_before() {
+fn failed_overwrite_keeps_previous_model() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml");
     let before = std::fs::read(sandbox.path("out/model/model.safetensors")).unwrap();
@@ -198,7 +198,7 @@ fn a_failed_run_leaves_the_model_of_the_one_before() {
 }
 
 #[test]
-fn a_run_saves_and_goes_on_on_other_ranks() {
+fn resume_on_other_rank_count_matches_uninterrupted_run() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set train.steps=6 --set run.out_dir=whole");
     let first = sandbox.succeed("train run.toml --set train.steps=4 --set checkpoint.every=2");

@@ -81,12 +81,12 @@ fn survives(damage: Damage) {
 }
 
 #[test]
-fn a_run_goes_on_from_the_newest_sound_checkpoint_whatever_the_damage() {
+fn skip_unsound_resumes_from_newest_sound_checkpoint() {
     DAMAGES.into_iter().for_each(survives);
 }
 
 #[test]
-fn damage_is_told_with_its_place_and_the_way_out() {
+fn damage_error_names_file_and_remedy() {
     let sandbox = saved();
     Damage::CutFile.strike(&sandbox, 3);
     let ran = sandbox.fsdp("train run.toml --set train.steps=5 --resume");
@@ -101,7 +101,7 @@ fn damage_is_told_with_its_place_and_the_way_out() {
 }
 
 #[test]
-fn all_unsound_checkpoints_are_passed_over() {
+fn all_unsound_checkpoints_are_skipped() {
     let sandbox = saved();
     Damage::FlippedBit.strike(&sandbox, 2);
     Damage::CutManifest.strike(&sandbox, 3);
@@ -114,7 +114,7 @@ fn all_unsound_checkpoints_are_passed_over() {
 }
 
 #[test]
-fn a_run_never_begins_anew_where_no_checkpoint_is_sound() {
+fn resume_without_sound_checkpoint_is_rejected() {
     let sandbox = saved();
     (1..=3).zip(DAMAGES).for_each(|(step, damage)| damage.strike(&sandbox, step));
     let before = sandbox.files("out");
@@ -132,7 +132,7 @@ fn a_run_never_begins_anew_where_no_checkpoint_is_sound() {
 }
 
 #[test]
-fn what_is_sound_is_not_set_aside() {
+fn skip_unsound_keeps_sound_checkpoints() {
     let sandbox = saved();
     sandbox.succeed("train run.toml --resume --skip-unsound --set train.steps=5");
     assert_eq!(sandbox.column("out", "loss"), sandbox.column("whole", "loss"));

@@ -13,7 +13,7 @@ fn outcome(text: &str) -> String {
 }
 
 #[test]
-fn nothing_is_trained_when_no_world_fits() {
+fn verify_trains_nothing_when_no_world_size_fits() {
     let ran = Sandbox::new().fsdp("verify run.toml --world-sizes 3");
     assert_eq!(ran.code, Some(1));
     assert!(!ran.stderr.contains("training"), "{}", ran.stderr);
@@ -28,7 +28,7 @@ fn nothing_is_trained_when_no_world_fits() {
 }
 
 #[test]
-fn a_shrunk_run_promises_what_the_run_file_does() {
+fn shrunk_run_keeps_promises_of_run_file() {
     let sandbox = Sandbox::new();
     let set = "--steps 1 --shrink --set train.micro_batch_size=1 --set data.seq_len=2";
     let powers = sandbox.succeed(&format!("verify run.toml {set} --set train.global_batch_size=32"));
@@ -53,7 +53,7 @@ fn a_shrunk_run_promises_what_the_run_file_does() {
 }
 
 #[test]
-fn a_world_with_another_promise_than_the_run_file_is_pointed_out() {
+fn world_with_different_promise_is_noted() {
     let sandbox = Sandbox::new();
     let set = "--steps 1 --set fsdp.accumulation_order=running";
     let ran = sandbox.succeed(&format!("verify run.toml --shrink --world-sizes 1,2 {set}"));
@@ -72,7 +72,7 @@ fn a_world_with_another_promise_than_the_run_file_is_pointed_out() {
 }
 
 #[test]
-fn cut_groups_are_noted_and_reasons_quote_the_run_file() {
+fn shrunk_groups_are_noted_and_skip_reason_quotes_run_file() {
     let sandbox = Sandbox::new();
     let set = "--set run.ranks=8 --set train.micro_batch_size=1 --set fsdp.reshard_after_forward=4";
     let ran = sandbox.succeed(&format!("verify run.toml --shrink --steps 1 --world-sizes 1,2 {set}"));

@@ -35,7 +35,7 @@ fn line(ran: &Ran, message: &str) -> Value {
 }
 
 #[test]
-fn the_log_tells_of_start_plan_memory_data_checkpoints_and_evaluation() {
+fn log_contains_all_run_events() {
     let sandbox = Sandbox::new();
     let ran = logged(&sandbox, "fsdp=debug", RUN);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
@@ -70,7 +70,7 @@ fn the_log_tells_of_start_plan_memory_data_checkpoints_and_evaluation() {
 }
 
 #[test]
-fn every_line_of_a_json_log_is_an_object_with_figures_under_their_names() {
+fn json_log_lines_are_objects_with_named_fields() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed(&format!("{RUN} --log-format json"));
     let plan = line(&ran, "plan");
@@ -96,7 +96,7 @@ fn every_line_of_a_json_log_is_an_object_with_figures_under_their_names() {
 }
 
 #[test]
-fn a_quiet_run_prints_its_summary_and_what_is_wrong() {
+fn quiet_run_prints_only_summary_and_warnings() {
     let sandbox = Sandbox::new();
     let ran = sandbox.succeed(&format!("{RUN} --quiet"));
     assert_eq!(ran.stderr, "");
@@ -111,7 +111,7 @@ fn a_quiet_run_prints_its_summary_and_what_is_wrong() {
 const SINKS: &str = "--set run.metrics=[\"tensorboard\",\"csv\"]";
 
 #[test]
-fn tables_and_event_files_go_on_with_the_run_without_doubled_steps() {
+fn csv_and_tensorboard_resume_without_duplicate_steps() {
     let sandbox = Sandbox::new();
     sandbox.succeed(&format!("{RUN} {SINKS}"));
     let rows = |name: &str| -> Vec<String> { sandbox.read(name).lines().map(str::to_owned).collect() };
@@ -133,7 +133,7 @@ fn tables_and_event_files_go_on_with_the_run_without_doubled_steps() {
 }
 
 #[test]
-fn what_can_not_be_written_stops_the_run_and_names_the_file() {
+fn unwritable_metrics_file_is_named_and_stops_run() {
     let sandbox = Sandbox::new();
     std::fs::create_dir_all(sandbox.path("out")).unwrap();
     std::fs::create_dir(sandbox.path("out/metrics.csv")).unwrap();
@@ -142,7 +142,7 @@ fn what_can_not_be_written_stops_the_run_and_names_the_file() {
 }
 
 #[test]
-fn prometheus_can_ask_while_a_run_goes_on() {
+fn prometheus_metrics_are_served_during_run() {
     let sandbox = Sandbox::new();
     let args =
         "train run.toml --set train.steps=1000000 --set run.metrics_listen=\"127.0.0.1:0\" --log-format json";
@@ -169,7 +169,7 @@ fn prometheus_can_ask_while_a_run_goes_on() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_a_warning() {
+fn metrics_address_in_use_is_warning() {
     let sandbox = Sandbox::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
@@ -179,7 +179,7 @@ fn an_address_that_is_taken_is_a_warning() {
 }
 
 #[test]
-fn a_report_shows_runs_over_each_other() {
+fn report_compares_several_runs() {
     let sandbox = Sandbox::new();
     sandbox.succeed(RUN);
     sandbox.succeed(&format!("{RUN} --set run.out_dir=other --set train.optimizer.lr=0.01"));
@@ -216,7 +216,7 @@ fn a_report_shows_runs_over_each_other() {
 }
 
 #[test]
-fn a_report_does_without_the_model_of_a_run() {
+fn report_works_without_model_config() {
     let sandbox = Sandbox::new();
     sandbox.succeed(RUN);
     std::fs::remove_dir_all(sandbox.path("model")).unwrap();

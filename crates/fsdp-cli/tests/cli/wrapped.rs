@@ -26,7 +26,7 @@ fn shell(script: &str, program: &Command, args: &str) -> Command {
 }
 
 #[test]
-fn a_script_around_each_process_does_not_keep_them_apart() {
+fn processes_started_by_wrapper_scripts_connect() {
     let sandbox = Sandbox::new();
     sandbox.succeed("train run.toml --set run.out_dir=threads");
     // Hydra gives its processes nothing in common except their parent process.
@@ -39,7 +39,7 @@ fn a_script_around_each_process_does_not_keep_them_apart() {
 }
 
 #[test]
-fn processes_behind_scripts_end_with_their_launcher_and_leave_records() {
+fn wrapped_processes_end_with_launcher_and_write_records() {
     let sandbox = Sandbox::new();
     let args = "train run.toml --set train.steps=1000000 --set checkpoint.every=2";
     // The launcher sets these variables for each process, and does not have them itself.

@@ -53,7 +53,7 @@ fn parts(buffers: &mut [Vec<u8>]) -> Vec<Part<'_>> {
 type Gather = fn(&mut Session<'_>, &mut [Part<'_>]) -> Result<(), CommError>;
 
 #[test]
-fn both_ways_to_all_gather_bring_parts_of_different_lengths_to_all() {
+fn all_gather_algorithms_support_uneven_parts() {
     let doubling: Gather = all_gather_by_doubling;
     for (algorithm, any_size) in [(doubling, false), (all_gather_around_ring, true)] {
         for ranks in (1..=17usize).filter(|ranks| any_size || ranks.is_power_of_two()) {
@@ -70,7 +70,7 @@ fn both_ways_to_all_gather_bring_parts_of_different_lengths_to_all() {
 }
 
 #[test]
-fn both_ways_to_reduce_scatter_give_the_bits_of_the_tree() {
+fn reduce_scatter_algorithms_match_tree_sum_bitwise() {
     type Algorithm = fn(&mut Session<'_>, DType, &mut [Part<'_>]) -> Result<(), CommError>;
     let halving: Algorithm = reduce_scatter_by_halving;
     for (algorithm, any_size) in [(halving, false), (reduce_scatter_directly, true)] {
@@ -95,7 +95,7 @@ fn both_ways_to_reduce_scatter_give_the_bits_of_the_tree() {
 }
 
 #[test]
-fn traffic_is_what_the_table_says() {
+fn gather_and_scatter_send_n_minus_one_parts_per_rank() {
     for ranks in 1..=9usize {
         let expected = (ranks as u64 - 1) * 40;
         let gathered = run(ranks, |session| all_gather(session, &mut parts(&mut vec![vec![0; 40]; ranks])));
@@ -108,7 +108,7 @@ fn traffic_is_what_the_table_says() {
 }
 
 #[test]
-fn broadcast_reaches_all_from_every_root() {
+fn broadcast_from_every_root_reaches_all_ranks() {
     for ranks in 1..=9 {
         for root in 0..ranks {
             let results = run(ranks, |session| {
@@ -122,7 +122,7 @@ fn broadcast_reaches_all_from_every_root() {
 }
 
 #[test]
-fn ranks_that_expect_another_root_are_told_at_once() {
+fn mismatched_broadcast_root_is_an_error_on_all_ranks() {
     for ranks in 2..=5 {
         let links = InMemoryLinks::new(ranks, Duration::from_secs(60));
         std::thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn ranks_that_expect_another_root_are_told_at_once() {
 }
 
 #[test]
-fn a_part_of_another_length_is_an_error_that_names_its_sender() {
+fn wrong_part_length_error_names_sender() {
     for ranks in [2, 3] {
         let results = run(ranks, |session| {
             let len = if session.rank() == 1 { 8 } else { 4 };
@@ -174,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn all_reduce_gives_the_bits_of_the_tree_everywhere(ranks in 1usize..=12, len in 0usize..40) {
+    fn all_reduce_matches_tree_sum_bitwise_on_all_ranks(ranks in 1usize..=12, len in 0usize..40) {
         let expected = tree_sum(ranks, len);
         let results = run(ranks, |session| {
             let mut data = floats(session.rank(), len);

@@ -6,7 +6,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(20);
 
 #[test]
-fn what_all_ranks_give_comes_in_rank_order_and_only_once() {
+fn collect_returns_values_in_rank_order_only_once() {
     let assembly = InMemoryAssembly::new(4);
     thread::scope(|scope| {
         for rank in (0..4).rev() {
@@ -21,7 +21,7 @@ fn what_all_ranks_give_comes_in_rank_order_and_only_once() {
 }
 
 #[test]
-fn who_is_late_is_named() {
+fn late_ranks_are_named_in_error() {
     let assembly = InMemoryAssembly::new(3);
     assembly.give("topic", Rank(1), Vec::new()).unwrap();
     let error = assembly.collect("topic", 3, SHORT).unwrap_err();
@@ -32,7 +32,7 @@ fn who_is_late_is_named() {
 }
 
 #[test]
-fn what_is_announced_is_heard_by_all_and_stays() {
+fn first_announcement_is_heard_by_all_and_kept() {
     let assembly = InMemoryAssembly::new(2);
     thread::scope(|scope| {
         let heard: Vec<_> = (0..2).map(|_| scope.spawn(|| assembly.hear("start", LIMIT).unwrap())).collect();
@@ -44,7 +44,7 @@ fn what_is_announced_is_heard_by_all_and_stays() {
 }
 
 #[test]
-fn waiting_ends_when_it_is_given_up_but_what_is_there_is_taken() {
+fn give_up_ends_wait_but_complete_topic_is_still_collected() {
     let assembly = InMemoryAssembly::new(2);
     assembly.give("whole", Rank(0), Vec::new()).unwrap();
     assembly.give("whole", Rank(1), Vec::new()).unwrap();
@@ -59,7 +59,7 @@ fn waiting_ends_when_it_is_given_up_but_what_is_there_is_taken() {
 }
 
 #[test]
-fn nobody_waits_for_a_rank_that_is_lost_but_what_it_gave_counts() {
+fn collect_fails_for_lost_rank_unless_it_already_gave() {
     let topics = TopicStore::default();
     topics.give("before", Rank(1), vec![1]);
     let error = CommError::PeerFailed { rank: Rank(1), reason: "it was killed".to_owned() };

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_average_is_told_from_a_sum_that_is_divided() {
+    fn average_over_three_ranks_differs_from_divided_sum() {
         let ranks = [0, 1, 2];
         for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
             let average = reduced(dtype, ReduceOp::Average, &ranks, 0, 64);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_average_over_a_power_of_two_is_the_sum_divided() {
+    fn average_over_power_of_two_equals_divided_sum() {
         for ranks in [&[4][..], &[0, 1], &[3, 1, 0, 2]] {
             for dtype in [DType::F32, DType::F64, DType::Bf16] {
                 let average = reduced(dtype, ReduceOp::Average, ranks, 1, 64);

@@ -80,7 +80,7 @@ mod tests {
     use crate::process::place::LaunchedBy;
 
     #[test]
-    fn a_process_is_known_by_its_start_until_it_ends() {
+    fn process_is_identified_by_start_time_until_exit() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).env("LOCAL_RANK", "1").spawn().unwrap();
         // The process exists shortly before its new environment is visible.
         while !has_variable(child.id(), "LOCAL_RANK") {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn without_scripts_the_launcher_is_the_parent() {
+    fn launcher_is_parent_without_wrapper_scripts() {
         let place = ProcessPlace {
             launched_by: LaunchedBy::Mvapich,
             process: 0,

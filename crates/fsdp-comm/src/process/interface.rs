@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_match_as_nccl_has_it() {
+    fn interface_names_match_like_nccl() {
         let names = ["eth0", "eth10", "ib0", "lo"];
         let matching =
             |list: &str| -> Vec<&str> { names.into_iter().filter(|name| matches(list, name)).collect() };
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_counts_before_nccls_and_what_is_not_there_is_told() {
+    fn fsdp_ifname_overrides_nccl_and_unknown_is_rejected() {
         let at = |name: &str, last| Interface {
             name: name.to_owned(),
             address: Ipv4Addr::new(10, 0, 0, last).into(),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_loopback_is_loopback() {
+    fn loopback_is_reached_from_loopback_address() {
         let leader = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         assert_eq!(towards(leader).unwrap(), Ipv4Addr::LOCALHOST);
         assert!(interfaces().unwrap().iter().any(|interface| interface.address == Ipv4Addr::LOCALHOST));

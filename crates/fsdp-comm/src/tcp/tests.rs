@@ -62,7 +62,7 @@ fn swap(link: &mut dyn Link, header: u8, give: &[Vec<u8>], lens: &[usize]) -> (E
 }
 
 #[test]
-fn messages_larger_than_any_buffer_cross_in_both_directions_at_once() {
+fn messages_exceeding_buffers_cross_in_both_directions() {
     for direct_from in [None, Some(1)] {
         let [mut left, mut right] = pair(LONG, direct_from);
         let data = |rank: u8| {
@@ -77,7 +77,7 @@ fn messages_larger_than_any_buffer_cross_in_both_directions_at_once() {
 }
 
 #[test]
-fn another_header_or_length_is_told_and_nothing_is_read() {
+fn mismatched_header_or_length_is_reported_without_reading() {
     for (header, len, direct_from) in [(2u8, 3usize, None), (1, 4, None), (2, 3, Some(1))] {
         let [mut left, mut right] = pair(LONG, direct_from);
         thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn another_header_or_length_is_told_and_nothing_is_read() {
 }
 
 #[test]
-fn who_does_not_come_is_late_and_who_has_gone_is_named() {
+fn missing_peer_is_late_and_closed_peer_is_named() {
     let [mut left, right] = pair(Duration::from_millis(100), None);
     let receive = |link: &mut dyn Link| {
         link.exchange(None, Some(Incoming { from: 1, header: &[0; 31], parts: &mut [&mut [0; 4]] }))
@@ -117,7 +117,7 @@ fn who_does_not_come_is_late_and_who_has_gone_is_named() {
 }
 
 #[test]
-fn the_failure_that_was_first_is_the_one_that_is_told() {
+fn first_failure_is_reported() {
     let links = world(2, LONG, None);
     let (mut left, right) = (links[0].link(0, Rank(0)), links[1].link(0, Rank(1)));
     let first = CommError::PeerFailed { rank: Rank(5), reason: "it was killed".to_owned() };
@@ -128,7 +128,7 @@ fn the_failure_that_was_first_is_the_one_that_is_told() {
 }
 
 #[test]
-fn strangers_are_not_answered_and_disturb_nobody() {
+fn unauthenticated_connections_do_not_disturb_links() {
     let links = world(2, LONG, None);
     let address = links[0].shared.world.addresses[0][0];
     let stranger = |bytes: &[u8]| {
@@ -146,7 +146,7 @@ fn strangers_are_not_answered_and_disturb_nobody() {
 }
 
 #[test]
-fn messages_are_read_in_memory_only_where_both_ends_allow_it_and_it_is_the_right_memory() {
+fn direct_reads_require_both_ends_and_matching_memory() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let connect = || {
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -178,7 +178,7 @@ fn messages_are_read_in_memory_only_where_both_ends_allow_it_and_it_is_the_right
 }
 
 #[test]
-fn a_message_that_is_read_in_memory_is_read_before_its_sender_goes_on() {
+fn direct_send_returns_only_after_peer_has_read() {
     let [mut left, mut right] = pair(LONG, Some(1));
     let (header, is_read) = ([3; 31], AtomicBool::new(false));
     thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn a_message_that_is_read_in_memory_is_read_before_its_sender_goes_on() {
 }
 
 #[test]
-fn places_of_another_length_than_the_message_are_refused() {
+fn places_with_wrong_total_length_are_rejected() {
     let parts: [&[u8]; 2] = [&[1, 2], &[3]];
     let told = direct::places(&parts);
     for (len_bytes, is_right) in [(3, true), (2, false), (4, false)] {
@@ -213,7 +213,7 @@ fn places_of_another_length_than_the_message_are_refused() {
 }
 
 #[test]
-fn messages_of_more_parts_than_one_call_takes_are_read_in_memory() {
+fn direct_reads_support_thousands_of_parts() {
     let [mut left, mut right] = pair(LONG, Some(1));
     let part = |i: usize| vec![(i % 251) as u8; i % 7];
     let (give, lens): (Vec<_>, Vec<_>) = (0..5000).map(|i| (part(i), (i + 3) % 7)).unzip();
@@ -240,7 +240,7 @@ proptest! {
 
     /// Messages may be split differently on the two sides; the bytes are the same.
     #[test]
-    fn parts_of_any_lengths_arrive_whole(
+    fn messages_arrive_intact_for_any_part_lengths(
         out in prop::collection::vec(0usize..70_000, 0..6),
         cuts in prop::collection::vec(0usize..70_000, 0..6),
         direct_from in prop::option::of(1u64..100_000),

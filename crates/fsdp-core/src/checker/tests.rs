@@ -57,7 +57,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_wait_and_join_of_a_random_schedule_is_needed(setup in setups()) {
+    fn random_schedules_have_no_redundant_waits_or_joins(setup in setups()) {
         let built = setup.build();
         assert_waits_minimal(&built, &built.step())?;
         assert_waits_minimal(&built, &built.evaluation())?;
@@ -65,7 +65,7 @@ proptest! {
 }
 
 #[test]
-fn every_wait_and_join_of_every_small_schedule_is_needed() {
+fn small_schedules_have_no_redundant_waits_or_joins() {
     let nested = Sketch { halves: true, cross: true, ..Sketch::plain(2) };
     for setup in grid(&nested) {
         let built = setup.build();
@@ -100,7 +100,7 @@ fn assert_rejected(built: &Built, schedule: &Schedule, is: impl Fn(&Violation) -
 }
 
 #[test]
-fn rejects_a_reshard_before_the_last_use() {
+fn rejects_reshard_before_last_use() {
     let (built, schedule) = sample();
     for index in 0..schedule.ops.len() {
         let OpKind::Reshard(unit) = schedule.ops[index].kind else { continue };
@@ -148,7 +148,7 @@ fn is_of_the_program(kind: &OpKind) -> bool {
 }
 
 #[test]
-fn every_operation_that_is_lost_or_doubled_is_found() {
+fn missing_or_duplicate_operation_is_rejected() {
     for built in samples() {
         for schedule in [built.step(), built.evaluation()] {
             for index in 0..schedule.ops.len() {
@@ -167,7 +167,7 @@ fn every_operation_that_is_lost_or_doubled_is_found() {
 }
 
 #[test]
-fn an_addition_that_is_lost_or_doubled_loses_or_doubles_micro_batches() {
+fn missing_or_duplicate_addition_is_rejected() {
     let built = Setup { rounds: 4, ..Setup::plain(Sketch::plain(1)) }.build();
     let schedule = built.step();
     let adds: Vec<usize> = (0..schedule.ops.len())
@@ -193,14 +193,14 @@ fn an_addition_that_is_lost_or_doubled_loses_or_doubles_micro_batches() {
 }
 
 #[test]
-fn a_micro_batch_that_is_not_run_is_found() {
+fn missing_micro_batch_is_rejected() {
     let (built, mut schedule) = sample();
     schedule.rounds += 1;
     assert_rejected(&built, &schedule, |violation| matches!(violation, Violation::Contents { .. }));
 }
 
 #[test]
-fn lengths_dtypes_and_places_of_operands_have_to_fit() {
+fn operand_len_dtype_or_place_mismatch_is_rejected() {
     for built in samples() {
         let schedule = built.step();
         let shared =
@@ -237,7 +237,7 @@ fn lengths_dtypes_and_places_of_operands_have_to_fit() {
 }
 
 #[test]
-fn a_frozen_model_has_nothing_to_add_measure_or_update() {
+fn frozen_model_has_no_update_norm_or_reduce_scatter() {
     let built = Setup::plain(Sketch { frozen: Frozen::All, ..Sketch::plain(2) }).build();
     let schedule = built.step();
     assert_eq!(built.check(&schedule), Ok(()));
@@ -247,7 +247,7 @@ fn a_frozen_model_has_nothing_to_add_measure_or_update() {
 }
 
 #[test]
-fn swapping_two_collectives_on_one_rank_diverges() {
+fn swapped_or_missing_collective_on_one_rank_diverges() {
     let (_, schedule) = sample();
     assert_eq!(check_ranks(&[]), Ok(()));
     assert_eq!(check_ranks(&[&schedule, &schedule, &schedule]), Ok(()));
@@ -282,7 +282,7 @@ fn swapping_two_collectives_on_one_rank_diverges() {
 }
 
 #[test]
-fn two_units_first_read_by_one_block_are_both_handed_over() {
+fn block_first_reading_two_units_joins_one_waits_for_other() {
     // Norm and head are gathered one after the other, and the last block waits only for the second.
     let wrap = WrapPolicy::Classes(vec!["Norm".into(), "Head".into()]);
     let built = Setup { wrap, ..Setup::plain(Sketch::plain(1)) }.build();
@@ -294,7 +294,7 @@ fn two_units_first_read_by_one_block_are_both_handed_over() {
 }
 
 #[test]
-fn violations_say_which_operations_and_what() {
+fn race_violation_names_operations_and_buffer() {
     let built = Setup::plain(Sketch::plain(1)).build();
     let mut schedule = built.step();
     let forward = find(&schedule, |kind| matches!(kind, OpKind::Forward { .. }));

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_few_differ_from_the_many() {
+    fn ranks_differing_from_majority_are_found() {
         assert_eq!(found(&[5]), None);
         assert_eq!(found(&[5, 5, 5]), None);
         assert_eq!(found(&[5, 6]), Some((vec![1], 0)));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn both_words_count() {
+    fn both_words_are_compared() {
         assert!(differing(&[[0, 1], [0, 2]]).is_some());
         assert!(differing(&[[1, 0], [2, 0]]).is_some());
     }

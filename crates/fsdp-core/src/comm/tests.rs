@@ -231,7 +231,7 @@ fn scatter(
 }
 
 #[test]
-fn lengths_that_do_not_fit_the_group_are_refused() {
+fn lengths_not_matching_group_size_are_rejected() {
     let (mut comm, log) = comm(3);
     let long = failure(gather(&mut comm, floats(&[2, 2]), floats(&[6, 7])));
     let CommError::Length { rank, segment, expected, got, call } = long else { panic!("{long}") };
@@ -243,7 +243,7 @@ fn lengths_that_do_not_fit_the_group_are_refused() {
 }
 
 #[test]
-fn numbers_of_segments_that_differ_are_refused() {
+fn mismatched_segment_counts_are_rejected() {
     let (mut comm, log) = comm(1);
     let more = failure(gather(&mut comm, floats(&[2]), floats(&[2, 2])));
     assert!(matches!(more, CommError::Length { segment: 1, .. }), "{more}");
@@ -253,7 +253,7 @@ fn numbers_of_segments_that_differ_are_refused() {
 }
 
 #[test]
-fn dtypes_that_differ_are_refused() {
+fn mismatched_dtypes_are_rejected() {
     let (mut comm, log) = comm(2);
     let input = failure(gather(&mut comm, buffers(DType::Bf16, &[2]), floats(&[4])));
     let CommError::Type { expected, got, segment, rank, .. } = input else { panic!("{input}") };
@@ -276,13 +276,13 @@ fn dtypes_that_differ_are_refused() {
 }
 
 #[test]
-fn only_an_average_of_several_ranks_multiplies() {
+fn only_multi_rank_average_has_scale_factor() {
     assert_eq!([ReduceOp::Average.factor(4), ReduceOp::Average.factor(3)], [Some(0.25), Some(1.0 / 3.0)]);
     assert_eq!([ReduceOp::Average.factor(1), ReduceOp::Sum.factor(1), ReduceOp::Sum.factor(4)], [None; 3]);
 }
 
 #[test]
-fn averages_of_integers_are_refused() {
+fn integer_averages_are_rejected() {
     let (mut comm, log) = comm(2);
     let integers = buffers(DType::I64, &[4]);
     let error = failure(comm.all_reduce(&NoMemory, ReduceOp::Average, Purpose::Scalars, None, integers));
@@ -300,7 +300,7 @@ fn averages_of_integers_are_refused() {
 }
 
 #[test]
-fn shared_outputs_are_refused_and_shared_inputs_of_a_gather_are_not() {
+fn shared_buffers_are_rejected_except_gather_inputs() {
     let (mut comm, log) = comm(2);
     let held = floats(&[1, 4]);
     let outputs = vec![floats(&[4]).remove(0), held[1].clone()];
@@ -360,7 +360,7 @@ fn calls_are_numbered_and_described() {
 }
 
 #[test]
-fn a_dropped_collective_is_abandoned_and_one_waited_for_is_not() {
+fn dropped_collective_is_abandoned_unless_waited_for() {
     let (mut comm, log) = comm(2);
     let mut dropped = scatter(&mut comm, floats(&[4]), floats(&[2])).unwrap();
     let mut waited = scatter(&mut comm, floats(&[4]), floats(&[2])).unwrap();
@@ -423,13 +423,13 @@ fn traffic_counts_calls_and_bytes_sent() {
 
 #[test]
 #[should_panic(expected = "place 3 is not in a group of 3 ranks")]
-fn a_root_outside_of_the_group_is_a_bug_of_the_caller() {
+fn broadcast_root_outside_group_panics() {
     let (mut comm, _) = comm(3);
     drop(comm.broadcast(&NoMemory, Purpose::Setup, None, 3, floats(&[1])));
 }
 
 #[test]
-fn failures_of_the_backend_come_back_uncounted() {
+fn backend_failure_is_returned_and_not_counted() {
     let log = Log::default();
     let mut comm = Comm::new(Box::new(Recorder { size: 2, log: Arc::clone(&log), fails: true }));
     let error = failure(comm.all_reduce(&NoMemory, ReduceOp::Sum, Purpose::Scalars, None, floats(&[2])));
@@ -438,7 +438,7 @@ fn failures_of_the_backend_come_back_uncounted() {
 }
 
 #[test]
-fn messages_name_ranks_and_calls() {
+fn error_messages_name_ranks_and_calls() {
     let call = Fingerprint {
         sequence: 4,
         kind: CollectiveKind::AllGather,

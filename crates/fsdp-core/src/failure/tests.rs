@@ -24,7 +24,7 @@ fn text() -> String {
 }
 
 #[test]
-fn every_error_of_core_has_a_kind() {
+fn every_core_error_has_expected_kind() {
     let (rank, peer) = (Rank(0), Rank(1));
     let (len, dtype) = (1, DType::F32);
     let missing = CommError::Missing { missing: [peer].into(), call: CALL, status: [].into() };
@@ -57,7 +57,7 @@ fn every_error_of_core_has_a_kind() {
 }
 
 #[test]
-fn every_error_of_collectives_has_a_kind() {
+fn every_collective_error_has_expected_kind() {
     let (rank, peer, call, reason) = (Rank(0), Rank(1), CALL, text());
     let (segment, status, missing) = (0, Arc::default(), Arc::from([peer]));
     let (group, peer_group) = (text(), text());
@@ -87,7 +87,7 @@ fn every_error_of_collectives_has_a_kind() {
 }
 
 #[test]
-fn what_is_wrong_with_a_disk_or_a_limit_can_pass_and_what_is_wrong_with_a_path_can_not() {
+fn disk_io_errors_are_temporary_and_path_errors_are_input() {
     // EIO, EAGAIN, ENOMEM, EBUSY, ENFILE, EMFILE, ENOSPC, ENOLCK, ENOTCONN, ETIMEDOUT, ESTALE, EREMOTEIO, EDQUOT.
     for number in [5, 11, 12, 16, 23, 24, 28, 37, 107, 110, 116, 121, 122] {
         let error = io::Error::from_raw_os_error(number);
@@ -103,7 +103,7 @@ fn what_is_wrong_with_a_disk_or_a_limit_can_pass_and_what_is_wrong_with_a_path_c
 }
 
 #[test]
-fn of_several_failures_the_one_that_no_retry_mends_counts() {
+fn failure_kinds_are_ordered_by_precedence() {
     let kinds =
         [FailureKind::Temporary, FailureKind::Permanent, FailureKind::Input, FailureKind::Interrupted];
     assert!(kinds.is_sorted());

@@ -173,7 +173,7 @@ fn assert_sound(params: &[Shape], of: &[usize], shards: usize, dtype: DType) {
 }
 
 #[test]
-fn every_layout_of_up_to_three_small_parameters_is_sound() {
+fn layouts_of_up_to_three_small_parameters_are_valid() {
     let shapes: [&[usize]; 9] = [&[], &[1], &[3], &[17], &[2, 3], &[3, 4], &[1, 5], &[5, 3], &[2, 1, 4]];
     let menu: Vec<Shape> =
         shapes.iter().flat_map(|shape| [true, false].map(|trainable| (shape.to_vec(), trainable))).collect();
@@ -207,7 +207,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn every_random_layout_is_sound(
+    fn random_layouts_are_valid(
         params in prop::collection::vec((shapes(), 0usize..3), 1..10),
         shards in 1usize..12,
         dtype in prop::sample::select(vec![DType::F32, DType::Bf16, DType::F64]),
@@ -218,7 +218,7 @@ proptest! {
 }
 
 #[test]
-fn equally_large_groups_leave_the_rowless_to_the_first() {
+fn rowless_parameter_goes_to_first_of_equal_segments() {
     let params = [(vec![2, 6], true), (vec![3, 4], true), (vec![5], true)];
     let layout = Layout::new(&model(&params), &cut(&[0, 0, 0]), 2, DType::F32);
     assert_eq!(
@@ -228,7 +228,7 @@ fn equally_large_groups_leave_the_rowless_to_the_first() {
 }
 
 #[test]
-fn a_unit_without_rows_is_cut_into_short_ones() {
+fn unit_without_rows_uses_rows_of_16_elements() {
     let params = [(vec![3], true), (vec![], true), (vec![40], true)];
     let layout = Layout::new(&model(&params), &cut(&[0, 0, 0]), 3, DType::F32);
     let [segment] = layout.units[0].segments.as_slice() else { panic!("one segment") };
@@ -239,7 +239,7 @@ fn a_unit_without_rows_is_cut_into_short_ones() {
 }
 
 #[test]
-fn a_parameter_is_found_where_it_lies() {
+fn find_returns_unit_segment_and_place() {
     let params = [(vec![2, 6], true), (vec![3, 4], false), (vec![5], true), (vec![7], true)];
     let mut units = cut(&[0, 1, 1, 0]);
     units[0].params.pop();
@@ -256,7 +256,7 @@ fn a_parameter_is_found_where_it_lies() {
 }
 
 #[test]
-fn no_shards_are_refused() {
+fn zero_shards_panics() {
     let empty = std::panic::catch_unwind(|| Layout::new(&model(&[]), &[], 0, DType::F32));
     assert!(empty.is_err());
 }

@@ -184,7 +184,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn predictions_equal_a_count_of_single_allocations((setup, calls, [data, first, second]) in cases()) {
+    fn predicted_usage_matches_simulated_allocations((setup, calls, [data, first, second]) in cases()) {
         let built = setup.build();
         let (plan, state) = (built.plan(), [usize::from(first), usize::from(second)]);
         let tables = &RankTables::new(&plan, &Rule(state), Rank(0));

@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn counts_of_collectives_follow_the_closed_forms(setup in setups()) {
+    fn collective_counts_match_closed_forms(setup in setups()) {
         let built = setup.build();
         let (step, evaluation) = (built.step(), built.evaluation());
         for (unit, layout) in built.layout.unit_ids().zip(&built.layout.units) {
@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn gathers_run_ahead_by_exactly_the_prefetch_depth(setup in setups()) {
+    fn gathers_run_ahead_by_exactly_prefetch_depth(setup in setups()) {
         let built = setup.build();
         for schedule in [built.step(), built.evaluation()] {
             for kinds in micro_batches(&schedule) {
@@ -197,7 +197,7 @@ proptest! {
     }
 
     #[test]
-    fn units_leave_right_after_their_last_use(setup in setups()) {
+    fn units_are_resharded_and_gradients_closed_after_last_use(setup in setups()) {
         let built = setup.build();
         let step = built.step();
         for kinds in micro_batches(&step) {
@@ -237,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn sections_tile_the_schedule(setup in setups()) {
+    fn sections_cover_schedule_without_gaps(setup in setups()) {
         let built = setup.build();
         for schedule in [built.step(), built.evaluation()] {
             let kinds: Vec<SectionKind> = schedule.sections.iter().map(|section| section.kind).collect();
@@ -255,7 +255,7 @@ proptest! {
     }
 
     #[test]
-    fn results_of_reductions_are_used_one_unit_later(setup in setups()) {
+    fn reduction_results_are_used_one_unit_later(setup in setups()) {
         let built = setup.build();
         let step = built.step();
         let is_reduction = |op: &&Op| matches!(op.kind, OpKind::ReduceScatter { .. });
@@ -320,7 +320,7 @@ fn assert_prefetch(built: &Built, kinds: &[OpKind]) -> Result<(), TestCaseError>
 }
 
 #[test]
-fn the_calls_of_a_schedule_are_those_of_one_micro_batch() {
+fn schedule_calls_are_those_of_one_micro_batch() {
     for rounds in 1..4 {
         let built = Setup { rounds, ..Setup::plain(Sketch::plain(2)) }.build();
         assert_eq!(built.step().calls(), compute_of(&built));
@@ -328,7 +328,7 @@ fn the_calls_of_a_schedule_are_those_of_one_micro_batch() {
 }
 
 #[test]
-fn collectives_meet_on_queues_of_their_own() {
+fn operations_use_expected_queues() {
     let setup = Setup { rounds: 2, whole: true, ..Setup::plain(Sketch::plain(2)) };
     for op in setup.build().step().ops {
         let queue = match op.kind.name() {
@@ -371,7 +371,7 @@ fn directions_are_gathered_one_unit_ahead() {
 }
 
 #[test]
-fn whole_directions_and_offload_are_refused_together() {
+fn offload_with_whole_param_directions_is_rejected() {
     let mut built = Setup { whole: true, ..Setup::plain(Sketch::plain(1)) }.build();
     built.policy.offload = Offload::Cpu;
     let Built { spec, layout, policy, mesh, rule, rounds } = built;
@@ -380,14 +380,14 @@ fn whole_directions_and_offload_are_refused_together() {
 }
 
 #[test]
-fn schedules_are_a_pure_function() {
+fn schedule_is_deterministic() {
     for setup in grid(&Sketch { halves: true, ..Sketch::plain(2) }).into_iter().step_by(7) {
         assert_eq!(setup.build().step(), setup.build().step());
     }
 }
 
 #[test]
-fn no_rounds_and_a_layout_of_another_mesh_are_refused() {
+fn zero_rounds_or_layout_of_other_mesh_panics() {
     type Change = fn(&mut Built);
     let changes: [Change; 2] = [|built| built.rounds = 0, |built| built.mesh = Mesh::new(1, 3).unwrap()];
     for change in changes {
@@ -399,7 +399,7 @@ fn no_rounds_and_a_layout_of_another_mesh_are_refused() {
 }
 
 #[test]
-fn the_root_is_gathered_once_by_default_and_twice_when_always_resharded() {
+fn root_is_gathered_twice_only_when_always_resharded() {
     let wrap = WrapPolicy::Classes(vec!["Layer".into(), "Head".into(), "Norm".into()]);
     for (reshard, expected) in [(Reshard::Auto, 1), (Reshard::Always, 2), (Reshard::Never, 1)] {
         let policy = Policy { reshard_after_forward: reshard, ..Policy::default() };

@@ -92,7 +92,7 @@ fn permutations(count: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn all_realisations_build_the_defined_tree() {
+fn all_implementations_build_defined_tree() {
     for count in 1..=130 {
         assert_eq!(folded(0, count), defined(0, count));
         assert_eq!(folded(7, count), defined(7, count));
@@ -102,7 +102,7 @@ fn all_realisations_build_the_defined_tree() {
 }
 
 #[test]
-fn a_power_of_two_is_a_perfect_tree() {
+fn power_of_two_gives_perfect_tree() {
     fn depth(tree: &Tree) -> (usize, usize) {
         match tree {
             Tree::Leaf(_) => (0, 0),
@@ -118,7 +118,7 @@ fn a_power_of_two_is_a_perfect_tree() {
 }
 
 #[test]
-fn few_leaves_in_every_order_give_the_same_tree() {
+fn up_to_seven_leaves_in_any_order_give_same_tree() {
     for count in 1..=7 {
         for order in permutations(count) {
             assert_eq!(arrived(&leaves(count), &order), defined(0, count), "{order:?}");
@@ -128,7 +128,7 @@ fn few_leaves_in_every_order_give_the_same_tree() {
 
 proptest! {
     #[test]
-    fn leaves_in_any_order_give_the_same_tree(
+    fn leaves_in_random_order_give_same_tree(
         order in (1usize..80).prop_flat_map(|count| Just((0..count).collect::<Vec<_>>()).prop_shuffle()),
     ) {
         prop_assert_eq!(arrived(&leaves(order.len()), &order), defined(0, order.len()));
@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn a_counter_never_holds_more_than_it_announces() {
+fn counter_peak_matches_accumulators() {
     for count in 1..=300 {
         let mut counter = Counter::default();
         let mut most = 0;
@@ -155,7 +155,7 @@ fn a_counter_never_holds_more_than_it_announces() {
 }
 
 #[test]
-fn a_counter_starts_again_when_its_total_was_taken() {
+fn counter_restarts_after_take_total() {
     let mut counter = Counter::default();
     assert_eq!(counter.take_total(add).unwrap(), None);
     for _ in 0..2 {
@@ -168,7 +168,7 @@ fn a_counter_starts_again_when_its_total_was_taken() {
 }
 
 #[test]
-fn errors_of_an_addition_come_back() {
+fn addition_errors_are_returned() {
     let mut counter = Counter::default();
     counter.push(1, |_, _| Err("not called")).unwrap();
     assert_eq!(counter.push(2, |_, _| Err("full")), Err("full"));
@@ -180,7 +180,7 @@ fn errors_of_an_addition_come_back() {
 }
 
 #[test]
-fn no_leaves_and_a_leaf_twice_are_refused() {
+fn zero_leaves_or_duplicate_leaf_panics() {
     assert!(std::panic::catch_unwind(|| folded(0, 0)).is_err());
     assert!(std::panic::catch_unwind(|| Arrivals::<()>::new(0)).is_err());
     for (count, order) in [(2, vec![0, 0]), (4, vec![0, 1, 1]), (1, vec![0, 0])] {

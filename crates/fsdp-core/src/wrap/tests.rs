@@ -98,7 +98,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn size_based_wrapping_is_that_of_hugging_face(tree in trees(), min in 1usize..90) {
+    fn size_based_wrapping_matches_hugging_face(tree in trees(), min in 1usize..90) {
         let spec = model(&tree);
         let mut wrapped = Vec::new();
         wrap_by_size(&spec, 0, min as i64, &mut wrapped);
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn class_wrapping_cuts_at_every_module_of_the_class(tree in trees(), pick in any::<[bool; 5]>()) {
+    fn class_wrapping_splits_at_every_module_of_class(tree in trees(), pick in any::<[bool; 5]>()) {
         let spec = model(&tree);
         let classes: Vec<String> = ["A", "B", "ModuleList", "ModuleDict", "MultiheadAttention"]
             .iter()
@@ -155,7 +155,7 @@ fn nested_classes_make_nested_units() {
 }
 
 #[test]
-fn an_unknown_class_lists_those_that_exist() {
+fn unknown_class_lists_known_ones() {
     let spec = Sketch::plain(2).spec();
     let error = units(&spec, &classes(&["Layer", "Decoder"])).unwrap_err().to_string();
     assert_eq!(
@@ -166,7 +166,7 @@ fn an_unknown_class_lists_those_that_exist() {
 }
 
 #[test]
-fn a_tied_parameter_split_over_units_names_both() {
+fn tied_parameter_split_across_units_names_both() {
     let spec = Sketch { tied: true, ..Sketch::plain(1) }.spec();
     for wrap in [classes(&["Embedding"]), WrapPolicy::MinParams(6)] {
         let error = units(&spec, &wrap).unwrap_err();
@@ -183,7 +183,7 @@ fn a_tied_parameter_split_over_units_names_both() {
 }
 
 #[test]
-fn an_alias_belongs_to_the_innermost_module_around_it() {
+fn alias_belongs_to_innermost_enclosing_module() {
     // `mm.x` is not in `m`, whose name is only a textual prefix.
     let mut spec = model(&vec![(0, "M", vec![]), (0, "A", vec![2]), (0, "A", vec![2]), (1, "B", vec![2])]);
     for (module, fqn) in [(1, "m"), (2, "mm"), (3, "m.inner")] {
@@ -204,7 +204,7 @@ fn assert_invalid(change: impl Fn(&mut ModelSpec), message: &str) {
 }
 
 #[test]
-fn models_that_contradict_themselves_are_refused() {
+fn inconsistent_models_are_rejected() {
     assert_invalid(|spec| spec.blocks.clear(), "the model has no blocks");
     assert_invalid(|spec| spec.modules[1].parent = None, "module embed is a second root");
     assert_invalid(|spec| spec.modules[1].parent = Some(1), "module embed is listed before its parent");

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_takes_the_gpus_of_its_place_or_those_that_were_chosen_for_it() {
+    fn process_gpus_follow_local_rank_or_preassignment() {
         let too_many = |ranks, devices| Err(TooManyRanks { ranks, devices });
         let gpus = |devices, ranks, place| gpus_of_process(devices, ranks, place, false);
         assert_eq!(gpus(8, 8, (0, 1)), Ok(0..8), "one process per node");

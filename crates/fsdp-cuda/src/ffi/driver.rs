@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_is_told_what_is_missing() {
+    fn missing_driver_error_names_library_and_fix() {
         // SAFETY: as in `examine`.
         if unsafe { sys::is_culib_present() } {
             return;

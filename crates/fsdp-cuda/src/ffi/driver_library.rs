@@ -127,7 +127,7 @@ mod tests {
 
     /// The fake driver implements the functions that the tests call, and they call all of them.
     #[test]
-    fn every_function_of_the_driver_is_looked_for_before_it_is_called() {
+    fn required_driver_functions_match_fake_driver() {
         let stand_in = include_str!("../../tests/fake_cuda/driver.cpp");
         let name = |line: &'static str| line.strip_prefix("int ")?.split_once('(').map(|(name, _)| name);
         let mut called: Vec<&str> =

@@ -28,7 +28,7 @@ fn cases() -> Vec<(&'static Source, (DType, DType))> {
 }
 
 #[test]
-fn the_real_compiler_takes_every_source() {
+fn every_kernel_source_compiles_with_nvrtc() {
     for arch in ["sm_80", "sm_90", "sm_100"] {
         for (source, types) in cases() {
             match image(source, types, arch) {

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_device_is_told_with_what_the_rank_has_and_what_makes_room() {
+    fn allocation_failures_become_out_of_memory_with_rank_usage() {
         let mut usage = Usage::default();
         usage.device.add(Category::ParameterShard, 3 << 20);
         let what =
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cuda_half_that_needs_what_is_not_there_is_there_itself() {
+    fn cuda_library_with_missing_dependency_is_not_absent() {
         let error = |what: &str| TorchError::Cuda { library: "libtorch_cuda.so".into(), what: what.into() };
         let missing = "cannot open shared object file: No such file or directory";
         assert!(error(&format!("libtorch_cuda.so: {missing}")).is_absent());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_about_memory_is_a_failure_of_the_device() {
+    fn other_libtorch_errors_become_device_errors() {
         let error = failed("x does not have a deterministic implementation", &Usage::default());
         assert!(matches!(error, Error::Device(_)), "{error:?}");
         assert_eq!(error.to_string(), "libtorch, in linear: x does not have a deterministic implementation");

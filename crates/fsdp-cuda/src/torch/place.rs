@@ -83,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loaded_libtorch_is_of_the_version_that_this_was_built_with() {
+    fn loaded_libtorch_version_matches_build() {
         check_version().unwrap_or_else(|error| panic!("{error}"));
     }
 
     #[test]
-    fn wheels_and_zip_files_say_their_version() {
+    fn libtorch_version_is_read_from_wheel_or_zip() {
         let root = tempfile::tempdir().expect("a folder");
         assert_eq!(stated_in(root.path()), None, "that is no error");
         fs::write(root.path().join("build-version"), "2.10.0+cpu\n").expect("room");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_release_counts() {
+    fn version_suffixes_are_ignored() {
         for version in ["2.11.0", "2.11.0+cu130", "2.11.0a0+gitabc", "2.11.0.dev20260101"] {
             assert_eq!(release(version), "2.11.0");
         }

@@ -45,7 +45,7 @@ mod tests {
     use crate::torch::folder;
 
     #[test]
-    fn both_allocators_know_each_other_once_the_cuda_half_is_loaded() {
+    fn loading_cuda_library_links_both_allocators() {
         let library = folder().expect("the system knows what is loaded").join("libtorch_cuda.so");
         if !library.exists() {
             eprintln!("not checked: {} is not there", library.display());

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_thread_that_computes_records_gradients() {
+    fn prepared_thread_records_no_gradients() {
         let recording =
             || tch::Tensor::ones([1], (tch::Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
         std::thread::spawn(move || {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_that_touch_are_one_run_when_treated_alike() {
+    fn adjacent_pieces_with_equal_settings_form_one_run() {
         let piece = |param, offset, len| {
             let param = ParamId(param);
             Piece { param, offset, len, param_offset: 0, row_len: 1 }

@@ -7,7 +7,7 @@ use crate::subject::subject;
 use crate::values::*;
 
 #[test]
-fn factors_of_dropout_are_those_of_any_part_of_a_sample() {
+fn dropout_factors_match_random_words_from_any_offset() {
     let keys = [5, u64::MAX - 3, 5];
     let runs = Dropout { p: 0.5, keys: &keys };
     for dtype in FLOATS {

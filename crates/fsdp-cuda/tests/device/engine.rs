@@ -43,7 +43,7 @@ fn hold(model: &str, overrides: &[&str], seed: u64, share_unsharded: bool) {
 }
 
 #[test]
-fn runs_have_the_bits_of_the_oracle() {
+fn sharded_runs_match_oracle_bitwise() {
     hold(LLAMA, &[], 1, false);
     hold(LLAMA, &["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"], 2, true);
     hold(GPT2, &[], 3, false);
@@ -55,7 +55,7 @@ fn runs_have_the_bits_of_the_oracle() {
 }
 
 #[test]
-fn nothing_is_allocated_after_the_first_step() {
+fn no_allocations_after_first_step() {
     for rule in ["{name='adamw', lr=3e-3}", "{name='adafactor'}"] {
         assert_allocates_once(&["run.ranks=1", &format!("train.optimizer={rule}")]);
     }
@@ -83,7 +83,7 @@ fn assert_allocates_once(overrides: &[&str]) {
 /// Checks a requirement for replaying a step unchanged, as in a CUDA graph. The words of a step alternate between two
 /// buffers, so only every other step is the same.
 #[test]
-fn every_other_step_has_the_same_addresses() {
+fn addresses_repeat_every_second_step() {
     let checkpointed = ["fsdp.param_dtype=bf16", "fsdp.activation_checkpointing=full"];
     for (model, overrides) in [(LLAMA, &[][..]), (GPT2, &[]), (LLAMA, &checkpointed)] {
         let dir = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn waits(overrides: &[&str]) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_host_waits_for_nothing_inside_a_step() {
+fn host_waits_inside_step_only_when_offloading() {
     let rules = ["{name='adamw', lr=3e-3}", "{name='sgd', lr=3e-3, momentum=0.9}", "{name='adafactor'}"];
     for rule in rules {
         assert_eq!(waits(&[&format!("train.optimizer={rule}")]), [""; 0], "{rule}");

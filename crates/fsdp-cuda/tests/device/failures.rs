@@ -14,14 +14,14 @@ use crate::subject::cuda_on;
 use crate::values::{filled, normal, range};
 
 #[test]
-fn there_are_only_so_many_devices() {
+fn nonexistent_device_is_rejected() {
     fake_cuda::device();
     let error = CudaMemory::new(CudaOptions::new(100_000)).unwrap_err().to_string();
     assert!(error.contains("no GPU 100000") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
 }
 
 #[test]
-fn a_full_device_says_who_has_the_memory() {
+fn full_device_error_lists_memory_by_category() {
     let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
     let _shard = memory.allocate(Category::ParameterShard, DType::F32, 100_000).unwrap();
     let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
@@ -36,7 +36,7 @@ fn a_full_device_says_who_has_the_memory() {
 }
 
 #[test]
-fn kernels_without_room_for_themselves_say_who_has_the_memory() {
+fn kernel_workspace_out_of_memory_lists_usage() {
     const WIDTH: usize = 50_000;
     let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
     let x = filled(&memory, DType::F32, &normal(1, WIDTH));
@@ -56,7 +56,7 @@ fn kernels_without_room_for_themselves_say_who_has_the_memory() {
 }
 
 #[test]
-fn unused_storage_is_given_back_before_a_device_is_full() {
+fn unused_storage_is_freed_before_out_of_memory() {
     let memory = cuda_on(fake_cuda::device().capacity(1 << 20));
     drop(filled(&memory, DType::F32, &normal(1, 150_000)));
     let mut x = memory.allocate(Category::Activation, DType::F32, 200_000).unwrap();
@@ -64,7 +64,7 @@ fn unused_storage_is_given_back_before_a_device_is_full() {
 }
 
 #[test]
-fn a_full_device_takes_what_another_memory_keeps_there() {
+fn full_device_reclaims_unused_storage_of_other_memory() {
     let device = fake_cuda::device().capacity(1 << 20);
     let (first, second) = (cuda_on(device), cuda_on(device));
     drop(filled(&first, DType::F32, &normal(1, 150_000)));
@@ -73,7 +73,7 @@ fn a_full_device_takes_what_another_memory_keeps_there() {
 }
 
 #[test]
-fn whoever_is_asked_gets_what_memories_do_not_use() {
+fn give_back_frees_only_unused_storage() {
     let device = fake_cuda::device().capacity(1 << 20);
     let memory = cuda_on(device);
     let used = filled(&memory, DType::F32, &normal(1, 10_000));
@@ -96,7 +96,7 @@ fn drop_what_is_kept(device: usize) -> bool {
 }
 
 #[test]
-fn a_full_device_asks_the_neighbors_last() {
+fn full_device_reclaims_own_storage_before_asking_others() {
     let device = fake_cuda::device().capacity(1 << 20);
     let (memory, neighbor) = (cuda_on(device), cuda_on(device));
     let buffer = filled(&neighbor, DType::F32, &normal(1, 150_000));
@@ -112,7 +112,7 @@ fn a_full_device_asks_the_neighbors_last() {
 }
 
 #[test]
-fn full_pinned_memory_is_an_error_too() {
+fn failed_pinned_allocation_is_out_of_memory_error() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let _shard = memory.allocate_host(Category::ParameterShard, DType::F32, 2048).unwrap();
@@ -130,7 +130,7 @@ fn full_pinned_memory_is_an_error_too() {
 }
 
 #[test]
-fn the_ring_of_copies_is_pinned_memory_too() {
+fn failed_staging_ring_allocation_is_out_of_memory_error() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let mut x = memory.allocate(Category::Activation, DType::F32, 1).unwrap();
@@ -144,7 +144,7 @@ fn the_ring_of_copies_is_pinned_memory_too() {
 }
 
 #[test]
-fn a_failed_call_names_itself_and_the_device() {
+fn failed_driver_call_error_names_call_and_device() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let x = filled(&memory, DType::F32, &[1.0; 10]);
@@ -159,7 +159,7 @@ fn a_failed_call_names_itself_and_the_device() {
 }
 
 #[test]
-fn a_driver_without_room_for_itself_says_what_may_help() {
+fn module_load_out_of_memory_suggests_nvidia_smi() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let x = filled(&memory, DType::F32, &[1.0; 10]);
@@ -171,7 +171,7 @@ fn a_driver_without_room_for_itself_says_what_may_help() {
 }
 
 #[test]
-fn a_failure_that_could_not_be_returned_comes_with_the_next_call() {
+fn deferred_failure_is_returned_by_next_call() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let mut x = filled(&memory, DType::F32, &[1.0]);

@@ -51,7 +51,7 @@ const FAR: [f64; 14] = [
 ];
 
 #[test]
-fn activations_have_the_bits_of_the_host() {
+fn activations_match_host() {
     for dtype in FLOATS {
         for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
             let scale = |key| normal(key, len).iter().map(|value| 8.0 * value).collect::<Vec<f64>>();
@@ -98,7 +98,7 @@ fn activation(op: impl Fn(Pass) -> Op, dtype: DType, shift: usize, inputs: &[&Ve
 }
 
 #[test]
-fn dropout_has_the_masks_of_the_host() {
+fn dropout_matches_host_bitwise() {
     for dtype in FLOATS {
         for (samples, len) in [(1, 1), (2, 36), (3, 1001), (5, 64)] {
             let keys: Vec<u64> = (0..samples as u64).map(|sample| u64::MAX - 7 * sample).collect();
@@ -117,7 +117,7 @@ fn dropout_has_the_masks_of_the_host() {
 }
 
 #[test]
-fn rotations_have_the_bits_of_the_host() {
+fn rope_matches_host_bitwise() {
     for dtype in FLOATS {
         for (heads, kv_heads, head_dim, rotary_dim) in
             [(1, 1, 2, 2), (4, 2, 6, 6), (2, 1, 16, 16), (2, 1, 16, 8), (3, 1, 10, 8), (2, 2, 6, 2)]
@@ -206,7 +206,7 @@ fn forward<M: Memory>(
 }
 
 #[test]
-fn norms_agree_with_the_host() {
+fn norms_match_host_within_error_bound() {
     for case in Norm::cases() {
         let (width, (sum, last)) = (case.width, case.errors());
         let [y, rstd] = forward(&*subject(), &case, 1, |m, [x, w, _], y, stats| {
@@ -282,7 +282,7 @@ fn backward_bounds(case: &Norm, mean_and_rstd: impl Fn(usize) -> (f64, f64), acc
 }
 
 #[test]
-fn gradients_of_inputs_of_norms_agree_with_the_host() {
+fn norm_input_gradients_match_host_within_error_bound() {
     for case in Norm::cases() {
         let width = case.width;
         let [_, rstd] = forward(&host(), &case, 1, |m, [x, w, _], y, stats| {
@@ -329,7 +329,7 @@ fn weights<M: Memory>(
 }
 
 #[test]
-fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
+fn norm_weight_gradients_match_host_bitwise() {
     fn rms<M: Memory>(
         memory: &M,
         case: &Norm,
@@ -372,7 +372,7 @@ fn gradients_of_weights_of_norms_have_the_bits_of_the_host() {
 }
 
 #[test]
-fn gradients_of_biases_have_the_bits_of_the_host() {
+fn bias_gradients_match_host_bitwise() {
     fn sums<M: Memory + fsdp_nn::Backend>(
         memory: &M,
         (dims, dtype): (LinearDims, DType),
@@ -401,7 +401,7 @@ fn gradients_of_biases_have_the_bits_of_the_host() {
 }
 
 #[test]
-fn many_partial_sums_are_added_in_the_order_of_the_host() {
+fn many_partial_sums_match_host_bitwise() {
     for (dtype, parts) in FLOATS.into_iter().map(|dtype| (dtype, 36)).chain([(DType::F32, 300)]) {
         let (width, rows) = (3, parts * 128 + 5);
         let numbers = |key| rounded(dtype, normal(key, width * rows));
@@ -420,7 +420,7 @@ fn many_partial_sums_are_added_in_the_order_of_the_host() {
 }
 
 #[test]
-fn backward_of_activations_makes_the_output_again() {
+fn activation_backward_recomputes_output() {
     for dtype in FLOATS {
         for (len, shift) in [(1, 0), (33, 1), (1000, 0), (4099, 3)] {
             let (a, b, c) = (normal(1, len), normal(2, len), normal(3, len));

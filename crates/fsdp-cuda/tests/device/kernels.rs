@@ -27,7 +27,7 @@ fn wild(key: u64, len: usize) -> Vec<f64> {
 }
 
 #[test]
-fn copies_round_as_on_the_host() {
+fn copy_rounding_matches_host() {
     fn copied<M: Memory>(memory: &M, [from, to]: [DType; 2], shift: usize, numbers: &[f64]) -> Vec<f64> {
         let src = shifted(memory, from, shift, numbers);
         let mut dst = room(memory, to, numbers.len() + 1);
@@ -49,7 +49,7 @@ fn copies_round_as_on_the_host() {
 }
 
 #[test]
-fn sums_round_as_on_the_host() {
+fn accumulate_rounding_matches_host() {
     fn summed<M: Memory>(memory: &M, dtype: DType, shift: usize, numbers: &[f64]) -> Vec<f64> {
         let len = numbers.len() / 2;
         let src = shifted(memory, dtype, shift, &numbers[..len]);
@@ -72,7 +72,7 @@ fn sums_round_as_on_the_host() {
 }
 
 #[test]
-fn multiples_round_as_on_the_host() {
+fn scale_rounding_matches_host() {
     fn scaled<M: Memory>(memory: &M, dtype: DType, factor: f64, shift: usize, numbers: &[f64]) -> Vec<f64> {
         let mut dst = shifted(memory, dtype, shift, numbers);
         memory.scale(Q, factor, SliceMut::new(&mut dst, shift, numbers.len())).unwrap();
@@ -94,7 +94,7 @@ fn multiples_round_as_on_the_host() {
 }
 
 #[test]
-fn sums_of_integers_wrap() {
+fn integer_sums_wrap() {
     let cuda = &*subject();
     let mut sum = integers(cuda, &[1, i64::MAX, -5]);
     let more = integers(cuda, &[2, 1, 5]);
@@ -103,7 +103,7 @@ fn sums_of_integers_wrap() {
 }
 
 #[test]
-fn zeros_fill_their_range_only() {
+fn zero_fills_only_its_range() {
     let cuda = &*subject();
     for dtype in FLOATS {
         let mut buffer = filled(cuda, dtype, &[1.0, 2.0, 3.0, 4.0]);
@@ -128,7 +128,7 @@ fn square_sums<M: Memory>(memory: &M, dtype: DType, row_len: usize, numbers: &[f
 }
 
 #[test]
-fn squares_add_up_to_the_same_words() {
+fn square_sums_match_host_bitwise() {
     let (cuda, host) = (&*subject(), &host());
     for dtype in FLOATS {
         for (row_len, rows) in [(1, 1), (1, 1000), (2, 7), (33, 5), (64, 40), (768, 3), (1000, 17)] {
@@ -146,7 +146,7 @@ fn squares_add_up_to_the_same_words() {
 }
 
 #[test]
-fn counts_are_added_to_words() {
+fn add_counts_adds_to_existing_sums() {
     fn added<M: Memory>(memory: &M, counts: &[f64]) -> Vec<i64> {
         let src = filled(memory, DType::F64, counts);
         let mut sums = integers(memory, &vec![-5; counts.len()]);
@@ -165,7 +165,7 @@ fn counts_are_added_to_words() {
 }
 
 #[test]
-fn exact_sums_are_exact() {
+fn exact_sums_match_host_bitwise() {
     fn summed<M: Memory>(memory: &M, numbers: &[f64]) -> ExactSum {
         let src = filled(memory, DType::F64, numbers);
         let mut sum = integers(memory, &[0; ExactSum::WORDS]);
@@ -210,7 +210,7 @@ fn scalars(losses: &[f64], squares: &[f64], count: i64) -> Vec<i64> {
 }
 
 #[test]
-fn factors_are_those_of_the_host() {
+fn gradient_factors_match_host_bitwise() {
     let (cuda, host) = (&*subject(), &host());
     let start = GradientFactors::from_array(GradientFactors::START);
     let mut cases = vec![

@@ -79,7 +79,7 @@ fn apart(
 }
 
 #[test]
-fn cross_entropy_agrees_with_the_host() {
+fn cross_entropy_matches_host_within_error_bound() {
     let cuda = &*subject();
     for dtype in [DType::F32, DType::F64] {
         for vocab in [1, 5, 64, 333] {
@@ -113,7 +113,7 @@ fn cross_entropy_agrees_with_the_host() {
 }
 
 #[test]
-fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
+fn bf16_logit_gradient_is_rounded_once() {
     let cuda = &*subject();
     for vocab in [5, 64, 333] {
         let rows = 6;
@@ -128,7 +128,7 @@ fn the_gradient_of_logits_is_rounded_once_where_products_take_bf16() {
 }
 
 #[test]
-fn logits_that_are_not_finite_count_as_they_do_in_a_formula() {
+fn non_finite_logits_follow_loss_formula() {
     let cuda = &*subject();
     let (nan, low) = (f64::NAN, f64::NEG_INFINITY);
     for dtype in FLOATS {
@@ -156,7 +156,7 @@ fn logits_that_are_not_finite_count_as_they_do_in_a_formula() {
 }
 
 #[test]
-fn a_target_that_is_no_class_is_not_a_number() {
+fn invalid_target_or_nan_logit_gives_nan_loss() {
     let cuda = &*subject();
     let logits = filled(cuda, DType::Bf16, &[1.0, 2.0, 3.0, f64::NAN]);
     let ids = ids(cuda, &[2, 0]);
@@ -212,7 +212,7 @@ fn capped<M: Backend>(
 }
 
 #[test]
-fn cross_entropy_of_capped_logits_agrees_with_the_host() {
+fn softcapped_cross_entropy_matches_host_within_error_bound() {
     for dtype in [DType::F32, DType::F64] {
         for (rows, vocab, shift) in [(1, 1, 0), (4, 33, 1), (5, 64, 0), (3, 1000, 3)] {
             // Logits within the cap, near it, and far beyond.

@@ -27,7 +27,7 @@ fn places(memory: &CudaMemory, category: Category, len: usize) -> [CudaBuffer; 2
 }
 
 #[test]
-fn elements_come_back_as_they_were_written() {
+fn written_elements_read_back_as_on_host() {
     let memory = subject();
     // More than the ring of pinned memory holds, and not a multiple of its parts.
     let numbers = normal(1, (9 << 20) / 4 + 5);
@@ -39,7 +39,7 @@ fn elements_come_back_as_they_were_written() {
 }
 
 #[test]
-fn writes_do_not_wait_for_the_device() {
+fn writes_do_not_wait_for_device() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let mut buffer = memory.allocate(Category::Activation, DType::F32, 1000).unwrap();
@@ -56,7 +56,7 @@ fn writes_do_not_wait_for_the_device() {
 }
 
 #[test]
-fn usage_counts_until_the_last_handle_is_gone() {
+fn usage_counts_until_last_handle_is_dropped() {
     let memory = subject();
     let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
     let clone = a.clone();
@@ -71,7 +71,7 @@ fn usage_counts_until_the_last_handle_is_gone() {
 }
 
 #[test]
-fn shared_buffers_can_not_be_written() {
+fn write_to_shared_buffer_is_rejected() {
     let memory = subject();
     for mut buffer in places(&memory, Category::Unsharded, 4) {
         assert!(buffer.is_exclusive());
@@ -87,7 +87,7 @@ fn shared_buffers_can_not_be_written() {
 }
 
 #[test]
-fn contents_can_be_read_from_first_write_to_release() {
+fn contents_are_readable_only_from_first_write_to_release() {
     let memory = subject();
     for category in [Category::Activation, Category::Unsharded] {
         for mut buffer in places(&memory, category, 2) {
@@ -106,7 +106,7 @@ fn contents_can_be_read_from_first_write_to_release() {
 }
 
 #[test]
-fn an_alias_shares_storage_until_it_is_released() {
+fn alias_shares_storage_until_released() {
     let memory = subject();
     for category in [Category::Activation, Category::Unsharded] {
         let [sources, readers] = [places(&memory, category, 2), places(&memory, Category::Unsharded, 2)];
@@ -136,7 +136,7 @@ fn an_alias_shares_storage_until_it_is_released() {
 }
 
 #[test]
-fn what_comes_and_goes_is_allocated_once() {
+fn temporary_buffers_are_allocated_only_once() {
     let device = fake_cuda::device();
     let memory = cuda_on(device);
     let step = |seed| {
@@ -156,7 +156,7 @@ fn what_comes_and_goes_is_allocated_once() {
 }
 
 #[test]
-fn arguments_that_do_not_fit_are_panics_that_name_what_differs() {
+fn mismatched_lengths_and_dtypes_panic_with_details() {
     let memory = &*subject();
     let x = filled(memory, DType::F32, &[1.0, 2.0, 3.0]);
     let mut integer = memory.allocate(Category::CommStaging, DType::I64, 3).unwrap();

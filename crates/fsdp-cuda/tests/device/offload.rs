@@ -25,7 +25,7 @@ fn buffer(memory: &CudaMemory, pinned: bool, dtype: DType, numbers: &[f64]) -> C
 }
 
 #[test]
-fn operations_give_the_same_bits_wherever_buffers_lie() {
+fn operations_match_host_bitwise_for_any_buffer_placement() {
     for seed in 0..10 {
         let memory = &cuda_on(fake_cuda::device().seed(seed));
         let host = &host();
@@ -65,7 +65,7 @@ fn operations_give_the_same_bits_wherever_buffers_lie() {
 
 /// The host works on pinned memory only after the earlier work of its queue, including waits for other queues.
 #[test]
-fn the_host_works_when_the_queue_has_come_so_far() {
+fn host_work_on_pinned_memory_waits_for_queue() {
     for seed in 0..50 {
         let memory = &cuda_on(fake_cuda::device().seed(seed));
         let gradient = buffer(memory, false, DType::F32, &[1.0; LEN]);

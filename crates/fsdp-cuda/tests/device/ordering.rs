@@ -45,7 +45,7 @@ fn events_order_queues() {
 }
 
 #[test]
-fn a_missing_wait_shows() {
+fn missing_wait_produces_wrong_values() {
     let wrong = (0..50).filter(|&seed| {
         let memory = cuda_on(fake_cuda::device().seed(seed));
         relay(&memory, false, 1.0) != [1.0; LEN]
@@ -54,7 +54,7 @@ fn a_missing_wait_shows() {
 }
 
 #[test]
-fn storage_that_is_used_again_waits_for_its_last_use() {
+fn reused_storage_waits_for_last_use() {
     for seed in 0..50 {
         let memory = cuda_on(fake_cuda::device().seed(100 + seed));
         let mut kept = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
@@ -76,7 +76,7 @@ fn storage_that_is_used_again_waits_for_its_last_use() {
 }
 
 #[test]
-fn the_host_can_ask_whether_work_is_done() {
+fn event_completion_can_be_polled() {
     let memory = cuda_on(fake_cuda::device());
     let mut buffer = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
     memory.zero(Queue::Gather, SliceMut::whole(&mut buffer)).unwrap();
@@ -92,7 +92,7 @@ fn the_host_can_ask_whether_work_is_done() {
 }
 
 #[test]
-fn time_passes_between_timed_events() {
+fn timed_events_measure_positive_duration() {
     let memory = cuda_on(fake_cuda::device());
     let first = memory.record_timed(Queue::Compute).unwrap();
     let mut buffer = memory.allocate(Category::Unsharded, DType::F32, LEN).unwrap();
@@ -102,7 +102,7 @@ fn time_passes_between_timed_events() {
 }
 
 #[test]
-fn collectives_start_before_other_work() {
+fn collective_queues_have_higher_priority() {
     let memory = cuda_on(fake_cuda::device());
     for queue in Queue::ALL {
         let is_collective = matches!(queue, Queue::Gather | Queue::Reduce);

@@ -155,13 +155,13 @@ fn compare<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, shapes:
 }
 
 #[test]
-fn adamw_has_the_bits_of_the_host() {
+fn adamw_matches_host_bitwise() {
     compare(AdamW { groups: groups(0.1), ..AdamW::default() }, SHORT, "AdamW");
     compare(AdamW { betas: (0.4, 0.9), eps: 1e-3, ..AdamW::default() }, SHORT, "AdamW with a small beta1");
 }
 
 #[test]
-fn adamw_with_8_bit_moments_has_the_bits_of_the_host() {
+fn adamw_with_8_bit_moments_matches_host_bitwise() {
     for betas in [(0.9, 0.999), (0.4, 0.9)] {
         let adamw = AdamW { betas, groups: groups(0.1), ..AdamW::default() };
         compare(AdamW8bit::new(adamw, &spec(WIDE)), WIDE, "AdamW with 8-bit moments");
@@ -169,7 +169,7 @@ fn adamw_with_8_bit_moments_has_the_bits_of_the_host() {
 }
 
 #[test]
-fn lion_has_the_bits_of_the_host() {
+fn lion_matches_host_bitwise() {
     compare(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
@@ -215,7 +215,7 @@ where
 }
 
 #[test]
-fn averages_of_parameters_have_the_bits_of_the_host() {
+fn parameter_averages_match_host_bitwise() {
     for master in [DType::F32, DType::F64] {
         let expected = averages(&host(), master, Where::Device);
         assert_eq!(expected[0], expected[1], "a step whose flag is down");
@@ -228,7 +228,7 @@ fn averages_of_parameters_have_the_bits_of_the_host() {
 }
 
 #[test]
-fn sgd_has_the_bits_of_the_host() {
+fn sgd_matches_host_bitwise() {
     compare(Sgd { groups: groups(0.1), ..Sgd::default() }, SHORT, "plain SGD");
     compare(Sgd { momentum: 0.9, dampening: 0.2, ..Sgd::default() }, SHORT, "SGD with momentum");
     let nesterov = Sgd { momentum: 0.9, nesterov: true, groups: groups(0.1), ..Sgd::default() };
@@ -236,7 +236,7 @@ fn sgd_has_the_bits_of_the_host() {
 }
 
 #[test]
-fn adafactor_has_the_bits_of_the_host() {
+fn adafactor_matches_host_bitwise() {
     let decay = AdafactorOptions { groups: groups(0.1), ..AdafactorOptions::default() };
     let average = AdafactorOptions { beta1: Some(0.9), warmup_init: true, ..decay.clone() };
     let given = AdafactorOptions {
@@ -256,7 +256,7 @@ fn adafactor_has_the_bits_of_the_host() {
 /// quotients (means of rows and columns, root mean squares of parameter and update), which at most double that error,
 /// and on fewer than 32 roundings after them. The update is smaller than one.
 #[test]
-fn adafactor_is_near_the_host_where_sums_are_long() {
+fn adafactor_with_long_sums_matches_host_within_error_bound() {
     let options =
         AdafactorOptions { beta1: Some(0.9), groups: Groups::uniform(0.1), ..AdafactorOptions::default() };
     let mut rule = Adafactor::new(options, &spec(LONG));
@@ -388,29 +388,29 @@ fn compare_notes<R: UpdateRule<HostMemory> + UpdateRule<Subject>>(mut rule: R, s
 }
 
 #[test]
-fn adamw_notes_what_is_not_finite() {
+fn adamw_records_non_finite_values() {
     compare_notes(AdamW { groups: groups(0.01), ..AdamW::default() }, SHORT, "AdamW");
 }
 
 #[test]
-fn adamw_with_8_bit_moments_notes_what_is_not_finite() {
+fn adamw_with_8_bit_moments_records_non_finite_values() {
     let adamw = AdamW { groups: groups(0.01), ..AdamW::default() };
     compare_notes(AdamW8bit::new(adamw, &spec(WIDE)), WIDE, "AdamW with 8-bit moments");
 }
 
 #[test]
-fn lion_notes_what_is_not_finite() {
+fn lion_records_non_finite_values() {
     compare_notes(Lion { groups: groups(0.1), ..Lion::default() }, SHORT, "Lion");
 }
 
 #[test]
-fn sgd_notes_what_is_not_finite() {
+fn sgd_records_non_finite_values() {
     compare_notes(Sgd { groups: groups(0.1), ..Sgd::default() }, SHORT, "plain SGD");
     compare_notes(Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() }, SHORT, "SGD of Nesterov");
 }
 
 #[test]
-fn adafactor_notes_what_is_not_finite() {
+fn adafactor_records_non_finite_values() {
     let average = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     for (options, what) in [(AdafactorOptions::default(), "Adafactor"), (average, "its average")] {
         compare_notes(Adafactor::new(options, &spec(SHORT)), SHORT, what);

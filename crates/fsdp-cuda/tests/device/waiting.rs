@@ -48,7 +48,7 @@ fn launches(mut rule: impl UpdateRule<CudaMemory>) -> usize {
 }
 
 #[test]
-fn rules_do_not_wait_for_the_device() {
+fn update_rules_do_not_wait_for_device() {
     assert_eq!(launches(AdamW::default()), 2, "one for every run of pieces");
     assert_eq!(launches(Sgd { momentum: 0.9, ..Sgd::default() }), 2, "one for every run of pieces");
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };

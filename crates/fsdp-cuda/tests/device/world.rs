@@ -16,14 +16,14 @@ fn worlds(seed: u64, share_unsharded: bool) -> Threads<CudaMemory> {
 }
 
 #[test]
-fn ranks_that_share_a_device_pass() {
+fn ranks_sharing_device_pass_conformance_suite() {
     for seed in 1..4 {
         conformance::all(&worlds(seed, false), &[1, 2, 3, 4]);
     }
 }
 
 #[test]
-fn ranks_that_share_storage_pass() {
+fn ranks_sharing_storage_pass_conformance_suite() {
     for seed in 11..13 {
         conformance::all(&worlds(seed, true), &[1, 2, 5]);
     }

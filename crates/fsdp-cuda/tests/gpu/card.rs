@@ -46,14 +46,14 @@ pub(crate) fn threads(kernels: Kernels) -> Threads<Torch<CudaMemory>> {
 }
 
 #[test]
-fn nccl_passes_the_suite_of_communicators_alone() {
+fn nccl_with_one_rank_passes_conformance_suite() {
     let nccl = Nccl::open(libraries()).unwrap_or_else(|error| panic!("{error}"));
     let gpus = Gpus::new(nccl, GpuOptions::new(1), |_, _| Ok(Arc::new(memory(Kernels::Fused))));
     conformance::all(&gpus, &[1]);
 }
 
 #[test]
-fn a_full_card_is_named_with_what_asked_for_it() {
+fn full_gpu_error_names_requesting_category() {
     let memory = memory(Kernels::Fused);
     let (_, total) = memory.storage().free_and_total_bytes().unwrap_or_else(|error| panic!("{error}"));
     let error =

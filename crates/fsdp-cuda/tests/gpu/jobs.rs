@@ -58,7 +58,7 @@ pub(crate) fn wide() -> CardJob {
 }
 
 #[test]
-fn all_jobs_can_be_made_without_a_card() {
+fn all_jobs_can_be_built_without_gpu() {
     let jobs: Vec<CardJob> = policies().into_iter().chain([diverging(), wide()]).collect();
     let ranks = jobs.iter().map(|made| made.job.plan.mesh.world());
     assert_eq!(ranks.collect::<Vec<_>>(), [vec![4; 11], vec![1]].concat());

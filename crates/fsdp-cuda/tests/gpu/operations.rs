@@ -20,12 +20,12 @@ fn each(check: impl Fn(&Subject<'_, Torch<CudaMemory>>)) {
 }
 
 #[test]
-fn operations_conform() {
+fn operations_pass_conformance_suite() {
     each(conformance::operations);
 }
 
 #[test]
-fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
+fn attention_is_precise_with_nondeterministic_kernels() {
     // The setting is process-wide, so tests run one at a time. libtorch chooses cuDNN's kernels only without it.
     struct Restored;
     impl Drop for Restored {
@@ -42,7 +42,7 @@ fn attention_conforms_with_kernels_that_are_not_deterministic_too() {
 }
 
 #[test]
-fn grouped_queries_in_f32_run_the_memory_efficient_kernels() {
+fn f32_grouped_queries_use_memory_efficient_kernel() {
     let memory = memory(Kernels::Fused);
     let dims = AttentionDims { batch: 1, seq: 160, heads: 4, kv_heads: 2, head_dim: 64 };
     let room = |len| memory.allocate(Category::Activation, DType::F32, len).unwrap();
@@ -56,7 +56,7 @@ fn grouped_queries_in_f32_run_the_memory_efficient_kernels() {
 }
 
 #[test]
-fn operations_and_models_are_those_of_pytorch() {
+fn operations_and_models_match_pytorch() {
     let golden = Path::new("tests/golden");
     let golden = if golden.exists() { golden } else { Path::new("../../tests/golden") };
     each(|subject| conformance::golden_operations(subject, golden));

@@ -17,7 +17,7 @@ use crate::jobs::{CardJob, diverging, policies, wide};
 use crate::ranks::threads;
 
 #[test]
-fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() {
+fn sharded_runs_match_unsharded_and_predicted_memory() {
     for CardJob { job, what, .. } in &policies() {
         let report = verify(job, &threads(Kernels::Fused), &VerifyOptions::new(&[1, 2, 4], 3));
         let report = report.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -29,7 +29,7 @@ fn sharded_runs_are_the_unsharded_ones_and_take_the_memory_that_was_predicted() 
 }
 
 #[test]
-fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
+fn non_finite_loss_leaves_state_unchanged() {
     let CardJob { job, .. } = &diverging();
     let launched = threads(Kernels::Fused).launch(4, &|seat: Seat<Torch<CudaMemory>>| {
         let mut trainer = RankTrainer::new(job, seat)?;
@@ -49,7 +49,7 @@ fn a_loss_that_is_not_finite_leaves_the_state_untouched() {
 const SEGMENT_BYTES: u64 = 20 << 20;
 
 #[test]
-fn libtorch_keeps_nothing_between_operations_and_needs_less_than_the_activations() {
+fn libtorch_frees_temporaries_and_stays_below_activations() {
     let CardJob { job, .. } = &wide();
     let launched = threads(Kernels::Fused).launch(1, &|seat: Seat<Torch<CudaMemory>>| {
         let memory = Arc::clone(&seat.memory);

@@ -31,7 +31,7 @@ fn calls(ranks: usize, body: impl Fn(Seat<StreamMemory>) -> Result<(), Error> + 
 }
 
 #[test]
-fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
+fn call_segments_form_one_group_and_empty_ones_are_skipped() {
     let calls = calls(2, |mut seat| {
         let memory = &*seat.memory;
         let (inputs, outputs) = (buffers(memory, &[3, 0, 5])?, buffers(memory, &[6, 0, 10])?);
@@ -95,7 +95,7 @@ fn segments_of_a_call_move_in_one_group_and_empty_ones_do_not_move() {
 }
 
 #[test]
-fn every_rank_launches_in_the_order_of_its_calls_over_all_communicators() {
+fn collectives_launch_in_call_order_across_communicators() {
     let calls = calls(3, |mut seat| {
         let memory = &*seat.memory;
         let mut row = seat.gathers.split(memory, 5)?;
@@ -139,7 +139,7 @@ fn every_rank_launches_in_the_order_of_its_calls_over_all_communicators() {
 }
 
 #[test]
-fn waiting_does_not_block_the_host() {
+fn waiting_does_not_block_host() {
     // Rank 0 waits on its collective before rank 1 issues the matching call, so a blocking wait would deadlock.
     let fake = Fake::new();
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(8), |_, _| Ok(Arc::new(StreamMemory::default())));

@@ -9,7 +9,7 @@ use crate::fake::Fake;
 use crate::memory::StreamMemory;
 
 #[test]
-fn the_suite_passes_on_streams() {
+fn conformance_suite_passes_on_streams() {
     let fake = Fake::new();
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(8), |_, _| Ok(Arc::new(StreamMemory::default())));
     conformance::all(&gpus, &[1, 2, 3, 5]);

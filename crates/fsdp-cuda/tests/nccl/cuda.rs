@@ -42,7 +42,7 @@ fn gpus<const RANKS: usize>(fake: &Fake, devices: [FakeDevice; RANKS]) -> Gpus<C
 }
 
 #[test]
-fn the_suite_passes_on_cuda_memory() {
+fn conformance_suite_passes_on_cuda_memory() {
     let devices = [(); 4].map(|()| fake_cuda::device());
     let fake = Fake::beside_streams(synchronize());
     let gpus = gpus(&fake, devices);
@@ -89,7 +89,7 @@ fn gather_into_used_storage(mut seat: Seat<CudaMemory>) -> Result<[f32; 2 * LEN]
 const LEN: usize = 100;
 
 #[test]
-fn a_collective_waits_for_whoever_had_its_storage() {
+fn collective_waits_for_previous_use_of_its_storage() {
     let worlds = (0..10).map(|seed| [2 * seed, 2 * seed + 1].map(|seed| fake_cuda::device().seed(seed)));
     let worlds: Vec<[FakeDevice; 2]> = worlds.collect();
     let fake = Fake::beside_streams(synchronize());

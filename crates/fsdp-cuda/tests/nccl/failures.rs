@@ -53,7 +53,7 @@ const NEVER: Duration = Duration::from_secs(600);
 const ENOUGH: Duration = Duration::from_secs(5);
 
 #[test]
-fn an_error_in_the_background_ends_the_world_and_names_rank_and_collective() {
+fn async_error_aborts_world_naming_rank_and_collective() {
     let fake = Fake::new();
     let failure = failure(&fake, NEVER, |mut seat| {
         for round in 0.. {
@@ -74,7 +74,7 @@ fn an_error_in_the_background_ends_the_world_and_names_rank_and_collective() {
 }
 
 #[test]
-fn a_refused_call_ends_the_world_and_an_unknown_result_is_reported_as_it_is() {
+fn failed_nccl_call_aborts_world_and_reports_result() {
     for (code, expected) in [(4, "ncclInvalidArgument: invalid argument"), (99, "unknown result 99")] {
         let fake = Fake::new();
         let failure = gpus(&fake, NEVER).launch(RANKS, &|mut seat: Seat<StreamMemory>| {
@@ -88,7 +88,7 @@ fn a_refused_call_ends_the_world_and_an_unknown_result_is_reported_as_it_is() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_with_its_latest_collectives() {
+fn timeout_names_absent_rank_and_latest_collectives() {
     let fake = Fake::new();
     let failure = failure(&fake, ENOUGH, |mut seat| {
         sum(&seat.memory, &mut seat.reductions, 1)?;
@@ -122,7 +122,7 @@ fn a_rank_that_does_not_come_is_named_with_its_latest_collectives() {
 }
 
 #[test]
-fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
+fn timeout_blames_stuck_rank_not_waiting_ranks() {
     let fake = Fake::new();
     let failure = failure(&fake, ENOUGH, |mut seat| {
         let stuck = |seat: &Seat<StreamMemory>| {
@@ -142,7 +142,7 @@ fn a_rank_that_waits_for_another_is_not_the_one_to_blame() {
 }
 
 #[test]
-fn a_rank_that_returns_too_early_is_missed_at_once() {
+fn early_returning_rank_is_reported_immediately() {
     let fake = Fake::new();
     let failure = failure(&fake, NEVER, |mut seat| match seat.rank.0 {
         1 => Ok(()),
@@ -157,7 +157,7 @@ fn a_rank_that_returns_too_early_is_missed_at_once() {
 }
 
 #[test]
-fn calls_that_differ_never_reach_nccl() {
+fn mismatched_calls_are_never_both_sent_to_nccl() {
     let fake = Fake::new();
     let failure = failure(&fake, NEVER, |mut seat| {
         let len = if seat.rank == Rank(1) { 2 } else { 3 };
@@ -188,7 +188,7 @@ fn calls_that_differ_never_reach_nccl() {
 }
 
 #[test]
-fn a_rank_that_fails_or_panics_is_the_one_reported_and_ends_the_others() {
+fn failing_or_panicking_rank_is_reported_and_ends_others() {
     for panics in [false, true] {
         let fake = Fake::new();
         let others = std::sync::Mutex::new(Vec::new());
@@ -213,7 +213,7 @@ fn a_rank_that_fails_or_panics_is_the_one_reported_and_ends_the_others() {
 }
 
 #[test]
-fn a_rank_without_memory_is_reported_and_no_body_runs() {
+fn rank_without_memory_is_reported_before_any_body_runs() {
     let fake = Fake::new();
     let memory = |rank: Rank, world| match rank.0 {
         2 => Err(Error::Device(format!("no device for one of {world}").into())),
@@ -229,7 +229,7 @@ fn a_rank_without_memory_is_reported_and_no_body_runs() {
 }
 
 #[test]
-fn ranks_without_a_device_are_counted() {
+fn more_ranks_than_devices_is_rejected() {
     let fake = Fake::new();
     let gpus = Gpus::new(fake.nccl.clone(), GpuOptions::new(2), |_, _| Ok(Arc::new(StreamMemory::default())));
     assert!(gpus.check(2).is_ok());
@@ -244,7 +244,7 @@ fn ranks_without_a_device_are_counted() {
 }
 
 #[test]
-fn buffers_of_a_collective_that_was_given_up_are_leaked() {
+fn buffers_of_abandoned_collective_are_leaked() {
     let fake = Fake::new();
     let memories = std::sync::Mutex::new(Vec::new());
     let failure = failure(&fake, NEVER, |mut seat| {
@@ -272,7 +272,7 @@ fn buffers_of_a_collective_that_was_given_up_are_leaked() {
 }
 
 #[test]
-fn ranks_that_were_started_differently_are_named_before_the_first_step() {
+fn connect_names_ranks_with_different_settings() {
     let fake = Fake::new();
     let connect = |seat: Seat<StreamMemory>, started_with: &str| {
         let (mesh, digest) = (Mesh::new(1, RANKS)?, Digest::of(&started_with));

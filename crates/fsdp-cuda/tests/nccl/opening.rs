@@ -16,7 +16,7 @@ const NOWHERE: Wanted = Wanted {
 };
 
 #[test]
-fn a_missing_library_is_reported_with_every_name_and_place() {
+fn missing_library_error_lists_every_candidate_tried() {
     let folder = fake::fresh(&[]);
     let error = Library::open(NOWHERE, &[folder.clone(), PathBuf::from("/nowhere")]).unwrap_err();
     let LibraryError::NotFound { tried, .. } = &error else { panic!("{error}") };
@@ -42,7 +42,7 @@ fn a_missing_library_is_reported_with_every_name_and_place() {
 }
 
 #[test]
-fn a_file_that_is_no_library_is_passed_over_and_said_so() {
+fn invalid_library_file_is_skipped() {
     let (broken, good) = (fake::fresh(&[]), fake::fresh(&[]));
     fs::write(broken.join("libnccl.so.2"), "not a library").unwrap();
     let nccl = Nccl::open(&[broken, good.clone()]).unwrap();
@@ -51,7 +51,7 @@ fn a_file_that_is_no_library_is_passed_over_and_said_so() {
 }
 
 #[test]
-fn a_library_that_is_too_old_is_named_with_both_versions() {
+fn too_old_library_error_names_both_versions() {
     for (version, text) in [("21403", "2.14.3"), ("2708", "2.7.8")] {
         let folder = fake::fresh(&[&format!("FAKE_VERSION={version}")]);
         let error = Nccl::open(std::slice::from_ref(&folder)).unwrap_err();
@@ -63,7 +63,7 @@ fn a_library_that_is_too_old_is_named_with_both_versions() {
 }
 
 #[test]
-fn a_library_without_a_function_is_named_with_it() {
+fn missing_function_error_names_library_and_function() {
     let folder = fake::fresh(&["WITHOUT_SPLIT"]);
     let error = Nccl::open(std::slice::from_ref(&folder)).unwrap_err();
     let path = folder.join("libnccl.so.2");
@@ -76,7 +76,7 @@ fn a_library_without_a_function_is_named_with_it() {
 }
 
 #[test]
-fn folders_of_python_wheels_are_found_beside_each_other() {
+fn python_wheel_library_folders_are_found() {
     let root = fake::fresh(&[]);
     for folder in ["nvidia/nccl/lib", "nvidia/cu13/lib", "nvidia/cudnn/include"] {
         fs::create_dir_all(root.join(folder)).unwrap();

@@ -41,7 +41,7 @@ const SAYS: &str = "the process says: ";
 
 /// The entry point of child processes; returns at once in an ordinary test run.
 #[test]
-fn a_process_of_a_world() {
+fn child_process_entry_point() {
     let Some(scenario) = env::var(SCENARIO).ok() else { return };
     let variable = |name: &str| env::var(name).ok();
     let number = |name: &str| variable(name).unwrap().parse::<u64>().unwrap();
@@ -239,7 +239,7 @@ impl Processes {
         let stand_in = fresh(&[]);
         let start = |process: usize| {
             Command::new(env::current_exe().unwrap())
-                .args(["--exact", "processes::a_process_of_a_world", "--nocapture"])
+                .args(["--exact", "processes::child_process_entry_point", "--nocapture"])
                 .envs([(SCENARIO, scenario), ("RUST_BACKTRACE", "0")])
                 .envs(
                     [(LOCAL_RANKS, local_ranks), (TIMEOUT_S, timeout_s as usize)]
@@ -289,7 +289,7 @@ fn assert_told(ends: &[(bool, String)], expected: &str) {
 }
 
 #[test]
-fn the_suite_passes_over_processes() {
+fn conformance_suite_passes_across_processes() {
     for (processes, local_ranks) in [(2, 1), (3, 1), (2, 2), (4, 1)] {
         let ends = Processes::start("suite", processes, local_ranks, NEVER).ends();
         assert!(ends.iter().all(|(is_well, _)| *is_well), "{processes} x {local_ranks}: {ends:#?}");
@@ -305,35 +305,35 @@ fn told_of(scenario: &str, processes: usize, timeout_s: u64, expected: &str) {
 const NEVER: u64 = 600;
 
 #[test]
-fn a_call_on_which_nccl_hangs_is_told_with_both_fingerprints_and_ranks() {
+fn hanging_mismatched_call_names_both_calls_and_ranks() {
     let expected = "(Some(2), Permanent, \"collectives diverge: rank 2 called #3 all-reduce (scalars, 3 x i64), but rank 0 \
                     called #3 all-reduce (scalars, 2 x i64)\")";
     told_of("longer", 3, NEVER, expected);
 }
 
 #[test]
-fn a_call_of_a_group_that_the_leader_is_not_in_is_told_too() {
+fn divergence_in_group_without_leader_is_reported() {
     let expected = "(Some(3), Permanent, \"collectives diverge: rank 3 called #0 all-reduce (scalars, 3 x i64), but rank 2 \
                     called #0 all-reduce (scalars, 2 x i64)\")";
     told_of("longer in a group", 4, NEVER, expected);
 }
 
 #[test]
-fn a_call_that_nccl_does_not_tell_from_others_is_found_by_the_digest() {
+fn divergent_purpose_is_detected_by_digest() {
     let expected = "(Some(2), Permanent, \"collectives diverge: rank 2 called #3 all-reduce (update rule, 2 x i64), but \
                     rank 0 called #3 all-reduce (scalars, 2 x i64)\")";
     told_of("other purpose", 3, NEVER, expected);
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_after_the_time_limit() {
+fn absent_rank_is_named_after_timeout() {
     let expected = "(Some(2), Temporary, \"rank 0 has waited 5 s in #3 all-reduce (scalars, 2 x i64): rank 2 did not enter \
                     it";
     told_of("late", 3, 5, expected);
 }
 
 #[test]
-fn a_rank_that_has_returned_is_missed_at_once() {
+fn returned_rank_is_reported_immediately() {
     told_of(
         "returns",
         3,
@@ -343,13 +343,13 @@ fn a_rank_that_has_returned_is_missed_at_once() {
 }
 
 #[test]
-fn a_rank_that_fails_ends_the_others_with_its_reason() {
+fn failing_rank_ends_others_with_its_error() {
     let expected = "(Some(2), Temporary, \"planted\"), last Some(\"#2 all-reduce (scalars, 2 x i64)\")";
     told_of("fails", 3, NEVER, expected);
 }
 
 #[test]
-fn a_process_that_is_killed_in_a_collective_ends_all_others() {
+fn process_killed_in_collective_ends_all_others() {
     for processes in [2, 3] {
         let mut ends = Processes::start("killed", processes, 2, NEVER).fail();
         let (is_well, said) = ends.pop().unwrap();
@@ -359,14 +359,14 @@ fn a_process_that_is_killed_in_a_collective_ends_all_others() {
 }
 
 #[test]
-fn a_death_that_nccl_notices_first_is_still_told_of_who_has_died() {
+fn death_noticed_first_by_nccl_is_reported_as_lost_connection() {
     let mut ends = Processes::start("killed, and NCCL knows", 3, 1, NEVER).fail();
     ends.pop().unwrap();
     assert_told(&ends, "(None, Temporary, \"its connection was closed\")");
 }
 
 #[test]
-fn a_process_that_is_stopped_in_a_collective_ends_all_others() {
+fn process_stopped_in_collective_ends_all_others() {
     let mut processes = Processes::start("stopped", 3, 1, NEVER);
     let mut stopped = processes.children.pop().unwrap();
     let ends = processes.fail();
@@ -376,7 +376,7 @@ fn a_process_that_is_stopped_in_a_collective_ends_all_others() {
 }
 
 #[test]
-fn a_leader_that_is_killed_ends_all_others() {
+fn killed_leader_ends_all_others() {
     let mut ends = Processes::start("leader killed", 3, 1, NEVER).fail();
     assert!(!ends.remove(0).0);
     assert_told(&ends, "(None, Temporary, \"its connection was closed\")");

@@ -48,7 +48,7 @@ fn made_for(replicas: usize, shards: usize, sub_group: Option<usize>) -> Vec<usi
 }
 
 #[test]
-fn plain_sharding_makes_exactly_two_communicators_per_rank() {
+fn plain_sharding_creates_two_communicators_per_rank() {
     for ranks in [1, 2, 3, 5] {
         for sub_group in [None, Some(ranks)] {
             assert_eq!(made_for(1, ranks, sub_group), vec![2; ranks], "{ranks} ranks, {sub_group:?}");
@@ -57,7 +57,7 @@ fn plain_sharding_makes_exactly_two_communicators_per_rank() {
 }
 
 #[test]
-fn smaller_groups_have_communicators_of_their_own() {
+fn smaller_groups_get_separate_communicators() {
     assert_eq!(made_for(1, 4, Some(2)), [3; 4], "and one for the sub-group");
     assert_eq!(made_for(2, 2, None), [5; 4], "and two for the row, and one for the column");
     assert_eq!(made_for(3, 1, None), [4; 3], "the column is the world");
@@ -76,7 +76,7 @@ fn sum(memory: &StreamMemory, comm: &mut Comm<StreamMemory>, value: i64) -> Resu
 }
 
 #[test]
-fn a_shared_communicator_is_closed_when_the_last_of_its_groups_is_dropped() {
+fn shared_communicator_closes_when_last_group_is_dropped() {
     let fake = Fake::new();
     let sums = launch(&fake, 3, |seat| {
         let (memory, mut parent) = (&*seat.memory, seat.gathers);
@@ -103,7 +103,7 @@ fn a_shared_communicator_is_closed_when_the_last_of_its_groups_is_dropped() {
 }
 
 #[test]
-fn calls_of_groups_that_share_a_communicator_are_refused_out_of_order() {
+fn out_of_order_calls_on_shared_communicator_are_rejected() {
     let fake = Fake::new();
     let failure = launch(&fake, 2, |mut seat| {
         let memory = &*seat.memory;
@@ -131,7 +131,7 @@ fn calls_of_groups_that_share_a_communicator_are_refused_out_of_order() {
 }
 
 #[test]
-fn an_error_in_the_background_names_the_call_of_whichever_group_is_in_one() {
+fn async_error_names_call_of_active_group() {
     let fake = Fake::new();
     let failure = launch(&fake, 2, |mut seat| {
         let memory = &*seat.memory;

@@ -83,7 +83,7 @@ fn made(out: &Path) -> BTreeMap<OsString, Vec<u8>> {
 }
 
 #[test]
-fn several_processes_make_the_checkpoint_and_model_of_one_bit_for_bit() {
+fn multi_process_outputs_match_single_process_bitwise() {
     for (model, processes, local_ranks) in [(LLAMA, 2, 1), (LLAMA, 2, 2), (GPT2, 4, 1)] {
         let dir = tempfile::tempdir().unwrap();
         let (alone, out) = (dir.path().join("alone"), dir.path().join("several"));

@@ -31,7 +31,7 @@ fn part(findings: &[Finding], name: &str) -> Finding {
 }
 
 #[test]
-fn a_driver_that_lacks_a_function_is_an_error_that_names_file_function_and_version() {
+fn incomplete_driver_error_names_file_function_and_version() {
     compiler();
     // It reports a version that is new enough; without the check, the first call of a missing function would panic.
     let file = library("libcuda.so", "int cuDriverGetVersion(int *v) { *v = 13000; return 0; }");
@@ -52,7 +52,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_file_function_and_versi
 }
 
 #[test]
-fn the_doctor_names_the_compiler_that_was_chosen() {
+fn doctor_names_chosen_compiler() {
     let file = compiler();
     // This holds whatever else is installed, and wherever the doctor looks.
     let found = part(&examine(&[]), "NVRTC");

@@ -18,7 +18,7 @@ const Q: Queue = Queue::Compute;
 const MANY: usize = (1 << 22) + 1001;
 
 #[test]
-fn sums_and_updates_fail_with_the_words_of_libtorch() {
+fn failed_sums_are_errors_and_updates_without_state_panic() {
     let memory = &*subject();
     let src = filled(memory, DType::F64, &[1.0; 6]);
     let mut wrong = filled(memory, DType::F64, &[0.0; ExactSum::WORDS]);
@@ -39,7 +39,7 @@ fn sums_and_updates_fail_with_the_words_of_libtorch() {
 
 /// libtorch drops the payload of a NaN; the host's kernels keep its upper bits.
 #[test]
-fn copies_sums_and_multiples_are_libtorchs() {
+fn copies_sums_and_scaling_run_in_libtorch() {
     let odd = f64::from_bits(f64::NAN.to_bits() | 3 << 46);
     fn results<M: Memory>(memory: &M, odd: f64) -> Vec<u64> {
         let src = filled(memory, DType::F32, &[odd]);
@@ -59,7 +59,7 @@ fn copies_sums_and_multiples_are_libtorchs() {
 }
 
 #[test]
-fn blocks_make_a_whole() {
+fn blockwise_sums_match_host_bitwise() {
     fn results<M: Memory>(memory: &M, numbers: &[f64]) -> (Vec<i64>, Vec<i64>) {
         let mut sums = [(); 2].map(|()| integers(memory, &[0; ExactSum::WORDS]));
         let src = filled(memory, DType::F32, numbers);
@@ -77,7 +77,7 @@ fn blocks_make_a_whole() {
 }
 
 #[test]
-fn updates_in_blocks_make_a_whole() {
+fn blockwise_updates_match_host_bitwise() {
     let (memory, host) = (&*subject(), &host());
     let numbers = normal(1, MANY);
     let mut params = filled(memory, DType::F32, &numbers);

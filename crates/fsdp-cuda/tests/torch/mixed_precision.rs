@@ -57,7 +57,7 @@ fn curve(losses: &[f64]) -> Vec<f64> {
 }
 
 #[test]
-fn losses_in_16_bits_stay_within_a_band_of_those_in_f32() {
+fn losses_in_16_bits_stay_within_band_of_f32() {
     let full = curve(&losses("f32", "f32"));
     assert!(full[full.len() - 1] < 0.75 * full[0], "it learns: {full:.3?}");
     for (param, reduce) in [("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32")] {

@@ -29,32 +29,32 @@ fn golden() -> PathBuf {
 }
 
 #[test]
-fn operations_conform() {
+fn operations_pass_conformance_suite() {
     each(conformance::operations);
 }
 
 #[test]
-fn operations_are_those_of_pytorch() {
+fn operations_match_pytorch() {
     each(|subject| conformance::golden_operations(subject, &golden()));
 }
 
 #[test]
-fn models_are_those_of_pytorch() {
+fn models_match_pytorch() {
     each(|subject| conformance::golden_models(subject, &golden()));
 }
 
 #[test]
-fn gradients_of_adapters_are_slopes() {
-    each(conformance::gradients_of_adapters_are_slopes);
+fn adapter_gradients_match_finite_differences() {
+    each(conformance::adapter_gradients_match_finite_differences);
 }
 
 #[test]
-fn gradients_of_models_are_slopes() {
-    each(conformance::gradients_of_models_are_slopes);
+fn model_gradients_match_finite_differences() {
+    each(conformance::model_gradients_match_finite_differences);
 }
 
 #[test]
-fn operations_of_random_sizes_conform() {
+fn randomly_sized_operations_and_gradients_are_precise() {
     for seed in 0..8 {
         let random = |site, end: usize| {
             1 + (fsdp_nn::random::uniform(fsdp_nn::random::key(&[seed, site]), 0) * end as f64) as usize
@@ -62,13 +62,13 @@ fn operations_of_random_sizes_conform() {
         let sizes = Sizes { rows: random(1, 40), inner: random(2, 70), outer: random(3, 70), seed };
         each(|subject| conformance::outputs_are_precise(subject, sizes));
         let small = Sizes { rows: random(4, 24), inner: random(5, 20), outer: random(6, 20), seed };
-        each(|subject| conformance::gradients_are_slopes(subject, small));
+        each(|subject| conformance::gradients_match_finite_differences(subject, small));
     }
 }
 
 /// On one thread, libtorch's kernels give the same bits at every aligned operand address.
 #[test]
-fn bits_repeat() {
+fn results_are_bitwise_equal_at_any_aligned_address() {
     set_intra_op(1);
     let sizes = Sizes { rows: 131, inner: 64, outer: 96, seed: 1 };
     for kernels in [Kernels::Fused, Kernels::Aten] {

@@ -46,7 +46,7 @@ fn differing(world: &WorldReport) -> u64 {
 }
 
 #[test]
-fn sharded_runs_are_the_unsharded_ones() {
+fn sharded_runs_match_unsharded_runs() {
     for (model, vocab, wrap) in [(LLAMA, 61, "LlamaDecoderLayer"), (GPT2, 53, "GPT2Block")] {
         let types = [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f32"), ("f64", "f64")];
         for (param, reduce) in types {
@@ -76,7 +76,7 @@ fn sharded_runs_are_the_unsharded_ones() {
 }
 
 #[test]
-fn averaged_runs_stay_within_the_bounds() {
+fn runs_with_averaged_gradients_stay_within_bounds() {
     for (reduce, replicas, worlds) in [("f32", 1, &[1, 2, 3, 4][..]), ("bf16", 1, &[2, 3]), ("bf16", 2, &[4])]
     {
         let dir = tempfile::tempdir().expect("a temporary folder");
@@ -93,7 +93,7 @@ fn averaged_runs_stay_within_the_bounds() {
 }
 
 #[test]
-fn recomputed_offloaded_and_replicated_runs_stay_within_the_bounds() {
+fn recomputed_offloaded_replicated_runs_stay_within_bounds() {
     for (more, worlds) in [
         ("fsdp.activation_checkpointing=\"full\"", &[2, 3][..]),
         ("fsdp.activation_checkpointing=\"selective\"", &[2, 3]),
@@ -135,7 +135,7 @@ fn integer_ranks() -> Threads<Hooked<RankMemory>> {
 }
 
 #[test]
-fn exactly_summable_gradients_have_the_same_bits_at_every_world() {
+fn exactly_summable_gradients_match_bitwise_at_every_world_size() {
     let sizes = MlpConfig { vocab: 5, widths: vec![3], bias: false, tied: false, std: 0.5 };
     for (accumulation, order, reduce) in
         [("reduce", "tree", "f32"), ("reduce", "running", "bf16"), ("unsharded", "tree", "bf16")]

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_have_one_length_however_the_slices_are_cut() {
+    fn message_lengths_are_independent_of_slice_boundaries() {
         fn lens(messages: &[Vec<Piece>]) -> Vec<Vec<usize>> {
             messages.iter().map(|pieces| pieces.iter().map(Piece::len).collect()).collect()
         }
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lender_waits_for_pieces_that_other_threads_have() {
+    fn lend_waits_for_pieces_held_by_other_threads() {
         let returned = AtomicBool::new(false);
         thread::scope(|scope| {
             let (sender, pieces) = std::sync::mpsc::channel();
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "lent for reading")]
-    fn what_was_lent_for_reading_is_not_written() {
+    fn writing_to_read_only_piece_panics() {
         lend(&[&[1]], &mut [], 1, |read, _| read[0][0].start_mut());
     }
 }

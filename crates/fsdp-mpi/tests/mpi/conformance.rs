@@ -54,22 +54,22 @@ impl Launcher for Faked {
 }
 
 #[test]
-fn worlds_of_one_to_nine_ranks_pass_with_the_handles_of_open_mpi() {
+fn open_mpi_handles_pass_with_1_to_9_ranks() {
     conformance::all(&Faked(Family::OpenMpi), &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
-fn worlds_of_one_to_four_ranks_pass_with_the_handles_of_mpich() {
+fn mpich_handles_pass_with_1_to_4_ranks() {
     conformance::all(&Faked(Family::Mpich), &[1, 2, 3, 4]);
 }
 
 #[test]
-fn worlds_of_one_to_four_ranks_pass_with_the_standard_handles() {
+fn standard_abi_handles_pass_with_1_to_4_ranks() {
     conformance::all(&Faked(Family::Standard), &[1, 2, 3, 4]);
 }
 
 #[test]
-fn sums_of_long_segments_follow_the_tree() {
+fn long_segments_pass() {
     for (family, ranks) in FAMILIES.into_iter().zip([4, 3, 2]) {
         let launcher = Faked(family);
         for lens in [&[5_000][..], &[3, 0, 9_001, 1]] {

@@ -38,7 +38,7 @@ pub(crate) fn both<A: Send, B: Send>(
 }
 
 #[test]
-fn messages_of_all_lengths_pass_each_other() {
+fn simultaneous_messages_of_any_lengths_arrive() {
     const LENS: [usize; 8] = [0, 1, 4_097, 16_383, 16_384, 16_385, 70_000, 3_000_001];
     for family in FAMILIES {
         let worlds = Worlds::new(family, 2, LONG);
@@ -66,7 +66,7 @@ fn messages_of_all_lengths_pass_each_other() {
 }
 
 #[test]
-fn a_message_that_is_longer_than_one_of_mpi_may_be_arrives() {
+fn message_longer_than_one_mpi_message_arrives() {
     let len = (64 << 20) + 5;
     let worlds = Worlds::new(Family::Mpich, 2, LONG);
     let data = pattern(0, len);
@@ -77,7 +77,7 @@ fn a_message_that_is_longer_than_one_of_mpi_may_be_arrives() {
 }
 
 #[test]
-fn short_messages_are_sent_before_anybody_receives_them() {
+fn short_sends_complete_before_receive() {
     let worlds = Worlds::new(Family::OpenMpi, 2, LONG);
     let (mut first, mut second) = (worlds.link(0, 0), worlds.link(0, 1));
     for seed in 0..3 {
@@ -91,7 +91,7 @@ fn short_messages_are_sent_before_anybody_receives_them() {
 }
 
 #[test]
-fn a_message_with_another_header_or_length_is_reported_and_not_received() {
+fn mismatched_header_or_length_is_reported_and_not_received() {
     let other = [8; 31];
     for (header, len) in [(other, 5), (HEADER, 6), (other, 50_000), (HEADER, 50_001), (HEADER, 5)] {
         for expected in [5, 50_000] {

@@ -20,7 +20,7 @@ fn aborted() -> CommError {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_late() {
+fn missing_rank_is_reported_as_late() {
     let worlds = Worlds::new(Family::Mpich, 3, SHORT_TIME);
     let mut link = worlds.link(0, 0);
     assert_eq!(receive(&mut *link, 1, &mut [0; 4]), Ok(Exchanged::Late { peer: 1 }));
@@ -28,7 +28,7 @@ fn a_rank_that_does_not_come_is_late() {
 }
 
 #[test]
-fn an_alarm_ends_who_waits_and_who_comes_later() {
+fn alarm_ends_pending_and_later_exchanges() {
     let worlds = Worlds::new(Family::OpenMpi, 2, LONG);
     let data = pattern(0, LONG_MESSAGE);
     thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn an_alarm_ends_who_waits_and_who_comes_later() {
 }
 
 #[test]
-fn an_exchange_does_not_return_while_mpi_has_its_memory() {
+fn exchange_does_not_return_while_mpi_uses_its_buffers() {
     let worlds = Worlds::new(Family::Mpich, 2, LONG);
     worlds.hold(true);
     let data = pattern(0, LONG_MESSAGE);
@@ -80,7 +80,7 @@ fn an_exchange_does_not_return_while_mpi_has_its_memory() {
 }
 
 #[test]
-fn who_was_ready_for_data_that_never_comes_gets_its_memory_back() {
+fn alarm_ends_receive_whose_data_never_arrives() {
     let worlds = Worlds::new(Family::Standard, 2, LONG);
     worlds.deafen();
     let data = pattern(0, LONG_MESSAGE);
@@ -98,7 +98,7 @@ fn who_was_ready_for_data_that_never_comes_gets_its_memory_back() {
 }
 
 #[test]
-fn what_mpi_says_to_a_failure_is_told() {
+fn mpi_error_text_is_reported() {
     let worlds = Worlds::new(Family::OpenMpi, 2, LONG);
     worlds.fail_call(1);
     let error = send(&mut *worlds.link(0, 1), 0, &[1]).unwrap_err();
@@ -113,7 +113,7 @@ fn what_mpi_says_to_a_failure_is_told() {
 }
 
 #[test]
-fn a_world_is_finalized_when_all_messages_are_through() {
+fn world_is_finalized_after_all_messages_complete() {
     let mut worlds = Worlds::new(Family::OpenMpi, 2, LONG);
     assert_eq!(send(&mut *worlds.link(0, 0), 1, &pattern(0, 10_000)), Ok(Exchanged::Done));
     let mut got = vec![0; 10_000];
@@ -125,7 +125,7 @@ fn a_world_is_finalized_when_all_messages_are_through() {
 }
 
 #[test]
-fn a_world_is_not_finalized_after_a_failure_or_with_messages_on_their_way() {
+fn failed_or_unfinished_world_is_not_finalized() {
     let mut worlds = Worlds::new(Family::Mpich, 2, SHORT_TIME);
     assert_eq!(send(&mut *worlds.link(0, 0), 1, &pattern(0, 10_000)), Ok(Exchanged::Done));
     let second = worlds.ranks.pop().unwrap();
@@ -139,7 +139,7 @@ fn a_world_is_not_finalized_after_a_failure_or_with_messages_on_their_way() {
 }
 
 #[test]
-fn a_channel_beyond_the_tags_of_mpi_is_refused() {
+fn channel_beyond_mpi_tags_is_rejected() {
     let worlds = Worlds::new(Family::Mpich, 2, LONG);
     let mut last = worlds.link(16_383, 0);
     assert_eq!(send(&mut *last, 1, &[1]), Ok(Exchanged::Done));

@@ -78,7 +78,7 @@ fn suite(launcher: &ThisRank, ranks: usize) {
 }
 
 #[test]
-fn a_process_that_a_launcher_of_mpi_started_is_a_rank_that_passes() {
+fn launched_rank_passes_conformance() {
     let Some(ranks) = env::var(RANKS).ok().and_then(|ranks| ranks.parse().ok()) else {
         println!("this process is no rank: see the test of libraries that are installed");
         return;
@@ -97,7 +97,7 @@ fn a_process_that_a_launcher_of_mpi_started_is_a_rank_that_passes() {
 }
 
 #[test]
-fn a_process_whose_peer_does_not_come_gets_its_memory_back() {
+fn launched_rank_reports_late_peer() {
     if env::var(RANKS).is_err() {
         println!("this process is no rank: see the test of libraries that are installed");
         return;
@@ -156,18 +156,18 @@ fn run(launcher: &Path, test: &str, ranks: usize, library: Option<&Path>) -> boo
 }
 
 #[test]
-fn ranks_of_all_libraries_that_are_installed_pass() {
+fn installed_mpi_libraries_pass() {
     let launchers = launchers();
     if launchers.is_empty() {
         println!("not checked: no mpirun is on PATH or in FSDP_TEST_MPIRUN");
     }
-    const PASSES: &str = "a_process_that_a_launcher_of_mpi_started_is_a_rank_that_passes";
+    const PASSES: &str = "launched_rank_passes_conformance";
     for launcher in launchers {
         for ranks in [1, 2, 3, 4, 9] {
             assert!(run(&launcher, PASSES, ranks, None), "{}", launcher.display());
         }
         // Without MPI_Finalize every launcher reports failure.
-        run(&launcher, "a_process_whose_peer_does_not_come_gets_its_memory_back", 2, None);
+        run(&launcher, "launched_rank_reports_late_peer", 2, None);
         let standard = launcher.with_file_name("../lib/libmpi_abi.so.1");
         if standard.exists() {
             assert!(run(&launcher, PASSES, 3, Some(&standard)), "{}", standard.display());

@@ -48,7 +48,7 @@ fn check<M>(case: &Case<M>, kit: &Kit<M>) {
 ///
 /// # Panics
 /// If one is not.
-pub fn gradients_are_slopes<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
+pub fn gradients_match_finite_differences<M: Backend>(subject: &Subject<'_, M>, sizes: Sizes) {
     for case in all(sizes) {
         check(&case, &Kit::new((subject.memory)(), DType::F64));
     }

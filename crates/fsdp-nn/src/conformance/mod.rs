@@ -14,6 +14,7 @@ mod calls;
 mod cases;
 pub(crate) mod decoders;
 mod expert_cases;
+mod finite_differences;
 pub(crate) mod golden;
 mod golden_operations;
 mod gradients;
@@ -21,18 +22,19 @@ pub(crate) mod kit;
 pub(crate) mod models;
 mod precision;
 pub(crate) mod safetensors;
-mod slopes;
 
 pub use attention::attention_is_precise;
 pub use bits::bits_are_equal;
 pub use calls::Calls;
 pub use cases::Sizes;
+pub use finite_differences::{
+    adapter_gradients_match_finite_differences, model_gradients_match_finite_differences,
+};
 pub use golden::golden_models;
 pub use golden_operations::golden_operations;
-pub use gradients::{accumulation_adds, gradients_are_slopes};
+pub use gradients::{accumulation_adds, gradients_match_finite_differences};
 pub use kit::host;
 pub use precision::{outputs_are_precise, slots_may_have_any_float_dtype};
-pub use slopes::{gradients_of_adapters_are_slopes, gradients_of_models_are_slopes};
 
 use crate::backend::Backend;
 
@@ -54,7 +56,7 @@ pub struct Subject<'a, M> {
 pub fn operations<M: Backend>(subject: &Subject<'_, M>) {
     for (rows, inner, outer) in [(1, 1, 1), (2, 3, 5), (150, 17, 7), (67, 64, 129)] {
         let sizes = Sizes { rows, inner, outer, seed: 5 };
-        gradients_are_slopes(subject, sizes);
+        gradients_match_finite_differences(subject, sizes);
         outputs_are_precise(subject, sizes);
     }
     attention_is_precise(subject);

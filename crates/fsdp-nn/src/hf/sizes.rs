@@ -207,21 +207,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_keep_their_proportions() {
+    fn scaled_sizes_keep_proportions() {
         assert_eq!(scaled(14336, 4096, 32), 112);
         assert_eq!(scaled(4096, 4096, 32), 32);
         assert_eq!(scaled(4100, 4096, 32), 36);
     }
 
     #[test]
-    fn small_models_stay_as_they_are() {
+    fn small_sizes_stay_unchanged() {
         assert_eq!(scaled(24, 16, 16), 24);
         assert_eq!(cut(300, None), 300);
         assert_eq!(cut(300, Some(512)), 300);
     }
 
     #[test]
-    fn a_few_layers_have_one_of_each_kind_in_their_order() {
+    fn few_layers_cover_kinds_in_order() {
         assert_eq!(few(b"aaaab", 3), b"aab");
         assert_eq!(few(b"aabbc", 4), b"aabc");
         assert_eq!(few(b"abcd", 2), b"ab");

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn every_f16_is_widened_as_the_library_does() {
+    fn f16_widening_matches_half_crate() {
         for bits in 0..=u16::MAX {
             let number = f16::from_bits(bits);
             let (got, expected) = (number.load(), number.to_f32());
@@ -366,7 +366,7 @@ mod tests {
 
     /// Tests all midpoints where the rounding direction changes, their neighbors, and other numbers.
     #[test]
-    fn numbers_are_rounded_to_f16_as_the_library_does() {
+    fn f16_rounding_matches_half_crate() {
         let check = |value: f32| {
             assert!(is_same(f16::store(value), f16::from_f32(value)), "{value:e}");
         };

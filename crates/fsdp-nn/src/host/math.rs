@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exp_is_within_two_units_in_the_last_place() {
+    fn exp_is_within_two_ulps() {
         let mut x = -104.5_f32;
         while x < 88.7 {
             let exact = f64::from(x).exp();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn tanh_is_within_six_units_in_the_last_place() {
+    fn tanh_is_within_six_ulps() {
         let mut x = -20.0_f64;
         while x < 20.0 {
             let exact = x.tanh();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_of_special_values() {
+    fn exp_handles_special_values() {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);

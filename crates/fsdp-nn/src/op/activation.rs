@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_costs_one_product_more_forward_and_two_more_backward() {
+    fn gate_adds_one_forward_and_two_backward_products() {
         for (function, forward, backward) in
             [(Function::Silu, 4, 8), (Function::GeluTanh, 9, 16), (Function::Gelu, 5, 11)]
         {

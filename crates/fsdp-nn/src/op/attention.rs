@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cap_costs_a_few_operations_for_each_score_and_no_bytes() {
+    fn softcap_adds_flops_per_score_and_no_bytes() {
         let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
         let (plain, capped) = (Scores::default(), Scores { softcap: Some(50.0), ..Scores::default() });
         let cost = |op| Op::Attention(op).cost(DType::Bf16, DType::F32);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_costs_the_pairs_within_it() {
+    fn window_costs_only_visible_pairs() {
         let dims = AttentionDims { batch: 2, seq: 7, heads: 4, kv_heads: 2, head_dim: 8 };
         for (window, pairs) in [(1, 7), (3, 1 + 2 + 5 * 3), (7, 28), (9, 28)] {
             let scores = Scores { window: Some(window), ..Scores::default() };
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_head_that_rotates_costs_its_part() {
+    fn rope_cost_is_proportional_to_rotary_dim() {
         let dims = AttentionDims { batch: 2, seq: 3, heads: 4, kv_heads: 2, head_dim: 8 };
         let cost = |rotary_dim| {
             let rope = layer::Rope::new(100.0, rotary_dim);

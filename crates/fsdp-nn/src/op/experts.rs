@@ -311,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_that_of_the_experts_that_rows_go_to() {
+    fn expert_flops_count_only_routed_rows() {
         let routing = Routing { rows: 7, experts: 5, top: 2 };
         let cost = |op| Op::Experts(op).cost(DType::F32, DType::F32).product_flops;
         let forward = 2 * 14 * 3 * 4;

@@ -197,7 +197,7 @@ mod tests {
     use crate::op::Op;
 
     #[test]
-    fn smoothing_costs_an_operation_for_each_logit_and_pass_and_a_z_loss_none() {
+    fn label_smoothing_adds_flops_per_logit_and_z_loss_none() {
         let plain = HeadDims::new([5, 3, 7], 2);
         let terms = |label_smoothing, z_loss| HeadDims {
             terms: LossTerms { label_smoothing, z_loss, ..LossTerms::default() },
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_costs_a_few_operations_for_each_logit_and_no_bytes() {
+    fn softcap_adds_flops_per_logit_and_no_bytes() {
         let plain = HeadDims::new([5, 3, 7], 2);
         let capped = HeadDims { softcap: Some(30.0), ..plain };
         let cost = |op| Op::Head(op).cost(DType::Bf16, DType::F32);

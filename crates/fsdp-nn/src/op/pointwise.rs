@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_cost_the_bytes_that_are_copied_and_nothing_else() {
+    fn column_copy_costs_only_copied_bytes() {
         let cost = Op::Pointwise(Pointwise::CopyColumns { rows: 3, columns: 4, from: 7, to: 9 })
             .cost(DType::Bf16, DType::F32);
         assert_eq!((cost.flops(), cost.bytes_read, cost.bytes_written), (0, 2 * 12, 2 * 12));

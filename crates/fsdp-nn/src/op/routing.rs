@@ -66,7 +66,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_are_sorted_by_expert_and_then_by_route(
+        fn slots_are_sorted_by_expert_then_route(
             experts in 1usize..6, top in 1usize..4, rows in 0usize..20, seed: u64,
         ) {
             let routing = Routing { rows, experts, top };

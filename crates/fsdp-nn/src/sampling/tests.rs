@@ -27,7 +27,7 @@ fn expected(sampling: &Sampling, logits: &[f64]) -> Vec<f64> {
 
 proptest! {
     #[test]
-    fn probabilities_are_those_of_the_definitions(
+    fn probabilities_match_definition_and_draws_are_repeatable(
         logits in prop::collection::vec(-8.0..8.0f64, 1..20),
         temperature in 0.2..3.0f64,
         top_k in prop::option::of(1..25usize),
@@ -47,7 +47,7 @@ proptest! {
 }
 
 #[test]
-fn tokens_come_as_often_as_they_are_likely() {
+fn token_frequencies_match_probabilities() {
     let logits = [1.0, 0.0, -1.0, 2.0, 0.5, -30.0];
     for sampling in [
         plain(1.0),
@@ -74,7 +74,7 @@ fn tokens_come_as_often_as_they_are_likely() {
 }
 
 #[test]
-fn a_low_temperature_and_one_candidate_are_greedy() {
+fn low_temperature_and_top_k_one_are_greedy() {
     let logits = [0.3, 2.0, 2.0, -1.0];
     assert_eq!(likeliest(&logits), 1, "the first of equal ones");
     let cold = plain(1e-3).probabilities(&logits);

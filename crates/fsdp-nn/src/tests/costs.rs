@@ -48,7 +48,7 @@ fn attend(dims: AttentionDims, products: u64) -> u64 {
 }
 
 #[test]
-fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
+fn products_cost_two_flops_per_inner_iteration() {
     for (rows, inputs, outputs) in [(1, 1, 1), (3, 5, 2), (7, 4, 9)] {
         let dims = LinearDims { rows, inputs, outputs, y_stride: outputs, orientation: Orientation::OutIn };
         let counted = 2 * multiply(rows, outputs, inputs);
@@ -85,7 +85,7 @@ fn products_cost_two_operations_for_each_turn_of_the_innermost_loop() {
 }
 
 #[test]
-fn bytes_are_those_of_the_operands() {
+fn cost_bytes_match_operands() {
     let dims = LinearDims { rows: 3, inputs: 5, outputs: 2, y_stride: 9, orientation: Orientation::OutIn };
     let of = |op: &Op| {
         let Cost { bytes_read, bytes_written, .. } = op.cost(DType::Bf16, DType::F32);
@@ -127,7 +127,7 @@ fn multiplied(architecture: &impl Architecture, tables: &[&str]) -> u64 {
 /// on average. The backward of attention recomputes its scores, which gives 14 products of `d` per key instead of 12.
 /// The first block passes no gradient on, which would cost no product.
 #[test]
-fn a_step_of_a_model_costs_what_closed_forms_say() {
+fn model_step_cost_matches_closed_form() {
     let tokens = 2 * 7;
     let attention = |layers: u64, width: u64| tokens * 14 * layers * width * (7 + 1) / 2;
     let tied = Decoder::new(&llama()).unwrap();
@@ -142,7 +142,7 @@ fn a_step_of_a_model_costs_what_closed_forms_say() {
 }
 
 #[test]
-fn recomputation_costs_what_it_computes_again() {
+fn recomputation_cost_matches_recomputed_operations() {
     let model = Decoder::new(&llama()).unwrap();
     let plain = step(&model, &[], Pass::Train);
     // The outputs of products are kept.
@@ -155,7 +155,7 @@ fn recomputation_costs_what_it_computes_again() {
 }
 
 #[test]
-fn frozen_parameters_cost_no_gradient() {
+fn frozen_parameters_add_no_gradient_flops() {
     let model = Decoder::new(&DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let frozen = step(&model, &["embed", "norm", "proj"], Pass::Train);
     // Forward of everything, plus the three products of the head.
@@ -165,7 +165,7 @@ fn frozen_parameters_cost_no_gradient() {
 }
 
 #[test]
-fn blocks_that_are_alike_are_of_one_kind() {
+fn identical_blocks_share_one_kind() {
     let config = Gpt2Config { n_layer: 80, tie_word_embeddings: false, ..gpt2() };
     let model = Gpt2::new(&config).unwrap();
     let spec = &model.description().spec;

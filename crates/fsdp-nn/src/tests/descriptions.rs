@@ -14,7 +14,7 @@ fn unit_names(spec: &ModelSpec, class: &str) -> Vec<String> {
 }
 
 #[test]
-fn modules_wrap_by_the_class_names_of_transformers() {
+fn modules_wrap_by_transformers_class_names() {
     let [llama, gpt2] = hf_models();
     let spec = &llama.description().spec;
     assert_eq!(unit_names(spec, "LlamaDecoderLayer"), ["(root)", "model.layers.0", "model.layers.1"]);
@@ -26,7 +26,7 @@ fn modules_wrap_by_the_class_names_of_transformers() {
 }
 
 #[test]
-fn splitting_a_tied_embedding_from_the_head_is_an_error() {
+fn splitting_tied_embedding_from_head_is_rejected() {
     for model in hf_models() {
         let policy = WrapPolicy::Classes(vec!["Embedding".into()]);
         let error = units(&model.description().spec, &policy).unwrap_err();
@@ -48,7 +48,7 @@ fn every_parameter_is_read_by_a_block() {
 }
 
 #[test]
-fn initialisation_is_that_of_transformers() {
+fn gpt2_initialization_matches_transformers() {
     let model = Gpt2::new(&gpt2()).unwrap();
     let description = model.description();
     for (param, init) in description.spec.params.iter().zip(&description.init) {
@@ -63,7 +63,7 @@ fn initialisation_is_that_of_transformers() {
 }
 
 #[test]
-fn impossible_sizes_are_errors() {
+fn impossible_mlp_sizes_are_rejected() {
     let mlp = |widths: &[usize], tied| {
         Mlp::new(&MlpConfig { vocab: 5, widths: widths.to_vec(), bias: false, tied, std: 1.0 })
     };

@@ -23,7 +23,7 @@ fn with(base: &str, key: &str, value: &str) -> Result<HfConfig, ConfigError> {
 }
 
 #[test]
-fn keys_that_change_the_mathematics_are_rejected_by_name() {
+fn unsupported_keys_are_rejected_by_name() {
     for (base, key, value) in [
         (LLAMA, "hidden_act", "\"relu\""),
         (LLAMA, "sliding_window", "128"),
@@ -55,7 +55,7 @@ fn keys_that_change_the_mathematics_are_rejected_by_name() {
 }
 
 #[test]
-fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
+fn missing_invalid_and_indivisible_values_are_named() {
     for (base, key) in
         [(LLAMA, "hidden_size"), (LLAMA, "vocab_size"), (GPT2, "n_embd"), (GPT2, "n_positions")]
     {
@@ -88,7 +88,7 @@ fn missing_keys_wrong_values_and_sizes_that_do_not_divide_are_named() {
 }
 
 #[test]
-fn sizes_beyond_their_limit_are_named_with_it() {
+fn sizes_above_limit_are_rejected_with_limit_named() {
     for (base, key, most) in [
         (LLAMA, "num_hidden_layers", 4096u64),
         (LLAMA, "intermediate_size", 1 << 22),
@@ -113,7 +113,7 @@ fn sizes_beyond_their_limit_are_named_with_it() {
 }
 
 #[test]
-fn a_family_that_is_not_supported_is_refused_before_its_keys() {
+fn unsupported_family_is_rejected_before_its_keys() {
     let phi = r#"{"model_type": "phi", "layer_types": ["sliding_attention"], "architectures": ["Phi"]}"#;
     let error = HfConfig::parse(phi).unwrap_err();
     assert!(matches!(error, ConfigError::Family { nearest: "phi3", .. }), "{error}");
@@ -125,7 +125,7 @@ fn a_family_that_is_not_supported_is_refused_before_its_keys() {
 }
 
 #[test]
-fn defaults_and_spellings_are_those_of_transformers() {
+fn defaults_and_aliases_match_transformers() {
     let has = |config: &HfConfig, what: &str| {
         let text = format!("{config:?}");
         assert!(text.contains(what), "{what} is not in {text}");
@@ -150,7 +150,7 @@ fn sizes(config: &HfConfig) -> String {
 }
 
 #[test]
-fn an_export_carries_unknown_keys_on() {
+fn export_keeps_unknown_keys() {
     let text = with(LLAMA, "torch_dtype", "\"bfloat16\"").unwrap().export(DType::F32);
     let keys: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&keys["unknown"][0], &keys["torch_dtype"]), (&1.into(), &"float32".into()));
@@ -158,7 +158,7 @@ fn an_export_carries_unknown_keys_on() {
 }
 
 #[test]
-fn data_that_does_not_fit_the_model_is_rejected() {
+fn invalid_batches_are_rejected() {
     let memory = host();
     let mut program = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32).program();
     let mut message = |batch: Batch| program.set_batches(&memory, 0, vec![batch]).unwrap_err().to_string();
@@ -186,7 +186,7 @@ fn data_that_does_not_fit_the_model_is_rejected() {
 }
 
 #[test]
-fn calls_out_of_order_are_errors() {
+fn out_of_order_calls_are_rejected() {
     let memory = host();
     let subject = Subject::new(small(), DType::F32);
     let mut program = subject.program();

@@ -71,7 +71,7 @@ fn check<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) {
 }
 
 #[test]
-fn predicted_footprints_are_the_counted_ones() {
+fn predicted_footprints_match_measured() {
     for model in hf_models() {
         check(&model, &[]);
         check(&model, &[".0."]);
@@ -82,7 +82,7 @@ fn predicted_footprints_are_the_counted_ones() {
 }
 
 #[test]
-fn the_gradient_of_large_chunks_takes_room_in_the_low_precision_dtype() {
+fn large_chunk_logit_gradient_adds_low_precision_workspace() {
     let model = small();
     let spec = model.description().spec.clone();
     let last = |dtype, head_chunks| {
@@ -98,7 +98,7 @@ fn the_gradient_of_large_chunks_takes_room_in_the_low_precision_dtype() {
 }
 
 #[test]
-fn a_micro_batch_leaves_nothing_behind() {
+fn micro_batch_leaves_no_memory_allocated() {
     for model in hf_models() {
         let subject = Subject::new(model, DType::F32);
         let memory = host();
@@ -115,7 +115,7 @@ fn a_micro_batch_leaves_nothing_behind() {
 }
 
 #[test]
-fn storage_is_reused_from_the_second_micro_batch_on() {
+fn storage_is_reused_after_first_micro_batch() {
     for model in hf_models() {
         let subject = Subject::new(model, DType::F32);
         let memory = host();
@@ -134,7 +134,7 @@ fn storage_is_reused_from_the_second_micro_batch_on() {
 }
 
 #[test]
-fn no_parameter_is_kept_between_calls() {
+fn parameters_are_not_retained_between_calls() {
     for model in hf_models() {
         let subject = Subject::new(model, DType::F32);
         let memory = host();
@@ -167,7 +167,7 @@ fn footprint<A: Architecture + Clone>(
 }
 
 #[test]
-fn frozen_layers_keep_nothing() {
+fn frozen_layers_keep_no_activations() {
     let llama = Decoder::new(&crate::model::DecoderConfig { tie_word_embeddings: false, ..llama() }).unwrap();
     let mut spec = llama.description().spec.clone();
     freeze(&mut spec, &["model.embed", "model.layers.0."]);
@@ -196,7 +196,7 @@ fn checkpointed_layers_keep_only_their_input() {
 
 /// Checks the table in the documentation of graphs, in bytes.
 #[test]
-fn blocks_of_a_llama_keep_what_is_documented() {
+fn llama_block_activations_match_documentation() {
     let model = Decoder::new(&llama()).unwrap();
     let of = |pass, call| footprint(&model, &model.description().spec, DType::Bf16, pass, call);
     let (hidden, inner, heads) = (12, 10, 4);
@@ -223,7 +223,7 @@ fn blocks_of_a_llama_keep_what_is_documented() {
 }
 
 #[test]
-fn a_parameter_that_is_not_unsharded_is_an_error() {
+fn parameter_not_unsharded_is_rejected() {
     let subject = Subject::new(small(), DType::F32);
     let memory = host();
     let mut program = subject.program();

@@ -105,7 +105,7 @@ fn section(family: &Family, page: &mut String) {
 }
 
 #[test]
-fn docs_models_says_what_the_table_of_families_says() {
+fn docs_models_page_matches_family_table() {
     let mut page = INTRODUCTION.to_owned();
     for family in FAMILIES {
         section(family, &mut page);

@@ -19,13 +19,13 @@ fn recomputing_changes_nothing_of<A: Architecture + Clone>(architecture: &A) {
 }
 
 #[test]
-fn recomputing_changes_no_bit() {
+fn recomputation_is_bitwise_exact() {
     hf_models().iter().for_each(recomputing_changes_nothing_of);
     recomputing_changes_nothing_of(&small());
 }
 
 #[test]
-fn freezing_changes_no_bit_of_other_gradients() {
+fn freezing_keeps_other_gradients_bitwise() {
     for model in hf_models() {
         let mut subject = Subject::new(model, DType::F32);
         let batch = batch(2, 5, 13);
@@ -51,7 +51,7 @@ fn freezing_changes_no_bit_of_other_gradients() {
 }
 
 #[test]
-fn evaluation_has_no_dropout() {
+fn evaluation_applies_no_dropout() {
     let with = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32);
     let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..gpt2() };
     let without = Subject::new(Gpt2::new(&config).unwrap(), DType::F32);
@@ -63,7 +63,7 @@ fn evaluation_has_no_dropout() {
 }
 
 #[test]
-fn dropout_depends_on_step_and_sample_alone() {
+fn dropout_depends_only_on_step_and_sample() {
     for model in hf_models() {
         let mut subject = Subject::new(model, DType::F64);
         let both = batch(2, 7, 13);
@@ -85,7 +85,7 @@ fn dropout_depends_on_step_and_sample_alone() {
 }
 
 #[test]
-fn ignored_targets_count_for_nothing() {
+fn ignored_targets_add_no_loss_count_or_gradient() {
     let subject = Subject::new(Decoder::new(&llama()).unwrap(), DType::F32);
     let mut batch = batch(2, 7, 13);
     batch.targets.fill(crate::backend::IGNORED_TARGET);
@@ -95,7 +95,7 @@ fn ignored_targets_count_for_nothing() {
 }
 
 #[test]
-fn untied_and_biasless_models_run() {
+fn untied_biasless_models_recompute_bitwise() {
     let config = DecoderConfig {
         tie_word_embeddings: false,
         qkv_bias: false,
@@ -112,7 +112,7 @@ fn untied_and_biasless_models_run() {
 }
 
 #[test]
-fn types_of_16_bits_are_near_f32() {
+fn losses_in_16_bits_are_close_to_f32() {
     for model in hf_models() {
         let full = Subject::new(model.clone(), DType::F32).run(&batch(2, 7, 13), Pass::Evaluate);
         for (dtype, share) in [(DType::Bf16, 0.02), (DType::F16, 0.0025)] {
@@ -124,7 +124,7 @@ fn types_of_16_bits_are_near_f32() {
 
 /// A power of two changes no bit of a mantissa. The balancing loss of routers is scaled the same way.
 #[test]
-fn a_loss_scale_multiplies_gradients_and_nothing_else() {
+fn loss_scale_multiplies_only_gradients() {
     for model in hf_models() {
         let plain = Subject::new(model.clone(), DType::F32);
         let scaled = Subject { loss_scale: 1024.0, ..Subject::new(model, DType::F32) };
@@ -138,7 +138,7 @@ fn a_loss_scale_multiplies_gradients_and_nothing_else() {
 
 /// Gradients behind a norm with a small weight underflow in f16.
 #[test]
-fn small_gradients_in_f16_need_a_loss_scale() {
+fn loss_scale_preserves_small_f16_gradients() {
     let model = Decoder::new(&llama()).unwrap();
     let gradient = |dtype, loss_scale: f64| -> Vec<f64> {
         let mut subject = Subject { loss_scale, ..Subject::new(model.clone(), dtype) };

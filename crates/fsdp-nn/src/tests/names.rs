@@ -14,7 +14,7 @@ fn golden() -> PathBuf {
 }
 
 #[test]
-fn both_spellings_of_a_configuration_are_the_same_model() {
+fn old_and_new_config_spellings_give_same_model() {
     for name in CASES {
         let new = Case::load(&golden(), name, "config.json", DType::F32);
         let old = Case::load(&golden(), name, "config.transformers-4.json", DType::F32);
@@ -24,7 +24,7 @@ fn both_spellings_of_a_configuration_are_the_same_model() {
 }
 
 #[test]
-fn published_gpt2_names_and_constants_of_older_versions_are_known() {
+fn published_gpt2_names_and_old_constants_are_recognized() {
     assert_eq!(published_name("transformer.h.1.attn.c_attn.weight"), Some("h.1.attn.c_attn.weight"));
     assert_eq!(published_name("model.norm.weight"), None);
     assert!(is_constant("h.0.attn.bias"));
@@ -33,14 +33,14 @@ fn published_gpt2_names_and_constants_of_older_versions_are_known() {
 }
 
 #[test]
-fn names_of_families_are_unlike_each_other_and_sorted() {
+fn family_names_are_unique_and_sorted() {
     let names: Vec<&str> = FAMILIES.iter().map(|family| family.model_type).collect();
     assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
 }
 
 /// Optimizer states of other trainers identify parameters by their number.
 #[test]
-fn parameters_are_in_the_order_of_transformers() {
+fn parameter_order_matches_transformers() {
     let mut compared = 0;
     for folder in std::fs::read_dir(golden().join("families")).unwrap() {
         let folder = folder.unwrap().path();

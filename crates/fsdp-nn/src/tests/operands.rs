@@ -32,7 +32,7 @@ fn said(op: &Op, reads: &[(DType, usize)], writes: &[(DType, usize)], adds: bool
 }
 
 #[test]
-fn operands_that_do_not_fit_are_named() {
+fn mismatched_operands_are_named() {
     use DType::{Bf16, F32, F64, U32};
     let gelu = Op::Activation(Activation {
         function: Function::GeluTanh,
@@ -79,7 +79,7 @@ fn operands_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn sizes_and_keys_that_do_not_fit_are_named() {
+fn mismatched_dropout_keys_and_head_counts_are_named() {
     let f32s = |len| (DType::F32, len);
     let dropout = Op::Pointwise(Pointwise::Dropout { len: 6, samples: 2, p: 0.5 });
     assert_eq!(said(&dropout, &[], &[f32s(6)], false, &[1, 2]), "done");

@@ -38,7 +38,7 @@ fn alone(rows: Range<usize>) -> Batch {
 }
 
 #[test]
-fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
+fn packed_document_bits_do_not_depend_on_other_documents() {
     for model in models() {
         for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
             let subject = Subject::new(model.clone(), dtype);
@@ -59,7 +59,7 @@ fn no_bit_of_a_packed_document_depends_on_the_documents_beside_it() {
 
 /// Documents longer and shorter than a block of queries.
 #[test]
-fn attention_over_a_packed_document_has_the_bits_of_a_document_alone() {
+fn packed_attention_matches_separate_document_bitwise() {
     const SEQ: usize = 190;
     let documents = [0..150, 150..151, 151..190, 190..380];
     for (dtype, window) in
@@ -109,7 +109,7 @@ fn largest<'a>(values: impl IntoIterator<Item = &'a f64>) -> f64 {
 }
 
 #[test]
-fn a_packed_document_has_the_logits_of_a_document_alone() {
+fn packed_document_logits_match_separate_document() {
     for model in models() {
         let subject = Subject::new(model, DType::F64);
         let logits = subject.logits(&host(), &packed());
@@ -124,7 +124,7 @@ fn a_packed_document_has_the_logits_of_a_document_alone() {
 }
 
 #[test]
-fn packed_documents_train_as_documents_alone_do() {
+fn packed_training_matches_separate_documents() {
     for model in models() {
         let subject = Subject::new(model, DType::F64);
         for pass in [Pass::Train, Pass::TrainRecomputing, Pass::TrainKeepingProducts, Pass::Evaluate] {
@@ -147,7 +147,7 @@ fn packed_documents_train_as_documents_alone_do() {
 }
 
 #[test]
-fn one_document_to_a_sample_has_the_bits_of_a_sample() {
+fn one_document_per_sample_matches_unpacked_bitwise() {
     for model in models() {
         let subject = Subject::new(model, DType::F32);
         let whole = batch(2, 7, 13);

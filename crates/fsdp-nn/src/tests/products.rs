@@ -86,7 +86,7 @@ fn products<A: Architecture + Clone>(architecture: &A, frozen: &[&str]) -> [[usi
 }
 
 #[test]
-fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
+fn recomputation_skips_kept_and_unread_products() {
     // Two layers, each with a linear map for queries, keys and values, one after attention, two in the MLP; and
     // attention.
     assert_eq!(products(&Gpt2::new(&gpt2()).unwrap(), &[]), [[10, 8], [10, 0]]);
@@ -101,7 +101,7 @@ fn a_recomputation_makes_no_product_that_was_kept_or_that_nothing_reads() {
 
 /// Checks the table of docs/memory.md, per row.
 #[test]
-fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norms() {
+fn selective_checkpointing_drops_only_norm_statistics() {
     let rows = 2 * 7;
     for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F64] {
         let (value, statistic) = (dtype.size_bytes(), dtype.master().size_bytes());
@@ -130,7 +130,7 @@ fn selective_checkpointing_keeps_what_recording_keeps_but_for_statistics_of_norm
 }
 
 #[test]
-fn a_recomputation_without_its_forward_is_an_error() {
+fn recomputation_without_forward_is_rejected() {
     let subject = Subject::new(Gpt2::new(&gpt2()).unwrap(), DType::F32);
     let memory = host();
     let mut program = subject.program();

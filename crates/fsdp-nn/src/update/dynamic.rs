@@ -109,7 +109,7 @@ mod tests {
 
     /// Compares with an exhaustive search, around every bound, every value, and every upper half.
     #[test]
-    fn the_code_is_that_of_the_nearest_value() {
+    fn code_is_of_nearest_value() {
         for book in [CodeBook::signed(), CodeBook::unsigned()] {
             let ends = [-2.0, -1.0, -0.0, 1e-45, 1.0, 2.0];
             let halves = (0..NEGATIVE).flat_map(|half| [false, true].map(|sign| least_of(sign, half)));

@@ -297,7 +297,7 @@ fn spec() -> ModelSpec {
 }
 
 #[test]
-fn adamw_is_that_of_torch() {
+fn adamw_matches_torch() {
     for betas in [(0.9, 0.95), (0.3, 0.999)] {
         let mut rule = AdamW { betas, eps: 1e-3, groups: groups(0.1) };
         let expected = adamw_reference(&rule);
@@ -307,7 +307,7 @@ fn adamw_is_that_of_torch() {
 }
 
 #[test]
-fn lion_is_that_of_its_authors() {
+fn lion_matches_published_reference() {
     let mut rule = Lion { betas: (0.9, 0.98), groups: groups(0.1) };
     let expected = lion_reference(&rule);
     assert_close(&train(&mut rule, DType::F64, 1, 1), &expected, 1e-13);
@@ -315,7 +315,7 @@ fn lion_is_that_of_its_authors() {
 }
 
 #[test]
-fn lion_does_not_move_where_there_is_neither_gradient_nor_average() {
+fn lion_does_not_move_at_zero_gradient_and_momentum() {
     let mut rule = Lion::default();
     let mut shards = [Shard::new(&rule, DType::F32, 0, 1, 1)];
     let before = shards[0].contents();
@@ -327,7 +327,7 @@ fn lion_does_not_move_where_there_is_neither_gradient_nor_average() {
 
 /// The average of `torch.optim.swa_utils.AveragedModel`: the parameters after the first step, then `lerp`.
 #[test]
-fn an_average_begins_with_the_parameters_and_follows_them() {
+fn ema_starts_at_parameters_and_follows_them() {
     for decay in [0.3, 0.9, 0.999] {
         let plain = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
         let mut rule: Both<HostMemory> = Both::new(Box::new(plain), Box::new(Ema { decay }));
@@ -353,7 +353,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn sgd_is_that_of_torch(momentum in 0.0f64..0.99, dampening in 0.0f64..0.5, decay in 0.0f64..0.2, kind in 0usize..3) {
+    fn sgd_matches_torch(momentum in 0.0f64..0.99, dampening in 0.0f64..0.5, decay in 0.0f64..0.2, kind in 0usize..3) {
         let (momentum, dampening) = [(0.0, 0.0), (momentum, dampening), (momentum, 0.0)][kind];
         let mut rule = Sgd { momentum, dampening, nesterov: kind == 2, groups: groups(decay) };
         let expected = sgd_reference(&rule);
@@ -362,7 +362,7 @@ proptest! {
     }
 
     #[test]
-    fn element_wise_rules_give_the_same_bits_for_every_cut(world in 1usize..9, threads in 1usize..4) {
+    fn elementwise_rules_match_bitwise_for_any_sharding(world in 1usize..9, threads in 1usize..4) {
         for dtype in [DType::F32, DType::F64] {
             let mut adamw = AdamW { groups: groups(0.1), ..AdamW::default() };
             let mut sgd = Sgd { momentum: 0.9, groups: groups(0.1), ..Sgd::default() };
@@ -379,7 +379,7 @@ proptest! {
 /// Checks that every value of every state tensor is on exactly one rank; the column means are complete on every rank
 /// that holds rows.
 #[test]
-fn pieces_of_state_cover_the_state_of_every_parameter() {
+fn state_pieces_cover_state_of_every_parameter() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     let adafactor = Adafactor::new(options, &spec());
     let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
@@ -423,7 +423,7 @@ fn pieces_of_state_cover_the_state_of_every_parameter() {
 }
 
 #[test]
-fn nothing_changes_when_something_was_not_finite() {
+fn non_finite_step_changes_no_state() {
     let options = AdafactorOptions { beta1: Some(0.9), ..AdafactorOptions::default() };
     let lion = Both::new(Box::new(Lion::default()), Box::new(Ema { decay: 0.9 }));
     let rules: [Box<dyn UpdateRule<HostMemory>>; 5] = [

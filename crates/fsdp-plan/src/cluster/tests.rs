@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn every_known_cluster_can_be_read_and_says_where_its_numbers_are_from() {
+fn known_clusters_parse_and_cite_sources() {
     for name in names() {
         let cluster = Cluster::known(name).unwrap();
         assert_eq!(cluster.name, name);
@@ -17,14 +17,14 @@ fn every_known_cluster_can_be_read_and_says_where_its_numbers_are_from() {
 }
 
 #[test]
-fn an_unknown_name_is_answered_with_the_nearest() {
+fn unknown_cluster_suggests_nearest_name() {
     let error = Cluster::known("h100sxm").unwrap_err().to_string();
     assert!(error.contains("did you mean `h100-sxm`?"), "{error}");
     assert!(error.contains("tpu-v5p"), "{error}");
 }
 
 #[test]
-fn the_usual_machine_of_a_kind_has_a_shorter_name() {
+fn aliases_resolve_to_full_cluster_names() {
     for (alias, full) in ALIASES {
         assert_eq!(Cluster::known(alias).unwrap(), Cluster::known(full).unwrap());
         assert!(!names().contains(&alias), "{alias}");
@@ -33,7 +33,7 @@ fn the_usual_machine_of_a_kind_has_a_shorter_name() {
 }
 
 #[test]
-fn what_can_not_be_is_refused_by_its_key() {
+fn invalid_values_are_rejected_with_their_key() {
     let (_, text) = KNOWN.into_iter().find(|(name, _)| *name == "h100-sxm").unwrap();
     let changed = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
@@ -65,7 +65,7 @@ fn what_can_not_be_is_refused_by_its_key() {
 }
 
 #[test]
-fn a_type_without_a_peak_is_named() {
+fn missing_peak_error_names_dtype() {
     let error = Cluster::known("tpu-v4").unwrap().peak(DType::F64).unwrap_err().to_string();
     assert!(error.contains("`device.peak.f64`, only bf16, f32"), "{error}");
 }

@@ -33,7 +33,7 @@ fn measured(calls: Points) -> Measured {
 }
 
 #[test]
-fn between_two_points_the_time_of_a_unit_of_work_is_between_theirs() {
+fn rate_between_two_points_is_interpolated() {
     let points = points(&[(1, &[100.0], 100.0, 1e-4), (1, &[10_000.0], 10_000.0, 1e-3)]);
     let said = ask(&points, 1, &[1000.0], 1000.0);
     // Equally far from both points: the geometric mean of 1e-6 and 1e-7.
@@ -42,7 +42,7 @@ fn between_two_points_the_time_of_a_unit_of_work_is_between_theirs() {
 }
 
 #[test]
-fn points_with_the_nearest_number_of_ranks_count() {
+fn points_with_nearest_rank_count_are_used() {
     let points = points(&[(1, &[100.0], 100.0, 1.0), (4, &[100.0], 100.0, 7.0)]);
     assert_eq!(ask(&points, 1, &[100.0], 100.0).seconds.round(), 1.0);
     assert_eq!(ask(&points, 3, &[100.0], 100.0).seconds.round(), 7.0);
@@ -50,7 +50,7 @@ fn points_with_the_nearest_number_of_ranks_count() {
 }
 
 #[test]
-fn what_is_left_out_is_said_by_the_others() {
+fn left_out_is_relative_error_of_leave_one_out_estimates() {
     // Points of a constant rate predict each other; one that takes twice as long is off by half, and pulls the others.
     let even =
         points(&[(1, &[10.0], 10.0, 10.0), (1, &[100.0], 100.0, 100.0), (1, &[1000.0], 1000.0, 1000.0)]);
@@ -62,7 +62,7 @@ fn what_is_left_out_is_said_by_the_others() {
 }
 
 #[test]
-fn a_file_of_points_says_the_same_again() {
+fn measured_points_round_trip_through_toml() {
     let before = measured(points(&[(1, &[100.0, 3.0], 100.0, 1.5e-4), (2, &[7.0, 1.0], 0.0, 2e-6)]));
     #[derive(Deserialize)]
     struct File {
@@ -76,7 +76,7 @@ fn a_file_of_points_says_the_same_again() {
 }
 
 #[test]
-fn what_can_not_be_is_named_by_its_key() {
+fn impossible_values_are_named_by_key() {
     let wrong = measured(points(&[(1, &[100.0], 100.0, 1.0), (1, &[100.0], 100.0, -1.0)]));
     assert_eq!(wrong.impossible(), Some(("measured.calls.\"x\"[1].seconds".to_owned(), -1.0)));
     let wrong = measured(points(&[(0, &[100.0], 100.0, 1.0)]));
@@ -86,7 +86,7 @@ fn what_can_not_be_is_named_by_its_key() {
 }
 
 #[test]
-fn a_step_takes_longer_than_its_operations_as_others_did() {
+fn step_time_is_scaled_by_median_measured_overhead() {
     let mut of = measured(Points::new());
     assert_eq!(of.whole("tcp", 2, 0.25), 0.25);
     of.steps.insert("tcp".into(), vec![Measured::step(2, 0.1, 0.12), Measured::step(4, 0.1, 0.2)]);
@@ -101,7 +101,7 @@ fn a_step_takes_longer_than_its_operations_as_others_did() {
 
 proptest! {
     #[test]
-    fn a_rate_that_is_the_same_everywhere_is_said_everywhere(
+    fn constant_rate_is_estimated_everywhere(
         sizes in prop::collection::vec((1.0f64..1e6, 1.0f64..1e6), 1..20),
         rate in 1e-12f64..1e-3,
         asked in (1.0f64..1e6, 1.0f64..1e6),
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_measured_is_said_of_itself(
+    fn estimate_at_measured_point_matches_it(
         sizes in prop::collection::btree_set(0u32..12, 1..10),
         seconds in prop::collection::vec(1e-6f64..1e-5, 10),
     ) {

@@ -11,7 +11,7 @@ fn on<T>(name: &str, say: impl FnOnce(&Prices<'_>) -> T) -> T {
 }
 
 #[test]
-fn a_large_product_reaches_the_part_of_peak_that_was_fitted() {
+fn large_product_reaches_fitted_fraction_of_peak() {
     // 33 x 32 tiles on 132 multiprocessors make 8 full waves; the sums are so long that their ends cost nothing.
     let product = Product { m: 128 * 33, n: 256 * 32, k: 1 << 20, count: 1.0 };
     let seconds = on("h100-sxm", |prices| prices.product(&product));
@@ -20,7 +20,7 @@ fn a_large_product_reaches_the_part_of_peak_that_was_fitted() {
 }
 
 #[test]
-fn a_thin_product_takes_the_time_of_its_bytes() {
+fn thin_product_is_bound_by_memory_bandwidth() {
     let product = Product { m: 1, n: 8192, k: 8192, count: 1.0 };
     let seconds = on("h100-sxm", |prices| prices.product(&product));
     let bytes = 2.0 * (8192.0 + 8192.0 + 8192.0 * 8192.0);
@@ -28,7 +28,7 @@ fn a_thin_product_takes_the_time_of_its_bytes() {
 }
 
 #[test]
-fn a_large_gather_takes_the_time_of_the_slowest_link() {
+fn large_gather_is_bound_by_slowest_link() {
     let bytes = 64e9;
     let in_node = on("h100-sxm", |prices| prices.collective(Collective::AllGather, bytes, 8));
     assert!((in_node.seconds / (bytes * 7.0 / 8.0 / (450e9 * 0.79)) - 1.0).abs() < 0.01);
@@ -41,7 +41,7 @@ fn a_large_gather_takes_the_time_of_the_slowest_link() {
 }
 
 #[test]
-fn shards_of_replicas_have_their_share_of_the_network() {
+fn replicated_shards_split_network_bandwidth() {
     let bytes = 8e9;
     let seconds = on("h100-sxm", |prices| prices.replicated(bytes, Mesh::new(4, 8).unwrap())).seconds;
     let expected = 2.0 * bytes * 3.0 / 4.0 / (400e9 / 8.0 * 0.80);
@@ -50,7 +50,7 @@ fn shards_of_replicas_have_their_share_of_the_network() {
 }
 
 #[test]
-fn a_generation_of_which_no_run_was_fitted_has_a_stand_in() {
+fn every_generation_is_fitted_or_has_stand_in() {
     for name in crate::cluster::names() {
         let cluster = Cluster::known(name).unwrap();
         let generation = stand_in(&cluster.generation).unwrap_or(&cluster.generation);
@@ -62,7 +62,7 @@ fn a_generation_of_which_no_run_was_fitted_has_a_stand_in() {
 
 proptest! {
     #[test]
-    fn more_takes_longer(bytes in 1.0f64..1e11, more in 1.01f64..10.0, group in 2usize..1024, m in 1usize..20_000) {
+    fn more_work_never_takes_less_time(bytes in 1.0f64..1e11, more in 1.01f64..10.0, group in 2usize..1024, m in 1usize..20_000) {
         let (less, longer) = on("a100-80-sxm", |prices| {
             (prices.collective(Collective::AllGather, bytes, group).seconds, prices.collective(Collective::AllGather, bytes * more, group).seconds)
         });

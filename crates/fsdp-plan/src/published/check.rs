@@ -169,7 +169,7 @@ mod tests {
     const H200: &str = include_str!("../../data/h200-one-card.csv");
 
     #[test]
-    fn errors_are_summed_up_as_said() {
+    fn errors_summarize_mean_median_p90_worst_and_bias() {
         let errors = Errors::of(&[0.1, -0.3, 0.0, 0.2]).unwrap();
         let Errors { runs, mean, median, p90, worst, bias } = errors;
         assert_eq!((runs, median, p90, worst), (4, 15.0, 30.0, 30.0));
@@ -180,7 +180,7 @@ mod tests {
     /// These runs were fitted: the test shows that constants, prices and reader are those of the fit, not how good they
     /// are.
     #[test]
-    fn published_runs_are_predicted_as_when_constants_were_fitted() {
+    fn published_runs_are_predicted_with_fitted_constants() {
         let rows = read(RUNS, "published.csv").unwrap().rows;
         // Every seventh run, to cover all kinds.
         let some: Vec<Row> = rows.iter().step_by(7).cloned().collect();
@@ -192,14 +192,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_xla_fsdp_is_predicted_without_being_fitted() {
+    fn xla_fsdp_table_is_predicted_without_fitting() {
         let rows = read(TPU_V4, "xla-fsdp-tpu-v4.csv").unwrap().rows;
         let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
         assert!(errors.runs == 6 && errors.mean < 10.0, "{errors:?}");
     }
 
     #[test]
-    fn the_runs_on_one_card_are_predicted_without_being_fitted() {
+    fn one_card_runs_match_documented_error_without_fitting() {
         let rows = read(H200, "h200-one-card.csv").unwrap().rows;
         let errors = check(&rows, &Constants::fitted()).errors(|_| true).unwrap();
         assert!(
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_model_has_are_a_reason_and_no_panic() {
+    fn impossible_sizes_give_reason_instead_of_panic() {
         let rows = RUNS.lines().next().unwrap().to_owned();
         let columns: Vec<&str> = rows.split(',').collect();
         let row = |changes: &[(&str, &str)]| {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_not_known_is_read_as_what_is_usual_and_said() {
+    fn unknown_words_fall_back_to_usual_and_are_reported() {
         let text = "source,layers,hidden,heads,kv_heads,ffn,vocab,seq,micro_batch,devices,device_type,sharding,act_ckpt,precision,row\n\
             a,2,64,4,,128,128,128,1,1024,H100-80GB,unheard of,sometimes,int3,x\n\
             a,2,64,4,4,128,128,128,1,512,H100-80GB,FULL_SHARD,None,bf16,y\n";
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_has_a_reason() {
+    fn excluded_runs_have_reason() {
         let rows = read(RUNS, "published.csv").unwrap().rows;
         let reason = |id: i64| Run::of(rows.iter().find(|row| row.id() == id).unwrap()).unwrap_err();
         let tensor_parallel = rows.iter().find(|row| row.text("sharding").contains("tp8")).unwrap();

@@ -90,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn every_column_of_the_published_runs_is_known() {
+    fn all_columns_of_published_runs_are_known() {
         let header = include_str!("../../data/published.csv").lines().next().unwrap();
         let columns = of(header).unwrap();
         assert_eq!((columns.names.len(), columns.unknown.len()), (NEEDED.len() + OTHERS.len(), 0));
     }
 
     #[test]
-    fn a_misspelt_column_is_refused_with_the_one_that_was_meant() {
+    fn misspelled_column_is_rejected_with_suggestion() {
         let needed = NEEDED.join(",");
         for (misspelt, meant) in [
             ("step_time_s", "step_time_ms"),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_of_ones_own_is_told_and_not_refused() {
+    fn unknown_column_is_reported_but_accepted() {
         let columns =
             of(&format!("{},notes, Step_Time_MS ,cluster owner,step_time", NEEDED.join(","))).unwrap();
         // The last one resembles a column that exists.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_there_twice_is_refused() {
+    fn duplicate_column_is_rejected() {
         let error = of(&format!("{},Seq", NEEDED.join(","))).unwrap_err();
         assert_eq!(error, "runs.csv: column `seq` occurs twice, as number 6 and 12; keep one of them");
     }

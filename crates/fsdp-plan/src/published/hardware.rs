@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_read_whatever_their_unit() {
+    fn network_bandwidth_parses_in_any_unit() {
         let rates = [
             ("A100-80GB-400Gbps", 50e9),
             ("H100-80GB-800Gbps", 100e9),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_are_told_from_modules() {
+    fn pcie_cards_are_distinguished_from_sxm_modules() {
         let name = |device: &str| of(device).map(|cluster| cluster.name);
         let names = [
             ("A100-80GB-PCIe", Some("a100-80-pcie")),

@@ -214,7 +214,7 @@ mod tests {
 
     /// Compares the predictions with the GiB in the docs of torchtitan, pytorch/ao, llm.c and nanoGPT.
     #[test]
-    fn published_peaks_are_predicted_within_a_tenth_on_average() {
+    fn published_peaks_have_mean_error_below_ten_percent() {
         let rows = read(include_str!("../../data/published.csv"), "published.csv").unwrap().rows;
         let peaks: Vec<PeakMemory> = rows.iter().filter_map(PeakMemory::of).collect();
         let errors: Vec<f64> = peaks.iter().filter_map(PeakMemory::error).map(f64::abs).collect();
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_those_of_a_count_by_hand() {
+    fn predicted_peak_matches_hand_count() {
         let peak = PeakMemory::of(&row(&[])).unwrap();
         let (hidden, tokens) = (4096.0f64, 8192.0f64);
         let layer = hidden * (hidden + 2.0 * 1024.0 + hidden) + 3.0 * hidden * 14336.0;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_measured_has_fitted_and_one_that_ran_out_of_memory_has_not() {
+    fn measured_run_counts_as_fitted_and_oom_run_does_not() {
         let of = |changes: &[(&str, &str)]| PeakMemory::of(&row(changes)).unwrap();
         assert_eq!(of(&[("step_time_ms", "10")]).fitted, Some(true));
         let large = of(&[("step_time_ms", "OOM"), ("micro_batch", "16"), ("act_ckpt", "none")]);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_read_is_named_by_line_and_column() {
+    fn unreadable_values_name_line_and_column() {
         let header = NEEDED.join(",");
         let wrong = |line: &str| of(&header, &format!("{LINE}\n{line}")).unwrap_err();
         assert_eq!(
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_may_be_written_in_many_ways() {
+    fn all_spellings_of_missing_value_are_accepted() {
         let header = format!("\u{feff}{},mfu,step_time_ms,row", NEEDED.join(","));
         for nothing in NOTHING.into_iter().chain([" N/A "]) {
             let row = of(&header, &format!("{LINE},guess,{nothing},{nothing}")).unwrap().remove(0);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measurement_is_a_number_above_0_or_nothing() {
+    fn measurement_must_be_positive_or_empty() {
         let header = format!("{},kv_heads,step_time_ms", NEEDED.join(","));
         for wrong in ["nan", "NaN", "0", "0.0", "-1", "inf", "10ms"] {
             let error = of(&header, &format!("{LINE},,{wrong}")).unwrap_err();
@@ -235,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_runs_is_refused() {
+    fn file_without_runs_is_rejected() {
         let empty = read(&format!("{}\n", NEEDED.join(",")), "runs.csv").unwrap_err();
         assert_eq!(empty.to_string(), "runs.csv: there are no runs below the header");
     }
 
     #[test]
-    fn columns_of_results_are_not_needed() {
+    fn result_columns_are_optional() {
         let row = of(&NEEDED.join(","), LINE).unwrap().remove(0);
         assert_eq!((row.text("precision"), row.text("act_ckpt"), row.number("params")), ("", "none", None));
     }

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_models_are_known_by_their_names_in_any_case() {
+    fn model_kind_is_recognized_by_name_in_any_case() {
         // Gated, tied: by their published configurations.
         let models = [
             ("gpt2-xl", "48,1600,25,25,6400,50257", false, true),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_name_leaves_open_follows_from_the_parameters() {
+    fn unknown_properties_are_inferred_from_parameter_count() {
         let shape = "24,2048,16,16,8192,50304";
         for (is_gated, is_tied) in [(false, false), (false, true), (true, false), (true, true)] {
             let sizes = Sizes { is_gated, is_tied, ..of("own", "", shape) };

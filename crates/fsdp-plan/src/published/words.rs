@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spellings_of_a_policy_are_one() {
+    fn policy_spellings_are_normalized() {
         let sharding = |text: &str| spelled(text.to_lowercase(), &SHARDINGS);
         for text in ["ZeRO-3", "zero_3", "ZeRO Stage 3", "zero3"] {
             assert_eq!(sharding(text), "zero3");

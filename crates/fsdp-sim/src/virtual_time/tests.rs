@@ -53,7 +53,7 @@ const G: Queue = Queue::Gather;
 const R: Queue = Queue::Reduce;
 
 #[test]
-fn what_waits_begins_when_the_last_of_what_it_waits_for_has_ended() {
+fn operation_starts_when_last_dependency_ends() {
     let ops: [(Queue, &[usize]); 5] = [(G, &[]), (C, &[0]), (G, &[]), (C, &[2]), (R, &[3])];
     let schedule = schedule(&ops);
     let timeline = simulate(&schedule, &[2.0, 1.0, 3.0, 4.0, 0.5].map(takes), Pace::default());
@@ -68,7 +68,7 @@ fn what_waits_begins_when_the_last_of_what_it_waits_for_has_ended() {
 }
 
 #[test]
-fn operations_on_one_link_share_it_and_slow_computation() {
+fn collectives_share_links_and_slow_computation() {
     let both = schedule(&[(G, &[]), (R, &[])]);
     let on = |link| Work { seconds: 2.0, link: Some(link), drag: 0.0 };
     assert_eq!(simulate(&both, &[on(0), on(1)], Pace::default()).end, 2.0);
@@ -80,7 +80,7 @@ fn operations_on_one_link_share_it_and_slow_computation() {
 }
 
 #[test]
-fn the_host_issues_one_operation_after_the_other() {
+fn host_issues_operations_one_at_a_time() {
     let apart = schedule(&[(G, &[]), (C, &[]), (R, &[])]);
     let pace = Pace { issue_seconds: 0.5, is_serial: false };
     let timeline = simulate(&apart, &[0.25; 3].map(takes), pace);
@@ -91,12 +91,12 @@ fn the_host_issues_one_operation_after_the_other() {
 
 #[test]
 #[should_panic(expected = "operations wait for each other")]
-fn a_schedule_that_waits_in_a_circle_is_told() {
+fn cyclic_waits_panic() {
     simulate(&schedule(&[(C, &[1]), (G, &[0])]), &[1.0; 2].map(takes), Pace::default());
 }
 
 #[test]
-fn the_slowest_of_many_is_as_far_out_as_samples_are() {
+fn straggling_matches_expected_normal_maximum() {
     assert_eq!(straggling(1, 0.1), 1.0);
     // Expected largest of n standard normal values: Harter (1961).
     for (n, expected) in [(2, 0.56419), (10, 1.53875), (100, 2.50759), (400, 2.96818)] {
@@ -108,7 +108,7 @@ proptest! {
     /// Without links and drag, an operation begins at the latest end of its waits and of the operation before it on its
     /// queue: a recursion in program order.
     #[test]
-    fn without_sharing_times_follow_from_a_recursion(
+    fn times_without_sharing_match_recursion(
         drawn in prop::collection::vec((0usize..5, 0u32..100, prop::collection::vec(0usize..1000, 0..3)), 1..60),
     ) {
         let waits: Vec<Vec<usize>> = drawn.iter().enumerate()

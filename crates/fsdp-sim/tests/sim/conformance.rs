@@ -16,24 +16,24 @@ fn worlds(cores: usize, share_unsharded: bool, can_alias: bool) -> Threads<Plain
 }
 
 #[test]
-fn worlds_of_one_to_nine_ranks_pass() {
+fn world_sizes_1_to_9_pass() {
     conformance::all(&worlds(4, false, false), &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
-fn a_single_core_is_enough() {
+fn single_core_passes() {
     conformance::all(&worlds(1, false, false), &[1, 4, 5]);
 }
 
 #[test]
-fn shared_outputs_pass_with_and_without_aliases() {
+fn shared_outputs_pass_with_and_without_aliasing() {
     for can_alias in [false, true] {
         conformance::all(&worlds(2, true, can_alias), &[1, 2, 5]);
     }
 }
 
 #[test]
-fn the_memory_that_trains_passes() {
+fn host_memory_passes() {
     for share_unsharded in [false, true] {
         let pool = HostPool::new();
         let options = ThreadOptions { cores: 2, share_unsharded, ..ThreadOptions::default() };

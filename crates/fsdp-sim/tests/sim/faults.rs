@@ -100,7 +100,7 @@ fn cause(end: &End<CommError>) -> &CommError {
 }
 
 #[test]
-fn every_fault_ends_every_rank_and_names_the_culprit() {
+fn every_fault_ends_all_ranks_and_names_faulty_rank() {
     let actions = [Action::Error, Action::Panic, Action::WrongCollective, Action::WrongLength, Action::Never];
     for ranks in [2, 3, 5] {
         for (culprit, nth, cores) in [(0, 0, 1), (ranks - 1, 3, 2), (1, 4, 8)] {
@@ -149,13 +149,13 @@ fn check(rank: Rank, action: Action, ranks: usize, end: &End<CommError>) {
 }
 
 #[test]
-fn a_hundred_ranks_survive_the_failure_of_one() {
+fn panic_of_one_rank_ends_all_100_ranks() {
     let end = fails(with(Fault { rank: Rank(77), nth: 2, action: Action::Panic }, 2), 100, train);
     assert_eq!((end.failure.rank, end.others.len()), (Rank(77), 99));
 }
 
 #[test]
-fn what_a_failure_says_of_every_rank_is_held_once() {
+fn rank_status_table_is_shared_between_errors() {
     let end = fails(with(Fault { rank: Rank(3), nth: 2, action: Action::Never }, 2), 40, train);
     let table = |failure: &CommError| match failure {
         CommError::Missing { status, .. } => Arc::clone(status),
@@ -167,7 +167,7 @@ fn what_a_failure_says_of_every_rank_is_held_once() {
 }
 
 #[test]
-fn an_error_of_a_body_is_carried_and_reaches_the_others() {
+fn body_error_is_returned_and_reaches_other_ranks() {
     let end = ended(options(2), 3, |mut seat| {
         if seat.rank == Rank(1) {
             return Err("no space left".to_owned());
@@ -182,7 +182,7 @@ fn an_error_of_a_body_is_carried_and_reaches_the_others() {
 }
 
 #[test]
-fn a_rank_that_returns_early_is_missed_at_once() {
+fn early_return_is_reported_as_missing_rank() {
     let end = fails(options(2), 4, |mut seat| {
         reduce(&mut seat.reductions)?;
         if seat.rank == Rank(2) { Ok(()) } else { reduce(&mut seat.reductions) }
@@ -195,7 +195,7 @@ fn a_rank_that_returns_early_is_missed_at_once() {
 }
 
 #[test]
-fn groups_that_wait_for_each_other_are_a_deadlock() {
+fn groups_waiting_for_each_other_are_reported() {
     let end = fails(options(2), 2, |mut seat| {
         if seat.rank == Rank(0) {
             reduce(&mut seat.reductions)?;
@@ -211,7 +211,7 @@ fn groups_that_wait_for_each_other_are_a_deadlock() {
 }
 
 #[test]
-fn a_rank_that_works_too_long_is_missed_after_the_time_limit() {
+fn busy_rank_is_reported_after_timeout() {
     let (told, wait) = mpsc::channel();
     let (told, wait) = (Mutex::new(told), Mutex::new(wait));
     let options = ThreadOptions { timeout: Duration::from_millis(50), ..options(1) };
@@ -231,7 +231,7 @@ fn a_rank_that_works_too_long_is_missed_after_the_time_limit() {
 }
 
 #[test]
-fn segments_that_differ_though_their_total_is_equal_are_reported() {
+fn different_segments_of_equal_total_are_reported() {
     let end = fails(options(2), 3, |mut seat| {
         let memory = &*seat.memory;
         let lens = if seat.rank == Rank(1) { [1, 3] } else { [3, 1] };
@@ -249,7 +249,7 @@ fn segments_that_differ_though_their_total_is_equal_are_reported() {
 }
 
 #[test]
-fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks() {
+fn dropped_pending_collective_fails_world() {
     let end = fails(options(2), 2, |mut seat| {
         let memory = &*seat.memory;
         let buffer = memory.allocate(Category::CommStaging, DType::I64, 1)?;
@@ -260,7 +260,7 @@ fn a_pending_collective_that_is_dropped_fails_a_world_of_otherwise_content_ranks
 }
 
 #[test]
-fn a_rank_without_memory_was_not_set_up() {
+fn memory_setup_failure_names_rank() {
     let launcher = Threads::new(ThreadOptions::default(), |rank, world| match rank.0 {
         2 => Err(Error::Device(format!("no room for one of {world}").into())),
         _ => Ok(Arc::new(PlainMemory::new(true))),

@@ -15,7 +15,7 @@ fn worlds(share_unsharded: bool) -> Threads<LaggingMemory> {
 }
 
 #[test]
-fn results_are_right_when_queues_run_as_late_as_they_may() {
+fn collectives_are_correct_on_lagging_queues() {
     for share_unsharded in [false, true] {
         let launcher = worlds(share_unsharded);
         for ranks in 1..=9 {

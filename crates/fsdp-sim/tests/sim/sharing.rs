@@ -48,7 +48,7 @@ fn reduce_scatter(seat: &mut Seat<PlainMemory>) -> Result<Vec<PlainBuffer>, Erro
 }
 
 #[test]
-fn no_more_ranks_run_than_there_are_cores() {
+fn running_ranks_never_exceed_cores() {
     for cores in [1, 2, 5] {
         let (running, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         run(on(cores), 16, |mut seat| {
@@ -76,13 +76,13 @@ fn lower_ranks_run_first_on_one_core() {
 }
 
 #[test]
-fn results_come_back_in_rank_order() {
+fn results_are_in_rank_order() {
     let ranks = run(ThreadOptions::default(), 40, |seat| Ok(seat.rank));
     assert_eq!(ranks, (0..40).map(Rank).collect::<Vec<_>>());
 }
 
 #[test]
-fn consumed_inputs_come_back_released() {
+fn consumed_inputs_are_returned_released() {
     run(ThreadOptions::default(), 6, |mut seat| {
         let inputs = reduce_scatter(&mut seat)?;
         assert!(inputs.iter().all(|input| input.is_released() && input.len() == 6));
@@ -106,7 +106,7 @@ fn inputs_are_released_as_ranks_arrive() {
 }
 
 #[test]
-fn outputs_share_storage_only_where_asked() {
+fn outputs_share_storage_only_when_enabled() {
     for share_unsharded in [false, true] {
         let options = ThreadOptions { share_unsharded, ..ThreadOptions::default() };
         let outputs = run(options, 3, |mut seat| {

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_parameters_are_sampled_whole_and_large_ones_evenly() {
+    fn small_parameters_are_read_fully_large_ones_sampled_evenly() {
         for shape in
             [vec![], vec![7], vec![64, 1000], vec![128_256, 4096], vec![3, 2_000_000], vec![50_000_000]]
         {

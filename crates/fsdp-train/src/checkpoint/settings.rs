@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_written_as_pytorch_has_them_and_the_first_match_wins() {
+    fn param_groups_match_pytorch_layout_and_first_match_wins() {
         let dir = tempfile::tempdir().unwrap();
         let optimizer = "name = 'sgd', lr = 0.1, weight_decay = 0.3, no_decay = ['bias'], \
              group = [{ patterns = ['layers.0'], lr = 0.05 }, { patterns = ['layers'], weight_decay = 0.5 }]";
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn of_sgd_another_nesterov_is_a_change_and_maximize_is_refused() {
+    fn sgd_nesterov_change_is_recorded_and_maximize_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let job = job(dir.path(), "name = 'sgd', lr = 0.1, momentum = 0.9");
         let count = job.plan.spec.params.len();

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_when_so_many_evaluations_in_a_row_are_no_lower() {
+    fn run_stops_after_patience_evaluations_without_improvement() {
         assert!(!is_over(1, 0.0, &[]));
         assert!(!is_over(1, 0.0, &[3.0]));
         assert!(is_over(1, 0.0, &[3.0, 3.0]));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_losses_the_first_one_is_the_lower() {
+    fn equal_losses_rank_earlier_step_first() {
         let losses: Vec<WatchedLoss> = [4.0, 2.0, f64::NAN, 3.0, 2.0]
             .iter()
             .zip(1..)

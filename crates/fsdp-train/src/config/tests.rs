@@ -137,7 +137,7 @@ fn round_trips(config: &Resolved) {
 }
 
 #[test]
-fn the_full_file_is_read_as_written() {
+fn full_file_is_parsed_as_written() {
     let config = with(&[]);
     assert_eq!(config.train.micro_batches_per_step(), 8);
     assert_eq!(config.train.optimizer.lr(), Some(3e-3));
@@ -148,7 +148,7 @@ fn the_full_file_is_read_as_written() {
 }
 
 #[test]
-fn every_key_of_the_full_file_is_in_its_resolved_form() {
+fn resolved_form_contains_every_key_of_full_file() {
     let written: toml::Table = toml::from_str(FULL).unwrap();
     let resolved: toml::Table = toml::from_str(&with(&[]).to_toml()).unwrap();
     assert_eq!(resolved, {
@@ -160,7 +160,7 @@ fn every_key_of_the_full_file_is_in_its_resolved_form() {
 }
 
 #[test]
-fn a_minimal_file_gets_every_default_and_round_trips() {
+fn minimal_file_gets_defaults_and_round_trips() {
     let config = parse(MINIMAL, &[]).unwrap().config;
     assert_eq!((config.run.ranks, config.run.timeout_s, config.run.heartbeat_s), (1, 600.0, 1.0));
     assert_eq!(config.train.grad_clip, None);
@@ -176,7 +176,7 @@ fn a_minimal_file_gets_every_default_and_round_trips() {
 }
 
 #[test]
-fn every_form_of_a_key_round_trips() {
+fn every_key_form_round_trips() {
     for overrides in [
         &["fsdp.reshard_after_forward=true"][..],
         &["fsdp.reshard_after_forward=false"],
@@ -196,7 +196,7 @@ fn every_form_of_a_key_round_trips() {
 }
 
 #[test]
-fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
+fn eval_accepts_path_list_or_named_sets() {
     assert_eq!(parse(MINIMAL, &["data.eval=[]"]).unwrap().config.data.eval, []);
     assert_eq!(with(&[]).data.eval, [EvalSet::of_paths(vec!["docs".to_owned()])]);
     let sets = "data.eval=[{name='books', paths=['a', 'b']}, {name='c.d-e_2', paths=['c'], max_samples=9}]";
@@ -216,7 +216,7 @@ fn evaluation_is_on_a_list_of_paths_or_on_named_sets() {
 }
 
 #[test]
-fn optimizers_default_to_their_libraries() {
+fn optimizer_defaults_match_their_libraries() {
     let text = with(&["train.optimizer={name='adafactor'}", "train.lr_schedule={}"]).train.optimizer;
     let OptimizerConfig::Adafactor(adafactor) = text else { panic!("adafactor was asked for") };
     assert_eq!((adafactor.lr, adafactor.beta1, adafactor.decay_rate), (None, None, -0.8));
@@ -229,7 +229,7 @@ fn optimizers_default_to_their_libraries() {
 }
 
 #[test]
-fn overrides_are_toml_or_bare_strings_and_create_tables() {
+fn overrides_accept_toml_or_bare_strings_and_create_tables() {
     let config = with(&[
         "run.out_dir=runs/a b",
         "train.optimizer.lr = 1e-4",
@@ -244,7 +244,7 @@ fn overrides_are_toml_or_bare_strings_and_create_tables() {
 }
 
 #[test]
-fn every_schedule_is_read_back_from_its_resolved_text() {
+fn every_schedule_round_trips_through_resolved_text() {
     for schedule in [
         "{name='constant', warmup_steps=3}",
         "{name='linear', min_lr_ratio=0.1}",
@@ -265,7 +265,7 @@ fn every_schedule_is_read_back_from_its_resolved_text() {
 }
 
 #[test]
-fn groups_of_parameters_are_read_and_written_in_their_order() {
+fn param_groups_round_trip_in_order() {
     let groups = "train.optimizer.group=[{patterns=['norm'], lr=6e-3}, {patterns=['bias', 'x'], lr_scale=0.5, weight_decay=0}]";
     let config = with(&[groups]);
     let group = |patterns: &[&str], lr, lr_scale, weight_decay| {
@@ -280,7 +280,7 @@ fn groups_of_parameters_are_read_and_written_in_their_order() {
 }
 
 #[test]
-fn an_average_is_exported_only_where_one_is_kept_and_ranks_write_it() {
+fn ema_export_requires_ema_decay_and_local_out_dir() {
     rejects(
         &["run.export_weights=ema"],
         &["`run.export_weights` is \"ema\"", "unless train.ema_decay is set"],
@@ -292,13 +292,13 @@ fn an_average_is_exported_only_where_one_is_kept_and_ranks_write_it() {
 }
 
 #[test]
-fn groups_of_one_are_warned_about() {
+fn reshard_to_groups_of_one_warns() {
     let loaded = parse(FULL, &["fsdp.reshard_after_forward=1"]).unwrap();
     assert_eq!(loaded.warnings, [Warning::GroupsOfOne]);
 }
 
 #[test]
-fn a_run_that_ends_within_its_warmup_is_warned_about_with_both_origins() {
+fn run_ending_within_warmup_warns_with_both_origins() {
     let loaded = parse(FULL, &["train.steps=10"]).unwrap();
     let [warning] = loaded.warnings.as_slice() else { panic!("one warning: {:?}", loaded.warnings) };
     let text = warning.to_string();
@@ -307,7 +307,7 @@ fn a_run_that_ends_within_its_warmup_is_warned_about_with_both_origins() {
 }
 
 #[test]
-fn the_resolved_text_names_every_key_also_without_a_value() {
+fn resolved_text_includes_keys_without_value() {
     let config = parse(MINIMAL, &[]).unwrap().config;
     let text = config.to_toml();
     for line in ["bos = \"auto\"", "eos = \"auto\"", "grad_clip = \"none\"", "peak_tflops = \"none\""] {
@@ -321,12 +321,12 @@ fn the_resolved_text_names_every_key_also_without_a_value() {
 }
 
 #[test]
-fn a_pattern_that_is_no_regular_expression_is_quoted_with_the_reason() {
+fn invalid_regex_error_quotes_pattern_and_reason() {
     rejects(&["fsdp.frozen=[\"wte\", \"(\"]"], &["`fsdp.frozen`: \"(\" is not", "unclosed group"]);
 }
 
 #[test]
-fn a_hugging_face_file_is_written_out_and_the_run_file_wins() {
+fn hugging_face_config_is_expanded_and_run_file_wins() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fsdp_config.json");
     let json = r#"{"fsdp_min_num_params": 1000, "xla": true, "xla_fsdp_grad_ckpt": true,
@@ -345,7 +345,7 @@ fn a_hugging_face_file_is_written_out_and_the_run_file_wins() {
 }
 
 #[test]
-fn patterns_are_found_anywhere_and_can_be_tied_to_the_ends() {
+fn patterns_match_anywhere_unless_anchored() {
     let patterns = ["bias".to_owned(), r"^model\.layers\.1\.".to_owned(), "nowhere".to_owned()];
     let patterns = FqnPatterns::new(&patterns).unwrap();
     assert!(patterns.matches("h.0.attn.bias") && patterns.matches("model.layers.1.mlp.weight"));
@@ -356,7 +356,7 @@ fn patterns_are_found_anywhere_and_can_be_tied_to_the_ends() {
 
 proptest! {
     #[test]
-    fn any_resolved_configuration_round_trips(
+    fn any_resolved_config_round_trips(
         seed in 0..=i64::MAX as u64, lr in 1e-12f64..1e3, clip in proptest::option::of(1e-300f64..1e300),
         text in "\\PC{1,20}", ranks in 1usize..9, rounds in 1usize..9, micro in 1usize..9,
     ) {
@@ -374,14 +374,14 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_reader_panic(text in "\\PC{0,40}", key in "[a-z.]{0,12}") {
+    fn parser_never_panics_on_arbitrary_text(text in "\\PC{0,40}", key in "[a-z.]{0,12}") {
         let _ = parse(&text, &[]);
         let _ = parse(FULL, &[&format!("{key}={text}")]);
     }
 }
 
 #[test]
-fn where_nothing_says_how_many_ranks_there_are_the_device_decides() {
+fn default_rank_count_depends_on_device() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");
     let ranks = |text: &str, overrides: &[String]| {
@@ -397,7 +397,7 @@ fn where_nothing_says_how_many_ranks_there_are_the_device_decides() {
 }
 
 #[test]
-fn a_document_is_one_column_or_a_prompt_with_its_completion() {
+fn column_and_completion_keys_are_mutually_exclusive() {
     rejects(
         &["data.column=a", "data.completion=b"],
         &["--set data.completion", "`data.column` and `data.completion`"],
@@ -415,7 +415,7 @@ fn a_document_is_one_column_or_a_prompt_with_its_completion() {
 }
 
 #[test]
-fn a_date_is_a_day() {
+fn date_must_be_calendar_day() {
     for wrong in ["2024-02-30", "12:00:00", "2024-02-29T12:00:00", "today", "2024"] {
         rejects(&[&format!("data.date={wrong}")], &["`data.date`", "a day such as"]);
     }

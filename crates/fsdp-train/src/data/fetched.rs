@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_copied_once_and_again_when_it_has_changed() {
+    fn object_is_copied_once_and_again_after_change() {
         let dir = tempfile::tempdir().unwrap();
         let url = "memory://fetched/one/data.txt";
         put(url, "first");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_tokenizer_is_copied_with_it() {
+    fn tokenizer_companion_files_are_copied_with_it() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
             put(&format!("memory://fetched/beside/{name}"), name);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_a_url_becomes_a_folder() {
+    fn objects_directly_below_url_are_copied_to_folder() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["a.txt", "b.txt", "deep/c.txt"] {
             put(&format!("memory://fetched/many/{name}"), name);

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mapping_has_the_bytes_of_the_file_and_outlives_its_name() {
+    fn mapping_matches_file_and_survives_unlink() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         for len in [0, 1, 4095, 4096, 4097, 100_000] {

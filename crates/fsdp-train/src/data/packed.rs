@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_goes_where_it_leaves_least_room() {
+    fn packing_is_best_fit_decreasing() {
         assert_eq!(packed(&[], 4), Vec::<Vec<usize>>::new());
         // 7, 6 and 5 have samples of their own; 4 goes to 6, and 3 to 7.
         assert_eq!(packed(&[3, 6, 5, 7, 4], 10), [vec![0, 3], vec![1, 4], vec![2]]);
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn samples_hold_every_document_once_and_no_two_would_fit_into_one(
+        fn samples_hold_every_document_once_and_cannot_be_merged(
             seq_len in 1_usize..40,
             raw in prop::collection::vec(0_usize..1000, 0..60),
         ) {

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_holds_the_version_of_the_library_that_is_built_in() {
+    fn tokenizers_version_matches_lockfile() {
         let lock = include_str!("../../../../Cargo.lock");
         let entry = format!("name = \"tokenizers\"\nversion = \"{TOKENIZERS}\"\n");
         assert!(lock.contains(&entry), "another version of tokenizers is built in: TOKENIZERS must name it");

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_memory_is_told_with_the_keys_that_make_room_in_it() {
+    fn out_of_memory_error_names_keys_that_free_memory() {
         assert_eq!(
             full(MemoryKind::Device, Category::Activation),
             "no room for 3.0 MiB of device memory for activations: nothing. Lower train.micro_batch_size, or \
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_policy_refuses_is_named_as_the_run_file_names_it() {
+    fn policy_error_uses_run_file_key() {
         let error =
             Error::Policy { key: "reduce_dtype", value: "u32".into(), expected: "must be a float".into() };
         assert_eq!(with_remedy(&error), "fsdp.reduce_dtype = u32: must be a float");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_deterministic_names_the_key_that_allows_it() {
+    fn nondeterministic_op_error_names_key_that_allows_it() {
         let text = with_remedy(&Error::Device("x does not have a deterministic implementation".into()));
         assert!(text.ends_with("; run.deterministic = false allows it"), "{text}");
     }

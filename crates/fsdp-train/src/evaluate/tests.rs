@@ -46,7 +46,7 @@ fn launcher() -> Threads<HostMemory> {
 }
 
 #[test]
-fn every_policy_has_the_bits_of_training_and_the_predicted_memory() {
+fn every_policy_matches_training_bits_and_predicted_memory() {
     let cases = [
         ("mesh = { replicate = 1 }", 1),
         ("mesh = { replicate = 1 }", 4),
@@ -97,7 +97,7 @@ fn every_policy_has_the_bits_of_training_and_the_predicted_memory() {
 }
 
 #[test]
-fn weights_that_are_not_finite_are_said_to_be_the_reason() {
+fn non_finite_weights_are_reported_as_cause() {
     let dir = tempfile::tempdir().unwrap();
     let (config, model, _) = parts(dir.path(), "mesh = { replicate = 1 }", 2);
     let init = model.description().init.iter().map(|_| fsdp_nn::Init::Normal { std: f64::INFINITY });

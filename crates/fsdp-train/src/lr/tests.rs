@@ -24,14 +24,14 @@ fn assert_close(got: f64, expected: f64) {
 }
 
 #[test]
-fn constant_is_the_base_at_every_step() {
+fn constant_schedule_stays_at_base() {
     let config = LrScheduleConfig { shape: LrShape::Constant, warmup: warmup(0) };
     let schedule = LrSchedule::new(&config, BASE, 10);
     assert!((0..20).all(|step| schedule.lr(step) == BASE));
 }
 
 #[test]
-fn warmup_goes_from_the_start_factor_to_the_base() {
+fn warmup_rises_from_start_factor_to_base() {
     let schedule = LrSchedule::new(&cosine(20, 0.0), BASE, 200);
     assert_close(schedule.lr(0), 3e-4);
     assert_close(schedule.lr(10), 1.65e-3);
@@ -40,7 +40,7 @@ fn warmup_goes_from_the_start_factor_to_the_base() {
 }
 
 #[test]
-fn cosine_is_halfway_in_the_middle_and_quarter_values_match_by_hand() {
+fn cosine_quarter_points_match_hand_calculation() {
     let schedule = LrSchedule::new(&cosine(20, 1e-3), BASE, 220);
     assert_close(schedule.lr(120), 2e-3);
     assert_close(schedule.lr(70), 1e-3 + 2e-3 * (1.0 + 0.5f64.sqrt()) / 2.0);
@@ -49,7 +49,7 @@ fn cosine_is_halfway_in_the_middle_and_quarter_values_match_by_hand() {
 }
 
 #[test]
-fn linear_reaches_the_minimum_one_step_after_the_last() {
+fn linear_reaches_minimum_one_step_after_last() {
     let schedule = LrSchedule::new(&linear(0, 1e-3), BASE, 4);
     for (step, expected) in [3e-3, 2.5e-3, 2e-3, 1.5e-3, 1e-3, 1e-3].into_iter().enumerate() {
         assert_close(schedule.lr(step as u64), expected);
@@ -57,13 +57,13 @@ fn linear_reaches_the_minimum_one_step_after_the_last() {
 }
 
 #[test]
-fn warmup_may_last_the_whole_run() {
+fn warmup_may_span_entire_run() {
     let schedule = LrSchedule::new(&cosine(10, 0.0), BASE, 10);
     assert_close(schedule.lr(9), BASE * (0.1 + 0.9 * 0.9));
 }
 
 #[test]
-fn every_restart_begins_at_the_base_and_the_last_cycle_ends_at_the_minimum() {
+fn restarts_begin_at_base_and_last_cycle_ends_at_minimum() {
     let shape = LrShape::CosineWithRestarts { cycles: 7, min: MinLr::Ratio(0.1) };
     let schedule = LrSchedule::new(&LrScheduleConfig { shape, warmup: warmup(0) }, BASE, 49);
     for step in 0..49 {
@@ -75,7 +75,7 @@ fn every_restart_begins_at_the_base_and_the_last_cycle_ends_at_the_minimum() {
 }
 
 #[test]
-fn a_stable_phase_gives_way_to_the_warmup_and_then_to_the_decay() {
+fn stable_phase_lasts_from_warmup_to_decay() {
     let stable = |decay_share, warmup_steps| {
         let shape = LrShape::WarmupStableDecay {
             decay_share,
@@ -95,7 +95,7 @@ fn a_stable_phase_gives_way_to_the_warmup_and_then_to_the_decay() {
 }
 
 #[test]
-fn the_inverse_root_is_half_after_three_timescales_and_never_below_its_minimum() {
+fn inverse_sqrt_halves_after_three_timescales_down_to_minimum() {
     let shape = LrShape::InverseSqrt { timescale: 20, min: MinLr::Ratio(0.2) };
     let schedule = LrSchedule::new(&LrScheduleConfig { shape, warmup: warmup(5) }, BASE, 100);
     assert_close(schedule.lr(5), BASE);
@@ -122,7 +122,7 @@ fn cosine_recursive(base: f64, min_lr: f64, t_max: u64, step: u64) -> f64 {
 
 proptest! {
     #[test]
-    fn closed_forms_equal_the_recursions(
+    fn closed_forms_match_pytorch_recursions(
         steps in 1u64..400, warmup_share in 0.0f64..1.0,
         start_factor in 0.01f64..=1.0, min_share in 0.0f64..1.0,
     ) {

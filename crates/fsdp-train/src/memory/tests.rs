@@ -63,7 +63,7 @@ fn held(job: &Job<HfModel>, storage: Storage) -> u64 {
 }
 
 #[test]
-fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
+fn predicted_need_never_exceeds_memory_actually_held() {
     let dir = tempfile::tempdir().unwrap();
     for storage in [Storage::Shared, Storage::Separate] {
         // Only with shared storage does the prediction depend on the number of ranks and on their exceeding the number
@@ -88,7 +88,7 @@ fn what_is_needed_is_held_in_fact_so_that_nothing_is_refused_that_would_run() {
 }
 
 #[test]
-fn a_job_fits_to_the_byte() {
+fn memory_check_is_byte_exact() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), 2, &[]);
     let needed = needed(&job, Storage::Shared);
@@ -106,7 +106,7 @@ fn a_job_fits_to_the_byte() {
 }
 
 #[test]
-fn one_rank_needs_what_the_ledger_predicts() {
+fn need_of_one_rank_matches_ledger_prediction() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), 1, &[]);
     let predicted = job.predict::<HostMemory>(fsdp_core::Rank(0)).unwrap().device.total_peak_bytes as u64;
@@ -115,7 +115,7 @@ fn one_rank_needs_what_the_ledger_predicts() {
 }
 
 #[test]
-fn what_is_saved_is_copied_first() {
+fn checkpointing_adds_copy_of_state_to_need() {
     let dir = tempfile::tempdir().unwrap();
     let [without, with] = [&[][..], &["checkpoint.every=5"]].map(|overrides| job(dir.path(), 2, overrides));
     // Parameters and two moments, in single precision.
@@ -124,7 +124,7 @@ fn what_is_saved_is_copied_first() {
 }
 
 #[test]
-fn a_shortage_says_what_is_needed_and_what_helps() {
+fn shortage_message_lists_needs_and_remedies() {
     let part = |name, per_rank_bytes, bytes| Part { name, per_rank_bytes, bytes };
     let parts = vec![part("parameter shards", 512, 1024), part("unsharded slots", 3 << 30, 3 << 30)];
     let available = left(2 << 20).unwrap();
@@ -140,7 +140,7 @@ fn a_shortage_says_what_is_needed_and_what_helps() {
 }
 
 #[test]
-fn ranks_on_other_machines_need_nothing_here() {
+fn remote_ranks_need_no_local_memory() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), 4, &[]);
     let forecast = job.forecast::<HostMemory>().unwrap();

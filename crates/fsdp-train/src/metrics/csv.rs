@@ -130,13 +130,13 @@ mod tests {
     use crate::metrics::tests::{full, metrics};
 
     #[test]
-    fn every_figure_of_a_step_has_a_column() {
+    fn every_step_figure_has_column() {
         let names: Vec<String> = figures(&full(1)).into_iter().map(|figure| figure.name).collect();
         assert_eq!(names, OF_STEPS[1..]);
     }
 
     #[test]
-    fn a_row_has_a_cell_for_each_column_and_is_empty_where_there_is_no_figure() {
+    fn row_has_cell_per_column_and_missing_figures_are_empty() {
         let dir = tempfile::tempdir().unwrap();
         let mut tables = Tables::resume(dir.path(), 0).unwrap();
         tables.step(1, &figures(&metrics(1, None))).unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_cuts_later_rows_and_incomplete_ones() {
+    fn resume_cuts_later_and_incomplete_rows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(STEPS);
         let write = |from: u64, steps: std::ops::RangeInclusive<u64>| {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_mixture_decides_and_idle_experts_are_counted_in_all() {
+    fn worst_layer_sets_imbalance_and_idle_experts_are_summed() {
         assert_eq!(ExpertLoads::of(Vec::new()), None);
         let of =
             |loads: &[&[u64]]| ExpertLoads::of(loads.iter().map(|load| load.to_vec()).collect()).unwrap();

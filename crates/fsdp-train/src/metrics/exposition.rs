@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_and_the_last_evaluations_are_told() {
+    fn last_step_and_last_evaluations_are_exposed() {
         let exposition = exposition();
         exposition.step(4, &[figure("loss", 5.5), figure("tokens", 9.0)]);
         exposition.step(5, &[figure("loss", f64::NAN)]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_answered_and_the_next_question_is() {
+    fn bad_requests_are_rejected_and_next_request_is_served() {
         let exposition = exposition();
         assert!(ask(&exposition, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(ask(&exposition, "POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_taken_is_an_error_and_free_again_afterwards() {
+    fn address_in_use_is_error_until_server_is_dropped() {
         let first = exposition();
         let address = first.address();
         assert_eq!(MetricsServer::listen(address, 1, 0).err().unwrap().kind(), io::ErrorKind::AddrInUse);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_the_files_that_mlflow_reads() {
+    fn run_folder_has_files_mlflow_reads() {
         let dir = tempfile::tempdir().unwrap();
         let out_dir = dir.path().join("it's a run");
         let mut run = Run::begin(&out_dir, &parameters()).unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_keeps_the_run_and_cuts_later_steps_and_incomplete_lines() {
+    fn resume_keeps_run_and_cuts_later_steps_and_partial_lines() {
         let dir = tempfile::tempdir().unwrap();
         let write = |from: u64, steps: std::ops::RangeInclusive<u64>| {
             cut(dir.path(), from).unwrap();

@@ -41,14 +41,14 @@ pub(super) fn full(step: u64) -> StepMetrics {
 }
 
 #[test]
-fn a_line_has_the_parts_of_the_loss_and_the_tokens_of_every_expert() {
+fn step_line_includes_loss_parts_and_expert_tokens() {
     let text = written(|file| file.write(&full(1)).unwrap());
     let told = r#""cross_entropy":5.0,"z_loss":0.25,"router_loss":0.25,"expert_imbalance":2.0,"idle_experts":1,"expert_tokens":[[3,1],[4,0]]}"#;
     assert!(text.trim_end().ends_with(told), "{text}");
 }
 
 #[test]
-fn a_line_is_one_object_with_the_fixed_keys_in_order() {
+fn step_line_is_one_object_with_fixed_key_order() {
     let text = written(|file| {
         file.write(&metrics(1, None)).unwrap();
         file.write(&metrics(2, Some(Utilization { mfu: 0.5, mfu_6n: 0.25 }))).unwrap();
@@ -71,7 +71,7 @@ fn process_table() -> ProcessTable {
 }
 
 #[test]
-fn the_line_of_a_start_says_who_takes_part() {
+fn start_line_lists_processes() {
     let text = written(|file| file.start(3, &process_table()).unwrap());
     let process = |first_rank: usize, host: &str| json!({ "host": host, "pid": 7, "device": "cpu", "cpu": "Z", "first_rank": first_rank, "ranks": 2 });
     let processes = [process(0, "n1"), process(2, "n2")];
@@ -87,7 +87,7 @@ fn the_line_of_a_start_says_who_takes_part() {
 }
 
 #[test]
-fn the_rank_that_waits_least_is_the_one_that_others_wait_for() {
+fn rank_with_least_waiting_is_slowest() {
     let waiting = Waiting::of(4, &[30, 10, 20].map(Duration::from_millis));
     let expected =
         Waiting { wait_step: 4, wait_ms: 20.0, wait_ms_max: 30.0, wait_ms_min: 10.0, slowest_rank: 1 };
@@ -99,7 +99,7 @@ fn the_rank_that_waits_least_is_the_one_that_others_wait_for() {
 }
 
 #[test]
-fn lines_of_starts_are_no_steps_and_go_with_the_steps_behind_them() {
+fn start_lines_are_not_steps_and_are_cut_with_later_steps() {
     let start = written(|file| file.start(0, &process_table()).unwrap());
     let text = [&start, &line(1), &line(2), &start, &line(3), &start].map(String::as_str).concat();
     let dir = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ fn evaluation(step: u64, set: &str) -> EvalMetrics {
 }
 
 #[test]
-fn the_line_of_an_evaluation_names_its_set() {
+fn evaluation_line_names_its_set() {
     let text = written(|file| assert!(file.evaluation(&evaluation(3, "books")).unwrap()));
     let expected =
         r#"{"step":3,"set":"books","eval_loss":0.0,"eval_perplexity":1.0,"eval_tokens":7}"#.to_owned();
@@ -128,7 +128,7 @@ fn the_line_of_an_evaluation_names_its_set() {
 }
 
 #[test]
-fn an_evaluation_is_cut_with_its_step_and_never_doubled() {
+fn evaluation_is_cut_with_its_step_and_never_duplicated() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     let resumed = |step| MetricsFile::resume(dir.path(), step).unwrap();
@@ -156,13 +156,13 @@ fn an_evaluation_is_cut_with_its_step_and_never_doubled() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_null() {
+fn non_finite_loss_is_null() {
     let text = written(|file| file.write(&StepMetrics { loss: f64::NAN, ..metrics(1, None) }).unwrap());
     assert!(text.contains("\"loss\":null"));
 }
 
 #[test]
-fn every_line_is_in_the_file_as_soon_as_it_is_written() {
+fn every_line_reaches_file_immediately() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     let mut writer = MetricsFile::resume(folder.path(), 0).unwrap();
@@ -173,7 +173,7 @@ fn every_line_is_in_the_file_as_soon_as_it_is_written() {
 }
 
 #[test]
-fn utilization_by_6n_matches_by_hand() {
+fn mfu_6n_matches_hand_calculation() {
     let (parameter_count, trained_count) = (1_000_000, 1_000_000);
     let flops =
         FlopModel { parameter_count, trained_count, layer_count: 4, attention_width: 256, seq_len: 256 };
@@ -203,7 +203,7 @@ fn line(step: u64) -> String {
 }
 
 #[test]
-fn resuming_cuts_later_steps_and_incomplete_lines() {
+fn resume_cuts_later_steps_and_incomplete_lines() {
     let all = (1..=5).map(line).collect::<String>();
     assert_eq!(resumed(all.as_bytes(), 3), [1, 2, 3, 4]);
     assert_eq!(resumed(all.as_bytes(), 5), [1, 2, 3, 4, 5, 6]);
@@ -218,7 +218,7 @@ fn resuming_cuts_later_steps_and_incomplete_lines() {
 }
 
 #[test]
-fn a_damaged_line_is_cut_off_with_everything_after_it() {
+fn damaged_line_is_cut_with_everything_after_it() {
     let text = (1..=5).map(line).collect::<String>().into_bytes();
     let third = 2 * line(1).len()..3 * line(1).len();
     // Bytes that are not UTF-8, and bytes that end the JSON.
@@ -230,7 +230,7 @@ fn a_damaged_line_is_cut_off_with_everything_after_it() {
 }
 
 #[test]
-fn what_is_no_file_is_neither_read_nor_replaced() {
+fn directory_in_place_of_metrics_file_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(METRICS);
     std::fs::create_dir(&path).unwrap();

@@ -133,7 +133,7 @@ fn assert_told((rank, error, errors): (Rank, TrainError, Vec<String>), holder: O
 }
 
 #[test]
-fn a_parameter_of_one_rank_ends_all_of_them_in_the_next_step() {
+fn non_finite_parameter_on_one_rank_fails_all_in_next_step() {
     for case in CASES {
         let dir = tempfile::tempdir().unwrap();
         let job = job(dir.path(), SGD, case);
@@ -166,7 +166,7 @@ fn a_parameter_of_one_rank_ends_all_of_them_in_the_next_step() {
 }
 
 #[test]
-fn a_value_of_state_is_named_as_in_checkpoints() {
+fn non_finite_optimizer_state_is_named_as_in_checkpoints() {
     for case in CASES {
         let dir = tempfile::tempdir().unwrap();
         let job = job(dir.path(), "{ name = 'adamw', lr = 1e-3 }", case);
@@ -196,7 +196,7 @@ fn a_value_of_state_is_named_as_in_checkpoints() {
 }
 
 #[test]
-fn ranks_ask_each_other_between_steps() {
+fn check_state_between_steps_fails_on_all_ranks() {
     for case in CASES {
         let dir = tempfile::tempdir().unwrap();
         let job = job(dir.path(), SGD, case);
@@ -217,7 +217,7 @@ fn ranks_ask_each_other_between_steps() {
 }
 
 #[test]
-fn a_parameter_that_only_its_copy_can_not_hold_is_named_with_the_type_of_the_copy() {
+fn overflow_only_in_low_precision_copy_names_dtype_of_copy() {
     let dir = tempfile::tempdir().unwrap();
     let optimizer = "{ name = 'sgd', lr = 1.0, weight_decay = 0.0 }";
     let value = f64::from(f32::from_bits(0x7f7f_8000));
@@ -241,7 +241,7 @@ fn a_parameter_that_only_its_copy_can_not_hold_is_named_with_the_type_of_the_cop
 }
 
 #[test]
-fn an_evaluation_that_overflows_is_an_error_and_a_stopped_one_is_not() {
+fn overflowing_evaluation_is_error_unless_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), SGD, ["mesh = { replicate = 2 }", "4"]);
     let evaluate = |trainer: &mut Trainer<'_>, stop| {
@@ -262,7 +262,7 @@ fn an_evaluation_that_overflows_is_an_error_and_a_stopped_one_is_not() {
 }
 
 #[test]
-fn an_evaluation_behind_a_step_that_broke_the_state_says_so() {
+fn evaluation_after_non_finite_state_reports_state() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), SGD, ["mesh = { replicate = 1 }", "2"]);
     let failed = failure(&job, |trainer| {

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_read_at_once_takes_from_issue_to_report() {
+    fn step_read_immediately_is_timed_from_issue_to_report() {
         let mut clock = StepClock::default();
         clock.issued(at(1), at(3));
         assert_eq!(seconds(clock.read(at(4))), 3);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_a_slow_device_take_from_report_to_report() {
+    fn steps_of_slow_device_are_timed_from_report_to_report() {
         let mut clock = StepClock::default();
         clock.issued(at(0), at(1));
         clock.issued(at(1), at(2));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_a_fast_device_take_as_long_as_the_host_issues_them() {
+    fn steps_of_fast_device_are_timed_by_host_issue() {
         let mut clock = StepClock::default();
         clock.issued(at(0), at(5));
         clock.issued(at(5), at(10));

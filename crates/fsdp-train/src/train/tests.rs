@@ -132,7 +132,7 @@ fn check(path: &Path, step: u64) {
 }
 
 #[test]
-fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
+fn run_can_be_retried_after_failed_rank_setup() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &steps(1));
     let error = run(&job, &(), Resume::Fresh, &going_on(), Setup::Fails).unwrap_err();
@@ -146,7 +146,7 @@ fn a_run_whose_ranks_were_not_set_up_can_be_tried_again() {
 }
 
 #[test]
-fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
+fn failed_export_keeps_checkpoint_and_names_resume_flag() {
     // Without and with a checkpoint due after the last step.
     for every in [100, 0] {
         for is_async in [true, false] {
@@ -168,7 +168,7 @@ fn an_export_that_fails_costs_no_checkpoint_and_says_where_the_state_is() {
 }
 
 #[test]
-fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
+fn save_failing_on_one_rank_is_retried_after_current_step() {
     for is_async in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let checkpoint = format!("checkpoint = {{ every = 3, async = {is_async} }}\n");
@@ -197,7 +197,7 @@ fn a_save_that_fails_on_one_rank_is_tried_again_after_the_step_under_way() {
 }
 
 #[test]
-fn a_state_that_the_output_folder_does_not_take_is_saved_elsewhere() {
+fn unwritable_output_folder_saves_state_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &(steps(5) + "checkpoint = { every = 2 }\n"));
     let checkpoints = dir.path().join("out/checkpoints");
@@ -216,7 +216,7 @@ fn a_state_that_the_output_folder_does_not_take_is_saved_elsewhere() {
 }
 
 #[test]
-fn old_checkpoints_go_only_when_the_weights_of_a_newer_one_have_given_a_loss() {
+fn old_checkpoint_is_kept_until_newer_weights_gave_loss() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &(steps(6) + "checkpoint = { every = 2, keep_last = 1, async = false }\n"));
     let run = RunDir::new(dir.path().join("out"));
@@ -239,7 +239,7 @@ fn old_checkpoints_go_only_when_the_weights_of_a_newer_one_have_given_a_loss() {
 }
 
 #[test]
-fn disk_space_for_the_first_save_is_set_aside_from_the_start() {
+fn disk_space_for_first_save_is_reserved_from_start() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &(steps(5) + "checkpoint = { every = 2, keep_last = 1, async = false }\n"));
     let checkpoints = dir.path().join("out/checkpoints");
@@ -257,7 +257,7 @@ fn disk_space_for_the_first_save_is_set_aside_from_the_start() {
 }
 
 #[test]
-fn a_run_that_is_stopped_before_it_starts_makes_no_folder() {
+fn run_stopped_before_start_creates_no_folder() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &steps(1));
     let error = run(&job, &(), Resume::Fresh, &Arc::new(AtomicBool::new(true)), Setup::Works).unwrap_err();
@@ -266,7 +266,7 @@ fn a_run_that_is_stopped_before_it_starts_makes_no_folder() {
 }
 
 #[test]
-fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was() {
+fn run_stopped_before_first_step_preserves_previous_run() {
     let dir = tempfile::tempdir().unwrap();
     let job = job(dir.path(), &steps(1));
     train_on(&job, &()).unwrap();
@@ -281,7 +281,7 @@ fn a_run_that_is_stopped_before_its_first_step_leaves_the_one_before_as_it_was()
 }
 
 #[test]
-fn the_rank_that_is_slow_is_named() {
+fn metrics_name_slow_rank() {
     /// Delays computing operations on one rank.
     struct Slow(bool);
     impl Observer for Slow {
@@ -306,7 +306,7 @@ fn the_rank_that_is_slow_is_named() {
 }
 
 #[test]
-fn metrics_say_at_every_start_who_takes_part_and_how_long_ranks_waited_for_each_other() {
+fn metrics_record_processes_at_every_start_and_wait_times() {
     let dir = tempfile::tempdir().unwrap();
     let saving = "checkpoint = { every = 2 }\n";
     train_on(&job(dir.path(), &format!("{saving}{}", steps(4))), &()).unwrap();

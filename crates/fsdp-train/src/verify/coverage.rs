@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_nobody_holds_are_found() {
+    fn elements_held_by_no_rank_are_found() {
         for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
             let whole = [pieces(&[(kind, 0, &[0.0; 2])]), pieces(&[(kind, 2, &[0.0; 2])])];
             assert_eq!(gaps_of(kind, &whole), [""; 0]);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_with_other_bits_are_found() {
+    fn replicas_with_different_bits_are_found() {
         let [one, zero, minus] = [1.0, 0.0, -0.0].map(|value| pieces(&[(Kind::Param, 0, &[value])]));
         let mesh = Mesh::new(2, 2).unwrap();
         assert_eq!(unequal_replicas(mesh, &[&zero, &one, &zero, &one]), [""; 0]);

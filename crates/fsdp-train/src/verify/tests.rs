@@ -48,7 +48,7 @@ fn failures_of(reduce_op: &str, tamper: impl Fn(&Job<Mlp>, &mut Reference, &mut 
 }
 
 #[test]
-fn values_that_a_rank_does_not_hold_break_the_promise() {
+fn values_missing_on_rank_fail_verification() {
     assert_eq!(failures("sum", |_| {}), [""; 0]);
     for kind in [Kind::Param, Kind::Gradient, Kind::State(0)] {
         let found = failures("sum", |ranks| {
@@ -62,7 +62,7 @@ fn values_that_a_rank_does_not_hold_break_the_promise() {
 }
 
 #[test]
-fn a_replica_with_other_bits_breaks_the_promise() {
+fn replica_with_different_bits_fails_verification() {
     let found = failures("sum", |ranks| ranks[2].last.values[0].values[0] += 1.0);
     assert!(
         found.contains(&"rank 2 holds different bits than rank 0, a replica of its shard".into()),
@@ -71,7 +71,7 @@ fn a_replica_with_other_bits_breaks_the_promise() {
 }
 
 #[test]
-fn an_average_that_is_taken_for_the_sum_breaks_its_bounds() {
+fn average_in_place_of_sum_exceeds_tolerance() {
     assert_eq!(failures("average", |_| {}), [""; 0]);
     let found = failures("average", |ranks| {
         for report in ranks.iter_mut().flat_map(|run| &mut run.reports) {
@@ -92,7 +92,7 @@ fn an_average_that_is_taken_for_the_sum_breaks_its_bounds() {
 }
 
 #[test]
-fn the_oracles_rounding_errors_are_those_of_its_dtype() {
+fn oracle_rounding_errors_match_its_dtype() {
     failures_of("average", |job, reference, _| {
         let memory = Arc::new(HostMemory::new(HostOptions::default()).unwrap());
         let found = rounding(job, Arc::clone(&memory), (&reference.reports, &reference.first, 1.0)).unwrap();
@@ -110,7 +110,7 @@ fn the_oracles_rounding_errors_are_those_of_its_dtype() {
 /// Other kernels may be as far from the oracle as 8 of its own rounding errors, if that is less than a quarter of the
 /// gradient.
 #[test]
-fn the_tolerance_for_other_kernels_follows_the_oracles_rounding_errors() {
+fn tolerance_for_other_kernels_follows_oracle_rounding_errors() {
     let found = |error: f64, distance: f64| {
         failures_of("average", |_, reference, ranks| {
             let of_param = |all: &Vec<f64>| error * all.iter().copied().fold(0.0, f64::max);

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_rank_found_arrives_with_its_bits() {
+    fn rank_results_round_trip_bitwise() {
         let held = |kind, values: &[f64]| Held { kind, param: ParamId(3), first: 7, values: values.to_vec() };
         let nan = f64::from_bits(0x7ff8_0000_0000_0123);
         let report = StepReport {

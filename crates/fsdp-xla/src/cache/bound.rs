@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_were_used_longest_ago_are_deleted() {
+    fn least_recently_used_entries_are_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let [old, older, oldest] =
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_stay() {
+    fn foreign_files_are_kept() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let ours = [entry(folder, 'a', 10, 1), file(folder, &format!("{UNFINISHED}dead"), 10, 25)];
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn several_may_do_so_at_once() {
+    fn concurrent_eviction_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let own = std::thread::scope(|scope| {

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_says_for_which_processors_it_is() {
+    fn elf_header_gives_machine_name() {
         let mut header = [0; 20];
         assert_eq!(machine(&header), None);
         header[..4].copy_from_slice(b"\x7fELF");

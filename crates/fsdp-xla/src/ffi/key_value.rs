@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_puts_a_value_gets_it_and_gives_it_back() {
+    fn plugin_callbacks_put_get_and_free_values() {
         let assembly: Arc<dyn Assembly> = Arc::new(InMemoryAssembly::new(1));
         let store = Store::new(&assembly);
         let arguments = with_store(Arguments::new(), &store);

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_the_bytes_that_protocol_buffers_make_of_them() {
+    fn compile_options_match_protobuf_encoding() {
         let mut options = CompileOptions { devices: vec![0, 1], flags: Vec::new() };
         // As serialized by `xla.CompileOptionsProto` of Python's protobuf.
         let assignment = [8, 2, 16, 1, 26, 4, 10, 2, 0, 1];

@@ -10,14 +10,14 @@ use crate::{Devices, Reduction};
 /// groups of all ranks, and a group does not know how others are split. Calls that differ between ranks become a
 /// program within a schedule, and ranks compare programs rather than calls.
 #[test]
-fn communicators_are_those_of_all_backends() {
+fn tree_communicators_pass_conformance() {
     let Some(devices) = devices("this test", 4, Reduction::Tree) else { return };
     check(&devices, |_| true);
 }
 
 /// With two ranks, the sums of plugins are those of the tree too; with more, those of integers are.
 #[test]
-fn communicators_whose_sums_are_those_of_the_plugin() {
+fn native_communicators_pass_conformance() {
     let Some(devices) = devices("this test", 4, Reduction::Native) else { return };
     check(&devices, |ranks| ranks <= 2);
 }

@@ -162,19 +162,19 @@ fn expect_operations(scores_max_bytes: Option<usize>) {
 }
 
 #[test]
-fn operations_are_those_of_all_backends() {
+fn operations_pass_backend_suite() {
     expect_operations(None);
 }
 
 /// In the suite's cases, short sequences are a single block, those of 67 positions a loop over samples, and those of
 /// 150 and 160 one over queries.
 #[test]
-fn attention_in_blocks_is_that_of_all_backends() {
+fn blocked_attention_passes_backend_suite() {
     expect_operations(Some(100_000));
 }
 
 #[test]
-fn a_program_that_differs_on_one_rank_is_not_run() {
+fn program_differing_on_one_rank_is_rejected() {
     let Some(devices) = devices("this test", 3, Reduction::Tree) else { return };
     let run = |seat: fsdp_comm::launch::Seat<XlaMemory>| -> Result<(), Error> {
         let memory = &seat.memory;
@@ -191,7 +191,7 @@ fn a_program_that_differs_on_one_rank_is_not_run() {
 }
 
 #[test]
-fn a_part_is_copied_wherever_it_lies() {
+fn copy_part_copies_part_at_every_index() {
     with_memory("this test", |memory| {
         let buffer = |len| memory.allocate(Category::Unsharded, DType::F32, len).unwrap();
         let (mut whole, mut part) = (buffer(6), buffer(2));

@@ -35,7 +35,7 @@ fn within_range(number: f64) -> f64 {
 
 /// Also in single precision, which has the range of emulated double precision on TPUs.
 #[test]
-fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
+fn exact_sum_matches_core() {
     let (small, large) = (2f64.powi(-114), 2f64.powi(127));
     let numbers = [
         0.0,
@@ -86,7 +86,7 @@ fn a_number_is_added_to_an_exact_sum_as_in_the_core() {
 /// The inputs of a step's factors are within the range of single precision: they can be computed in its arithmetic,
 /// too.
 #[test]
-fn factors_need_no_more_range_than_single_precision_has() {
+fn gradient_factors_fit_single_precision_range() {
     with_memory("this test", |memory| {
         let mut words = vec![0; SCALAR_WORDS];
         for (range, value) in [(LOSS, 5.5), (SQUARED_NORM, 1e30)] {
@@ -117,7 +117,7 @@ fn factors_need_no_more_range_than_single_precision_has() {
 }
 
 #[test]
-fn factors_are_those_of_the_core() {
+fn gradient_factors_match_core() {
     // The last case has non-finite state.
     let cases = [
         (vec![3.0, 5.0], vec![9.0, 16.0], 4, 0, 1.0),

@@ -245,7 +245,7 @@ fn adafactor(options: &AdafactorOptions) -> Adafactor {
 }
 
 #[test]
-fn rules_of_elements_are_those_of_the_host() {
+fn elementwise_update_rules_match_host() {
     let adamw = || AdamW { groups: groups(), ..AdamW::default() };
     check(adamw, shards(3));
     check(|| AdamW { betas: (0.4, 0.95), eps: 1e-3, groups: Groups::uniform(0.0) }, shards(1));
@@ -258,12 +258,12 @@ fn rules_of_elements_are_those_of_the_host() {
 }
 
 #[test]
-fn adafactor_is_that_of_the_host_for_every_cut() {
+fn adafactor_matches_host_for_every_shard_count() {
     [1, 2, 3, 8].into_iter().for_each(|count| check(|| adafactor(&options()), shards(count)));
 }
 
 #[test]
-fn adafactor_has_all_options_of_the_host() {
+fn adafactor_options_match_host() {
     let averaged = AdafactorOptions { beta1: Some(0.9), warmup_init: true, ..options() };
     let plain = AdafactorOptions {
         relative_step: false,
@@ -278,7 +278,7 @@ fn adafactor_has_all_options_of_the_host() {
 }
 
 #[test]
-fn adafactor_notes_what_is_not_finite() {
+fn adafactor_detects_non_finite_gradients() {
     with_memory("this test", |memory| {
         let host = HostMemory::new(HostOptions::default()).unwrap();
         // A square that overflows, one that does not, and NaN.

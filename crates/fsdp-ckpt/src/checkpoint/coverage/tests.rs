@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn whole_tensors_pass_and_damaged_ones_fail_at_the_first_element(
+    fn complete_coverage_passes_and_first_fault_is_located(
         shape in shapes(),
         cuts in prop::collection::vec(any::<Cut>(), 0..8),
         flat in prop::collection::vec(any::<bool>(), 9),
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn any_regions_are_judged_as_by_counting(
+    fn coverage_of_random_regions_matches_naive_counting(
         shape in prop::collection::vec(1u64..5, 1..4),
         seeds in prop::collection::vec(prop::collection::vec(any::<Cut>(), 3..4), 0..5),
         flat in any::<Cut>(),
@@ -167,7 +167,7 @@ proptest! {
 }
 
 #[test]
-fn a_missing_rank_names_tensor_index_and_files() {
+fn missing_elements_error_names_tensor_index_and_files() {
     let (tensor, sources) = tensor(&[4, 3], vec![Region::Flat(0..6), Region::packed(vec![3, 0], vec![1, 3])]);
     let message = tensor.check_coverage(&sources).unwrap_err().to_string();
     let expected = "elements 6..9 (from index [2, 0]) of tensor `w` of shape [4, 3] are in none of its 2 files (file0, \
@@ -176,7 +176,7 @@ fn a_missing_rank_names_tensor_index_and_files() {
 }
 
 #[test]
-fn doubled_columns_name_both_files() {
+fn overlapping_columns_error_names_both_files() {
     let halves = vec![Region::packed(vec![0, 0], vec![2, 2]), Region::packed(vec![0, 1], vec![2, 2])];
     let (tensor, sources) = tensor(&[2, 3], halves);
     let message = tensor.check_coverage(&sources).unwrap_err().to_string();
@@ -186,7 +186,7 @@ fn doubled_columns_name_both_files() {
 }
 
 #[test]
-fn chunks_outside_the_tensor_or_the_file_are_found() {
+fn chunks_outside_tensor_or_file_are_rejected() {
     let (outside, sources) = tensor(&[4], vec![Region::Flat(0..4), Region::Flat(4..5)]);
     let fault = outside.check_coverage(&sources).unwrap_err();
     assert!(fault.to_string().contains("Flat(4..5) of tensor `w`, which has the shape [4]"), "{fault}");
@@ -202,7 +202,7 @@ fn chunks_outside_the_tensor_or_the_file_are_found() {
 }
 
 #[test]
-fn a_grid_of_many_chunks_is_proven_without_a_step_per_element() {
+fn huge_chunk_grid_is_checked_without_visiting_elements() {
     let (rows, columns, side) = (1 << 20, 1 << 20, 64);
     let cell = |i: u64| vec![i / side * (rows / side), i % side * (columns / side)];
     let cells = (0..side * side).rev();

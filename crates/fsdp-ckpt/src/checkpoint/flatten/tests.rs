@@ -95,7 +95,7 @@ fn without_empty(node: &Node) -> Option<Tree<Node>> {
 
 proptest! {
     #[test]
-    fn nesting_flat_names_gives_the_tree_without_what_vanishes(root in dicts(nodes())) {
+    fn flatten_then_nest_restores_tree_without_empty_containers(root in dicts(nodes())) {
         let flat = flatten(&root).unwrap();
         for (path, leaf) in &flat {
             prop_assert!(!matches!(leaf, Node::Dict(_) | Node::Tensor(_)) || matches!(leaf, Node::Tensor(_)));
@@ -108,7 +108,7 @@ proptest! {
 }
 
 #[test]
-fn names_follow_the_rule_of_distributed_checkpoints() {
+fn flattened_names_follow_dcp_rule() {
     let state = Node::Dict(vec![
         (text("model"), Node::Dict(vec![(text("w.x"), Node::Tensor(1)), (Value::Int(7), Node::Number(2))])),
         (text("empty"), Node::Dict(vec![])),
@@ -122,7 +122,7 @@ fn names_follow_the_rule_of_distributed_checkpoints() {
 }
 
 #[test]
-fn plain_values_are_nested_too() {
+fn flattens_plain_values() {
     let value = Value::Dict(vec![(text("a"), Value::Dict(vec![(Value::None, Value::Int(1))]))]);
     let leaves = flatten(&value).unwrap();
     assert_eq!(leaves, [(vec![name("a"), name("None")], &Value::Int(1))]);
@@ -140,7 +140,7 @@ fn kinds(at: &str, name: &str) -> Fault {
 }
 
 #[test]
-fn refuses_roots_keys_and_names_that_lead_nowhere() {
+fn flatten_rejects_bad_roots_keys_and_duplicate_names() {
     assert_eq!(
         flatten(&Node::Tensor(1)),
         Err(Fault::new("its root is not a dict; save a dict of names and tensors"))
@@ -158,7 +158,7 @@ fn refuses_roots_keys_and_names_that_lead_nowhere() {
 }
 
 #[test]
-fn refuses_paths_that_do_not_nest() {
+fn nest_rejects_conflicting_paths() {
     let both = [(vec![name("a"), name("b")], 1), (vec![name("a"), Key::Index(0)], 2)];
     assert_eq!(nest(both), Err(kinds("a", "a.0")));
     let below_a_leaf = [(vec![name("a")], 1), (vec![name("a"), name("b")], 2)];

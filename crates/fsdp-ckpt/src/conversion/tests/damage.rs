@@ -62,7 +62,7 @@ fn flip(source: &Path, file: &Path, dir: &Path) -> usize {
 }
 
 #[test]
-fn a_flip_in_a_record_of_which_a_part_is_used_stops_the_conversion() {
+fn bit_flip_fails_conversion_or_leaves_output_unchanged() {
     let xla = "trained_rank-00000000-of-00000002.pth";
     let step = "global_step5/zero_pp_rank_1_mp_rank_00_optim_states.pt";
     let cases = [("kinds.pth", ""), ("xla_fsdp_2rank", xla), ("deepspeed_layout/zero3", step)];

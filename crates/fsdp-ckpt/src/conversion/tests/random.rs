@@ -12,7 +12,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn every_target_holds_what_random_sources_hold(seed: u64, world_size in 1usize..5) {
+    fn random_sources_convert_byte_exact_to_every_target(seed: u64, world_size in 1usize..5) {
         let dir = tempfile::tempdir().unwrap();
         let mut made = RandomCheckpoint::write(&mut Seeded(seed), &dir.path().join("source"));
         // A second name for the same bytes.

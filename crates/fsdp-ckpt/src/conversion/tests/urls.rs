@@ -14,7 +14,7 @@ fn contents(path: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn what_is_written_to_a_store_is_what_is_written_to_a_disk_and_reads_the_same() {
+fn store_output_matches_disk_output() {
     for name in ["full.pth", "dcp_2rank_zstd", "hf_dcp_shards"] {
         let source = formats::open(fixture(name)).unwrap();
         for target in [Target::Torch, Target::Dcp, Target::Native, Target::Safetensors] {
@@ -41,7 +41,7 @@ fn what_is_written_to_a_store_is_what_is_written_to_a_disk_and_reads_the_same() 
 }
 
 #[test]
-fn what_is_there_is_refused_unless_it_is_to_be_replaced() {
+fn existing_destination_is_rejected_unless_replaced() {
     let source = formats::open(fixture("full.pth")).unwrap();
     let url = Path::new("memory://refused/out/model.safetensors");
     let plain = Conversion::new(Target::Safetensors);
@@ -64,7 +64,7 @@ fn what_is_there_is_refused_unless_it_is_to_be_replaced() {
 }
 
 #[test]
-fn a_conversion_that_fails_leaves_nothing_in_the_store() {
+fn canceled_conversion_leaves_store_empty() {
     let source = formats::open(fixture("dcp_2rank")).unwrap();
     let url = Path::new("memory://canceled/out");
     let canceled = AtomicBool::new(true);
@@ -75,7 +75,7 @@ fn a_conversion_that_fails_leaves_nothing_in_the_store() {
 }
 
 #[test]
-fn urls_of_no_store_say_which_there_are() {
+fn unknown_url_scheme_error_lists_supported_ones() {
     let error = formats::open("s4://bucket/a").unwrap_err().to_string();
     assert!(error.contains("s4://bucket/a") && error.contains("there are s3, gs, az"), "{error}");
     let error = formats::open("memory://empty/a").unwrap_err();

@@ -8,7 +8,7 @@ fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
 }
 
 #[test]
-fn cuts_like_hugging_face() {
+fn shards_are_cut_like_hugging_face() {
     assert_eq!(cut(&[], 10), Vec::<Vec<usize>>::new());
     assert_eq!(cut(&[4, 6, 1], 10), [vec![0, 1], vec![2]]);
     // A tensor above the limit comes first and does not close the current shard.
@@ -18,7 +18,7 @@ fn cuts_like_hugging_face() {
 }
 
 #[test]
-fn one_shard_is_a_single_file_without_index() {
+fn single_shard_has_no_index() {
     let plan =
         ExportPlan::sharded("out", vec![spec("a", TensorType::F32, &[2])], Metadata::new(), 8).unwrap();
     assert_eq!(plan.path(), Path::new("out/model.safetensors"));
@@ -28,7 +28,7 @@ fn one_shard_is_a_single_file_without_index() {
 }
 
 #[test]
-fn wide_elements_come_first_so_that_all_are_aligned() {
+fn tensors_are_sorted_by_element_width_for_alignment() {
     let tensors = vec![
         spec("byte", TensorType::U8, &[3]),
         spec("half", TensorType::Bf16, &[5]),
@@ -47,7 +47,7 @@ fn wide_elements_come_first_so_that_all_are_aligned() {
 }
 
 #[test]
-fn files_say_format_pt_unless_told_otherwise() {
+fn metadata_format_defaults_to_pt() {
     let plan = ExportPlan::new("x", Vec::new(), Metadata::new()).unwrap();
     assert_eq!(plan.files()[0].header().metadata().unwrap()["format"], "pt");
     let metadata = Metadata::from([("format".to_owned(), "np".to_owned())]);
@@ -56,7 +56,7 @@ fn files_say_format_pt_unless_told_otherwise() {
 }
 
 #[test]
-fn rejects_a_path_without_file_name() {
+fn rejects_path_without_file_name() {
     for path in ["/", "..", ""] {
         let error = ExportPlan::new(path, Vec::new(), Metadata::new()).unwrap_err();
         assert!(matches!(error, Error::WrongPath { .. }), "{path}: {error}");
@@ -64,7 +64,7 @@ fn rejects_a_path_without_file_name() {
 }
 
 #[test]
-fn rejects_repeated_names_even_across_shards() {
+fn rejects_duplicate_names_across_shards() {
     let tensors = vec![spec("a", TensorType::U8, &[9]), spec("a", TensorType::U8, &[9])];
     let error = ExportPlan::sharded("out", tensors, Metadata::new(), 10).unwrap_err();
     let expected = "out/model.safetensors: it cannot be laid out: its header lists `a` twice";
@@ -72,7 +72,7 @@ fn rejects_repeated_names_even_across_shards() {
 }
 
 #[test]
-fn plans_cross_threads() {
+fn export_plan_is_send_and_sync() {
     fn check<T: Clone + Send + Sync + 'static>() {}
     check::<ExportPlan>();
 }

@@ -20,19 +20,19 @@ fn memory(limits: Limits) -> ObjectFiles {
 }
 
 #[test]
-fn a_store_in_memory_does_what_every_file_system_must() {
+fn memory_store_passes_conformance_checks() {
     let dir = Path::new("memory:///a/dir");
     conformance::check(&memory(Limits::USUAL), dir);
     conformance::check(&memory(SMALL), dir);
 }
 
 #[test]
-fn parts_without_room_in_memory_wait_on_the_disk() {
+fn conformance_checks_pass_with_parts_spooled_to_disk() {
     conformance::check(&memory(Limits { memory: 0, ..SMALL }), Path::new("memory:///a/dir"));
 }
 
 #[test]
-fn a_store_in_a_folder_does_what_every_file_system_must() {
+fn folder_store_passes_conformance_checks() {
     let dir = tempfile::tempdir().unwrap();
     let url = PathBuf::from(format!("file://{}", dir.path().join("a").display()));
     let files = ObjectFiles::new(Arc::new(LocalFileSystem::new().with_automatic_cleanup(true)), SMALL);
@@ -41,7 +41,7 @@ fn a_store_in_a_folder_does_what_every_file_system_must() {
 
 /// Uses the server (moto) that `FSDP_TEST_S3=http://127.0.0.1:PORT` names, in which it may create a bucket.
 #[test]
-fn s3_does_what_every_file_system_must() {
+fn s3_passes_conformance_checks() {
     let Ok(endpoint) = std::env::var("FSDP_TEST_S3") else {
         println!("skipped: FSDP_TEST_S3 names no server");
         return;
@@ -66,7 +66,7 @@ fn s3(endpoint: &str) -> Arc<dyn ObjectStore> {
 }
 
 #[test]
-fn an_object_that_changes_while_it_is_read_is_an_error() {
+fn object_changed_while_read_is_error() {
     let files = memory(Limits::USUAL);
     let path = Path::new("memory:///a");
     let put = |bytes: &[u8]| {
@@ -82,7 +82,7 @@ fn an_object_that_changes_while_it_is_read_is_an_error() {
 }
 
 #[test]
-fn what_is_not_finished_is_not_there_and_can_be_given_up() {
+fn unfinished_upload_is_invisible_and_can_be_abandoned() {
     let files = memory(SMALL);
     let dir = Path::new("memory:///a/dir");
     for len in [10, 5000] {

@@ -209,7 +209,7 @@ fn item<'a>(listing: &'a mut Listing, name: &str) -> &'a mut Listed {
 }
 
 #[test]
-fn every_form_of_properties_is_read() {
+fn tensor_properties_of_all_versions_are_read() {
     let (dir, listing, _) = directory();
     let expected = listing.open(dir.path()).unwrap();
     assert_eq!(expected.values["step"].value, Value::Int(3));
@@ -226,7 +226,7 @@ fn every_form_of_properties_is_read() {
 }
 
 #[test]
-fn a_changed_byte_in_the_places_of_names_is_refused_or_changes_none() {
+fn bit_flip_in_planner_data_never_changes_names() {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/fsdp2/dcp").join(METADATA_FILE);
     let kept = fs::read(fixture).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ fn a_changed_byte_in_the_places_of_names_is_refused_or_changes_none() {
 }
 
 #[test]
-fn chunks_are_boxes_of_columns_too() {
+fn column_chunks_of_single_row_become_flat() {
     let (dir, mut listing, data) = directory();
     listing.tensors.remove("left");
     listing.tensors.remove("right");
@@ -272,7 +272,7 @@ fn chunks_are_boxes_of_columns_too() {
 }
 
 #[test]
-fn a_missing_chunk_is_found_wherever_it_is_missing() {
+fn chunk_missing_from_tensor_or_storage_is_rejected() {
     let (dir, mut listing, _) = directory();
     let at = listing.items.iter().position(|item| item.offset == Some(vec![3, 0])).unwrap();
     let lost = listing.items.remove(at);
@@ -284,7 +284,7 @@ fn a_missing_chunk_is_found_wherever_it_is_missing() {
 }
 
 #[test]
-fn overlapping_and_repeated_chunks_are_refused() {
+fn overlapping_and_repeated_chunks_are_rejected() {
     let (dir, listing, _) = directory();
     let mut repeated = listing.clone();
     repeated.items.push(item(&mut repeated.clone(), "w").clone());
@@ -297,7 +297,7 @@ fn overlapping_and_repeated_chunks_are_refused() {
 }
 
 #[test]
-fn ranks_that_wrote_their_own_metadata_make_one_checkpoint() {
+fn per_rank_metadata_files_are_merged() {
     let (dir, listing, _) = directory();
     let expected = listing.open(dir.path()).unwrap();
     fs::remove_file(dir.path().join(METADATA_FILE)).unwrap();
@@ -322,7 +322,7 @@ fn ranks_that_wrote_their_own_metadata_make_one_checkpoint() {
 }
 
 #[test]
-fn chunks_outside_of_their_tensor_are_refused() {
+fn chunks_outside_their_tensor_are_rejected() {
     let (dir, listing, _) = directory();
     for (offset, sizes) in
         [(vec![4, 0], vec![3, 3]), (vec![0], vec![3]), (vec![u64::MAX >> 1, 0], vec![3, 3])]
@@ -339,7 +339,7 @@ fn chunks_outside_of_their_tensor_are_refused() {
 }
 
 #[test]
-fn files_outside_of_the_directory_are_refused() {
+fn files_outside_directory_are_rejected() {
     let (dir, listing, _) = directory();
     for file in ["../x", "/etc/passwd", "..", "", "a/b", "a\\b"] {
         let mut listing = listing.clone();
@@ -353,7 +353,7 @@ fn files_outside_of_the_directory_are_refused() {
 }
 
 #[test]
-fn items_outside_of_their_file_are_refused() {
+fn items_outside_their_file_are_rejected() {
     let (dir, listing, _) = directory();
     for (start, len) in [(1 << 30, 10), (0, 1 << 40), (u64::MAX >> 1, 1)] {
         let mut listing = listing.clone();
@@ -371,7 +371,7 @@ fn items_outside_of_their_file_are_refused() {
 }
 
 #[test]
-fn items_of_other_tensors_are_refused() {
+fn items_of_other_tensors_are_rejected() {
     let (dir, mut listing, _) = directory();
     let right = item(&mut listing, "right").clone();
     let left = item(&mut listing, "left");
@@ -385,7 +385,7 @@ fn items_of_other_tensors_are_refused() {
 }
 
 #[test]
-fn a_damaged_item_is_named_in_one_pair_of_backticks() {
+fn damaged_item_error_quotes_item_once() {
     let (dir, mut listing, _) = directory();
     let left = item(&mut listing, "left").clone();
     let path = dir.path().join(&left.file);
@@ -397,7 +397,7 @@ fn a_damaged_item_is_named_in_one_pair_of_backticks() {
 }
 
 #[test]
-fn unknown_transforms_are_refused_by_name() {
+fn unknown_transforms_are_rejected_by_name() {
     let (dir, mut listing, _) = directory();
     item(&mut listing, "w").transforms = Some(vec!["stream.rot13/1"]);
     let message = listing.fault(dir.path());
@@ -408,7 +408,7 @@ fn unknown_transforms_are_refused_by_name() {
 }
 
 #[test]
-fn checkpoints_of_other_tools_are_refused_by_name() {
+fn checkpoints_of_other_tools_are_rejected_by_name() {
     let (dir, listing, _) = directory();
     for (root, tool) in [
         (("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"), "Megatron Core"),
@@ -423,7 +423,7 @@ fn checkpoints_of_other_tools_are_refused_by_name() {
 }
 
 #[test]
-fn a_pickle_that_would_run_code_is_only_named() {
+fn code_running_pickle_is_rejected_and_named() {
     let (dir, _, _) = directory();
     fs::write(dir.path().join(METADATA_FILE), b"\x80\x02cos\nsystem\nX\x04\0\0\0true\x85R.").unwrap();
     let message = open(dir.path()).unwrap_err().to_string();
@@ -431,7 +431,7 @@ fn a_pickle_that_would_run_code_is_only_named() {
 }
 
 #[test]
-fn a_flipped_bit_around_a_tensor_never_changes_it_unnoticed() {
+fn bit_flips_around_tensor_data_are_detected() {
     let (dir, mut listing, _) = directory();
     let expected = listing.open(dir.path()).unwrap();
     let left = item(&mut listing, "left").clone();
@@ -456,7 +456,7 @@ fn a_flipped_bit_around_a_tensor_never_changes_it_unnoticed() {
 }
 
 #[test]
-fn tensors_in_a_tuple_get_names() {
+fn tensors_in_tuple_get_indexed_names() {
     let (dir, mut listing, _) = directory();
     let mut w = PickleWriter::new();
     w.tuple(|w| {

@@ -150,7 +150,7 @@ fn groups() -> impl Strategy<Value = Vec<Shapes>> {
 
 proptest! {
     #[test]
-    fn merging_gives_back_what_was_cut_up(
+    fn merging_ranks_restores_partitioned_tensors(
         stage in 1u64..4, world in 1usize..9, groups in groups(), cuts in prop::collection::vec(0usize..30, 0..3),
     ) {
         let written = write(stage, world, &groups, cuts);
@@ -198,7 +198,7 @@ fn fault(written: &Written) -> (PathBuf, String) {
 }
 
 #[test]
-fn a_flat_group_that_is_too_short_names_the_parameter() {
+fn short_flat_group_error_names_parameter() {
     let mut written = small(3);
     for rank in &mut written.flats {
         rank.groups[1].shape[0] -= 1;
@@ -215,7 +215,7 @@ fn a_flat_group_that_is_too_short_names_the_parameter() {
 }
 
 #[test]
-fn a_rank_whose_flat_group_was_cut_is_named() {
+fn truncated_flat_group_error_names_rank_file() {
     let mut written = small(3);
     written.flats[2].groups[1].shape[0] -= 1;
     let (path, found) = fault(&written);
@@ -224,7 +224,7 @@ fn a_rank_whose_flat_group_was_cut_is_named() {
 }
 
 #[test]
-fn elements_that_no_parameter_uses_are_an_error() {
+fn unused_flat_group_elements_are_rejected() {
     for stage in [2, 3] {
         let mut written = small(stage);
         for model in &mut written.models {
@@ -236,7 +236,7 @@ fn elements_that_no_parameter_uses_are_an_error() {
 }
 
 #[test]
-fn ranks_that_disagree_on_shapes_are_an_error() {
+fn shape_or_dtype_mismatch_between_ranks_is_error() {
     let mut written = small(3);
     written.models[1].param_shapes[0][0].1 = vec![3, 5];
     assert_eq!(fault(&written).0, PathBuf::from("model1"));
@@ -249,7 +249,7 @@ fn ranks_that_disagree_on_shapes_are_an_error() {
 }
 
 #[test]
-fn a_frozen_parameter_needs_its_fragment_of_every_rank() {
+fn frozen_parameter_requires_fragment_from_every_rank() {
     let mut written = small(3);
     let fragment = |rank: usize| LocalTensor {
         dtype: TensorType::Bf16,
@@ -270,7 +270,7 @@ fn a_frozen_parameter_needs_its_fragment_of_every_rank() {
 }
 
 #[test]
-fn states_of_another_layout_are_left_out_with_a_note() {
+fn states_of_another_length_are_skipped_with_note() {
     let mut written = small(3);
     let Some(StateItem::Tensor(average)) = written.flats[1].states.get_mut(&1).map(|items| &mut items[0].1)
     else {
@@ -289,7 +289,7 @@ fn states_of_another_layout_are_left_out_with_a_note() {
 }
 
 #[test]
-fn sixteen_bit_weights_are_read_only_where_there_is_no_copy() {
+fn module_weights_are_used_only_without_flat_copy() {
     let mut written = small(1);
     let weight = written.flats[0].groups[0].clone();
     let module = &mut written.models[0].module;
@@ -301,7 +301,7 @@ fn sixteen_bit_weights_are_read_only_where_there_is_no_copy() {
 }
 
 #[test]
-fn padding_that_only_the_states_of_the_last_rank_have_is_cut() {
+fn state_padding_of_last_rank_is_removed() {
     // 15 + 4 elements over 3 ranks: the last rank has 5 of padding, which DeepSpeed cuts from the weights only.
     let mut written = small(2);
     let whole = merged(&written).unwrap();

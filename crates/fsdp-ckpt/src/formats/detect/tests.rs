@@ -25,7 +25,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn fixtures_are_known_by_their_content() {
+fn fixture_formats_are_detected_by_content() {
     let known = [
         ("full.pth", "PyTorch file"),
         ("full.safetensors", "safetensors file"),
@@ -48,7 +48,7 @@ fn fixtures_are_known_by_their_content() {
 }
 
 #[test]
-fn names_of_files_do_not_matter() {
+fn format_is_detected_without_file_extension() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["full.pth", "full.safetensors"] {
         let path = dir.path().join("no_ending");
@@ -58,7 +58,7 @@ fn names_of_files_do_not_matter() {
 }
 
 #[test]
-fn a_folder_of_checkpoints_names_them() {
+fn folder_of_checkpoints_error_lists_them() {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture("dcp_2rank"), &dir.path().join("checkpoint-50/pytorch_model_fsdp_0"));
     copy(&fixture("hf_sharded"), &dir.path().join("export"));
@@ -67,7 +67,7 @@ fn a_folder_of_checkpoints_names_them() {
 }
 
 #[test]
-fn a_file_of_a_directory_names_the_directory() {
+fn file_of_directory_checkpoint_error_names_directory() {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture("dcp_2rank"), &dir.path().join("step"));
     let text = message(&dir.path().join("step/.metadata"));
@@ -75,7 +75,7 @@ fn a_file_of_a_directory_names_the_directory() {
 }
 
 #[test]
-fn other_files_beside_a_checkpoint_are_not_taken_for_its_parts() {
+fn unrelated_file_next_to_checkpoint_is_not_its_part() {
     let dir = tempfile::tempdir().unwrap();
     for (checkpoint, part) in [("dcp_2rank", "__0_0.distcp"), ("hf_sharded", "model.safetensors")] {
         let step = dir.path().join(checkpoint);
@@ -93,7 +93,7 @@ fn other_files_beside_a_checkpoint_are_not_taken_for_its_parts() {
 }
 
 #[test]
-fn a_damaged_file_of_the_newest_step_is_named_and_not_the_step() {
+fn damaged_file_of_newest_step_is_named() {
     for file in ["zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"] {
         for at in [0, 1000] {
             let dir = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn a_damaged_file_of_the_newest_step_is_named_and_not_the_step() {
 }
 
 #[test]
-fn what_is_no_checkpoint_says_what_it_is() {
+fn non_checkpoint_error_describes_content() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.pth");
     fs::write(&path, b"").unwrap();

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn meshes_of_all_versions_have_a_shape() {
+    fn mesh_shape_is_read_from_all_torch_versions() {
         let coordinate = ("_coordinate_on_dim", ints(&[1, 0]));
         let layout = object("_MeshLayout", vec![], &[("shape", ints(&[2, 3])), ("stride", ints(&[3, 1]))]);
         let new = object("DeviceMesh", vec![], &[("_layout", layout), coordinate.clone()]);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_partial_sums_and_places_outside_of_the_mesh() {
+    fn rejects_partial_placements_and_bad_coordinates() {
         let mesh = |at: i64| {
             let layout = object("_MeshLayout", vec![], &[("shape", ints(&[2]))]);
             object("DeviceMesh", vec![], &[("_layout", layout), ("_coordinate_on_dim", ints(&[at]))])

@@ -159,7 +159,7 @@ fn worlds() -> impl Strategy<Value = (Vec<u64>, Tensors)> {
 
 proptest! {
     #[test]
-    fn merging_gives_back_what_was_distributed((mesh, tensors) in worlds(), transposed in any::<bool>()) {
+    fn merging_ranks_restores_distributed_tensors((mesh, tensors) in worlds(), transposed in any::<bool>()) {
         let written = write(&mesh, &tensors, transposed);
         let checkpoint = merged(&written).unwrap();
         checkpoint.check_coverage().unwrap();
@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn without_one_rank_nothing_is_merged((mesh, tensors) in worlds(), rank in any::<prop::sample::Index>()) {
+    fn merge_without_one_rank_is_error((mesh, tensors) in worlds(), rank in any::<prop::sample::Index>()) {
         let mut written = write(&mesh, &tensors, false);
         prop_assume!(written.ranks.len() > 1);
         written.ranks.remove(rank.index(written.ranks.len()));
@@ -205,7 +205,7 @@ fn part(written: &mut Written, rank: usize) -> &mut Part {
 }
 
 #[test]
-fn ranks_that_disagree_name_file_and_tensor() {
+fn rank_mismatch_error_names_file_and_tensor() {
     let mut written = small();
     part(&mut written, 1).distribution.shape = vec![8, 2];
     let expected = "tensor `t0` has the shape [8, 2] in it, but [7, 2] follows from rank0".to_owned();
@@ -229,7 +229,7 @@ fn ranks_that_disagree_name_file_and_tensor() {
 }
 
 #[test]
-fn a_local_tensor_of_another_size_than_its_place_is_an_error() {
+fn wrong_local_tensor_shape_is_rejected() {
     for rank in 0..3 {
         let mut written = small();
         written.ranks[rank].tensors[0].local.shape[0] += 1;
@@ -240,7 +240,7 @@ fn a_local_tensor_of_another_size_than_its_place_is_an_error() {
 }
 
 #[test]
-fn a_tensor_that_one_rank_lacks_is_an_error() {
+fn tensor_missing_from_one_rank_is_error() {
     let mut written = small();
     written.ranks[2].tensors.remove(0);
     let expected = not_in_rank("t0", "rank0");
@@ -253,7 +253,7 @@ fn a_tensor_that_one_rank_lacks_is_an_error() {
 }
 
 #[test]
-fn plain_tensors_of_different_shapes_are_an_error() {
+fn plain_tensor_shape_mismatch_is_error() {
     let mut written = small();
     let plain = written.ranks[1].tensors.last_mut().unwrap();
     (plain.local.shape, plain.local.strides) = (vec![1], vec![1]);
@@ -261,7 +261,7 @@ fn plain_tensors_of_different_shapes_are_an_error() {
 }
 
 #[test]
-fn two_files_of_one_place_are_an_error() {
+fn two_files_of_same_rank_are_rejected() {
     let mut written = small();
     let place = part(&mut written, 1);
     (place.rank, place.coordinate) = (None, vec![0]);
@@ -278,7 +278,7 @@ fn two_files_of_one_place_are_an_error() {
 }
 
 #[test]
-fn several_equal_meshes_hold_one_tensor() {
+fn equal_meshes_are_merged_as_replicas() {
     // Two groups of two ranks, each of which holds the whole tensor.
     let shard = vec![Placement::Shard { dim: 0 }];
     let mut written = write(&[2], &[(vec![5], shard)], false);

@@ -25,7 +25,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 #[test]
-fn shards_of_real_ranks_cover_their_tensors() {
+fn dcp_fixture_shards_cover_their_tensors() {
     let dir = fixture("hf_dcp_shards");
     let names: Vec<String> = Files::anywhere().list(&dir).unwrap();
     let names: Vec<String> = names.into_iter().filter(|name| name.ends_with(".safetensors")).collect();
@@ -52,7 +52,7 @@ fn open_dir(dir: &Path) -> Result<Checkpoint, Error> {
 }
 
 #[test]
-fn shards_cover_every_tensor_once() {
+fn shards_must_cover_every_tensor_once() {
     let dir = tempfile::tempdir().unwrap();
     for rank in 0..3 {
         write_shard(dir.path(), rank, 2 * rank, 2);
@@ -87,7 +87,7 @@ fn shards_cover_every_tensor_once() {
 }
 
 #[test]
-fn files_without_an_index_join_only_when_all_that_their_names_count_are_there() {
+fn unindexed_files_join_only_if_numbered_as_one_set() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     write(&path("model-00001-of-00002.safetensors"), &[("a", &[2])], None);
@@ -104,7 +104,7 @@ fn files_without_an_index_join_only_when_all_that_their_names_count_are_there() 
 }
 
 #[test]
-fn offsets_that_do_not_fit_are_refused() {
+fn invalid_saved_offsets_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let infos = [

@@ -209,12 +209,12 @@ fn models() -> impl Strategy<Value = Model> {
 
 proptest! {
     #[test]
-    fn merging_gives_back_what_was_cut_up(model in models()) {
+    fn merging_ranks_restores_sharded_model(model in models()) {
         check_model(&model)?;
     }
 
     #[test]
-    fn a_shard_that_was_cut_short_is_an_error_of_its_file(
+    fn truncated_shard_is_rejected_and_named(
         model in models(), rank in any::<prop::sample::Index>(),
     ) {
         let mut written = write(&model);
@@ -263,7 +263,7 @@ fn fault(written: &Written) -> (PathBuf, String) {
 }
 
 #[test]
-fn a_tensor_that_one_rank_lacks_or_has_alone_is_an_error() {
+fn tensor_missing_or_extra_on_one_rank_is_error() {
     let mut written = small(Layout::Flat);
     let key = written.ranks[2].keys.remove(1);
     written.ranks[2].model.remove(&key);
@@ -281,7 +281,7 @@ fn a_tensor_that_one_rank_lacks_or_has_alone_is_an_error() {
 }
 
 #[test]
-fn ranks_that_disagree_on_a_parameter_are_an_error() {
+fn parameter_mismatch_between_ranks_is_error() {
     let mut written = small(Layout::Flat);
     let entry = written.ranks[1].shard_info.get_mut(&("m".into(), "_fsdp_shard_1".into())).unwrap();
     entry.1 = vec![300, 5];
@@ -301,7 +301,7 @@ fn ranks_that_disagree_on_a_parameter_are_an_error() {
 }
 
 #[test]
-fn shards_that_are_all_too_short_are_an_error_and_never_padding() {
+fn uniformly_short_shards_are_rejected_and_not_padded() {
     let mut written = small(Layout::Dim0);
     for rank in &mut written.ranks {
         rank.model.get_mut("m._fsdp_shard_1").unwrap().shape[0] = 1;
@@ -312,7 +312,7 @@ fn shards_that_are_all_too_short_are_an_error_and_never_padding() {
 }
 
 #[test]
-fn shards_of_other_rows_or_strided_ones_are_an_error() {
+fn wrong_shape_or_strided_shards_are_rejected() {
     let mut written = small(Layout::Dim0);
     for rank in &mut written.ranks {
         rank.model.get_mut("m._fsdp_shard_1").unwrap().shape = vec![300, 2];
@@ -327,7 +327,7 @@ fn shards_of_other_rows_or_strided_ones_are_an_error() {
 }
 
 #[test]
-fn metadata_that_lacks_an_entry_or_does_not_add_up_is_an_error() {
+fn incomplete_or_inconsistent_metadata_is_rejected() {
     let mut written = small(Layout::Flat);
     written.ranks[0].shard_info.remove(&("m".into(), "_fsdp_shard_0".into()));
     assert!(fault(&written).1.contains("m._fsdp_shard_0"));
@@ -340,7 +340,7 @@ fn metadata_that_lacks_an_entry_or_does_not_add_up_is_an_error() {
 }
 
 #[test]
-fn two_parameters_of_one_name_are_an_error() {
+fn duplicate_parameter_names_are_rejected() {
     let mut written = small(Layout::Flat);
     for rank in &mut written.ranks {
         let entry = rank.shard_info.get_mut(&("m".into(), "_fsdp_shard_1".into())).unwrap();
@@ -350,7 +350,7 @@ fn two_parameters_of_one_name_are_an_error() {
 }
 
 #[test]
-fn an_optimizer_that_does_not_fit_the_shards_is_left_out_with_a_note() {
+fn mismatched_optimizer_is_skipped_with_note() {
     let mut written = small(Layout::Flat);
     written.ranks[0].optimizer.as_mut().unwrap().groups[0].retain(|(key, _)| key != "params");
     let checkpoint = merged(&written).unwrap();
@@ -370,7 +370,7 @@ fn an_optimizer_that_does_not_fit_the_shards_is_left_out_with_a_note() {
 }
 
 #[test]
-fn an_optimizer_state_that_one_rank_lacks_is_an_error() {
+fn optimizer_state_missing_from_one_rank_is_error() {
     let mut written = small(Layout::Flat);
     written.ranks[2].optimizer.as_mut().unwrap().states.remove(&1);
     let (path, fault_found) = fault(&written);
@@ -379,7 +379,7 @@ fn an_optimizer_state_that_one_rank_lacks_is_an_error() {
 }
 
 #[test]
-fn a_file_that_is_shorter_than_its_shards_is_found_by_coverage() {
+fn truncated_file_is_rejected_by_coverage_check() {
     let mut written = small(Layout::Flat);
     written.bytes[1].truncate(10);
     let fault = merged(&written).unwrap().check_coverage().unwrap_err();
@@ -405,7 +405,7 @@ fn in_two_groups(decays: [f64; 2]) -> Written {
 }
 
 #[test]
-fn weight_decay_tells_the_parameters_of_groups() {
+fn parameters_are_matched_to_groups_by_weight_decay() {
     let written = in_two_groups([0.0, 0.1]);
     let checkpoint = merged(&written).unwrap();
     assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
@@ -418,7 +418,7 @@ fn weight_decay_tells_the_parameters_of_groups() {
 }
 
 #[test]
-fn groups_that_weight_decay_does_not_tell_apart_leave_the_optimizer_out() {
+fn optimizer_is_skipped_if_groups_share_weight_decay() {
     let checkpoint = merged(&in_two_groups([0.1, 0.1])).unwrap();
     assert!(checkpoint.tensors.values().all(|tensor| tensor.role == Role::Model));
     assert!(checkpoint.notes[0].contains("weight decay does not tell"), "{:?}", checkpoint.notes);

@@ -39,7 +39,7 @@ fn refused(change: impl FnOnce(&mut Json)) -> String {
 }
 
 #[test]
-fn a_manifest_reads_to_what_it_says_and_writes_back_the_same() {
+fn manifest_round_trips() {
     let manifest = parse(&text()).unwrap();
     assert_eq!(manifest.tensors["w"].path, [Key::Name("w".to_owned())]);
     assert_eq!(manifest.tensors["step"].path[1], Key::Index(0));
@@ -52,7 +52,7 @@ fn a_manifest_reads_to_what_it_says_and_writes_back_the_same() {
 }
 
 #[test]
-fn rejects_other_formats_and_later_versions() {
+fn rejects_unknown_formats_and_newer_versions() {
     let fault = refused(|text| text["version"] = json!(2));
     assert_eq!(fault, "it has format version 2, but this program reads version 1; use a newer fsdp");
     // A later version may have any fields.
@@ -63,7 +63,7 @@ fn rejects_other_formats_and_later_versions() {
 }
 
 #[test]
-fn rejects_numbers_of_ranks_that_are_not_those_of_the_files() {
+fn rejects_world_size_that_differs_from_file_count() {
     for world_size in [0, 1, 3, usize::MAX] {
         let fault = refused(|text| text["world_size"] = json!(world_size));
         assert!(
@@ -78,7 +78,7 @@ fn rejects_numbers_of_ranks_that_are_not_those_of_the_files() {
 }
 
 #[test]
-fn rejects_unknown_missing_and_repeated_fields() {
+fn rejects_unknown_missing_invalid_and_repeated_fields() {
     let malformed = |change: fn(&mut Json)| {
         let fault = refused(change);
         assert!(fault.starts_with("its text cannot be read: "), "{fault}");
@@ -101,7 +101,7 @@ fn rejects_unknown_missing_and_repeated_fields() {
 }
 
 #[test]
-fn rejects_rows_that_are_not_in_exactly_one_file() {
+fn rejects_rows_not_in_exactly_one_file() {
     let fault = refused(|text| text["files"][1]["shards"] = json!({}));
     assert_eq!(fault, "rows 3..5 of tensor `w` are in no file");
     let fault = refused(|text| text["files"][1]["shards"]["w"]["rows"] = json!([4, 5]));
@@ -119,7 +119,7 @@ fn rejects_rows_that_are_not_in_exactly_one_file() {
 }
 
 #[test]
-fn rejects_counts_of_checksums_that_do_not_fit() {
+fn rejects_wrong_checksum_counts() {
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(1));
     assert!(fault.contains("has 2 checksums for rows 0..3 of tensor `w`, not 3, with"), "{fault}");
     let fault = refused(|text| text["files"][0]["shards"]["w"]["chunk_rows"] = json!(0));
@@ -127,7 +127,7 @@ fn rejects_counts_of_checksums_that_do_not_fit() {
 }
 
 #[test]
-fn rejects_files_that_lie_elsewhere_or_are_listed_twice() {
+fn rejects_invalid_or_repeated_file_names() {
     for name in ["../a.safetensors", "/a.safetensors", "a\\b.safetensors", "a.bin", "b.safetensors"] {
         let fault = refused(|text| text["files"][0]["name"] = json!(name));
         assert!(fault.contains("is not a plain name ending in .safetensors"), "{name}: {fault}");
@@ -135,7 +135,7 @@ fn rejects_files_that_lie_elsewhere_or_are_listed_twice() {
 }
 
 #[test]
-fn rejects_tensors_that_cannot_be() {
+fn rejects_impossible_tensors_and_values() {
     let fault = refused(|text| text["tensors"]["w"]["dtype"] = json!("F31"));
     assert_eq!(fault, "tensor `w` has the unknown dtype `F31`");
     for shape in [json!([2, u64::MAX]), json!([u64::MAX / 2, 4]), json!([0, u64::MAX, 2])] {

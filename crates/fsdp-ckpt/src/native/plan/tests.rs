@@ -18,7 +18,7 @@ fn fault(world: usize, tensors: Vec<SavedTensor>) -> String {
 }
 
 #[test]
-fn the_layout_says_what_pytorch_needs_and_omits_ranks_without_rows() {
+fn layout_lists_tensors_of_rank_with_dcp_metadata() {
     let tensors = vec![
         tensor("a", TensorType::Bf16, &[5, 2], even_rows(5, 4)),
         tensor("b", TensorType::F64, &[], even_rows(1, 4)),
@@ -42,7 +42,7 @@ fn the_layout_says_what_pytorch_needs_and_omits_ranks_without_rows() {
 }
 
 #[test]
-fn chunks_are_whole_rows_of_at_most_the_limit() {
+fn chunks_are_entire_rows_up_to_limit() {
     let row = 3 << 20;
     let tensors = vec![
         tensor("a", TensorType::U8, &[12, row], even_rows(12, 1)),
@@ -60,7 +60,7 @@ fn chunks_are_whole_rows_of_at_most_the_limit() {
 }
 
 #[test]
-fn rejects_rows_that_are_not_saved_exactly_once() {
+fn rejects_rows_not_saved_exactly_once() {
     let w = |rows: Vec<Range<usize>>| vec![tensor("w", TensorType::F32, &[8], rows)];
     assert_eq!(fault(2, w(vec![0..4, 5..8])), "rows 4..5 of tensor `w` are saved by no rank");
     assert_eq!(fault(2, w(vec![4..8, 0..3])), "rows 3..4 of tensor `w` are saved by no rank");
@@ -76,7 +76,7 @@ fn rejects_rows_that_are_not_saved_exactly_once() {
 }
 
 #[test]
-fn rejects_names_and_sizes_that_the_format_does_not_hold() {
+fn rejects_reserved_repeated_and_oversized_tensors() {
     let laid_out = |name: &str, shape: &[usize]| {
         SavePlan::new(1, vec![tensor(name, TensorType::F32, shape, even_rows(shape[0], 1))])
     };
@@ -87,7 +87,7 @@ fn rejects_names_and_sizes_that_the_format_does_not_hold() {
 }
 
 #[test]
-fn plans_that_differ_in_anything_have_other_digests() {
+fn different_plans_have_different_digests() {
     let of = |name: &str, dtype, shape: &[usize], rows| {
         SavePlan::new(2, vec![tensor(name, dtype, shape, rows)]).unwrap().digest()
     };
@@ -105,7 +105,7 @@ fn plans_that_differ_in_anything_have_other_digests() {
 
 proptest! {
     #[test]
-    fn even_rows_cover_each_row_once_in_the_order_of_ranks(count in 0usize..100, world in 1usize..40) {
+    fn even_rows_cover_each_row_once_in_rank_order(count in 0usize..100, world in 1usize..40) {
         let rows = even_rows(count, world);
         prop_assert_eq!(rows.len(), world);
         let flat: Vec<usize> = rows.into_iter().flatten().collect();
@@ -114,7 +114,7 @@ proptest! {
 
     /// Compares with the slow way: every row of every chunk of every rank, one by one.
     #[test]
-    fn chunks_of_all_ranks_cover_every_byte_of_the_data_once(
+    fn chunks_of_all_ranks_cover_every_data_byte_once(
         shapes in proptest::collection::vec((0usize..9, 0usize..4), 1..5), world in 1usize..6,
     ) {
         let tensors: Vec<_> = shapes.iter().enumerate().map(|(index, &(rows, columns))| {

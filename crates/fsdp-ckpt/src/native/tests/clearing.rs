@@ -40,7 +40,7 @@ fn names(files: &FaultyFiles) -> Vec<String> {
 }
 
 #[test]
-fn clearing_leaves_all_checkpoints_or_none() {
+fn crash_while_clearing_leaves_all_checkpoints_or_none() {
     let plan = plan(2);
     let start = before(&plan);
     let (mut all, mut none, mut begun) = (0, 0, 0);
@@ -74,7 +74,7 @@ fn clearing_leaves_all_checkpoints_or_none() {
 }
 
 #[test]
-fn going_back_removes_the_newest_first() {
+fn delete_after_removes_newest_checkpoints_first() {
     let plan = plan(2);
     let start = before(&plan);
     let mut seen = std::collections::BTreeSet::new();
@@ -92,7 +92,7 @@ fn going_back_removes_the_newest_first() {
 }
 
 #[test]
-fn a_checkpoint_that_is_set_aside_is_kept_and_is_none() {
+fn crash_while_setting_aside_keeps_checkpoint_sound() {
     let plan = plan(1);
     let start = before(&plan);
     let mut seen = std::collections::BTreeSet::new();
@@ -112,7 +112,7 @@ fn a_checkpoint_that_is_set_aside_is_kept_and_is_none() {
 }
 
 #[test]
-fn what_was_set_aside_is_replaced_and_outlives_the_next_start() {
+fn set_aside_checkpoint_is_replaceable_and_survives_cleanup() {
     let plan = plan(1);
     let files = before(&plan);
     let lock = run_dir(&files).lock().unwrap();
@@ -125,7 +125,7 @@ fn what_was_set_aside_is_replaced_and_outlives_the_next_start() {
 }
 
 #[test]
-fn two_that_delete_the_same_checkpoints_do_not_meet_each_other() {
+fn concurrent_deletion_of_same_checkpoints_succeeds() {
     let plan = plan(2);
     let start = before(&plan);
     for _ in 0..200 {
@@ -146,7 +146,7 @@ fn two_that_delete_the_same_checkpoints_do_not_meet_each_other() {
 }
 
 #[test]
-fn a_file_system_without_locks_is_told_apart() {
+fn lock_is_not_exclusive_without_lock_support() {
     let files = FaultyFiles::new();
     let alone = run_dir(&files).lock().unwrap();
     assert!(alone.is_exclusive());
@@ -157,7 +157,7 @@ fn a_file_system_without_locks_is_told_apart() {
 }
 
 #[test]
-fn a_link_to_checkpoints_is_not_cleared() {
+fn symlinked_checkpoints_directory_is_not_cleared() {
     let dir = tempfile::tempdir().unwrap();
     let (out, other) = (dir.path().join("out"), dir.path().join("other"));
     std::fs::create_dir_all(other.join("step-00000001")).unwrap();

@@ -78,17 +78,17 @@ fn survives_every_crash(world: usize) {
 }
 
 #[test]
-fn one_rank_survives_every_crash() {
+fn one_rank_save_survives_crash_at_every_operation() {
     survives_every_crash(1);
 }
 
 #[test]
-fn four_ranks_survive_every_crash() {
+fn four_rank_save_survives_crash_at_every_operation() {
     survives_every_crash(4);
 }
 
 #[test]
-fn a_crash_of_the_restart_is_survived_too() {
+fn second_crash_during_restart_is_survived() {
     let plan = plan(2);
     let start = before(&plan);
     let count = operations(&start, &plan);
@@ -105,7 +105,7 @@ fn a_crash_of_the_restart_is_survived_too() {
 }
 
 #[test]
-fn the_first_checkpoint_of_a_run_survives_a_crash_right_after_it() {
+fn first_checkpoint_survives_immediate_crash() {
     let (files, plan) = (FaultyFiles::new(), plan(2));
     Files::of(std::sync::Arc::new(files.clone())).create_directory_if_absent(Path::new("/run")).unwrap();
     let files = files.restart(Survival::Everything);
@@ -139,17 +139,17 @@ fn survives_every_failure(world: usize, fault: fn(u64) -> Fault) -> usize {
 }
 
 #[test]
-fn one_rank_survives_the_failure_of_every_operation() {
+fn one_rank_save_survives_failure_of_every_operation() {
     assert_eq!(survives_every_failure(1, Fault::FailAt), 0, "no failure goes unnoticed");
 }
 
 #[test]
-fn four_ranks_survive_the_failure_of_every_operation() {
+fn four_rank_save_survives_failure_of_every_operation() {
     assert_eq!(survives_every_failure(4, Fault::FailAt), 0, "no failure goes unnoticed");
 }
 
 #[test]
-fn every_operation_that_happens_and_says_that_it_failed_is_survived() {
+fn operations_that_succeed_but_report_failure_are_survived() {
     for world in [1, 4] {
         let tolerated = survives_every_failure(world, Fault::LieAt);
         assert_eq!(tolerated, 1, "the rename of a save is looked after");
@@ -157,7 +157,7 @@ fn every_operation_that_happens_and_says_that_it_failed_is_survived() {
 }
 
 #[test]
-fn what_an_earlier_attempt_still_writes_stays_out_of_the_way() {
+fn late_write_of_earlier_attempt_does_not_affect_save() {
     let (files, plan) = (FaultyFiles::new(), plan(2));
     let run = run_dir(&files);
     let zombie = run.lock().unwrap();
@@ -174,7 +174,7 @@ fn what_an_earlier_attempt_still_writes_stays_out_of_the_way() {
 }
 
 #[test]
-fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content() {
+fn second_save_of_step_succeeds_only_with_same_content() {
     let (files, plan) = (FaultyFiles::new(), plan(2));
     let files = files.with(Fault::NoLocks);
     let [one, same, other] = [(); 3].map(|()| run_dir(&files).lock().unwrap());
@@ -192,7 +192,7 @@ fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content
 }
 
 #[test]
-fn a_disk_that_fills_up_fails_the_save_and_keeps_the_old_checkpoint() {
+fn full_disk_fails_save_and_keeps_old_checkpoint() {
     for world in [1, 4] {
         let plan = plan(world);
         let start = before(&plan);

@@ -37,7 +37,7 @@ fn names(files: &FaultyFiles, dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_flipped_bit_of_every_file_is_detected_by_load_and_verify() {
+fn load_and_verify_detect_damage_at_every_byte() {
     let (files, dir) = saved();
     let names = names(&files, &dir);
     assert_eq!(names.len(), 3);
@@ -62,7 +62,7 @@ fn every_flipped_bit_of_every_file_is_detected_by_load_and_verify() {
 }
 
 #[test]
-fn every_truncation_and_extension_of_every_file_is_detected() {
+fn every_truncated_or_extended_file_is_detected() {
     let (files, dir) = saved();
     for name in names(&files, &dir) {
         let path = dir.join(&name);
@@ -81,7 +81,7 @@ fn every_truncation_and_extension_of_every_file_is_detected() {
 }
 
 #[test]
-fn files_of_two_ranks_or_two_steps_cannot_be_exchanged() {
+fn swapped_files_of_ranks_or_steps_are_detected() {
     let (files, dir) = saved();
     let run = run_dir(&files);
     save(&run.lock().unwrap(), &plan(2), 2, &mut false).unwrap();
@@ -97,7 +97,7 @@ fn files_of_two_ranks_or_two_steps_cannot_be_exchanged() {
 }
 
 #[test]
-fn a_changed_row_is_named_with_its_tensor_file_and_bytes() {
+fn damaged_row_error_names_tensor_file_and_bytes() {
     let (files, dir) = saved();
     let path = dir.join("shard-00002-model-00001-of-00001.safetensors");
     let mut bytes = read(&files, &path);

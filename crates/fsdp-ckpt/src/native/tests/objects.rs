@@ -78,7 +78,7 @@ fn survives(plan: &SavePlan, fails: fn(u64) -> StoreFails) -> usize {
 }
 
 #[test]
-fn the_failure_of_every_request_is_noticed_and_survived() {
+fn every_failed_request_is_detected_and_survived() {
     for plan in [plan(1), plan(4), long_plan(2)] {
         assert_eq!(survives(&plan, StoreFails::At), 0);
         assert_eq!(survives(&plan, StoreFails::From), 0);
@@ -86,7 +86,7 @@ fn the_failure_of_every_request_is_noticed_and_survived() {
 }
 
 #[test]
-fn every_lost_answer_is_survived_and_looked_after_where_it_decides() {
+fn every_lost_response_is_survived() {
     // The answer for the manifest, and the answer for the end of each multipart file.
     assert_eq!(survives(&plan(1), StoreFails::AnswerAt), 1);
     assert_eq!(survives(&plan(4), StoreFails::AnswerAt), 1);
@@ -101,7 +101,7 @@ fn state(step: u64) -> Map<String, serde_json::Value> {
 }
 
 #[test]
-fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content() {
+fn second_save_of_step_succeeds_only_with_same_content() {
     let (store, plan) = (FaultyStore::new(), long_plan(2));
     let [one, same, other] = [(); 3].map(|()| run_of(&store.again()).lock().unwrap());
     let [first, second, third] = [&one, &same, &other].map(|lock| save_parts(lock, &plan, 7).unwrap());
@@ -119,7 +119,7 @@ fn of_two_runs_that_save_one_step_the_second_succeeds_only_with_the_same_content
 }
 
 #[test]
-fn a_part_that_is_dropped_before_its_end_is_gone_and_can_be_written_again() {
+fn dropped_part_is_removed_and_can_be_rewritten() {
     let (store, plan) = (FaultyStore::new(), long_plan(1));
     let lock = run_of(&store).lock().unwrap();
     let create = || RankSave::create(lock.run(), lock.attempt(), &plan, 7, 0);
@@ -132,7 +132,7 @@ fn a_part_that_is_dropped_before_its_end_is_gone_and_can_be_written_again() {
 }
 
 #[test]
-fn an_attempt_that_should_be_dead_harms_no_other() {
+fn zombie_attempt_does_not_damage_other_saves() {
     let (store, plan) = (FaultyStore::new(), long_plan(2));
     let [zombie, lock] = [(); 2].map(|()| run_of(&store.again()).lock().unwrap());
     let late = save_parts(&zombie, &plan, 7).unwrap();
@@ -151,7 +151,7 @@ fn an_attempt_that_should_be_dead_harms_no_other() {
 }
 
 #[test]
-fn what_is_cleared_counts_no_more_whenever_clearing_is_cut_off() {
+fn interrupted_clearing_leaves_all_checkpoints_or_none() {
     let plan = plan(2);
     let start = FaultyStore::new();
     let lock = run_of(&start).lock().unwrap();
@@ -179,7 +179,7 @@ fn what_is_cleared_counts_no_more_whenever_clearing_is_cut_off() {
 }
 
 #[test]
-fn a_checkpoint_that_is_set_aside_is_none_until_its_manifest_is_copied_back() {
+fn set_aside_checkpoint_returns_when_manifest_is_restored() {
     let (store, plan) = (FaultyStore::new(), plan(2));
     let lock = run_of(&store).lock().unwrap();
     save(&lock, &plan, 1, &mut false).unwrap();
@@ -194,7 +194,7 @@ fn a_checkpoint_that_is_set_aside_is_none_until_its_manifest_is_copied_back() {
 }
 
 #[test]
-fn names_without_attempts_are_what_they_are() {
+fn plain_name_strips_only_attempt_directory() {
     assert_eq!(plain_name("0123456789abcdef/a.safetensors"), "a.safetensors");
     for name in ["a.safetensors", "other/a.safetensors", "0123456789ABCDEF/a.safetensors"] {
         assert_eq!(plain_name(name), name);

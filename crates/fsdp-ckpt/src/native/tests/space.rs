@@ -15,7 +15,7 @@ fn files_in_checkpoints(files: &FaultyFiles) -> Vec<String> {
 }
 
 #[test]
-fn what_is_set_aside_is_what_a_save_needs() {
+fn save_space_is_within_64_kib_of_saved_bytes() {
     for world in 1..6 {
         let plan = plan(world);
         let (space, saved) = (SaveSpace::new(&plan).unwrap().bytes(), saved_bytes(&plan) as u64);
@@ -25,7 +25,7 @@ fn what_is_set_aside_is_what_a_save_needs() {
 }
 
 #[test]
-fn a_save_succeeds_on_a_disk_that_others_have_filled() {
+fn reserved_save_succeeds_on_full_disk() {
     for world in [1, 4] {
         let plan = plan(world);
         let start = FaultyFiles::new();
@@ -46,7 +46,7 @@ fn a_save_succeeds_on_a_disk_that_others_have_filled() {
 }
 
 #[test]
-fn a_disk_without_room_is_told_before_anything_is_written() {
+fn insufficient_space_is_reported_before_writing() {
     let plan = plan(3);
     let space = SaveSpace::new(&plan).unwrap();
     let start = FaultyFiles::new();
@@ -69,7 +69,7 @@ fn a_disk_without_room_is_told_before_anything_is_written() {
 }
 
 #[test]
-fn a_disk_that_is_too_small_without_the_old_checkpoints_too_is_told_before_they_are_cleared() {
+fn insufficient_space_is_reported_before_clearing() {
     let plan = plan(3);
     let space = SaveSpace::new(&plan).unwrap();
     let start = FaultyFiles::new();
@@ -90,7 +90,7 @@ fn a_disk_that_is_too_small_without_the_old_checkpoints_too_is_told_before_they_
 }
 
 #[test]
-fn a_checkpoint_that_is_set_aside_is_none_of_the_run_and_whole() {
+fn set_aside_checkpoint_is_unlisted_and_sound() {
     let (files, plan) = (FaultyFiles::new(), plan(2));
     let lock = run_dir(&files).lock().unwrap();
     for round in 0..2 {

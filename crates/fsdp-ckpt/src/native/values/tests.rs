@@ -36,7 +36,7 @@ fn values() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn every_value_survives_as_json_text(value in values()) {
+    fn every_value_round_trips_through_json(value in values()) {
         let text = to_json(&value).unwrap().to_string();
         let back = from_json(serde_json::from_str(&text).unwrap()).unwrap();
         // Compare the text, which contains the bits of floats, because a NaN is not equal to itself.
@@ -46,14 +46,14 @@ proptest! {
 }
 
 #[test]
-fn a_nan_keeps_its_bits() {
+fn nan_keeps_its_bits() {
     let bits = 0x7ff8_0000_dead_beef;
     let back = from_json(to_json(&Value::Float(f64::from_bits(bits))).unwrap()).unwrap();
     assert!(matches!(back, Value::Float(value) if value.to_bits() == bits));
 }
 
 #[test]
-fn rejects_a_value_that_json_readers_would_not_descend() {
+fn rejects_values_nested_beyond_json_depth_limit() {
     let nested =
         |depth: usize| (0..depth).fold(Value::None, |value, _| Value::Dict(vec![(Value::None, value)]));
     let deepest = to_json(&nested(DEPTH_MAX - 1)).unwrap().to_string();
@@ -64,7 +64,7 @@ fn rejects_a_value_that_json_readers_would_not_descend() {
 }
 
 #[test]
-fn rejects_json_that_is_no_value() {
+fn rejects_json_of_invalid_values() {
     for text in [
         "1.5",
         "18446744073709551615",
@@ -84,7 +84,7 @@ fn rejects_json_that_is_no_value() {
 }
 
 #[test]
-fn the_state_of_a_run_survives_as_a_value() {
+fn run_state_round_trips_as_value() {
     let text = r#"{"step":50,"seed":18446744073709551615,"lr":0.30000000000000004,"a":[null,true,{"b":-1}]}"#;
     let Json::Object(state) = serde_json::from_str(text).unwrap() else { panic!("it is an object") };
     let value = run_state_to_value(&state);
@@ -96,7 +96,7 @@ fn the_state_of_a_run_survives_as_a_value() {
 }
 
 #[test]
-fn names_that_a_manifest_could_smuggle_into_a_pickle_are_opaque() {
+fn unknown_globals_in_manifest_become_opaque() {
     let system = Global { module: "os".into(), name: "system".into() };
     for text in [r#"{"global":["os","system"]}"#, r#"{"object":[["os","system"],["true"]]}"#] {
         assert_eq!(from_json(serde_json::from_str(text).unwrap()), Some(Value::Opaque(system.clone())));

@@ -18,7 +18,7 @@ fn name(text: &str) -> String {
 }
 
 #[test]
-fn reads_a_header_in_any_order_with_empty_and_scalar_tensors() {
+fn reads_header_in_any_order_with_empty_and_scalar_tensors() {
     let text = r#"{"b":{"dtype":"I64","shape":[],"data_offsets":[4,12]},
         "__metadata__":{"format":"pt"},
         "e":{"shape":[0,3],"data_offsets":[4,4],"dtype":"F32"},
@@ -33,18 +33,18 @@ fn reads_a_header_in_any_order_with_empty_and_scalar_tensors() {
 }
 
 #[test]
-fn reads_a_file_without_tensors() {
+fn reads_file_without_tensors() {
     assert_eq!(parse("{}", 0).unwrap().entries(), []);
 }
 
 #[test]
-fn rejects_a_file_without_header_length() {
+fn rejects_file_without_header_length() {
     let expected = "it has 3 bytes, too few for the 8-byte header length";
     assert_eq!(Header::parse_length(&[1, 0, 0], 3), Err(Fault::new(expected)));
 }
 
 #[test]
-fn rejects_a_header_above_the_limit() {
+fn rejects_header_above_limit() {
     let len = HEADER_LEN_MAX + 1;
     let expected = |len: u64| {
         Fault::new(format!("its header has {len} bytes, more than the 100000000 that the format allows"))
@@ -54,20 +54,20 @@ fn rejects_a_header_above_the_limit() {
 }
 
 #[test]
-fn rejects_a_header_beyond_the_file() {
+fn rejects_header_beyond_end_of_file() {
     let expected = "its header needs 100 bytes, but the file has only 20 after the header length";
     assert_eq!(Header::parse_length(&100_u64.to_le_bytes(), 28), Err(Fault::new(expected)));
 }
 
 #[test]
-fn rejects_what_is_not_an_object() {
+fn rejects_non_object_header() {
     for text in ["[]", " {}", ""] {
         assert_eq!(fault(text, 0), "its header does not begin with `{`");
     }
 }
 
 #[test]
-fn rejects_bytes_that_are_not_utf8() {
+fn rejects_invalid_utf8() {
     assert_eq!(Header::parse(b"{\"\xff\"}", 13), Err(Fault::at(10, "its header is not UTF-8")));
 }
 
@@ -88,7 +88,7 @@ fn rejects_deep_nesting() {
 }
 
 #[test]
-fn rejects_a_repeated_tensor() {
+fn rejects_repeated_tensor() {
     let entry = r#""a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
     let found = fault(&format!("{{{entry},{entry}}}"), 1);
     assert_eq!(found, "its header lists `a` twice");
@@ -107,7 +107,7 @@ fn rejects_repeated_metadata() {
 }
 
 #[test]
-fn rejects_metadata_that_is_not_text() {
+fn rejects_non_text_metadata() {
     for value in ["{\"k\":1}", "{\"k\":{}}", "[]", "null"] {
         let found = fault(&format!("{{\"__metadata__\":{value}}}"), 0);
         assert!(found.starts_with("its `__metadata__` is not a map"), "{value}: {found}");
@@ -115,19 +115,19 @@ fn rejects_metadata_that_is_not_text() {
 }
 
 #[test]
-fn rejects_a_repeated_field() {
+fn rejects_repeated_field() {
     let found = fault(r#"{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1);
     assert!(found.starts_with("the entry of tensor `a` cannot be read: duplicate field `dtype`"), "{found}");
 }
 
 #[test]
-fn rejects_an_unknown_field() {
+fn rejects_unknown_field() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"strides":[1],"data_offsets":[0,1]}}"#, 1);
     assert!(found.starts_with("the entry of tensor `a` cannot be read: unknown field `strides`"), "{found}");
 }
 
 #[test]
-fn rejects_a_missing_field() {
+fn rejects_missing_field() {
     for (field, text) in [
         ("dtype", r#"{"a":{"shape":[1],"data_offsets":[0,1]}}"#),
         ("shape", r#"{"a":{"dtype":"U8","data_offsets":[0,1]}}"#),
@@ -139,13 +139,13 @@ fn rejects_a_missing_field() {
 }
 
 #[test]
-fn rejects_an_unknown_dtype() {
+fn rejects_unknown_dtype() {
     let found = fault(r#"{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}"#, 1);
     assert!(found.starts_with("tensor `a` has dtype `F4`; supported are BOOL, U8"), "{found}");
 }
 
 #[test]
-fn rejects_fields_of_the_wrong_type() {
+fn rejects_fields_of_wrong_type() {
     let many = "1,".repeat(64) + "1";
     for fields in [
         r#""dtype":3,"shape":[1],"data_offsets":[0,1]"#,
@@ -171,19 +171,19 @@ fn rejects_reversed_offsets() {
 }
 
 #[test]
-fn rejects_a_truncated_file() {
+fn rejects_truncated_file() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}"#, 8);
     assert_eq!(found, "tensor `a` ends at data byte 9, but the file holds only 8 (truncated?)");
 }
 
 #[test]
-fn rejects_a_hole() {
+fn rejects_hole_before_tensor() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}"#, 2);
     assert_eq!(found, "data bytes 0..1 before tensor `a` belong to no tensor");
 }
 
 #[test]
-fn rejects_an_overlap() {
+fn rejects_overlapping_tensors() {
     let text = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},
         "b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
     assert_eq!(fault(text, 4), "tensor `b` starts at data byte 2, inside `a`, which ends at 3");
@@ -192,13 +192,13 @@ fn rejects_an_overlap() {
 }
 
 #[test]
-fn rejects_a_range_of_the_wrong_size() {
+fn rejects_range_of_wrong_size() {
     let found = fault(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7);
     assert_eq!(found, "tensor `a` (F32 [2]) needs 8 bytes, but its offsets span 7");
 }
 
 #[test]
-fn rejects_a_size_that_overflows() {
+fn rejects_overflowing_size() {
     for shape in ["[4294967296,4294967296]", "[0,4294967296,4294967296]", "[18446744073709551615]"] {
         let text = format!(r#"{{"a":{{"dtype":"F64","shape":{shape},"data_offsets":[0,0]}}}}"#);
         assert!(fault(&text, 0).ends_with("has more bytes than can be counted"), "{shape}");
@@ -206,7 +206,7 @@ fn rejects_a_size_that_overflows() {
 }
 
 #[test]
-fn rejects_bytes_after_the_last_tensor() {
+fn rejects_bytes_after_last_tensor() {
     let found = fault(r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 2);
     assert_eq!(found, "its tensors end at data byte 1, but the file holds 2");
     assert_eq!(fault("{}", 1), "its tensors end at data byte 0, but the file holds 1");
@@ -217,7 +217,7 @@ fn spec(name: &str, dtype: TensorType, shape: &[usize]) -> TensorSpec {
 }
 
 #[test]
-fn layout_rejects_names_and_sizes_that_the_format_cannot_hold() {
+fn layout_rejects_reserved_repeated_and_oversized_tensors() {
     let layout = |tensors| Header::layout(tensors, None).map(|_| ()).unwrap_err().to_string();
     let twice = vec![spec("a", TensorType::U8, &[1]), spec("a", TensorType::U8, &[2])];
     assert_eq!(layout(twice), "its header lists `a` twice");
@@ -263,7 +263,7 @@ fn specs() -> impl Strategy<Value = Vec<TensorSpec>> {
 
 proptest! {
     #[test]
-    fn a_laid_out_header_reads_back(specs in specs(), metadata in prop::option::of(
+    fn laid_out_header_round_trips(specs in specs(), metadata in prop::option::of(
         prop::collection::btree_map(".{0,5}", ".{0,5}", 0..3))) {
         let (header, bytes) = Header::layout(specs.clone(), metadata).unwrap();
         let len = Header::parse_length(&bytes, header.file_len()).unwrap();
@@ -280,7 +280,7 @@ proptest! {
     }
 
     #[test]
-    fn no_mutation_of_a_header_panics(specs in specs(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn parser_never_panics_on_mutated_header(specs in specs(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let (header, mut bytes) = Header::layout(specs, None).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;
@@ -292,7 +292,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_text_does_not_panic(text in "[{}\\[\\]\",:a0-9 ]{0,60}", data_len in 0_u64..20) {
+    fn parser_never_panics_on_arbitrary_text(text in "[{}\\[\\]\",:a0-9 ]{0,60}", data_len in 0_u64..20) {
         let _ = parse(&text, data_len);
     }
 }

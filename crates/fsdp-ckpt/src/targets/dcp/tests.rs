@@ -28,7 +28,7 @@ fn rows_by_rank(row_count: u64, rank_count: usize) -> Vec<(String, u64, u64)> {
 }
 
 #[test]
-fn rows_are_split_as_torch_chunk_does() {
+fn rows_are_split_like_torch_chunk() {
     let expected = |ends: &[u64]| -> Vec<(String, u64, u64)> {
         let starts = [0].iter().chain(ends);
         let ranges = starts.zip(ends).enumerate();
@@ -41,7 +41,7 @@ fn rows_are_split_as_torch_chunk_does() {
 }
 
 #[test]
-fn every_rank_has_a_file_and_the_first_has_what_cannot_be_split() {
+fn every_rank_gets_file_and_first_holds_unsplittable_items() {
     let selection = selection();
     let files = assemble(plan(&selection, 3).unwrap(), &data_of(&selection));
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
@@ -51,14 +51,14 @@ fn every_rank_has_a_file_and_the_first_has_what_cannot_be_split() {
 }
 
 #[test]
-fn elements_of_tensors_are_aligned_in_the_file() {
+fn tensor_data_is_aligned_to_64_bytes() {
     let plan = plan(&selection(), 3).unwrap();
     let offsets = plan.files.iter().flat_map(|file| file.places.iter().map(|place| place.offset));
     assert!(offsets.into_iter().all(|offset| offset % 64 == 0));
 }
 
 #[test]
-fn refuses_no_ranks_and_repeated_names() {
+fn rejects_zero_ranks_and_repeated_names() {
     let fault = |selection: &Selection, rank_count| match plan(selection, rank_count) {
         Err(Error::BadRequest { reason, .. }) => reason,
         _ => panic!("this must be refused"),

@@ -52,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn what_is_converted_to_native_at_any_world_size_reads_back_whole(seed: u64, world in 1usize..6) {
+    fn native_conversion_round_trips_at_any_world_size(seed: u64, world in 1usize..6) {
         let dir = tempfile::tempdir().unwrap();
         let mut made = RandomCheckpoint::write(&mut Seeded(seed), &dir.path().join("source"));
         let rng = Value::Tuple(vec![Value::Float(f64::NAN.copysign(-1.0)), Value::Bytes(vec![1, 2])]);
@@ -87,7 +87,7 @@ proptest! {
 }
 
 #[test]
-fn a_run_state_that_is_none_stays_a_value() {
+fn non_dict_run_state_stays_a_value() {
     let values = vec![object(RUN_STATE, Value::Int(1)).1];
     let planned = plan(&Selection { tensors: Vec::new(), values }, 1).unwrap();
     let tail = (planned.tail)(&[Vec::new()]).unwrap();
@@ -97,7 +97,7 @@ fn a_run_state_that_is_none_stays_a_value() {
 }
 
 #[test]
-fn every_flipped_byte_of_a_native_checkpoint_is_found_by_verify_or_open() {
+fn bit_flip_in_every_native_byte_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = |len: u8| (0..len).map(|byte| byte.wrapping_mul(37)).collect::<Vec<u8>>();
     let tensors = [("a", bytes(12)), ("b", bytes(5))];

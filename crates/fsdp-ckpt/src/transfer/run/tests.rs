@@ -103,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
-    fn transfers_equal_the_oracle(
+    fn transfer_output_matches_oracle(
         seed in any::<u64>(), window in prop_oneof![Just(0_usize), 200..2000_usize, Just(1 << 20)], threads in 1..4_usize,
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn a_canceled_transfer_leaves_nothing(seed in any::<u64>(), after in 0..20_u64) {
+    fn canceled_transfer_leaves_no_files(seed in any::<u64>(), after in 0..20_u64) {
         let dir = tempfile::tempdir().unwrap();
         let mut random = Seeded(seed);
         let source = RandomCheckpoint::write(&mut random, &dir.path().join("source"));
@@ -152,7 +152,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_or_short_source_is_named_and_leaves_nothing(seed in any::<u64>()) {
+    fn truncated_source_is_named_and_leaves_no_files(seed in any::<u64>()) {
         let dir = tempfile::tempdir().unwrap();
         let mut random = Seeded(seed);
         let source = RandomCheckpoint::write(&mut random, &dir.path().join("source"));
@@ -224,7 +224,7 @@ fn whole(source: &RandomCheckpoint) -> Expected {
 }
 
 #[test]
-fn a_checksum_that_does_not_match_is_found_while_copying() {
+fn checksum_mismatch_is_detected_while_copying() {
     let dir = tempfile::tempdir().unwrap();
     let source = small(&dir.path().join("source"), &[7; 5000]);
     let path = source.checkpoint.sources[0].path().clone();
@@ -241,7 +241,7 @@ fn a_checksum_that_does_not_match_is_found_while_copying() {
 }
 
 #[test]
-fn matching_checksums_are_counted_and_one_file_gets_its_name() {
+fn single_file_transfer_counts_matching_checksums() {
     let dir = tempfile::tempdir().unwrap();
     let source = small(&dir.path().join("source"), &[7; 5000]);
     let staged = Staged::new(&dir.path().join("out"), OutputKind::File).unwrap();
@@ -253,7 +253,7 @@ fn matching_checksums_are_counted_and_one_file_gets_its_name() {
 }
 
 #[test]
-fn what_cannot_be_converted_is_refused_before_anything_is_written() {
+fn unconvertible_dtype_is_rejected_before_writing() {
     let dir = tempfile::tempdir().unwrap();
     let source = small(&dir.path().join("source"), &[7; 50]);
     let mut expected = whole(&source);
@@ -364,7 +364,7 @@ impl OpenFile for FailingFile {
 }
 
 #[test]
-fn whichever_operation_fails_the_output_is_whole_or_not_there() {
+fn any_failed_operation_leaves_complete_output_or_none() {
     for seed in [1, 2, 3, 4, 5] {
         let (mut failures, mut operation) = (0, 0);
         loop {

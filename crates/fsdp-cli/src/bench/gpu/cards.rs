@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_driver_are_known_and_others_are_not() {
+    fn peak_tflops_is_found_for_known_cards_only() {
         let known = [
             ("NVIDIA GB200", 2500.0),
             ("NVIDIA H200", 989.4),

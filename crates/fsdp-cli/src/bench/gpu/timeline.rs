@@ -43,13 +43,13 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_count_once() {
+    fn busy_time_counts_overlaps_once() {
         assert_eq!(busy(&spans(&[(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.6)])), 4.0);
         assert_eq!(busy(&[]), 0.0);
     }
 
     #[test]
-    fn what_compute_covers_is_hidden() {
+    fn time_covered_by_compute_is_not_exposed() {
         let compute = spans(&[(0.0, 4.0), (6.0, 9.0)]);
         assert_eq!(exposed(&spans(&[(1.0, 3.0)]), &compute), 0.0);
         assert_eq!(exposed(&spans(&[(3.0, 7.0)]), &compute), 2.0);
@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_those_of_counting_moments(
+        fn busy_and_exposed_match_brute_force_count(
             ours in prop::collection::vec((0u8..40, 0u8..9), 0..9),
             theirs in prop::collection::vec((0u8..40, 0u8..9), 0..9),
         ) {

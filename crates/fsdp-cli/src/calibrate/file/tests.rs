@@ -26,7 +26,7 @@ fn measured(machine: &str) -> Measured {
 }
 
 #[test]
-fn points_of_as_many_ranks_are_replaced_and_others_stay() {
+fn add_replaces_points_with_same_rank_count() {
     let mut all = points("x", &[(1, 1.0), (2, 2.0)]);
     add(&mut all, points("x", &[(2, 3.0), (4, 4.0)]));
     add(&mut all, points("y", &[(1, 5.0)]));
@@ -36,7 +36,7 @@ fn points_of_as_many_ranks_are_replaced_and_others_stay() {
 }
 
 #[test]
-fn points_of_another_machine_device_or_version_are_refused() {
+fn points_of_other_machine_device_or_version_are_rejected() {
     let like = || machine::like(None, Device::Cpu).unwrap();
     let file = Path::new("mine.toml");
     let here = machine::name(Device::Cpu, None, 2);
@@ -55,7 +55,7 @@ fn points_of_another_machine_device_or_version_are_refused() {
 }
 
 #[test]
-fn a_file_that_was_written_is_read_the_same() {
+fn calibration_round_trips_and_replaces_only_same_machine() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("mine.toml");
     let cluster =
@@ -71,7 +71,7 @@ fn a_file_that_was_written_is_read_the_same() {
 }
 
 #[test]
-fn gpus_need_a_cluster_that_says_what_is_not_measured() {
+fn like_is_required_for_cuda_and_must_match_device() {
     let error = machine::like(None, Device::Cuda).unwrap_err().to_string();
     assert!(error.contains("--like: name a cluster"), "{error}");
     let error = machine::like(Some("h100-sxm"), Device::Cpu).unwrap_err().to_string();

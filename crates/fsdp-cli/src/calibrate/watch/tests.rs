@@ -111,7 +111,7 @@ fn nearest(traces: &[Trace], virtual_seconds: impl Fn(&Trace) -> f64) -> f64 {
 const SERIAL: Pace = Pace { issue_seconds: 0.0, is_serial: true };
 
 #[test]
-fn times_of_a_real_step_reproduce_it_in_virtual_time() {
+fn replayed_step_matches_traced_times() {
     for ranks in [1, 2] {
         let (job, traces) = traces(ranks);
         let schedule = &job.plan.step;
@@ -136,7 +136,7 @@ fn times_of_a_real_step_reproduce_it_in_virtual_time() {
 }
 
 #[test]
-fn operations_and_the_time_between_them_add_up_to_a_real_step() {
+fn op_and_issue_times_sum_to_traced_step() {
     let (job, traces) = traces(1);
     let schedule = &job.plan.step;
     let seconds = |trace: &Trace| {
@@ -150,7 +150,7 @@ fn operations_and_the_time_between_them_add_up_to_a_real_step() {
 }
 
 #[test]
-fn a_rank_that_waits_for_another_is_done_sooner_without_that() {
+fn replay_without_waits_is_shorter_by_waited_time() {
     let (job, traces) = traces(2);
     let schedule = &job.plan.step;
     for trace in traces.iter().flatten() {

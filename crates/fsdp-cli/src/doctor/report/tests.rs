@@ -63,7 +63,7 @@ fn together(nodes: usize) -> Together {
 }
 
 #[test]
-fn nodes_that_are_alike_and_work_together() {
+fn identical_healthy_nodes_report_nothing_wrong() {
     let mut found = together(3);
     found.judge();
     insta::assert_snapshot!(render(&found, plain()), @r#"
@@ -110,7 +110,7 @@ fn nodes_that_are_alike_and_work_together() {
 }
 
 #[test]
-fn what_is_wrong_is_said_of_the_node_where_it_is() {
+fn problems_name_affected_nodes() {
     let mut found = together(3);
     found.nodes[1].cpu = "Intel Xeon 8480".to_owned();
     found.nodes[1].libraries[0].state = "2.21.5".to_owned();
@@ -153,7 +153,7 @@ fn what_is_wrong_is_said_of_the_node_where_it_is() {
 }
 
 #[test]
-fn of_many_nodes_the_slowest_pairs_are_shown() {
+fn many_nodes_show_only_slowest_pairs() {
     let mut found = together(40);
     found.judge();
     let text = render(&found, plain());
@@ -174,7 +174,7 @@ fn of_many_nodes_the_slowest_pairs_are_shown() {
 }
 
 #[test]
-fn json_has_all_of_it() {
+fn json_includes_links_nodes_and_launcher() {
     let found = serde_json::to_value(together(3)).unwrap();
     assert_eq!(found["links"].as_array().unwrap().len(), 3);
     assert_eq!(found["nodes"][2]["clock"]["ahead_ms"], 0.5);

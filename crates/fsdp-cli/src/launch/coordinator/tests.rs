@@ -75,7 +75,7 @@ fn finish(node: u64, exit: Exit, because: Option<&str>) -> Action {
 }
 
 #[test]
-fn a_range_has_the_largest_power_of_two_and_a_number_itself() {
+fn node_range_uses_largest_power_of_two_that_joined() {
     let sizes = |min, max| (0..=9).map(|there| rules(min, max).size(there).unwrap_or(0)).collect::<Vec<_>>();
     assert_eq!(sizes(1, 8), [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]);
     assert_eq!(sizes(3, 6), [0, 0, 0, 0, 4, 4, 4, 4, 4, 4]);
@@ -83,7 +83,7 @@ fn a_range_has_the_largest_power_of_two_and_a_number_itself() {
 }
 
 #[test]
-fn one_node_starts_at_once_and_again_until_restarts_are_used_up() {
+fn single_node_restarts_until_max_restarts() {
     let mut launch = Launch::new(rules(1, 1));
     assert_eq!(launch.joins(0), [start(0, &[0])]);
     assert_eq!(launch.ends(0, 0, Exit::Temporary), [start(1, &[0])]);
@@ -94,7 +94,7 @@ fn one_node_starts_at_once_and_again_until_restarts_are_used_up() {
 }
 
 #[test]
-fn what_would_fail_again_ends_the_launch_on_all_nodes_and_spares() {
+fn non_temporary_exit_finishes_all_nodes_and_spares() {
     for exit in [Exit::Input, Exit::Failed, Exit::Done] {
         let mut launch = Launch::new(rules(1, 2));
         launch.joins(0);
@@ -108,7 +108,7 @@ fn what_would_fail_again_ends_the_launch_on_all_nodes_and_spares() {
 }
 
 #[test]
-fn a_node_that_is_lost_is_waited_for_and_then_done_without() {
+fn lost_node_is_dropped_after_wait() {
     let mut launch = Launch::new(rules(1, 4));
     for node in 0..3 {
         assert_eq!(launch.joins(node), []);
@@ -127,7 +127,7 @@ fn a_node_that_is_lost_is_waited_for_and_then_done_without() {
 }
 
 #[test]
-fn processes_that_were_told_of_a_failure_are_known_to_be_on_other_nodes_too() {
+fn reported_failure_implies_other_nodes_know_it() {
     let mut launch = Launch::new(rules(2, 2));
     launch.joins(0);
     assert_eq!(launch.joins(1), [start(0, &[0, 1])]);
@@ -145,7 +145,7 @@ fn processes_that_were_told_of_a_failure_are_known_to_be_on_other_nodes_too() {
 }
 
 #[test]
-fn a_node_that_returns_takes_part_from_the_next_save_on() {
+fn returning_node_rejoins_after_next_save() {
     let mut launch = Launch::new(rules(1, 2));
     launch.joins(0);
     assert_eq!(launch.after(30), [start(0, &[0])]);
@@ -175,7 +175,7 @@ fn a_node_that_returns_takes_part_from_the_next_save_on() {
 }
 
 #[test]
-fn a_node_with_a_number_has_its_place() {
+fn numbered_node_keeps_its_position() {
     let mut launch = Launch::new(rules(3, 3));
     launch.says(5, Message::Join(NodeFacts { number: Some(1), ..facts(5) }));
     launch.joins(6);
@@ -185,7 +185,7 @@ fn a_node_with_a_number_has_its_place() {
 }
 
 #[test]
-fn a_signal_takes_its_node_out_and_on_the_coordinators_it_ends_the_launch() {
+fn leave_drops_node_and_on_coordinator_ends_launch() {
     let begun = || {
         let mut launch = Launch::new(rules(1, 2));
         launch.joins(0);
@@ -210,7 +210,7 @@ fn a_signal_takes_its_node_out_and_on_the_coordinators_it_ends_the_launch() {
 }
 
 #[test]
-fn too_few_nodes_are_waited_for_but_not_for_ever() {
+fn too_few_nodes_time_out() {
     let mut launch = Launch::new(rules(2, 4));
     launch.joins(0);
     assert_eq!(launch.after(PATIENCE.as_secs() - 1), []);
@@ -220,7 +220,7 @@ fn too_few_nodes_are_waited_for_but_not_for_ever() {
 }
 
 #[test]
-fn missing_nodes_are_waited_for_from_when_there_are_enough() {
+fn wait_for_more_nodes_begins_at_minimum() {
     let mut launch = Launch::new(rules(2, 4));
     launch.joins(0);
     launch.after(40);
@@ -231,7 +231,7 @@ fn missing_nodes_are_waited_for_from_when_there_are_enough() {
 }
 
 #[test]
-fn nodes_start_equal_numbers_of_processes() {
+fn mismatched_nproc_is_rejected() {
     let mut launch = Launch::new(rules(1, 2));
     launch.joins(0);
     let why = "node n1 has --nproc 3, but the others have 2: give all nodes the same";
@@ -240,7 +240,7 @@ fn nodes_start_equal_numbers_of_processes() {
 }
 
 #[test]
-fn a_coordinator_that_takes_over_goes_on_counting() {
+fn new_coordinator_keeps_attempt_and_restart_counts() {
     let mut launch = Launch::new(rules(1, 1));
     let known = NodeFacts { known: Known { attempts: 3, restarts: 2, is_taken_over: true }, ..facts(0) };
     let goes_on = Action::Start { attempt: 3, nodes: vec![NodeId(0)], is_taken_over: true };
@@ -294,7 +294,7 @@ impl Cluster {
 }
 
 #[test]
-fn whatever_nodes_do_attempts_do_not_overlap_and_the_launch_ends() {
+fn random_events_never_overlap_attempts_and_launch_ends() {
     for seed in 0..3000 {
         let mut dice = Dice(seed);
         let min = 1 + dice.roll(3) as usize;

@@ -18,7 +18,7 @@ fn chart(points: &[(f64, f64)], may_be_log: bool) -> Chart {
 }
 
 #[test]
-fn a_million_steps_are_as_many_points_as_pixels_can_show_and_no_peak_is_lost() {
+fn decimation_bounds_points_and_keeps_peaks() {
     let mut all = points(1_000_000, |step| (step as f64 / 1e5).sin());
     all[123_456].1 = 50.0;
     all[654_321].1 = -50.0;
@@ -38,7 +38,7 @@ fn few_points_are_all_drawn() {
 }
 
 #[test]
-fn what_is_not_finite_is_a_gap_and_said() {
+fn non_finite_values_become_reported_gap() {
     let mut all = points(100, |_| 1.0);
     (40..50).for_each(|step| all[step].1 = f64::NAN);
     let svg = chart(&all, false).svg().unwrap();
@@ -51,7 +51,7 @@ fn what_is_not_finite_is_a_gap_and_said() {
 }
 
 #[test]
-fn an_axis_of_many_decades_is_logarithmic_where_it_may_be() {
+fn wide_positive_range_uses_log_scale_if_allowed() {
     let all = points(6, |step| 10_f64.powi(i32::try_from(step).unwrap()));
     assert!(chart(&all, true).svg().unwrap().contains("log scale"));
     assert!(!chart(&all, false).svg().unwrap().contains("log scale"));
@@ -60,7 +60,7 @@ fn an_axis_of_many_decades_is_logarithmic_where_it_may_be() {
 }
 
 #[test]
-fn marks_are_round_and_within_the_axis() {
+fn axis_marks_are_round_and_in_range() {
     let marks = |low, high| axis([low, high].into_iter(), false, (0.0, 1.0)).unwrap().marks(5.0);
     assert_eq!(marks(0.0, 10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
     assert_eq!(marks(2.31, 5.62), [3.0, 4.0, 5.0]);
@@ -74,13 +74,13 @@ fn marks_are_round_and_within_the_axis() {
 }
 
 #[test]
-fn numbers_on_axes_are_short() {
+fn axis_numbers_are_abbreviated() {
     let shown = [0.0, 0.5, 12.0, 1234.5, 12_000.0, 2_500_000.0, 0.0003, -2e-7].map(short);
     assert_eq!(shown, ["0", "0.5", "12", "1234.5", "12k", "2.5M", "3e-4", "-2e-7"]);
 }
 
 #[test]
-fn a_name_can_not_end_the_script_that_holds_it() {
+fn series_name_cannot_close_script_tag() {
     let mut chart = chart(&points(3, |_| 1.0), false);
     chart.series[0].name = "</script><b>".to_owned();
     let svg = chart.svg().unwrap();

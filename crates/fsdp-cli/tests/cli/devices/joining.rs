@@ -68,7 +68,7 @@ fn train(out: &str, steps: usize) -> String {
 const LAYOUTS: [(usize, usize); 3] = [(1, 4), (2, 2), (4, 1)];
 
 #[test]
-fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
+fn processes_match_single_process_bitwise_across_resumes() {
     let Some(sandbox) = joining() else { return };
     for (processes, devices) in LAYOUTS {
         succeed(&sandbox, (processes, devices), &train(&format!("in{processes}"), 3));
@@ -97,7 +97,7 @@ fn processes_have_the_bits_of_one_process_and_go_on_from_each_other() {
 
 /// The wrapped plugin's losses are read at once. No step is due to be saved or evaluated before the last one.
 #[test]
-fn losses_that_are_read_a_step_late_are_those_that_are_read_at_once() {
+fn deferred_loss_reads_match_immediate_reads() {
     let Some(sandbox) = joining() else { return };
     let train = |out: &str| {
         format!(
@@ -115,7 +115,7 @@ fn losses_that_are_read_a_step_late_are_those_that_are_read_at_once() {
 }
 
 #[test]
-fn replicas_and_evaluations_are_those_of_one_process() {
+fn replicas_and_evaluations_match_single_process() {
     let Some(sandbox) = joining() else { return };
     sandbox.write(
         "run.toml",
@@ -133,14 +133,14 @@ fn replicas_and_evaluations_are_those_of_one_process() {
 }
 
 #[test]
-fn processes_are_verified_beside_the_oracle() {
+fn verify_passes_across_processes() {
     let Some(sandbox) = joining() else { return };
     let ran = succeed(&sandbox, (2, 1), "verify run.toml --steps 2 --set run.ranks=2");
     assert!(ran.stdout.contains("every promise was kept at 1 world size"), "{}", ran.stdout);
 }
 
 #[test]
-fn a_process_that_is_killed_ends_the_others_which_wait_for_it_in_the_plugin() {
+fn killed_process_ends_peer_blocked_in_plugin() {
     let Some(sandbox) = joining() else { return };
     for victim in 0..2 {
         let saved = || std::fs::read_dir(sandbox.path("out/checkpoints")).map_or(0, |found| found.count());
@@ -181,7 +181,7 @@ fn said_with(code: i32, world: World) -> String {
 }
 
 #[test]
-fn processes_that_would_compile_another_program_are_refused_before_their_devices_are_compared() {
+fn compile_mismatch_is_rejected_before_comparing_devices() {
     let Some(sandbox) = joining() else { return };
     let others = [
         ("JOINING_VERSION", ["1.5", "1.6"], "rank 2 has the plugin joining (1.6), PJRT "),
@@ -212,7 +212,7 @@ fn processes_that_would_compile_another_program_are_refused_before_their_devices
 }
 
 #[test]
-fn what_does_not_join_processes_is_refused() {
+fn invalid_multi_process_setups_are_rejected() {
     let Some(sandbox) = joining() else { return };
     let train = train("out", 1);
     let said = told(&sandbox, 2, (2, 1), &[], &train);

@@ -48,7 +48,7 @@ const COMPILE: &str = "compile run.toml --plugin ./fake.so --topology";
 const TRAIN: &str = "train run.toml --set run.device=xla --set run.xla.plugin=./fake.so --set run.ranks";
 
 #[test]
-fn a_library_that_is_no_plugin() {
+fn library_without_get_pjrt_api_is_rejected() {
     let sandbox = Sandbox::new();
     sandbox.write("none.c", "int unused;\n");
     library(&sandbox, "fake.so", Path::new("none.c"), &[]);
@@ -62,7 +62,7 @@ fn a_library_that_is_no_plugin() {
 }
 
 #[test]
-fn a_plugin_of_another_api() {
+fn unsupported_pjrt_api_version_is_rejected() {
     let sandbox = Sandbox::new();
     for (version, way_out) in [([0, 49], "a newer"), ([1, 0], "an older")] {
         let [major, minor] = version;
@@ -78,7 +78,7 @@ fn a_plugin_of_another_api() {
 }
 
 #[test]
-fn a_plugin_that_lacks_a_function() {
+fn plugin_missing_function_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 80, 3, "unused");
     let refused = told(&sandbox, &format!("{COMPILE} fake:4"));
@@ -91,7 +91,7 @@ fn a_plugin_that_lacks_a_function() {
 }
 
 #[test]
-fn a_topology_that_the_plugin_does_not_know() {
+fn unknown_topology_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
     let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
@@ -102,7 +102,7 @@ fn a_topology_that_the_plugin_does_not_know() {
 }
 
 #[test]
-fn topologies_that_the_plugin_knows_are_named() {
+fn unknown_topology_lists_known_ones() {
     let sandbox = Sandbox::new();
     fake_with(&sandbox, 100, 3, "unused", &["-DV6E"]);
     let refused = told(&sandbox, &format!("{COMPILE} v9:2x2"));
@@ -114,7 +114,7 @@ fn topologies_that_the_plugin_knows_are_named() {
 }
 
 #[test]
-fn a_plugin_that_no_package_has_installed() {
+fn uninstalled_plugin_suggests_pip_install() {
     let sandbox = Sandbox::new();
     for (word, package) in [("cpu", "lammps-jax-pjrt-cpu"), ("tpu", "libtpu"), ("cuda", "jax-cuda12-pjrt")] {
         let mut command = sandbox.command();
@@ -130,7 +130,7 @@ fn a_plugin_that_no_package_has_installed() {
 }
 
 #[test]
-fn a_compiler_that_does_not_take_the_program() {
+fn compiler_rejection_is_reported() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unregistered operation");
     let said = "./fake.so, which reads StableHLO 1.9.2 (tried: 1.7 to 1.24), rejected the program: unregistered operation";
@@ -141,7 +141,7 @@ fn a_compiler_that_does_not_take_the_program() {
 }
 
 #[test]
-fn a_step_that_does_not_fit() {
+fn step_exceeding_device_memory_is_rejected() {
     let sandbox = Sandbox::new();
     // The compiler reports that the step does not fit. Nothing was uploaded before, so `NO_ROOM` makes no difference.
     for more in [&[][..], &["-DNO_ROOM"]] {
@@ -159,7 +159,7 @@ fn a_step_that_does_not_fit() {
 }
 
 #[test]
-fn what_a_compiled_step_can_not_do() {
+fn options_unsupported_on_xla_are_rejected() {
     let sandbox = Sandbox::new();
     let xla = "--set run.device=xla --set run.xla.plugin=./fake.so";
     fake(&sandbox, 100, 3, "unused");
@@ -176,7 +176,7 @@ fn what_a_compiled_step_can_not_do() {
 }
 
 #[test]
-fn a_model_that_programs_can_not_compute() {
+fn mixture_of_experts_on_xla_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
     let experts = "\"model_type\": \"mixtral\", \"num_local_experts\": 4, \"num_experts_per_tok\": 2";
@@ -191,7 +191,7 @@ fn a_model_that_programs_can_not_compute() {
 }
 
 #[test]
-fn fewer_devices_than_ranks() {
+fn fewer_devices_than_ranks_is_rejected() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
     let refused = told(&sandbox, &format!("{TRAIN}=8 --set train.global_batch_size=16"));
@@ -203,7 +203,7 @@ fn fewer_devices_than_ranks() {
 }
 
 #[test]
-fn layers_become_loops_where_the_run_file_says_so() {
+fn scan_layers_compiles_layers_to_loops() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
     let few = told(&sandbox, &format!("{COMPILE} fake:4 --set run.xla.scan_layers=true"));
@@ -221,7 +221,7 @@ fn layers_become_loops_where_the_run_file_says_so() {
 }
 
 #[test]
-fn the_doctor_finds_plugins() {
+fn doctor_finds_plugins() {
     let sandbox = Sandbox::new();
     fake(&sandbox, 100, 3, "unused");
     let is_found = |report: &serde_json::Value, part: &str| {

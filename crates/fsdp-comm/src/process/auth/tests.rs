@@ -25,7 +25,7 @@ fn meet(
 }
 
 #[test]
-fn ends_with_the_same_token_and_purpose_believe_each_other() {
+fn same_token_and_purpose_authenticate_both_ends() {
     let token = Token::generate().unwrap();
     let copy = Token::from_hex(&token.to_hex()).unwrap();
     let (called, answered) = meet((&token, b"control"), (&copy, b"control"));
@@ -34,7 +34,7 @@ fn ends_with_the_same_token_and_purpose_believe_each_other() {
 }
 
 #[test]
-fn another_token_or_purpose_is_refused_by_both_ends() {
+fn wrong_token_or_purpose_is_rejected_by_both_ends() {
     for (caller, answerer) in [
         ((token(1), "control"), (token(2), "control")),
         ((token(1), "control"), (token(1), "data")),
@@ -59,7 +59,7 @@ fn speak(say: &[u8], side: Side) -> (Result<(), AuthError>, Vec<u8>) {
 }
 
 #[test]
-fn a_proof_that_is_sent_back_proves_nothing() {
+fn reflected_proof_is_rejected() {
     let (mut end, mut attacker) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
         let answered = scope.spawn(move || authenticate(&mut end, &token(1), Side::Answerer, b"control"));
@@ -73,7 +73,7 @@ fn a_proof_that_is_sent_back_proves_nothing() {
 }
 
 #[test]
-fn a_caller_does_not_believe_its_own_bytes() {
+fn caller_rejects_its_own_echoed_hello() {
     let (mut end, mut attacker) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
         let called = scope.spawn(move || authenticate(&mut end, &token(1), Side::Caller, b"control"));
@@ -86,7 +86,7 @@ fn a_caller_does_not_believe_its_own_bytes() {
 }
 
 #[test]
-fn a_stranger_is_told_nothing_but_a_nonce_and_a_proof() {
+fn unauthenticated_peer_receives_only_nonce_and_proof() {
     let (result, said) = speak(b"GET / HTTP/1.1\r\n\r\n", Side::Answerer);
     assert!(matches!(result, Err(AuthError::Version { got }) if &got == b"GET / HT"), "{result:?}");
     assert_eq!(said, b"", "a stranger gets no answer");
@@ -102,7 +102,7 @@ fn a_stranger_is_told_nothing_but_a_nonce_and_a_proof() {
 }
 
 #[test]
-fn who_says_little_by_little_is_held_to_one_limit() {
+fn slow_peer_is_bound_by_total_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
@@ -122,7 +122,7 @@ fn who_says_little_by_little_is_held_to_one_limit() {
 }
 
 #[test]
-fn a_token_is_read_from_a_file_that_only_its_owner_can_read() {
+fn token_file_accessible_to_others_is_rejected() {
     let folder = std::env::temp_dir().join(format!("fsdp-token-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("token");
@@ -144,7 +144,7 @@ fn a_token_is_read_from_a_file_that_only_its_owner_can_read() {
 }
 
 #[test]
-fn a_token_is_never_shown() {
+fn token_is_redacted_in_debug_and_errors() {
     assert_eq!(format!("{:?}", token(3)), "Token(..)");
     let error = Token::from_hex("zz").unwrap_err().to_string();
     assert!(!error.contains("zz"), "{error}");

@@ -78,7 +78,7 @@ fn verdict(control: &Control) -> Verdict {
 }
 
 #[test]
-fn processes_that_come_in_any_order_begin_together_and_talk_until_they_leave() {
+fn processes_join_in_any_order_and_exchange_until_leaving() {
     let (listener, address) = listener();
     let known = Mutex::new(Vec::new());
     let begun = thread::scope(|scope| {
@@ -112,7 +112,7 @@ fn processes_that_come_in_any_order_begin_together_and_talk_until_they_leave() {
 }
 
 #[test]
-fn what_was_given_last_arrives_though_its_giver_leaves_at_once() {
+fn value_given_just_before_leaving_arrives() {
     let world = world(3);
     let value = vec![5; 8 << 20];
     for control in &world[1..] {
@@ -124,7 +124,7 @@ fn what_was_given_last_arrives_though_its_giver_leaves_at_once() {
 }
 
 #[test]
-fn when_a_process_dies_all_others_get_the_same_verdict_before_its_silence_is_noticed() {
+fn process_death_gives_all_survivors_same_verdict() {
     let mut world = world(4);
     let dead = world.remove(2);
     dead.give("before", Rank(4), vec![4]).unwrap();
@@ -146,7 +146,7 @@ fn when_a_process_dies_all_others_get_the_same_verdict_before_its_silence_is_not
 }
 
 #[test]
-fn after_a_verdict_the_living_are_waited_for_a_moment_only() {
+fn collect_and_hear_fail_soon_after_verdict() {
     let world = world(2);
     world[1].fail(Failure {
         rank: Some(Rank(2)),
@@ -172,7 +172,7 @@ fn after_a_verdict_the_living_are_waited_for_a_moment_only() {
 }
 
 #[test]
-fn who_is_blamed_by_another_process_is_named_with_its_host_and_pid() {
+fn blamed_process_is_named_with_host_and_pid() {
     let world = world(3);
     let error = CommError::PeerFailed { rank: Rank(4), reason: "it has closed its links".to_owned() };
     world[1].alarm().raise(error.clone());
@@ -183,7 +183,7 @@ fn who_is_blamed_by_another_process_is_named_with_its_host_and_pid() {
 }
 
 #[test]
-fn a_world_of_one_process_begins_and_ends_alone() {
+fn single_process_world_starts_and_leaves_without_peers() {
     let (listener, _) = listener();
     let control = Control::lead(listener, options(0, 1)).unwrap();
     control.give("save", Rank(0), vec![1]).unwrap();
@@ -195,7 +195,7 @@ fn a_world_of_one_process_begins_and_ends_alone() {
 }
 
 #[test]
-fn when_the_leader_dies_every_process_says_so_itself() {
+fn leader_death_is_reported_by_every_follower() {
     let mut world = world(3);
     drop(world.remove(0));
     let verdicts: Vec<_> = world.iter().map(|control| verdict(control)).collect();
@@ -254,7 +254,7 @@ impl Puppet {
 }
 
 #[test]
-fn a_process_that_is_silent_is_dead_and_is_told_so() {
+fn silent_process_is_declared_dead_and_notified() {
     let (listener, address) = listener();
     let dead_after = Duration::from_secs(3);
     let leader =
@@ -269,7 +269,7 @@ fn a_process_that_is_silent_is_dead_and_is_told_so() {
 }
 
 #[test]
-fn a_process_of_another_world_is_not_heard() {
+fn message_from_other_world_is_rejected() {
     let (listener, address) = listener();
     let leader = thread::spawn(move || Control::lead(listener, options(0, 2)));
     let mut puppet = Puppet::new(address);
@@ -314,13 +314,13 @@ fn join_behind_strangers() -> bool {
 }
 
 #[test]
-fn strangers_do_not_keep_others_from_joining() {
+fn invalid_connections_do_not_delay_joining() {
     // Under load it may take that long for another reason, but not every time.
     assert!((0..5).any(|_| join_behind_strangers()), "strangers were waited for");
 }
 
 #[test]
-fn another_token_is_refused_and_both_sides_say_so() {
+fn wrong_token_is_rejected_and_reported_by_both_sides() {
     let (listener, address) = listener();
     let short = Duration::from_secs(5);
     let leader = thread::spawn(move || {
@@ -345,7 +345,7 @@ fn another_token_is_refused_and_both_sides_say_so() {
 }
 
 #[test]
-fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
+fn duplicate_process_index_is_rejected_and_first_kept() {
     let (listener, address) = listener();
     let leader = thread::spawn(move || Control::lead(listener, options(0, 3)));
     let first = thread::spawn(move || follow(address, options(1, 3)));
@@ -370,7 +370,7 @@ fn a_second_process_with_an_index_is_refused_and_the_first_one_stays() {
 }
 
 #[test]
-fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
+fn join_that_contradicts_leader_is_rejected_with_reason() {
     let (listener, address) = listener();
     let leader = thread::spawn(move || Control::lead(listener, options(0, 2)));
     let messages = [(1, 3), (5, 2), (0, 2)].map(|(process, processes)| {
@@ -398,7 +398,7 @@ fn processes_that_contradict_the_leader_are_told_both_numbers_at_once() {
 }
 
 #[test]
-fn a_leader_serves_dozens_of_processes() {
+fn leader_serves_48_processes() {
     let begin = Instant::now();
     let world = world(48);
     // One second for each of them would be longer.
@@ -412,7 +412,7 @@ fn a_leader_serves_dozens_of_processes() {
 }
 
 #[test]
-fn a_name_service_that_fails_for_a_moment_is_asked_again() {
+fn temporary_rendezvous_error_is_retried() {
     let (listener, address) = listener();
     let left = std::cell::Cell::new(3);
     let find = |kind: ErrorKind| {

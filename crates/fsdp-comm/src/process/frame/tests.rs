@@ -34,7 +34,7 @@ fn frames() -> Vec<Frame> {
 }
 
 #[test]
-fn frames_come_out_as_they_went_in_however_the_bytes_are_cut() {
+fn frames_round_trip_for_any_chunk_size() {
     let bytes: Vec<u8> = frames().iter().flat_map(Frame::encode).collect();
     for len in [1, 2, 15, 16, 17, 100, bytes.len()] {
         let mut decoder = Decoder::default();
@@ -51,7 +51,7 @@ fn frames_come_out_as_they_went_in_however_the_bytes_are_cut() {
 }
 
 #[test]
-fn a_frame_that_is_cut_anywhere_is_torn() {
+fn frame_truncated_anywhere_is_torn() {
     let bytes = frames()[0].encode();
     for len in 1..bytes.len() {
         let mut decoder = Decoder::default();
@@ -74,7 +74,7 @@ fn refused(first: Option<Message>, text: usize, value: usize, rest: &[u8]) -> St
 }
 
 #[test]
-fn lengths_beyond_the_limits_are_refused_before_the_bytes_come() {
+fn oversized_lengths_are_rejected_before_payload() {
     insta::assert_snapshot!(
         [
             refused(None, FIRST_TEXT_MAX + 1, 0, b""),
@@ -93,7 +93,7 @@ fn lengths_beyond_the_limits_are_refused_before_the_bytes_come() {
 }
 
 #[test]
-fn bytes_that_say_nothing_known_are_refused() {
+fn malformed_messages_are_rejected() {
     insta::assert_snapshot!(
         [
             refused(None, 4, 0, b"\xff\xfe\0\0"),

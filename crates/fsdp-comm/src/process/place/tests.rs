@@ -67,7 +67,7 @@ const BATCH: [(&str, &str); 6] = [
 ];
 
 #[test]
-fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
+fn batch_script_without_srun_has_no_place() {
     assert_eq!(place(&BATCH), None, "whatever was asked for");
     // A shell of `salloc` that runs as its own step.
     let shell = [&BATCH[..], &[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
@@ -77,7 +77,7 @@ fn a_batch_script_is_alone_until_it_says_srun_or_mpirun() {
 }
 
 #[test]
-fn the_innermost_launcher_counts() {
+fn innermost_launcher_wins() {
     // mpirun starts one helper per node with srun; either may start torchrun.
     assert_eq!(place(&[&STEP[..], &OPEN_MPI].concat()).unwrap().0, LaunchedBy::OpenMpi);
     assert_eq!(place(&[&STEP[..], &HYDRA].concat()).unwrap().0, LaunchedBy::Hydra);
@@ -91,7 +91,7 @@ fn the_innermost_launcher_counts() {
 }
 
 #[test]
-fn one_process_is_nobodys_world() {
+fn single_process_or_incomplete_variables_give_no_place() {
     assert_eq!(place(&[]), None);
     assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "1")]), None);
     assert_eq!(place(&[("WORLD_SIZE", "4")]), None, "without a rank, nobody numbered this process");
@@ -100,7 +100,7 @@ fn one_process_is_nobodys_world() {
 }
 
 #[test]
-fn what_contradicts_itself_is_told() {
+fn contradictory_launcher_variables_are_rejected() {
     let error = recognized(&[("RANK", "1"), ("WORLD_SIZE", "2")]).unwrap_err();
     assert_eq!(error.to_string(), "torchrun has set RANK, but LOCAL_RANK is not set");
     let mut torchrun = TORCHRUN;
@@ -113,7 +113,7 @@ fn what_contradicts_itself_is_told() {
 }
 
 #[test]
-fn slurms_counts_per_node_are_read() {
+fn slurm_tasks_per_node_are_parsed() {
     let tasks = |counts, nodes| (0..nodes).map(|node| tasks_of_node(counts, node)).collect::<Vec<_>>();
     assert_eq!(tasks("1(x4)", 5), [Some(1), Some(1), Some(1), Some(1), None]);
     assert_eq!(tasks("4(x2),3", 4), [Some(4), Some(4), Some(3), None]);
@@ -123,7 +123,7 @@ fn slurms_counts_per_node_are_read() {
 }
 
 #[test]
-fn the_only_process_of_a_launcher_is_told_from_one_without() {
+fn sole_launched_process_is_distinguished_from_unlaunched() {
     let is_only_one = |variables: &[(&str, &str)]| {
         let of = |name: &str| variables.iter().find(|(variable, _)| *variable == name);
         super::is_only_one(&|name| of(name).map(|(_, value)| (*value).to_owned()))

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_holds_is_removed_and_nothing_else() {
+    fn only_stale_unlocked_folders_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let old = SystemTime::now() - 2 * FRESH;
         let make = |name: &str, made: SystemTime| {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_come_at_once_one_leads() {
+    fn concurrent_joins_elect_one_leader() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("deep/launch");
         let elected: Vec<Elected> = thread::scope(|scope| {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_a_leader_that_is_gone_is_taken() {
+    fn dead_leader_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let Elected::Leader(listener, lead) = join(folder.path()) else { panic!("nobody else is there") };
         let Elected::Follower(stream) = join(folder.path()) else { panic!("there is a leader") };

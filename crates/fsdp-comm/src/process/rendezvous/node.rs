@@ -85,7 +85,7 @@ mod tests {
     use crate::process::place::LaunchedBy;
 
     #[test]
-    fn others_on_the_node_hear_it_once_and_nothing_is_left() {
+    fn node_message_reaches_peers_and_folder_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("launch");
         let variable =

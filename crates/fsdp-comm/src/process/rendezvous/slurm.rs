@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_host_of_every_kind_of_list_is_found() {
+    fn first_host_is_parsed_from_node_lists() {
         for (list, first) in [
             ("n1", "n1"),
             ("n1,n2", "n1"),
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_a_job_have_different_ports() {
+    fn slurm_steps_and_jobs_get_different_ports() {
         let port = |job: &str, step: &str| {
             let values = [("SLURM_STEP_NODELIST", "n[1-2]"), ("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step)];
             let value = |name: &str| {

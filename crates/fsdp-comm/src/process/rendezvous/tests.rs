@@ -32,7 +32,7 @@ const MASTER: [(&str, &str); 3] =
     [("MASTER_ADDR", "n1"), ("MASTER_PORT", "29500"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
 
 #[test]
-fn every_launcher_has_a_way() {
+fn launcher_and_variables_select_rendezvous_method() {
     let shared = Some(Path::new("out"));
     let torchrun = several_nodes(LaunchedBy::Torchrun);
     let store = Method::Store { host: "n1".to_owned(), port: 29500 };
@@ -55,7 +55,7 @@ fn every_launcher_has_a_way() {
 }
 
 #[test]
-fn processes_of_one_launch_share_a_private_folder_and_others_have_another() {
+fn each_launch_gets_its_own_private_folder() {
     let folder = |variables: &[(&str, &str)], parent| {
         Rendezvous::of(&ONE_NODE, &|name| lookup(variables, name), None, parent).unwrap().folder
     };
@@ -66,7 +66,7 @@ fn processes_of_one_launch_share_a_private_folder_and_others_have_another() {
 }
 
 #[test]
-fn what_the_leader_leaves_is_found_and_goes_with_it() {
+fn published_address_and_token_are_removed_with_leader() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("here");
     let meet = of(ONE_NODE, &[("FSDP_RENDEZVOUS_DIR", folder.to_str().unwrap())], None).unwrap();
@@ -88,7 +88,7 @@ fn what_the_leader_leaves_is_found_and_goes_with_it() {
 }
 
 #[test]
-fn a_folder_of_temporary_files_that_others_can_read_is_refused() {
+fn private_folder_readable_by_others_is_rejected() {
     let meet = of(ONE_NODE, &[("MASTER_ADDR", "x"), ("MASTER_PORT", &std::process::id().to_string())], None)
         .unwrap();
     fs::create_dir(&meet.folder).unwrap();
@@ -137,7 +137,7 @@ fn store(listener: &TcpListener) {
 }
 
 #[test]
-fn torchruns_store_names_the_leader_and_a_later_one_replaces_it() {
+fn torchrun_store_returns_latest_published_leader() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || store(&listener));

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_rank_that_an_error_names_is_blamed() {
+fn failure_blames_rank_named_by_error() {
     let reason = || "it is gone".to_owned();
     let ranks = vec![Rank(4), Rank(5)];
     let differs = CommError::Differs { ranks, reference: Rank(0) };
@@ -17,7 +17,7 @@ fn the_rank_that_an_error_names_is_blamed() {
 }
 
 #[test]
-fn ranks_are_found_in_their_processes() {
+fn roster_maps_ranks_to_processes() {
     let facts = Facts {
         host: String::new(),
         pid: 0,

@@ -76,7 +76,7 @@ impl World {
 }
 
 #[test]
-fn the_first_call_that_differs_is_found_wherever_ranks_are() {
+fn first_divergent_call_is_found_across_processes() {
     let mut chance = 1_u64;
     let mut random = |below: u64| {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -122,7 +122,7 @@ fn the_first_call_that_differs_is_found_wherever_ranks_are() {
 }
 
 #[test]
-fn what_nccl_does_not_notice_is_asked_for_and_then_named_or_too_long_ago() {
+fn silent_divergence_is_queried_and_named_if_still_kept() {
     for (calls, is_kept) in [(10, true), (9000, false)] {
         let mut world = World::new(3, 1);
         let seats = world.all(0);
@@ -145,7 +145,7 @@ fn what_nccl_does_not_notice_is_asked_for_and_then_named_or_too_long_ago() {
 }
 
 #[test]
-fn groups_that_share_a_communicator_are_told_apart_by_their_paths() {
+fn groups_sharing_communicator_are_distinguished_by_path() {
     let mut world = World::new(2, 1);
     let parents = world.all(0);
     let children = world.group(&[0, 7, 0], &[0, 1], Some(&parents));
@@ -158,7 +158,7 @@ fn groups_that_share_a_communicator_are_told_apart_by_their_paths() {
 }
 
 #[test]
-fn the_end_of_a_chain_of_waits_through_processes_is_to_blame() {
+fn end_of_cross_process_wait_chain_is_blamed() {
     let mut world = World::new(3, 1);
     let (gathers, reductions) = (world.all(0), world.all(1));
     let pair = world.group(&[0, 1, 1], &[1, 2], None);
@@ -174,7 +174,7 @@ fn the_end_of_a_chain_of_waits_through_processes_is_to_blame() {
 }
 
 #[test]
-fn a_rank_that_has_not_made_its_group_yet_is_missing_there() {
+fn rank_without_its_group_yet_is_blamed_as_missing() {
     let mut world = World::new(2, 1);
     let all = world.all(0);
     let group = Group { path: vec![0, 0, 0], name: "child".to_owned(), members: [Rank(0), Rank(1)].into() };
@@ -186,7 +186,7 @@ fn a_rank_that_has_not_made_its_group_yet_is_missing_there() {
 }
 
 #[test]
-fn a_rank_of_another_process_that_has_returned_is_missed_before_any_limit() {
+fn returned_remote_rank_is_missing_before_timeout() {
     let mut world = World::new(2, 2);
     let seats = world.all(0);
     for rank in [0, 1, 2] {
@@ -200,7 +200,7 @@ fn a_rank_of_another_process_that_has_returned_is_missed_before_any_limit() {
 }
 
 #[test]
-fn the_world_is_over_when_all_ranks_have_returned() {
+fn world_is_over_once_all_ranks_return() {
     let mut world = World::new(2, 2);
     world.all(0);
     for rank in 0..4 {

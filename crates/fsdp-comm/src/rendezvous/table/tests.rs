@@ -33,7 +33,7 @@ fn settle(table: &mut Table<bool>, now: Instant) {
 }
 
 #[test]
-fn the_second_to_call_something_else_is_refused_and_told_of_the_first() {
+fn mismatched_call_is_rejected_with_first_call() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(3, now);
     assert_eq!(table.enter(gathers[2], call(0), now).unwrap(), 0);
@@ -53,7 +53,7 @@ fn sharing(table: &mut Table<bool>, parents: &[Seat], now: Instant) -> Vec<Seat>
 }
 
 #[test]
-fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_order() {
+fn groups_sharing_communicator_must_call_in_same_order() {
     let now = Instant::now();
     let (mut table, gathers, reductions) = table(2, now);
     let children = sharing(&mut table, &gathers, now);
@@ -83,7 +83,7 @@ fn groups_that_share_a_communicator_have_names_and_calls_of_their_own_but_one_or
 }
 
 #[test]
-fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator() {
+fn missing_is_per_group_and_current_call_per_communicator() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
     let children = sharing(&mut table, &gathers, now);
@@ -102,7 +102,7 @@ fn who_is_missing_is_asked_of_the_group_and_who_is_in_a_call_of_its_communicator
 }
 
 #[test]
-fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
+fn recent_calls_and_calls_not_yet_entered_are_kept() {
     let now = Instant::now();
     // The fourth rank is in another process, so calls are kept to be compared with its own.
     let (mut table, gathers, _) = table_of(0..3, 4, now);
@@ -126,7 +126,7 @@ fn the_last_calls_are_kept_and_all_that_a_rank_has_not_entered() {
 }
 
 #[test]
-fn without_other_processes_no_call_is_kept_that_all_have_entered() {
+fn single_process_drops_calls_all_ranks_entered() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
     for sequence in 0..100 {
@@ -140,7 +140,7 @@ fn without_other_processes_no_call_is_kept_that_all_have_entered() {
 }
 
 #[test]
-fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
+fn overdue_time_counts_from_reaching_front_of_line() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let (mut table, gathers, _) = table(2, start);
@@ -162,7 +162,7 @@ fn a_collective_is_overdue_when_it_was_first_in_line_for_the_limit() {
 }
 
 #[test]
-fn a_call_that_is_still_on_the_host_can_be_overdue_too() {
+fn call_still_on_host_can_be_overdue() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
     table.enter(gathers[0], call(0), now).unwrap();
@@ -173,7 +173,7 @@ fn a_call_that_is_still_on_the_host_can_be_overdue_too() {
 }
 
 #[test]
-fn the_end_of_a_chain_of_waits_is_to_blame() {
+fn end_of_wait_chain_is_blamed() {
     let now = Instant::now();
     let (mut table, gathers, reductions) = table(3, now);
     // 0 waits for 1 and 2; 1 waits for 0 and 2; 2 does not wait.
@@ -187,7 +187,7 @@ fn the_end_of_a_chain_of_waits_is_to_blame() {
 }
 
 #[test]
-fn a_rank_that_has_returned_is_missed_before_any_limit() {
+fn returned_rank_is_missing_before_timeout() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(3, now);
     table.enter(gathers[0], call(0), now).unwrap();
@@ -199,7 +199,7 @@ fn a_rank_that_has_returned_is_missed_before_any_limit() {
 }
 
 #[test]
-fn a_device_that_fails_is_the_one_of_the_event() {
+fn device_failure_names_rank_of_event() {
     let now = Instant::now();
     let (mut table, gathers, _) = table(2, now);
     let position = table.enter(gathers[1], call(0), now).unwrap();

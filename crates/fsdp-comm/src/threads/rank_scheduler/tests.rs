@@ -25,7 +25,7 @@ fn running(ranks: usize, timeout: Duration) -> (Arc<RankScheduler>, Vec<Seat>) {
 }
 
 #[test]
-fn who_waits_longer_than_the_limit_leaves_the_lock_to_the_rank_that_moves_the_data() {
+fn waiting_rank_releases_lock_to_rank_moving_data() {
     let (cores, seats) = running(2, Duration::ZERO);
     let is_done = Arc::new(AtomicBool::new(false));
     seats.iter().for_each(|&seat| assert_eq!(cores.enter(seat, call(0)).unwrap(), 0));
@@ -44,7 +44,7 @@ fn who_waits_longer_than_the_limit_leaves_the_lock_to_the_rank_that_moves_the_da
 }
 
 #[test]
-fn whoever_is_stalled_is_to_blame_though_it_waits_like_the_others() {
+fn stalled_rank_is_blamed_among_waiting_ranks() {
     let (cores, seats) = running(3, Duration::from_secs(600));
     let blamed = thread::scope(|scope| {
         let stalled = scope.spawn(|| cores.stall(Rank(1), call(0)));

@@ -52,7 +52,7 @@ fn assert_operands_are_needed(built: &Built, schedule: &Schedule) -> usize {
 }
 
 #[test]
-fn every_operand_in_the_place_of_another_of_its_kind_is_found() {
+fn operand_replaced_by_similar_buffer_is_rejected() {
     let mut tried = 0;
     for built in samples() {
         tried += assert_operands_are_needed(&built, &built.step());
@@ -62,7 +62,7 @@ fn every_operand_in_the_place_of_another_of_its_kind_is_found() {
 }
 
 #[test]
-fn operands_that_are_missing_too_many_or_in_another_order_are_found() {
+fn missing_extra_or_reordered_operands_are_rejected() {
     for built in samples() {
         let schedule = built.step();
         for index in 0..schedule.ops.len() {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn rejects_waits_that_are_none() {
+fn rejects_invalid_wait_targets() {
     let (built, schedule) = sample();
     let (gather, reshard) = (
         find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. })),
@@ -23,7 +23,7 @@ fn rejects_waits_that_are_none() {
 }
 
 #[test]
-fn rejects_joins_that_are_none() {
+fn rejects_invalid_join_targets() {
     let (built, schedule) = sample();
     let gather = find(&schedule, |kind| matches!(kind, OpKind::AllGather { .. }));
     let begin = find(&schedule, |kind| matches!(kind, OpKind::BeginMicroBatch(_)));

@@ -68,7 +68,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn every_allowed_order_finds_in_its_buffers_what_program_order_does(setup in setups(), seed in any::<u64>()) {
+    fn allowed_orders_see_same_buffer_contents_as_program_order(setup in setups(), seed in any::<u64>()) {
         let built = setup.build();
         for schedule in [built.step(), built.evaluation()] {
             let in_order = Host::new(&built, &schedule).run(|_| 0).unwrap();
@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_in_different_orders_never_wait_for_each_other(setup in setups(), seeds in any::<[u64; 3]>()) {
+    fn ranks_issuing_in_different_orders_never_deadlock(setup in setups(), seeds in any::<[u64; 3]>()) {
         let built = setup.build();
         assert_no_deadlock(&built.step(), &seeds);
         assert_no_deadlock(&built.evaluation(), &seeds);

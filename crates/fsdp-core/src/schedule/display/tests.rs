@@ -10,7 +10,7 @@ fn render(setup: &Setup) -> String {
 }
 
 #[test]
-fn a_tiny_schedule_reads_well() {
+fn tiny_schedule_renders_as_expected() {
     let setup = Setup { mesh: Mesh::new(2, 2).unwrap(), ..Setup::plain(Sketch::plain(1)) };
     let expected = "\
 prologue
@@ -56,7 +56,7 @@ fn assert_lines(setup: &Setup, lines: &[&str]) {
 }
 
 #[test]
-fn notes_say_what_is_special() {
+fn rendered_operations_show_policy_details() {
     let policy = Policy {
         reshard_after_forward: Reshard::ToGroup(2),
         checkpointing: Checkpointing::Full,
@@ -98,7 +98,7 @@ fn titles(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn micro_batches_that_are_alike_are_shown_once_with_a_line_for_the_sums_of_each() {
+fn identical_micro_batches_are_collapsed_with_their_sums() {
     let running = Policy { accumulation_order: AccumulationOrder::Running, ..Policy::default() };
     let one = "       micro-batch 1 adds, for each unit, sum 0 into sharded gradient";
     for (policy, sums) in [

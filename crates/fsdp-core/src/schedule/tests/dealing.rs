@@ -4,7 +4,7 @@ use crate::schedule::{Accumulation, micro_batch_index};
 use crate::{Mesh, Rank};
 
 #[test]
-fn micro_batches_are_dealt_to_ranks_and_rounds_once_each() {
+fn each_micro_batch_is_assigned_exactly_once() {
     for replicas in 1..5 {
         for shards in 1..6 {
             for rounds in 1..6 {
@@ -24,7 +24,7 @@ fn micro_batches_are_dealt_to_ranks_and_rounds_once_each() {
 }
 
 #[test]
-fn the_digit_that_is_summed_first_is_the_least_significant() {
+fn first_summed_dimension_varies_fastest() {
     let mesh = Mesh::new(2, 3).unwrap();
     let at = |mode, rank, round| micro_batch_index(mesh, mode, 4, Rank(rank), round);
     assert_eq!([at(Accumulation::Reduce, 0, 0), at(Accumulation::Reduce, 1, 0)], [0, 1]);
@@ -34,7 +34,7 @@ fn the_digit_that_is_summed_first_is_the_least_significant() {
 }
 
 #[test]
-fn micro_batches_out_of_range_are_refused() {
+fn rank_or_round_out_of_range_panics() {
     let mesh = Mesh::new(1, 2).unwrap();
     for (rank, round) in [(2, 0), (0, 3)] {
         let index =

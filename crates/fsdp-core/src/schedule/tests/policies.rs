@@ -4,7 +4,7 @@ use crate::Mesh;
 use crate::schedule::{Policy, Reshard};
 
 #[test]
-fn group_sizes_are_resolved_or_refused() {
+fn group_sizes_are_resolved_or_rejected() {
     let resolve = |n, shards| {
         let policy = Policy { reshard_after_forward: Reshard::ToGroup(n), ..Policy::default() };
         policy.resolve(Mesh::new(2, shards).unwrap()).map(|policy| policy.reshard_after_forward)
@@ -20,7 +20,7 @@ fn group_sizes_are_resolved_or_refused() {
 }
 
 #[test]
-fn dtypes_that_do_not_go_together_are_refused() {
+fn incompatible_dtypes_are_rejected() {
     use crate::DType::{Bf16, F16, F32, F64, I64, U32};
     for param in [F32, F64, Bf16, F16, U32, I64] {
         for reduce in [F32, F64, Bf16, F16, U32, I64] {

@@ -12,14 +12,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn slots_are_as_many_as_units_of_one_size_ever_overlap(setup in setups()) {
+    fn slot_count_equals_peak_overlap_per_size(setup in setups()) {
         let built = setup.build();
         let step = built.step();
         prop_assert_eq!(ROLES.map(|role| declared(&step, role)), overlaps(&built, &step));
     }
 
     #[test]
-    fn an_evaluation_works_on_the_buffers_of_its_step(setup in setups()) {
+    fn evaluation_uses_buffers_of_step(setup in setups()) {
         let built = setup.build();
         let (step, evaluation) = (built.step(), built.evaluation());
         prop_assert_eq!(&step.buffers, &evaluation.buffers);
@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn every_gradient_slot_is_the_same_in_every_round(setup in setups()) {
+    fn gradient_slots_are_same_in_every_round(setup in setups()) {
         let built = setup.build();
         let step = built.step();
         let opens = |round: usize| -> Vec<&Vec<BufferId>> {

@@ -135,7 +135,7 @@ fn expected(mesh: Mesh, policy: &Policy, rounds: usize) -> Tree {
 }
 
 #[test]
-fn additions_of_every_mesh_of_up_to_sixty_four_micro_batches_follow_the_tree() {
+fn additions_follow_tree_on_every_mesh_up_to_64_micro_batches() {
     let sketch = Sketch { width: 1, vocabulary: 1, ..Sketch::plain(1) };
     let divisors = |count: usize| (1..=count).filter(move |n| count.is_multiple_of(*n));
     let (mut meshes, mut perfect) = (0, 0);

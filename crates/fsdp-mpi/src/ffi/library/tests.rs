@@ -8,7 +8,7 @@ fn names(set: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn the_family_of_the_launcher_comes_first() {
+fn library_family_of_launcher_is_tried_first() {
     let open_mpi = ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"];
     let mpich = ["libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi.so.40"];
     assert_eq!(names(&[]), open_mpi);
@@ -19,7 +19,7 @@ fn the_family_of_the_launcher_comes_first() {
 }
 
 #[test]
-fn a_file_that_is_named_is_the_only_candidate() {
+fn named_library_is_only_candidate() {
     assert_eq!(
         names(&[("FSDP_MPI_LIBRARY", "/opt/mpi/libmpi.so"), ("PMI_RANK", "0")]),
         ["/opt/mpi/libmpi.so"]
@@ -28,7 +28,7 @@ fn a_file_that_is_named_is_the_only_candidate() {
 }
 
 #[test]
-fn libraries_beside_the_launcher_come_before_those_of_the_system() {
+fn libraries_next_to_launcher_precede_system_ones() {
     let folder = env::temp_dir().join(format!("fsdp-mpi-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("libmpi.so.12"), "").unwrap();

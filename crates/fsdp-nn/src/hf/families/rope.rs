@@ -181,7 +181,7 @@ mod tests {
     const BAND: f64 = 1e-6;
 
     #[test]
-    fn frequencies_of_all_kinds_are_those_of_transformers() {
+    fn rope_frequencies_match_transformers() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/ropes.json");
         let cases: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         for case in cases.as_array().unwrap() {

@@ -21,7 +21,7 @@ fn windows(parse: Parse, more: &Value) -> Vec<Option<usize>> {
 }
 
 #[test]
-fn windows_are_in_the_layers_where_transformers_has_them() {
+fn sliding_window_layers_match_transformers() {
     assert_eq!(windows(mistral::parse, &json!({})), [Some(4096); 4]);
     assert_eq!(windows(mistral::parse, &json!({"sliding_window": null})), [None; 4]);
     assert_eq!(windows(mistral::parse, &json!({"sliding_window": 7})), [Some(7); 4]);
@@ -43,7 +43,7 @@ fn windows_are_in_the_layers_where_transformers_has_them() {
 }
 
 #[test]
-fn most_layers_of_a_gemma_have_a_window() {
+fn gemma_and_starcoder2_window_layers_match_transformers() {
     assert_eq!(windows(gemma2::parse, &json!({})), [Some(4096), None, Some(4096), None]);
     assert_eq!(windows(gemma2::parse, &json!({"sliding_window": 7})), [Some(7), None, Some(7), None]);
     assert_eq!(windows(gemma3_text::parse, &json!({})), [Some(4096); 4]);
@@ -54,7 +54,7 @@ fn most_layers_of_a_gemma_have_a_window() {
 }
 
 #[test]
-fn layers_of_a_gemma3_with_a_window_are_rotated_in_their_own_way() {
+fn gemma3_window_layers_use_local_rope() {
     let thetas = |more: Value| -> Vec<f64> {
         let layers = parsed(gemma3_text::parse, &more).unwrap().layers;
         layers[1..3].iter().map(|layer| layer.rope.as_ref().unwrap().theta).collect()
@@ -75,7 +75,7 @@ fn layers_of_a_gemma3_with_a_window_are_rotated_in_their_own_way() {
 }
 
 #[test]
-fn caps_of_a_gemma_are_there_unless_they_are_null() {
+fn gemma_softcaps_follow_family_defaults_and_null() {
     let caps = |parse: Parse, more: Value| {
         let config = parsed(parse, &more).unwrap();
         (config.attention_softcap, config.logit_softcap)
@@ -90,7 +90,7 @@ fn caps_of_a_gemma_are_there_unless_they_are_null() {
 }
 
 #[test]
-fn a_quarter_of_a_head_of_a_gpt_neox_rotates_unless_it_says_otherwise() {
+fn gpt_neox_rotates_quarter_of_head_by_default() {
     let rope = |more: Value| {
         let mut keys = json!({"hidden_size": 64, "num_key_value_heads": 1});
         keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -107,7 +107,7 @@ fn a_quarter_of_a_head_of_a_gpt_neox_rotates_unless_it_says_otherwise() {
 }
 
 #[test]
-fn every_fourth_layer_of_a_smollm3_has_no_rotary_positions_unless_it_says_which() {
+fn smollm3_skips_rope_in_every_fourth_layer_by_default() {
     let rotates = |more: &Value| -> Vec<bool> {
         let layers = parsed(smollm3::parse, more).unwrap().layers;
         layers.iter().map(|layer| layer.rope.is_some()).collect()
@@ -118,7 +118,7 @@ fn every_fourth_layer_of_a_smollm3_has_no_rotary_positions_unless_it_says_which(
 }
 
 #[test]
-fn absent_sizes_are_those_of_transformers_and_null_means_derived() {
+fn absent_sizes_match_transformers_and_null_is_derived() {
     let kv_heads = |parse: Parse, more: Value| {
         parsed(parse, &more).map(|config| (config.num_key_value_heads, config.head_dim)).unwrap()
     };
@@ -134,7 +134,7 @@ fn absent_sizes_are_those_of_transformers_and_null_means_derived() {
 }
 
 #[test]
-fn rope_scaling_comes_before_rope_parameters_and_these_before_outer_keys() {
+fn rope_theta_and_yarn_length_follow_key_precedence() {
     let theta = |more: Value| parsed(llama::parse, &more).unwrap().layers[0].rope.as_ref().unwrap().theta;
     let outer = json!({"rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}});
     assert_eq!(theta(outer), 2.0);
@@ -151,7 +151,7 @@ fn rope_scaling_comes_before_rope_parameters_and_these_before_outer_keys() {
 }
 
 #[test]
-fn keys_of_families_that_are_wrong_or_change_the_mathematics_are_named() {
+fn invalid_and_unsupported_family_keys_are_named() {
     let named = |parse: Parse, more: Value| parsed(parse, &more).unwrap_err().to_string();
     let factors = json!({"type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1]});
     for (parse, more, key) in [

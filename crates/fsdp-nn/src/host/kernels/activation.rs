@@ -235,7 +235,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_exact_gelu_has_its_digits_in_both_precisions() {
+    fn exact_gelu_is_precise_in_f32_and_f64() {
         for [x, value, slope] in GELU {
             let near = |got: f64, exact: f64, units: f64, unit: f64| {
                 // The argument of the exponential has an error of some units in the last place.

@@ -18,7 +18,7 @@ fn check(sizes: Sizes) {
 }
 
 #[test]
-fn bits_do_not_depend_on_threads_and_alignment() {
+fn bits_do_not_depend_on_threads_or_alignment() {
     check(Sizes { rows: 1, inner: 1, outer: 1, seed: 1 });
     check(Sizes { rows: 131, inner: 67, outer: 33, seed: 1 });
     check(Sizes { rows: 300, inner: 256, outer: 515, seed: 1 });
@@ -28,7 +28,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn bits_of_random_sizes(rows in 1usize..80, inner in 1usize..40, outer in 1usize..40, seed in 0u64..1000) {
+    fn random_sizes_match_bitwise_across_threads_and_alignments(rows in 1usize..80, inner in 1usize..40, outer in 1usize..40, seed in 0u64..1000) {
         check(Sizes { rows, inner, outer, seed });
     }
 }

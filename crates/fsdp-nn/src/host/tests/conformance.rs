@@ -12,28 +12,28 @@ fn subject() -> Subject<'static, HostMemory> {
 }
 
 #[test]
-fn operations_conform() {
+fn operations_pass_conformance_suite() {
     conformance::operations(&subject());
 }
 
 #[test]
-fn operations_are_those_of_pytorch() {
+fn operations_match_pytorch() {
     conformance::golden_operations(&subject(), &golden());
 }
 
 #[test]
-fn models_are_those_of_pytorch() {
+fn models_match_pytorch() {
     conformance::golden_models(&subject(), &golden());
 }
 
 #[test]
-fn gradients_of_adapters_are_slopes() {
-    conformance::gradients_of_adapters_are_slopes(&subject());
+fn adapter_gradients_match_finite_differences() {
+    conformance::adapter_gradients_match_finite_differences(&subject());
 }
 
 #[test]
-fn gradients_of_models_are_slopes() {
-    conformance::gradients_of_models_are_slopes(&subject());
+fn model_gradients_match_finite_differences() {
+    conformance::model_gradients_match_finite_differences(&subject());
 }
 
 fn golden() -> std::path::PathBuf {
@@ -44,10 +44,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn gradients_of_random_sizes_are_slopes(
+    fn gradients_at_random_sizes_match_finite_differences(
         rows in 1usize..24, inner in 1usize..20, outer in 1usize..20, seed in 0u64..1000,
     ) {
-        conformance::gradients_are_slopes(&subject(), Sizes { rows, inner, outer, seed });
+        conformance::gradients_match_finite_differences(&subject(), Sizes { rows, inner, outer, seed });
     }
 }
 
@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn outputs_of_random_sizes_are_precise(
+    fn outputs_at_random_sizes_are_precise(
         rows in 1usize..40, inner in 1usize..70, outer in 1usize..70, seed in 0u64..1000,
     ) {
         conformance::outputs_are_precise(&subject(), Sizes { rows, inner, outer, seed });

@@ -28,7 +28,7 @@ fn read(memory: &HostMemory, buffer: &HostBuffer) -> Result<Vec<f32>, Error> {
 }
 
 #[test]
-fn usage_counts_until_the_last_handle_is_gone() {
+fn usage_counts_until_last_handle_is_dropped() {
     let memory = memory(false);
     let a = memory.allocate(Category::Activation, DType::F32, 10).unwrap();
     let clone = a.clone();
@@ -44,7 +44,7 @@ fn usage_counts_until_the_last_handle_is_gone() {
 }
 
 #[test]
-fn shared_buffers_can_not_be_written() {
+fn write_to_shared_buffer_is_rejected() {
     let memory = memory(false);
     let mut early = memory.allocate(Category::Activation, DType::F32, 4).unwrap();
     assert!(early.is_exclusive());
@@ -59,7 +59,7 @@ fn shared_buffers_can_not_be_written() {
 }
 
 #[test]
-fn contents_can_be_read_from_first_write_to_release() {
+fn contents_are_readable_only_from_first_write_to_release() {
     let memory = memory(false);
     let unwritten = memory.allocate(Category::Activation, DType::F32, 4).unwrap();
     assert!(matches!(read(&memory, &unwritten), Err(Error::Released { .. })));
@@ -71,7 +71,7 @@ fn contents_can_be_read_from_first_write_to_release() {
 }
 
 #[test]
-fn resident_buffers_keep_their_storage_and_lose_their_contents() {
+fn released_resident_buffer_keeps_storage_but_not_contents() {
     let options = HostOptions { poison: true, resident: true, ..HostOptions::default() };
     let memory = HostMemory::new(options).unwrap();
     let mut buffer = filled(&memory, &[1.0, 2.0]);
@@ -86,7 +86,7 @@ fn resident_buffers_keep_their_storage_and_lose_their_contents() {
 }
 
 #[test]
-fn an_alias_shares_storage_until_it_is_released() {
+fn alias_shares_storage_until_released() {
     let memory = memory(true);
     let mut src = filled(&memory, &[1.0, 2.0]);
     let mut dst = memory.allocate(Category::Unsharded, DType::F32, 2).unwrap();
@@ -103,7 +103,7 @@ fn an_alias_shares_storage_until_it_is_released() {
 }
 
 #[test]
-fn poison_fills_new_and_returned_storage() {
+fn poison_fills_new_and_released_storage() {
     let memory = memory(true);
     let mut buffer = memory.allocate(Category::Activation, DType::F32, 3).unwrap();
     memory.zero(Q, SliceMut::new(&mut buffer, 0, 1)).unwrap();
@@ -116,7 +116,7 @@ fn poison_fills_new_and_returned_storage() {
 }
 
 #[test]
-fn reuse_of_storage_is_no_allocation() {
+fn storage_reuse_is_not_counted_as_allocation() {
     let pool = HostPool::new();
     let options = HostOptions { pool: Arc::clone(&pool), ..HostOptions::default() };
     let (first, second) = (HostMemory::new(options.clone()).unwrap(), HostMemory::new(options).unwrap());
@@ -147,7 +147,7 @@ fn copies_convert_and_round_to_nearest_even() {
 }
 
 #[test]
-fn accumulation_wraps_integers_and_rounds_floats() {
+fn integer_accumulation_wraps() {
     let memory = memory(false);
     let mut integers = memory.allocate(Category::CommStaging, DType::I64, 2).unwrap();
     memory.write(Q, HostSlice::I64(&[i64::MAX, 5]), SliceMut::whole(&mut integers)).unwrap();
@@ -160,7 +160,7 @@ fn accumulation_wraps_integers_and_rounds_floats() {
 }
 
 #[test]
-fn scaling_rounds_the_factor_and_then_each_product() {
+fn scaling_rounds_factor_then_each_product() {
     let memory = memory(true);
     let third = 1.0 / 3.0;
     let scaled = |dtype, value: f64| {
@@ -183,7 +183,7 @@ fn scaling_rounds_the_factor_and_then_each_product() {
 }
 
 #[test]
-fn square_sums_are_by_row_and_exact_over_rows() {
+fn square_sums_over_rows_are_exact_in_any_order() {
     let memory = memory(false);
     let buffer = filled(&memory, &[3.0, 4.0, 1e-3, 2.0, 0.0, 1.0]);
     let empty = || {
@@ -210,7 +210,7 @@ fn square_sums_are_by_row_and_exact_over_rows() {
 }
 
 #[test]
-fn storage_that_the_host_does_not_have_is_an_error_with_words() {
+fn failed_host_allocation_is_out_of_memory_error() {
     let pool = HostPool::new();
     let memory = HostMemory::new(HostOptions { pool: Arc::clone(&pool), ..HostOptions::default() }).unwrap();
     let _kept = filled(&memory, &[1.0; 16]);
@@ -226,7 +226,7 @@ fn storage_that_the_host_does_not_have_is_an_error_with_words() {
 }
 
 #[test]
-fn wrong_lengths_and_dtypes_are_panics_that_name_what_differs() {
+fn mismatched_lengths_and_dtypes_panic_with_details() {
     let memory = memory(false);
     let a = filled(&memory, &[1.0; 4]);
     let mut b = memory.allocate(Category::Activation, DType::F32, 3).unwrap();
@@ -246,7 +246,7 @@ fn panics(call: impl FnOnce() -> Result<(), Error>) -> String {
 }
 
 #[test]
-fn factors_remember_that_something_was_not_finite() {
+fn gradient_factors_stay_non_finite_after_nan_loss() {
     let memory = memory(false);
     let mut factors = memory.allocate(Category::CommStaging, DType::F64, GradientFactors::LEN).unwrap();
     memory.write(Q, HostSlice::F64(&GradientFactors::START), SliceMut::whole(&mut factors)).unwrap();

@@ -68,7 +68,7 @@ fn check_adafactor(options: AdafactorOptions) {
 }
 
 #[test]
-fn adafactor_is_that_of_transformers_on_any_number_of_ranks() {
+fn adafactor_matches_transformers_at_any_world_size() {
     let base = AdafactorOptions { groups: groups(0.1), ..AdafactorOptions::default() };
     check_adafactor(base.clone());
     check_adafactor(AdafactorOptions { warmup_init: true, beta1: Some(0.8), ..base.clone() });

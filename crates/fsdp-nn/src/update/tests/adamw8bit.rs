@@ -28,7 +28,7 @@ fn rounded(book: &CodeBook, row: &mut [f64]) -> (Vec<f64>, Vec<u8>) {
 }
 
 #[test]
-fn it_is_adamw_whose_moments_are_rounded_to_codes_between_steps() {
+fn adamw8bit_matches_adamw_with_moments_rounded_to_codes() {
     let adamw = AdamW { eps: 1e-3, groups: groups(0.1), ..AdamW::default() };
     let mut rule = AdamW8bit::new(adamw.clone(), &spec());
     let mut shards = [Shard::new(&rule, DType::F64, 0, 1, 1)];
@@ -73,7 +73,7 @@ fn it_is_adamw_whose_moments_are_rounded_to_codes_between_steps() {
 }
 
 #[test]
-fn only_large_matrices_have_moments_of_bytes() {
+fn only_large_matrices_have_8_bit_moments() {
     let shapes: [&[usize]; 6] = [&[64, 64], &[63, 65], &[4096], &[256, 16], &[400, 15], &[8, 8, 64]];
     let mut spec = spec();
     spec.params =

@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_is_the_naive_iteration_within_rounding(rows in 1usize..33, cols in 1usize..33, key in 0u64..1000) {
+    fn orthogonalization_matches_naive_iteration_within_rounding(rows in 1usize..33, cols in 1usize..33, key in 0u64..1000) {
         let shape = Shape { rows, cols };
         // Single-precision numbers, so that both dtypes start from the same values.
         let x = matrix(key, shape);
@@ -128,7 +128,7 @@ proptest! {
     /// Singular values of a matrix of norm one that are not tiny end near one. (Five steps multiply them by at most
     /// 3.4445^5 = 485.)
     #[test]
-    fn singular_values_come_near_one(rows in 1usize..17, cols in 1usize..17, key in 0u64..1000) {
+    fn singular_values_end_near_one(rows in 1usize..17, cols in 1usize..17, key in 0u64..1000) {
         let shape = Shape { rows, cols };
         let x = matrix(key, shape);
         let least = singular_values(&x).into_iter().fold(f64::INFINITY, f64::min) / norm(&x);
@@ -142,7 +142,7 @@ proptest! {
 }
 
 #[test]
-fn the_scratch_and_the_products_are_those_of_five_steps() {
+fn scratch_and_flops_match_five_iterations() {
     let shape = Shape { rows: 6, cols: 4 };
     assert_eq!(shape.scratch(), 2 * 24 + 2 * 16);
     let flops: u128 = shape.products().iter().map(fsdp_core::update::Products::flops).sum();
@@ -151,7 +151,7 @@ fn the_scratch_and_the_products_are_those_of_five_steps() {
 }
 
 #[test]
-fn nothing_stays_nothing() {
+fn zero_matrix_stays_zero() {
     let shape = Shape { rows: 3, cols: 5 };
     let zeros = vec![vec![0.0; 5]; 3];
     assert_eq!(computed::<f32>(&zeros, shape, 1), vec![0.0; 15]);
@@ -214,7 +214,7 @@ fn reference(adjust_lr: AdjustLr) -> Vec<f64> {
 }
 
 #[test]
-fn a_step_is_momentum_orthogonalised_and_adamw_for_others() {
+fn step_orthogonalizes_momentum_and_uses_adamw_elsewhere() {
     for adjust_lr in [AdjustLr::Original, AdjustLr::MatchRmsAdamw] {
         let expected = reference(adjust_lr);
         for (dtype, threads, tolerance) in
@@ -235,7 +235,7 @@ fn a_step_is_momentum_orthogonalised_and_adamw_for_others() {
 }
 
 #[test]
-fn what_is_not_finite_is_noted_and_a_flag_that_is_down_stops_all() {
+fn muon_records_non_finite_and_skips_flagged_steps() {
     let mut rule = rule(AdjustLr::Original);
     let mut shard = Shard::new(&rule, DType::F32, 0, 1, 1);
     shard.scatter(&numbers(101, total()), false);
@@ -266,7 +266,7 @@ fn what_is_not_finite_is_noted_and_a_flag_that_is_down_stops_all() {
 }
 
 #[test]
-fn hidden_matrices_are_those_that_only_layers_read() {
+fn hidden_matrices_are_read_only_by_layers() {
     let mut spec = spec();
     assert!(Muon::hidden_matrices(&spec).is_empty(), "no block is of a layer");
     let block = |name: &str, params: &[usize], layer| BlockSpec {

@@ -111,7 +111,7 @@ fn broken(rule: &mut dyn UpdateRule<HostMemory>, shard: &mut Shard, lr: f64) -> 
 }
 
 #[test]
-fn a_second_moment_that_overflows_alone_is_noticed() {
+fn overflow_of_second_moment_alone_is_detected() {
     let [mut adamw, _, _, _, _, mut adafactor, _] = rules();
     let mut all = shard(&*adamw, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
@@ -129,7 +129,7 @@ fn a_second_moment_that_overflows_alone_is_noticed() {
 }
 
 #[test]
-fn a_mean_of_a_column_alone_is_noticed() {
+fn non_finite_column_mean_alone_is_detected() {
     let [.., mut adafactor, _] = rules();
     let mut all = shard(&*adafactor, DType::F32, 1.0, 0.0);
     Shard::put(&mut all.state[1], &all.memory, 0, f64::INFINITY);
@@ -140,7 +140,7 @@ fn a_mean_of_a_column_alone_is_noticed() {
 }
 
 #[test]
-fn means_of_rows_and_columns_that_overflow_are_noticed() {
+fn overflow_of_row_and_column_means_is_detected() {
     let [.., mut adafactor, _] = rules();
     let mut all = shard(&*adafactor, DType::F32, 1.0, 1e-3);
     Shard::put(&mut all.gradient, &all.memory, 1, 1e25);
@@ -149,7 +149,7 @@ fn means_of_rows_and_columns_that_overflow_are_noticed() {
 }
 
 #[test]
-fn a_parameter_that_overflows_alone_is_noticed() {
+fn overflow_of_parameter_alone_is_detected() {
     for rule in &mut rules()[..3] {
         let mut all = shard(&**rule, DType::F32, 1.0, 1e-3);
         let broken = broken(&mut **rule, &mut all, 1e39);
@@ -158,7 +158,7 @@ fn a_parameter_that_overflows_alone_is_noticed() {
 }
 
 #[test]
-fn a_parameter_that_overflows_in_its_copy_only_is_noticed() {
+fn overflow_of_low_precision_copy_alone_is_detected() {
     let copied = [f32::from_bits(0x7f7f_7fff), f32::from_bits(0x7f7f_8000)].map(f64::from);
     for (value, overflows) in copied.into_iter().zip([false, true]) {
         for value in [value, -value] {
@@ -174,7 +174,7 @@ fn a_parameter_that_overflows_in_its_copy_only_is_noticed() {
 }
 
 #[test]
-fn zeros_subnormal_and_the_largest_numbers_are_finite() {
+fn zero_subnormal_and_largest_numbers_are_finite() {
     let smallest = [0.0, -0.0, 1e-45, -1e-40, f64::from(f32::MIN_POSITIVE)];
     for rule in &mut rules() {
         for value in smallest {
@@ -200,7 +200,7 @@ fn zeros_subnormal_and_the_largest_numbers_are_finite() {
 }
 
 #[test]
-fn padding_is_not_looked_at() {
+fn non_finite_padding_is_ignored() {
     for rule in &mut rules() {
         let mut all = shard(&**rule, DType::F32, f64::NAN, f64::NAN);
         let Shard { memory, gradient, params, pieces, .. } = &mut all;
@@ -216,7 +216,7 @@ fn padding_is_not_looked_at() {
 }
 
 #[test]
-fn what_was_noted_stays_and_a_step_without_update_notes_nothing() {
+fn recorded_non_finite_persists_and_skipped_steps_record_none() {
     for rule in &mut rules() {
         let mut all = shard(&**rule, DType::F32, f64::NAN, 1.0);
         all.set_factors(GradientFactors { finite: false, ..UNSCALED });
@@ -235,7 +235,7 @@ fn what_was_noted_stays_and_a_step_without_update_notes_nothing() {
 
 /// One value in a piece that is split into tasks and blocks.
 #[test]
-fn a_value_is_noticed_wherever_it_is() {
+fn non_finite_value_is_detected_at_any_position() {
     let len = 2 * TASK_ELEMS + 1029;
     for at in [0, 1, 15, 16, 1023, 1024, TASK_ELEMS - 1, TASK_ELEMS, 2 * TASK_ELEMS + 1024, len - 1] {
         for (dtype, threads) in [(DType::F32, 1), (DType::F32, 2), (DType::F64, 1)] {
@@ -267,7 +267,7 @@ proptest! {
     /// Replaces some values of parameters, gradients and state by edge cases. A step must record a non-finite value
     /// exactly if there is one afterwards, separately on each rank.
     #[test]
-    fn it_is_noted_exactly_when_some_value_is_not_finite(
+    fn flag_is_set_exactly_when_some_value_is_non_finite(
         kind in 0usize..7,
         double in any::<bool>(),
         copied in any::<bool>(),

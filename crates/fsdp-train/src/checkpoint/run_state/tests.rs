@@ -53,7 +53,7 @@ fn refusal(result: Result<Vec<Change>, Vec<Difference>>) -> Vec<String> {
 }
 
 #[test]
-fn free_keys_change_nothing() {
+fn changes_to_free_keys_are_not_recorded() {
     for (from, to) in [
         ("ranks = 2", "ranks = 4\nthreads = 1"),
         (r#"path = "a""#, r#"path = "b""#),
@@ -64,7 +64,7 @@ fn free_keys_change_nothing() {
 }
 
 #[test]
-fn recorded_keys_are_recorded_with_both_values() {
+fn changes_to_recorded_keys_keep_both_values() {
     let change = |key: &str, from: &str, to: &str| Change {
         step: 5,
         key: key.into(),
@@ -78,7 +78,7 @@ fn recorded_keys_are_recorded_with_both_values() {
 }
 
 #[test]
-fn everything_else_is_refused_and_all_of_it_is_named() {
+fn all_other_differences_are_rejected_and_named() {
     assert_eq!(refusal(changes("seed = 1", "seed = 2")), ["model.seed"]);
     assert_eq!(refusal(changes("adamw", "sgd")), ["train.optimizer.name"]);
     // A key that merely starts with the name of a free key is not free.
@@ -91,7 +91,7 @@ fn everything_else_is_refused_and_all_of_it_is_named() {
 }
 
 #[test]
-fn a_refusal_shows_both_values_and_the_way_out() {
+fn rejected_resume_error_shows_both_values_and_remedy() {
     let mut other = state(CONFIG);
     other.model = Some(r#"{"hidden_size": 16}"#.into());
     let differences = state(CONFIG).changes_to(&other).unwrap_err();
@@ -105,7 +105,7 @@ fn a_refusal_shows_both_values_and_the_way_out() {
 }
 
 #[test]
-fn a_key_that_did_not_exist_when_a_run_was_saved_has_its_default() {
+fn key_missing_from_saved_run_takes_default() {
     let text = "model = { path = 'm' }\ndata = { train = ['a'], seq_len = 8 }\nrun = { out_dir = 'out' }\n\
                 train = { steps = 10, micro_batch_size = 1, global_batch_size = 4 }";
     let now = Resolved::parse(text, "run.toml", &[]).unwrap().config.to_toml();

@@ -29,7 +29,7 @@ fn report(dir: &std::path::Path) -> RankReport {
 }
 
 #[test]
-fn reports_come_in_rank_order_and_as_they_were_made() {
+fn reports_are_returned_unchanged_in_rank_order() {
     let (assembly, dir) = (world(3), tempfile::tempdir().unwrap());
     let reports: Vec<_> = (0..3).map(|rank| report(&dir.path().join(rank.to_string()))).collect();
     let meetings: Vec<_> = (0..3).map(|rank| begin(&assembly, rank)).collect();
@@ -40,7 +40,7 @@ fn reports_come_in_rank_order_and_as_they_were_made() {
 }
 
 #[test]
-fn the_first_failure_by_rank_is_told_at_once() {
+fn lowest_failed_rank_is_reported_without_waiting() {
     let (assembly, dir) = (world(4), tempfile::tempdir().unwrap());
     for rank in [3, 0, 2, 1] {
         let ok = || Ok(report(&dir.path().join(rank.to_string())));
@@ -54,7 +54,7 @@ fn the_first_failure_by_rank_is_told_at_once() {
 }
 
 #[test]
-fn ranks_that_are_late_are_named() {
+fn late_ranks_are_named() {
     let assembly = world(12);
     begin(&assembly, 1).report(Err(failure(1)));
     let error = begin(&assembly, 0).reports(Duration::ZERO).unwrap_err();
@@ -63,7 +63,7 @@ fn ranks_that_are_late_are_named() {
 }
 
 #[test]
-fn a_save_that_some_rank_has_not_begun_ends_with_the_run_and_one_that_all_have_goes_on() {
+fn save_is_abandoned_unless_all_ranks_have_begun() {
     let dir = tempfile::tempdir().unwrap();
     let report = report(dir.path());
     for all in [false, true] {
@@ -86,7 +86,7 @@ fn a_save_that_some_rank_has_not_begun_ends_with_the_run_and_one_that_all_have_g
 }
 
 #[test]
-fn nobody_waits_for_a_rank_that_has_panicked() {
+fn panicked_rank_is_not_awaited() {
     let assembly = world(2);
     let first = begin(&assembly, 0);
     first.report(Err(failure(0)));

@@ -34,7 +34,7 @@ fn load(dir: &TempDir, name: &str, overrides: &[&str]) -> Result<Resolved, Confi
 }
 
 #[test]
-fn a_file_changes_what_it_extends_key_by_key_and_lists_whole() {
+fn extending_file_overrides_single_keys_and_replaces_lists() {
     let dir = files(&[
         ("base/base.toml", BASE),
         ("middle.toml", "extends = \"base/base.toml\"\n[train]\nsteps = 20\n[data]\ntrain = [\"c\"]"),
@@ -51,7 +51,7 @@ fn a_file_changes_what_it_extends_key_by_key_and_lists_whole() {
 }
 
 #[test]
-fn errors_name_the_file_that_wrote_the_key() {
+fn errors_name_file_that_set_key() {
     let with = |base: &str, run: &str| {
         let dir = files(&[("base.toml", &BASE.replace("seq_len = 8", base)), ("run.toml", run)]);
         let error = load(&dir, "run.toml", &[]).unwrap_err().to_string();
@@ -68,7 +68,7 @@ fn errors_name_the_file_that_wrote_the_key() {
 }
 
 #[test]
-fn a_file_that_is_not_there_or_no_path_or_itself_is_refused() {
+fn missing_invalid_or_circular_extends_is_rejected() {
     let refused = |texts: &[(&str, &str)]| {
         let dir = files(texts);
         let error = load(&dir, "run.toml", &[]).unwrap_err().to_string();

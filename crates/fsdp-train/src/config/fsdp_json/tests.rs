@@ -22,7 +22,7 @@ fn rejects(text: &str, fragments: &[&str]) {
 }
 
 #[test]
-fn the_file_of_the_xla_guide_is_understood() {
+fn config_from_xla_guide_is_parsed() {
     let json = read(
         r#"{"fsdp_transformer_layer_cls_to_wrap": ["GPT2Block"], "xla": true, "xla_fsdp_grad_ckpt": true,
             "xla_fsdp_settings": {"compute_dtype": "bfloat16", "shard_param_on_dim_0": true,
@@ -36,19 +36,19 @@ fn the_file_of_the_xla_guide_is_understood() {
 }
 
 #[test]
-fn the_prefix_is_optional_and_one_class_needs_no_list() {
+fn prefix_is_optional_and_single_class_needs_no_list() {
     let one = read(r#"{"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}"#);
     assert_eq!(one, read(r#"{"fsdp_transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}"#));
 }
 
 #[test]
-fn a_size_of_zero_is_no_policy_and_sizes_may_be_floats() {
+fn zero_min_num_params_is_no_policy_and_floats_are_accepted() {
     assert_eq!(read(r#"{"fsdp_min_num_params": 0}"#), FsdpJson::default());
     assert_eq!(read(r#"{"min_num_params": 1e8}"#).keys, keys("min_num_params = 100_000_000"));
 }
 
 #[test]
-fn resharding_keeps_the_root_unless_told_otherwise() {
+fn reshard_after_forward_excludes_root_by_default() {
     let reshard = |settings: &str| read(&format!(r#"{{"xla": true, "xla_fsdp_settings": {settings}}}"#)).keys;
     assert_eq!(reshard(r#"{"reshard_after_forward": true}"#), keys("reshard_after_forward = 'auto'"));
     assert_eq!(reshard(r#"{"disable_reshard_on_root": false}"#), keys("reshard_after_forward = true"));
@@ -57,14 +57,14 @@ fn resharding_keeps_the_root_unless_told_otherwise() {
 }
 
 #[test]
-fn reduction_is_in_f32_on_request() {
+fn fp32_reduce_scatter_sets_f32_reduce_dtype() {
     let settings = r#"{"compute_dtype": "bfloat16", "fp32_reduce_scatter": true}"#;
     let json = read(&format!(r#"{{"xla": true, "xla_fsdp_settings": {settings}}}"#));
     assert_eq!(json.keys, keys("param_dtype = 'bf16'\nreduce_dtype = 'f32'"));
 }
 
 #[test]
-fn version_2_keys_with_a_counterpart_count() {
+fn version_2_keys_with_counterpart_are_applied() {
     let json =
         read(r#"{"fsdp_version": 2, "reshard_after_forward": false, "activation_checkpointing": true}"#);
     assert_eq!(json.keys, keys("reshard_after_forward = false\nactivation_checkpointing = 'full'"));
@@ -72,7 +72,7 @@ fn version_2_keys_with_a_counterpart_count() {
 }
 
 #[test]
-fn parameters_that_are_offloaded_are_on_the_host() {
+fn offload_params_maps_to_cpu_offload() {
     assert_eq!(read(r#"{"fsdp_offload_params": true}"#).keys, keys("offload = 'cpu'"));
     assert_eq!(read(r#"{"offload_params": false}"#).keys, keys("offload = 'none'"));
     assert_eq!(read("{}").keys, keys(""));
@@ -81,7 +81,7 @@ fn parameters_that_are_offloaded_are_on_the_host() {
 }
 
 #[test]
-fn keys_without_effect_are_named() {
+fn keys_without_effect_cause_warnings() {
     let json = read(r#"{"xla_fsdp_grad_ckpt": true, "xla_fsdp_settings": {"compute_dtype": "bfloat16"}}"#);
     assert_eq!(json.keys, keys(""));
     let warnings: Vec<String> = json.warnings.iter().map(Warning::to_string).collect();
@@ -93,7 +93,7 @@ fn keys_without_effect_are_named() {
 }
 
 #[test]
-fn rejects_what_hugging_face_rejects() {
+fn rejects_invalid_hugging_face_configs() {
     rejects(
         r#"{"fsdp_min_num_params": 5, "transformer_layer_cls_to_wrap": ["A"]}"#,
         &["`transformer_layer_cls_to_wrap` and `min_num_params` exclude each other"],

@@ -57,7 +57,7 @@ fn of_text(text: &str) -> Option<String> {
 }
 
 #[test]
-fn every_key_and_every_example_is_taken() {
+fn schema_accepts_every_key_and_example() {
     assert_eq!(of_text(FULL), None);
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let files = std::fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path());
@@ -70,7 +70,7 @@ fn every_key_and_every_example_is_taken() {
 }
 
 #[test]
-fn other_forms_of_keys_are_taken() {
+fn schema_accepts_alternative_key_forms() {
     for text in [
         "[fsdp]\nmin_num_params = 1000\nconfig = \"fsdp_config.json\"\nreshard_after_forward = 2",
         "[fsdp]\nreshard_after_forward = false",
@@ -88,7 +88,7 @@ fn other_forms_of_keys_are_taken() {
 }
 
 #[test]
-fn unknown_keys_and_other_types_are_refused() {
+fn schema_rejects_unknown_keys_and_invalid_values() {
     for text in [
         "[modle]\npath = \"a\"",
         "steps = 3",
@@ -114,7 +114,7 @@ fn unknown_keys_and_other_types_are_refused() {
 }
 
 #[test]
-fn every_key_says_what_it_is_for() {
+fn every_key_has_description() {
     fn each(schema: &Value, place: &str) {
         for (key, schema) in schema["properties"].as_object().unwrap() {
             let place = format!("{place}.{key}");
@@ -130,7 +130,7 @@ fn every_key_says_what_it_is_for() {
 }
 
 #[test]
-fn the_readme_and_the_page_of_adapters_have_every_key() {
+fn every_key_is_documented_in_readme_or_adapters_page() {
     let readme = include_str!("../../../../../README.md");
     let (_, from_table) = readme.split_once("| table | key | values").unwrap();
     let (table, _) = from_table.split_once("\n\n").unwrap();

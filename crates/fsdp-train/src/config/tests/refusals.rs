@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn rejects_evaluation_sets_that_can_not_be_told_apart() {
+fn rejects_invalid_evaluation_sets() {
     rejects(&["data.eval=docs"], &["`data.eval` is \"docs\"", "a list of paths", "[[data.eval]]"]);
     rejects(&["data.eval=[{name='a'}]"], &["`data.eval[0].paths` is missing"]);
     rejects(&["data.eval=[{paths=['a']}]"], &["`data.eval[0].name` is missing"]);
@@ -15,7 +15,7 @@ fn rejects_evaluation_sets_that_can_not_be_told_apart() {
 }
 
 #[test]
-fn rejects_overrides_that_are_not_assignments() {
+fn rejects_malformed_overrides() {
     for argument in ["train.steps", "steps=1", "train..steps=1", ".steps=1", "train.steps.deep=1"] {
         let error = parse(FULL, &[argument]).unwrap_err();
         assert!(matches!(error, ConfigError::Override { .. }), "{argument}: {error}");
@@ -23,7 +23,7 @@ fn rejects_overrides_that_are_not_assignments() {
 }
 
 #[test]
-fn rejects_unknown_keys_at_any_depth_with_the_nearest() {
+fn unknown_key_error_suggests_nearest_at_any_depth() {
     rejects(&["modell.path=a"], &["unknown key `modell`", "did you mean `model`?"]);
     rejects(&["train.stepss=3"], &["--set train.stepss", "`train.stepss`", "did you mean `train.steps`?"]);
     rejects(&["train.optimizer.weight_decey=3"], &["did you mean `train.optimizer.weight_decay`?"]);
@@ -34,7 +34,7 @@ fn rejects_unknown_keys_at_any_depth_with_the_nearest() {
 }
 
 #[test]
-fn rejects_wrong_types_naming_key_value_and_what_is_allowed() {
+fn wrong_type_error_names_key_value_and_allowed_values() {
     rejects(
         &["train.steps=many"],
         &["--set train.steps", "`train.steps` is \"many\"", "an integer of at least 1"],
@@ -49,7 +49,7 @@ fn rejects_wrong_types_naming_key_value_and_what_is_allowed() {
 }
 
 #[test]
-fn rejects_values_outside_their_range() {
+fn rejects_out_of_range_values() {
     rejects(&["train.steps=0"], &["`train.steps` is 0"]);
     rejects(&["data.seed=-1"], &["`data.seed` is -1", "at least 0"]);
     rejects(&["data.seq_len=0"], &["`data.seq_len`"]);
@@ -82,7 +82,7 @@ fn rejects_values_outside_their_range() {
 }
 
 #[test]
-fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
+fn unknown_name_error_lists_known_ones() {
     rejects(
         &["train.optimizer.name=adam"],
         &["`train.optimizer.name` is \"adam\"", "\"adamw\", \"adamw8bit\", \"sgd\""],
@@ -101,7 +101,7 @@ fn rejects_names_that_do_not_exist_and_lists_those_that_do() {
 }
 
 #[test]
-fn rejects_a_file_without_the_keys_that_have_no_default() {
+fn rejects_missing_required_keys() {
     for (line, key) in [
         ("path = \"m\"", "model.path"),
         ("train = [\"a\"]", "data.train"),
@@ -114,7 +114,7 @@ fn rejects_a_file_without_the_keys_that_have_no_default() {
 }
 
 #[test]
-fn rejects_batches_that_do_not_divide() {
+fn rejects_indivisible_batch_and_mesh_sizes() {
     rejects(
         &["train.micro_batch_size=3"],
         &["`train.micro_batch_size` = 3 does not divide train.global_batch_size = 16"],
@@ -130,7 +130,7 @@ fn rejects_two_wrap_policies() {
 }
 
 #[test]
-fn rejects_schedules_that_do_not_fit() {
+fn rejects_invalid_lr_schedules() {
     rejects(
         &["train.lr_schedule.min_lr=1"],
         &["`train.lr_schedule.min_lr` is 1", "train.optimizer.lr = 0.003"],
@@ -145,7 +145,7 @@ fn rejects_schedules_that_do_not_fit() {
 }
 
 #[test]
-fn rejects_groups_that_say_nothing_or_too_much() {
+fn rejects_invalid_param_groups() {
     let rejects_group = |group: &str, fragments: &[&str]| {
         rejects(&[&format!("train.optimizer.group=[{{patterns=['a']}}, {group}]")], fragments);
     };
@@ -160,7 +160,7 @@ fn rejects_groups_that_say_nothing_or_too_much() {
 }
 
 #[test]
-fn rejects_contradictory_optimizers() {
+fn rejects_contradictory_optimizer_settings() {
     rejects(&["train.optimizer={name='sgd', nesterov=true}"], &["`train.optimizer.nesterov` is true"]);
     rejects(&["train.optimizer={name='adafactor', lr=1}"], &["`train.optimizer.lr` exclude each other"]);
     rejects(
@@ -172,19 +172,19 @@ fn rejects_contradictory_optimizers() {
 }
 
 #[test]
-fn rejects_text_that_is_not_toml_with_its_line() {
+fn invalid_toml_error_names_line() {
     let message = parse("[model\npath = 1", &[]).unwrap_err().to_string();
     assert!(message.starts_with("run.toml: not valid TOML: TOML parse error at line 1"), "{message}");
 }
 
 #[test]
-fn rejects_a_file_that_does_not_exist() {
+fn missing_file_error_names_path() {
     let message = Resolved::load("missing/run.toml".as_ref(), &[]).unwrap_err().to_string();
     assert!(message.contains("missing/run.toml"), "{message}");
 }
 
 #[test]
-fn rejects_early_stopping_without_patience_or_a_set_to_watch() {
+fn rejects_invalid_early_stopping() {
     rejects(&["train.early_stop.patience=0"], &["`train.early_stop.patience` is 0", "at least 1"]);
     rejects(&["train.early_stop.min_delta=-1"], &["`train.early_stop.min_delta`"]);
     rejects(&["train.early_stop.set=books"], &["`train.early_stop.set`", "evaluation set: eval"]);
@@ -193,7 +193,7 @@ fn rejects_early_stopping_without_patience_or_a_set_to_watch() {
 }
 
 #[test]
-fn rejects_a_loss_scale_without_f16_or_that_is_no_power_of_two() {
+fn loss_scale_requires_f16_and_power_of_two() {
     rejects(&["train.loss_scale.init=1024"], &["`train.loss_scale`", "fsdp.param_dtype is \"f16\""]);
     for init in ["1000", "0", "0.5", "-2", "inf", "1e39"] {
         let given = format!("train.loss_scale.init={init}");

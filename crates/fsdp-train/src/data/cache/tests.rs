@@ -100,7 +100,7 @@ fn ids(data: &Dataset) -> Vec<u32> {
 }
 
 #[test]
-fn tokens_come_from_the_cache_where_it_has_them() {
+fn cached_tokens_are_reused() {
     let place = Fixture::new();
     let first = place.load();
     assert_eq!(ids(&first), [1, 2, 3, 1, 2, 3]);
@@ -124,7 +124,7 @@ fn tokens_come_from_the_cache_where_it_has_them() {
 }
 
 #[test]
-fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
+fn cache_key_covers_exactly_inputs_that_determine_tokens() {
     let mut place = Fixture::new();
     let mut files = Vec::new();
     let mut changed = |place: &Fixture, what: &str, is_new: bool| {
@@ -157,7 +157,7 @@ fn all_that_decides_tokens_is_in_the_key_and_nothing_else() {
 }
 
 #[test]
-fn documents_are_kept_with_their_files() {
+fn cache_preserves_documents_and_their_files() {
     let mut place = Fixture::new();
     let folder = place.path("data");
     fs::create_dir(&folder).unwrap();
@@ -176,7 +176,7 @@ fn documents_are_kept_with_their_files() {
 }
 
 #[test]
-fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
+fn damaged_or_foreign_cache_file_is_rebuilt_with_warning() {
     let place = Fixture::new();
     let (sound, expected) = (place.load().digest(), ids(&place.load()));
     let whole = fs::read(place.file()).unwrap();
@@ -208,7 +208,7 @@ fn what_is_damaged_cut_or_foreign_is_made_again_with_a_warning() {
 }
 
 #[test]
-fn those_who_come_at_the_same_time_make_the_same_file() {
+fn concurrent_loads_produce_single_cache_file() {
     let place = Fixture::new();
     fs::write(place.path("a.txt"), TEXT.repeat(5000)).unwrap();
     let alone = {
@@ -229,7 +229,7 @@ fn those_who_come_at_the_same_time_make_the_same_file() {
 }
 
 #[test]
-fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
+fn unwritable_cache_folder_only_warns() {
     let mut place = Fixture::new();
     // Not even root can write there.
     for folder in ["/proc/fsdp", place.path("a.txt/below").to_str().unwrap()] {
@@ -245,7 +245,7 @@ fn where_nothing_can_be_kept_the_text_is_tokenized_with_a_warning() {
 }
 
 #[test]
-fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
+fn cache_in_output_folder_is_written_only_on_keep() {
     let mut place = Fixture::new();
     for cache in [None, Some("out/inside"), Some("out")] {
         place.config.cache = cache.map(|name| place.path(name).to_str().unwrap().to_owned());
@@ -266,7 +266,7 @@ fn in_the_output_folder_nothing_is_kept_before_it_may_be() {
 }
 
 #[test]
-fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
+fn large_uncached_tokens_are_intact_and_leave_no_file() {
     let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
     let long = TEXT.repeat(UNNAMED_BYTES_MAX / 4 / TEXT.len() + 9);
@@ -286,7 +286,7 @@ fn long_tokens_that_are_not_kept_leave_no_name_and_are_the_same() {
 }
 
 #[test]
-fn bytes_are_not_kept() {
+fn byte_tokens_are_not_cached() {
     let mut place = Fixture::new();
     place.config.tokenizer = "bytes".to_owned();
     let data = place.load();
@@ -295,7 +295,7 @@ fn bytes_are_not_kept() {
 }
 
 #[test]
-fn what_is_kept_is_not_data() {
+fn cache_folder_is_excluded_from_data() {
     let mut place = Fixture::new();
     let folder = place.path("data");
     fs::create_dir(&folder).unwrap();

@@ -40,7 +40,7 @@ fn turns() -> Value {
 }
 
 #[test]
-fn tokens_and_answers_are_those_of_transformers() {
+fn tokens_and_answer_mask_match_transformers() {
     let cases = std::fs::read_to_string(format!("{FOLDER}/tokens.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
     let mut compared = 0;
@@ -61,7 +61,7 @@ fn tokens_and_answers_are_those_of_transformers() {
 }
 
 #[test]
-fn answers_count_with_the_token_that_ends_them() {
+fn answers_count_including_their_end_token() {
     let expected = Ok(vec!["It is 4.<|close|>".to_owned(), "A test.<|close|>".to_owned()]);
     for template in ["turns", "generation", "reasoning"] {
         assert_eq!(answers(&chats("plain", Some(template)), &turns()), expected, "{template}");
@@ -74,7 +74,7 @@ fn answers_count_with_the_token_that_ends_them() {
 }
 
 #[test]
-fn reasoning_that_only_the_last_answer_keeps_does_not_hide_the_others() {
+fn dropped_reasoning_does_not_mask_earlier_answers() {
     let reasoning = chats("plain", Some("reasoning"));
     let said = |messages: Value| answers(&reasoning, &messages);
     let [first, second] = ["<think>\nA.\n</think>\n\nHello!", "<think>\nB.\n</think>\n\nA test."];
@@ -88,7 +88,7 @@ fn reasoning_that_only_the_last_answer_keeps_does_not_hide_the_others() {
 }
 
 #[test]
-fn calls_of_tools_count_and_what_tools_say_does_not() {
+fn tool_calls_count_but_tool_results_do_not() {
     let call = json!([{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]);
     let messages = json!([
         {"role": "user", "content": "Hi"},
@@ -105,7 +105,7 @@ fn calls_of_tools_count_and_what_tools_say_does_not() {
 }
 
 #[test]
-fn what_a_prompt_has_of_answers_does_not_count() {
+fn answers_within_prompt_are_masked() {
     for template in ["turns", "generation"] {
         let (chats, tokenizer) = chats("plain", Some(template));
         let conversation = Conversation::new(turns().as_array().unwrap().clone(), 4, Map::new()).unwrap();
@@ -117,7 +117,7 @@ fn what_a_prompt_has_of_answers_does_not_count() {
 }
 
 #[test]
-fn where_answers_can_not_be_known_the_error_says_the_way_out() {
+fn undeterminable_answer_error_names_remedy() {
     let turns_of = |messages| answers(&chats("plain", Some("turns")), &messages).unwrap_err();
     let first = turns_of(json!([{"role": "assistant", "content": "A test."}]));
     assert!(
@@ -135,7 +135,7 @@ fn where_answers_can_not_be_known_the_error_says_the_way_out() {
 }
 
 #[test]
-fn all_tokens_count_if_asked_for() {
+fn loss_on_all_counts_every_token() {
     let (mut chats, tokenizer) = chats("plain", None);
     let digest = chats.digest();
     chats.loss_on = LossOn::All;
@@ -145,7 +145,7 @@ fn all_tokens_count_if_asked_for() {
 }
 
 #[test]
-fn a_completion_counts_from_the_first_token_that_has_a_part_in_it() {
+fn completion_counts_from_first_overlapping_token() {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let made = |loss_on| completion("ab", "cd", loss_on, &tokenizer).unwrap();
     assert_eq!(
@@ -162,7 +162,7 @@ fn a_completion_counts_from_the_first_token_that_has_a_part_in_it() {
 }
 
 #[test]
-fn without_a_template_the_error_is_of_all_records() {
+fn missing_template_is_data_error_not_record_error() {
     let config = config();
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let chats = Chats::find(&config, &tokenizer).unwrap();

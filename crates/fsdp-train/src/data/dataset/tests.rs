@@ -99,7 +99,7 @@ fn assert_message<T: std::fmt::Debug>(result: Result<T, DataError>, fragments: &
 }
 
 #[test]
-fn a_stream_joins_files_in_order_and_samples_share_one_token() {
+fn stream_joins_files_in_order_and_samples_overlap_by_one() {
     let files = Files::new(&[("b.txt", b"efgh"), ("a/z.txt", b"abcd"), ("c.txt", b"i")]);
     let data = files.load(&config(Packing::Stream, 4)).unwrap();
     assert_eq!((data.len(), data.corpus.len(), data.seq_len()), (2, 9, 4));
@@ -108,7 +108,7 @@ fn a_stream_joins_files_in_order_and_samples_share_one_token() {
 }
 
 #[test]
-fn a_stream_has_bos_and_eos_around_every_document_that_is_not_empty() {
+fn stream_frames_nonempty_documents_with_bos_and_eos() {
     let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b""), ("c.txt", b"cde"), ("d.txt", b"f")]);
     let mut config = config(Packing::Stream, 3);
     config.eos = Some(EndToken::Token(TokenRef::Id(2)));
@@ -129,7 +129,7 @@ fn a_stream_has_bos_and_eos_around_every_document_that_is_not_empty() {
 
 #[test]
 #[cfg(feature = "tokenizers")]
-fn documents_that_are_joined_without_a_token_between_them_are_told() {
+fn joining_documents_without_separator_warns() {
     let files = Files::new(&[
         ("words.json", TOKENIZER.as_bytes()),
         ("data/a.txt", b"the cat"),
@@ -153,7 +153,7 @@ fn documents_that_are_joined_without_a_token_between_them_are_told() {
 }
 
 #[test]
-fn a_packed_sample_holds_documents_that_begin_at_position_0() {
+fn packed_documents_start_at_position_0() {
     let files = Files::new(&[("a.txt", b"ab"), ("b.txt", b"abcdefgh"), ("c.txt", b""), ("d.txt", b"abc")]);
     let mut config = config(Packing::Packed, 6);
     config.eos = Some(EndToken::Token(TokenRef::Token("\n".to_owned())));
@@ -176,7 +176,7 @@ fn a_packed_sample_holds_documents_that_begin_at_position_0() {
 }
 
 #[test]
-fn an_incomplete_last_sample_is_dropped() {
+fn incomplete_last_sample_is_dropped() {
     for (text, samples) in [("", 0), ("a", 0), ("abcd", 0), ("abcde", 1), ("abcdefgh", 1), ("abcdefghi", 2)] {
         let files = Files::new(&[("a.txt", text.as_bytes())]);
         assert_eq!(files.load(&config(Packing::Stream, 4)).unwrap().len(), samples, "{text}");
@@ -206,7 +206,7 @@ fn documents_are_framed_clipped_and_padded() {
 }
 
 #[test]
-fn documents_without_a_target_are_no_samples() {
+fn documents_without_target_are_not_samples() {
     let files = Files::new(&[("a.txt", b"a"), ("b.txt", b"ab")]);
     let mut config = config(Packing::Documents, 4);
     assert_eq!(
@@ -218,7 +218,7 @@ fn documents_without_a_target_are_no_samples() {
 }
 
 #[test]
-fn a_masked_sample_counts_no_target() {
+fn masked_sample_counts_no_targets() {
     let data = Files::new(&[("a.txt", b"abc")]).load(&config(Packing::Stream, 2)).unwrap();
     let (mut inputs, mut targets) = ([7; 2], [7; 2]);
     data.fill(None, &mut inputs, &mut targets);
@@ -227,7 +227,7 @@ fn a_masked_sample_counts_no_target() {
 
 proptest! {
     #[test]
-    fn samples_of_a_stream_cover_the_tokens_in_order(
+    fn stream_samples_cover_tokens_in_order(
         lengths in proptest::collection::vec(0usize..40, 1..6), seq_len in 1usize..12,
     ) {
         let mut next = 0u32..;
@@ -253,7 +253,7 @@ proptest! {
     }
 
     #[test]
-    fn packed_samples_hold_what_documents_would(
+    fn packed_samples_contain_same_targets_as_documents(
         lengths in prop::collection::vec(0usize..15, 1..12), bos: bool, eos: bool, seq_len in 1usize..12,
     ) {
         let names: Vec<String> = (0..lengths.len()).map(|index| format!("{index:02}.txt")).collect();
@@ -294,7 +294,7 @@ proptest! {
     }
 
     #[test]
-    fn a_document_counts_as_many_targets_as_fit(
+    fn document_counts_as_many_targets_as_fit(
         len in 1usize..20, bos: bool, eos: bool, seq_len in 1usize..12,
     ) {
         let files = Files::new(&[("a.txt", &vec![b'x'; len])]);

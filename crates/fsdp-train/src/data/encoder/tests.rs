@@ -12,14 +12,14 @@ fn encode(value: Value) -> Result<Vec<u32>, String> {
 }
 
 #[test]
-fn a_string_is_tokenized_and_a_list_of_ids_is_taken() {
+fn string_is_tokenized_and_id_list_is_used_as_is() {
     assert_eq!(encode(json!("ab")), Ok(vec![97, 98]));
     assert_eq!(encode(json!([0, 7, 2_147_483_647])), Ok(vec![0, 7, 2_147_483_647]));
     assert_eq!(encode(json!([])), Ok(vec![]));
 }
 
 #[test]
-fn everything_else_is_named() {
+fn rejects_values_other_than_string_or_id_list() {
     for (value, fragment) in [
         (json!(null), "\"x\" is null"),
         (json!(true), "is a boolean"),
@@ -40,7 +40,7 @@ fn everything_else_is_named() {
 }
 
 #[test]
-fn prompts_and_messages_are_told_from_texts() {
+fn prompts_and_messages_are_distinguished_from_texts() {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     let encoder = Encoder { tokenizer: &tokenizer, fields: Fields::new(None), chats: chats() };
     let encode = |record: Value| {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn the_last_batch_is_filled_with_masked_samples() {
+fn last_batch_is_padded_with_masked_samples() {
     let sampler = EvalSampler::new(7, 4, 2, 0);
     assert_eq!((sampler.batches(), sampler.micro_batches()), (2, 2));
     assert_eq!(sampler.batch(0, 1), [Some(2), Some(3)]);
@@ -11,13 +11,13 @@ fn the_last_batch_is_filled_with_masked_samples() {
 }
 
 #[test]
-fn less_than_one_batch_is_enough() {
+fn fewer_samples_than_one_batch_are_accepted() {
     let sampler = EvalSampler::new(1, 4, 2, 0);
     assert_eq!((sampler.batch(0, 0), sampler.batch(0, 1)), (vec![Some(0), None], vec![None, None]));
 }
 
 #[test]
-fn a_limit_stops_early_but_adds_nothing() {
+fn batch_limit_stops_early_but_adds_no_batches() {
     assert_eq!(EvalSampler::new(100, 4, 2, 3).batches(), 3);
     assert_eq!(EvalSampler::new(10, 4, 2, u64::MAX).batches(), 3);
 }

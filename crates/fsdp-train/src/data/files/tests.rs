@@ -43,7 +43,7 @@ fn names(found: Result<Vec<(String, Kind, Option<Compression>)>, String>) -> Vec
 }
 
 #[test]
-fn names_say_what_files_hold_unless_the_format_does() {
+fn file_kind_follows_name_unless_format_is_set() {
     let files = ["a.jsonl.gz", "b.ndjson", "c.PARQUET", "d.txt.zst", "e.rs"];
     let folder = folder(&files);
     let by_name = found(&folder, &files, Format::Auto).unwrap();
@@ -62,7 +62,7 @@ fn names_say_what_files_hold_unless_the_format_does() {
 }
 
 #[test]
-fn names_that_do_not_say_it_are_refused() {
+fn ambiguous_or_unsupported_file_names_are_rejected() {
     for (name, fragment) in [
         ("a.bin", "set data.format to \"tokens-u16\" or \"tokens-u32\""),
         ("a.json", "set data.format to \"jsonl\" or \"text\""),
@@ -77,7 +77,7 @@ fn names_that_do_not_say_it_are_refused() {
 }
 
 #[test]
-fn a_data_set_of_hugging_face_is_its_parquet_files() {
+fn hugging_face_dataset_folder_yields_parquet_files() {
     let folder = folder(&[
         "README.md",
         ".gitattributes",
@@ -91,7 +91,7 @@ fn a_data_set_of_hugging_face_is_its_parquet_files() {
 }
 
 #[test]
-fn a_folder_of_sources_is_text_and_what_is_mixed_is_refused() {
+fn source_folder_is_text_and_mixed_folder_is_rejected() {
     let sources = folder(&["README.md", "src/a.rs", "src/b.py", "x.gz", "y.txt.gz"]);
     let expected = [
         ("README.md", None),
@@ -140,7 +140,7 @@ fn saved() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_saved_data_set_is_the_files_that_its_state_names() {
+fn saved_dataset_yields_files_named_by_its_state() {
     let saved = saved();
     let expected = ["sft/data-00000-of-00002.arrow", "sft/data-00001-of-00002.arrow"];
     for format in [Format::Auto, Format::Arrow] {
@@ -153,7 +153,7 @@ fn a_saved_data_set_is_the_files_that_its_state_names() {
 }
 
 #[test]
-fn a_state_that_does_not_say_what_is_data_is_refused() {
+fn unusable_dataset_state_is_rejected() {
     let saved = saved();
     let of = |state: &str| {
         std::fs::write(saved.path().join("sft/state.json"), state).unwrap();
@@ -171,7 +171,7 @@ fn a_state_that_does_not_say_what_is_data_is_refused() {
 }
 
 #[test]
-fn a_folder_of_several_splits_is_refused() {
+fn folder_with_several_splits_is_rejected() {
     let folder = folder(&["ds/data/train-0.parquet", "ds/data/validation-0.parquet", "one/latest-0.parquet"]);
     let fault = found(&folder, &["ds"], Format::Auto).unwrap_err();
     assert!(
@@ -183,7 +183,7 @@ fn a_folder_of_several_splits_is_refused() {
 }
 
 #[test]
-fn patterns_are_those_of_a_shell_and_a_file_of_that_name_comes_first() {
+fn glob_patterns_match_like_shell_and_literal_name_wins() {
     let folder =
         folder(&["b-2.txt", "b-1.txt", ".b-0.txt", "c.txt", "deep/b-3.txt", "deep/d[1].txt", "deep/d1.txt"]);
     assert_eq!(names(found(&folder, &["b-*.txt"], Format::Auto)), ["b-1.txt", "b-2.txt"]);

@@ -17,7 +17,7 @@ fn dealt(mix: &Mix, count: u64) -> BTreeMap<usize, u64> {
 }
 
 #[test]
-fn weights_are_shares_and_every_stretch_has_about_them() {
+fn source_shares_match_weights_in_short_and_long_prefixes() {
     let mix = Mix::new(&[7.0, 2.0, 1.0]).unwrap();
     for (source, share) in [0.7, 0.2, 0.1].into_iter().enumerate() {
         assert!((mix.share(source) - share).abs() < 1.0 / SLOTS as f64);
@@ -31,7 +31,7 @@ fn weights_are_shares_and_every_stretch_has_about_them() {
 }
 
 #[test]
-fn a_source_of_no_slot_is_refused() {
+fn source_without_slot_is_rejected() {
     let message = Mix::new(&[1.0, 1e-9]).unwrap_err().to_string();
     assert!(message.contains("source[1]") && message.contains("65536"), "{message}");
 }
@@ -40,7 +40,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn each_source_gives_its_samples_in_turn(weights in prop::collection::vec(0.01f64..10.0, 1..5)) {
+    fn each_source_yields_its_samples_in_order(weights in prop::collection::vec(0.01f64..10.0, 1..5)) {
         let mix = Mix::new(&weights).unwrap();
         let count = SLOTS as u64 + 1234;
         let dealt = dealt(&mix, count);
@@ -51,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn each_epoch_of_a_source_has_each_sample_once_however_batches_are_cut(
+    fn source_epochs_are_permutations_for_any_micro_batch_size(
         samples in prop::collection::vec(1usize..9, 1..4),
         seed in prop::option::of(any::<u64>()), micro in 1usize..4, rounds in 1usize..4,
     ) {

@@ -29,13 +29,13 @@ fn lengths_around_powers_of_two_are_permuted() {
 
 /// The expected orders come from a separate implementation (in Python) of the module's description.
 #[test]
-fn the_order_is_pinned() {
+fn order_matches_reference_implementation() {
     assert_eq!(order(8, 0, 0), [4, 2, 7, 0, 6, 1, 3, 5]);
     assert_eq!(order(8, 0, 1), [5, 4, 0, 3, 7, 6, 2, 1]);
 }
 
 #[test]
-fn huge_lengths_cost_no_memory() {
+fn huge_length_needs_no_memory() {
     let permutation = Permutation::new(1 << 40, 1, 2);
     assert!((0..1000).all(|position| permutation.at(position) < 1 << 40));
 }
@@ -69,12 +69,12 @@ fn positions_and_neighbors_are_uniform_over_epochs() {
 
 proptest! {
     #[test]
-    fn every_seed_and_epoch_is_a_permutation(len in 0usize..3000, seed: u64, epoch: u64) {
+    fn every_seed_and_epoch_yields_permutation(len in 0usize..3000, seed: u64, epoch: u64) {
         assert_is_permutation(len, seed, epoch);
     }
 
     #[test]
-    fn seeds_and_epochs_give_other_orders(seed: u64, epoch in 0u64..1 << 40) {
+    fn different_seeds_and_epochs_give_different_orders(seed: u64, epoch in 0u64..1 << 40) {
         let first = order(100, seed, epoch);
         prop_assert_ne!(&first, &order(100, seed, epoch + 1));
         prop_assert_ne!(&first, &order(100, seed.wrapping_add(1), epoch));

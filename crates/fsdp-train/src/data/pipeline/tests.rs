@@ -36,7 +36,7 @@ fn documents(text: &Text<'_>, threads: usize) -> Result<Vec<(usize, Vec<u32>)>, 
 }
 
 #[test]
-fn documents_come_in_their_order_and_progress_ends_at_the_end() {
+fn documents_keep_order_and_progress_reaches_total() {
     let dir = tempfile::tempdir().unwrap();
     // Several rounds, one of which is a single line.
     let mut lines: Vec<String> =
@@ -80,7 +80,7 @@ fn documents_come_in_their_order_and_progress_ends_at_the_end() {
 }
 
 #[test]
-fn the_first_error_is_told_whatever_the_number_of_threads() {
+fn first_error_is_reported_for_any_thread_count() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.jsonl");
     let line = |index: usize| if index % 30_000 == 29_999 { "no JSON" } else { "{\"text\": \"abcdefgh\"}" };

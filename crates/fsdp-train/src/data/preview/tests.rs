@@ -6,7 +6,7 @@ use crate::data::testing::config;
 use crate::data::{Loading, Watch};
 
 #[test]
-fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
+fn preview_splits_sample_into_counted_and_masked_parts() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     let mut config = config();
@@ -35,7 +35,7 @@ fn a_sample_is_shown_in_parts_that_count_and_that_do_not() {
 }
 
 #[test]
-fn packed_documents_keep_their_last_tokens_and_do_not_learn_their_first() {
+fn preview_of_joined_documents_includes_their_last_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     let lines = [r#"{"prompt": "ab", "completion": "cd"}"#, r#"{"prompt": "e", "completion": "fg"}"#];

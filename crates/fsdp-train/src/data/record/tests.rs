@@ -7,7 +7,7 @@ fn parse(column: Option<&str>, text: &str) -> Result<Record, String> {
 }
 
 #[test]
-fn only_what_is_asked_for_is_kept_of_an_object() {
+fn object_keeps_only_requested_fields() {
     let line = r#"{"id": 7, "text": "a", "input_ids": [1], "meta": {"text": ["b"]}}"#;
     let kept = |column, expected: Value| {
         assert_eq!(Value::Object(object(parse(column, line).unwrap())), expected);
@@ -25,7 +25,7 @@ fn object(record: Record) -> Map<String, Value> {
 }
 
 #[test]
-fn text_comes_before_ids_and_a_named_column_before_both() {
+fn text_wins_over_ids_and_named_column_over_both() {
     let names = ["id", "input_ids", "text"];
     assert_eq!(Fields::new(None).choose(&names), Ok(Chosen::One("text")));
     assert_eq!(Fields::new(None).choose(&names[..2]), Ok(Chosen::One("input_ids")));
@@ -33,7 +33,7 @@ fn text_comes_before_ids_and_a_named_column_before_both() {
 }
 
 #[test]
-fn what_is_missing_is_told_with_what_there_is() {
+fn invalid_record_error_names_expected_and_found_fields() {
     for (column, line, fragments) in [
         (None, r#"{"content": "a", "id": 1}"#, ["no \"text\"", "content, id"]),
         (Some("body"), r#"{"text": "a"}"#, ["there is no \"body\" (data.column)", "there are: text"]),

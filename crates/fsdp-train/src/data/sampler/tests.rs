@@ -11,7 +11,7 @@ fn step(sampler: &Sampler, step: u64) -> Vec<usize> {
 }
 
 #[test]
-fn without_shuffle_steps_walk_through_the_samples() {
+fn unshuffled_steps_visit_samples_in_order() {
     let sampler = sampler(13, 6, 2, None);
     assert_eq!((sampler.steps_per_epoch(), sampler.micro_batches()), (2, 3));
     assert_eq!(sampler.batch(0, 0), [0, 1]);
@@ -20,7 +20,7 @@ fn without_shuffle_steps_walk_through_the_samples() {
 }
 
 #[test]
-fn an_epoch_drops_its_incomplete_batch_and_the_next_starts_anew() {
+fn incomplete_batch_is_dropped_at_end_of_epoch() {
     let sampler = sampler(13, 6, 2, None);
     assert_eq!((sampler.epoch(1), sampler.epoch(2)), (0, 1));
     assert_eq!(step(&sampler, 2), [0, 1, 2, 3, 4, 5]);
@@ -34,7 +34,7 @@ fn shuffled_epochs_differ() {
 }
 
 #[test]
-fn one_batch_is_enough_and_less_is_an_error() {
+fn fewer_samples_than_one_global_batch_is_error() {
     assert_eq!(step(&sampler(4, 4, 4, None), 9), [0, 1, 2, 3]);
     let message = Sampler::new(3, 8, 4, 2, None).unwrap_err().to_string();
     assert!(message.starts_with("the data holds 3 samples of 8 tokens, fewer than one global batch of 4;"));
@@ -42,7 +42,7 @@ fn one_batch_is_enough_and_less_is_an_error() {
 
 proptest! {
     #[test]
-    fn the_steps_of_an_epoch_take_each_sample_at_most_once(
+    fn epoch_uses_each_sample_at_most_once(
         micro in 1usize..5, per_step in 1usize..6, steps in 1usize..6, rest in 0usize..5,
         epoch in 0u64..4, seed in proptest::option::of(any::<u64>()),
     ) {
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn micro_batches_of_any_size_cut_the_same_global_batch(
+    fn micro_batch_size_does_not_change_global_batch(
         halvings in 0u32..4, s in 0u64..50, seed in proptest::option::of(any::<u64>()),
     ) {
         let whole = step(&sampler(100, 16, 16, seed), s);

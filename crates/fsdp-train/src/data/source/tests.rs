@@ -129,7 +129,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn however_documents_lie_in_files_the_samples_are_those_of_one_plain_file(
+    fn samples_do_not_depend_on_file_layout_or_format(
         documents in prop::collection::vec("[a-c\\PC]{0,20}", 1..40),
         cuts in prop::collection::vec((0usize..40, 0usize..11, 1usize..9), 1..6),
         is_stream: bool,
@@ -161,7 +161,7 @@ proptest! {
 }
 
 #[test]
-fn compressed_text_is_a_document() {
+fn compressed_text_matches_plain_text() {
     let dir = tempfile::tempdir().unwrap();
     let [plain, packed] = ["a.txt", "a.txt.gz"].map(|name| dir.path().join(name));
     fs::write(&plain, "some text").unwrap();
@@ -173,7 +173,7 @@ fn compressed_text_is_a_document() {
 }
 
 #[test]
-fn token_ids_of_parquet_and_json_are_those_of_a_file_of_tokens() {
+fn token_ids_match_across_parquet_jsonl_and_token_file() {
     let dir = tempfile::tempdir().unwrap();
     let documents: [&[i64]; 4] = [&[5, 6, 7], &[], &[65_535], &[8; 30]];
     let path = dir.path().join("ids.parquet");
@@ -211,7 +211,7 @@ fn token_ids_of_parquet_and_json_are_those_of_a_file_of_tokens() {
 }
 
 #[test]
-fn what_is_wrong_with_a_record_is_told_with_its_place() {
+fn invalid_record_error_names_location() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.parquet");
     let rows: Vec<Option<&str>> = (0..9).map(|row| (row != 7).then_some("text")).collect();
@@ -229,7 +229,7 @@ fn what_is_wrong_with_a_record_is_told_with_its_place() {
 }
 
 #[test]
-fn what_holds_no_document_is_left_out_and_counted_if_asked_for() {
+fn malformed_skip_drops_and_counts_bad_records() {
     let dir = tempfile::tempdir().unwrap();
     let [lines, rows] = ["a.jsonl", "b.parquet"].map(|name| dir.path().join(name));
     fs::write(&lines, "{\"text\": \"abc\"}\nnonsense\n{\"text\": null}\n{\"text\": \"\"}\n").unwrap();
@@ -251,7 +251,7 @@ fn what_holds_no_document_is_left_out_and_counted_if_asked_for() {
 }
 
 #[test]
-fn truncated_and_damaged_files_are_refused_wherever_they_are_cut() {
+fn truncated_file_is_rejected_and_damage_never_panics() {
     let dir = tempfile::tempdir().unwrap();
     let documents: Vec<String> = (0..200).map(|index| format!("document {index}")).collect();
     for form in [1, 2, 5] {
@@ -281,7 +281,7 @@ fn fixture(name: &str) -> PathBuf {
 /// Reads the output of `fixtures/write.py`: written by `pyarrow` and `datasets`, with all codecs, page versions and
 /// types, and with folders of `save_to_disk`.
 #[test]
-fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
+fn pyarrow_and_datasets_files_yield_written_documents() {
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain.jsonl");
     let first = ["the first", "", "ünïcödé ✓", "the first", "line\nbreak\0"].map(str::to_owned);
@@ -318,7 +318,7 @@ fn files_of_pyarrow_and_datasets_hold_the_documents_that_were_written() {
 }
 
 #[test]
-fn a_byte_order_mark_before_lines_is_skipped_and_within_them_is_not() {
+fn byte_order_mark_is_skipped_only_at_file_start() {
     let dir = tempfile::tempdir().unwrap();
     let line = "{\"text\": \"ab\"}\n";
     let of = |name: &str, text: String| {

@@ -21,7 +21,7 @@ fn of(paths: &[String], config: &DataConfig, role: &Role, vocab: usize) -> Resul
 const BATCH: Role = Role::Training { global_batch: 4 };
 
 #[test]
-fn of_little_text_all_is_known_and_of_much_the_beginning() {
+fn small_text_is_surveyed_fully_and_large_text_partially() {
     let (_dir, paths) = written("a.txt", "a".repeat(33));
     let found = of(&paths, &config(), &BATCH, 256).unwrap();
     assert_eq!(found.whole, Some(Whole { tokens: 33, samples: 4 }));
@@ -34,7 +34,7 @@ fn of_little_text_all_is_known_and_of_much_the_beginning() {
 }
 
 #[test]
-fn ids_that_a_model_does_not_have_are_refused_as_far_as_text_was_looked_at() {
+fn out_of_vocab_ids_in_surveyed_text_are_rejected() {
     let line = "{\"text\": \"abc\"}\n";
     let lines = line.repeat(LOOKED_AT_BYTES / line.len() + 2);
     for text in [&line.repeat(12), &lines] {
@@ -50,7 +50,7 @@ fn ids_that_a_model_does_not_have_are_refused_as_far_as_text_was_looked_at() {
 }
 
 #[test]
-fn files_of_tokens_are_looked_at_whole() {
+fn token_files_are_surveyed_completely() {
     let config = DataConfig { format: Format::TokensU16, ..config() };
     let mut ids = vec![7u16; 400_000];
     ids[390_000] = 500;
@@ -63,7 +63,7 @@ fn files_of_tokens_are_looked_at_whole() {
 }
 
 #[test]
-fn less_than_a_role_asks_for_is_refused_by_its_key() {
+fn too_few_samples_for_role_is_rejected() {
     let (_dir, paths) = written("a.txt", "a".repeat(9));
     for (role, said) in [
         (BATCH, "1 samples of 8 tokens, fewer than one global batch of 4"),

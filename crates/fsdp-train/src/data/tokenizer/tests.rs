@@ -5,7 +5,7 @@ use super::*;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chats");
 
 #[test]
-fn texts_have_the_tokens_that_transformers_gives_them() {
+fn tokens_match_transformers() {
     let cases = std::fs::read_to_string(format!("{FOLDER}/tokens.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
     assert_eq!(cases.len(), 4);
@@ -27,7 +27,7 @@ fn texts_have_the_tokens_that_transformers_gives_them() {
 }
 
 #[test]
-fn bytes_have_nothing_around_them_and_are_no_special_tokens() {
+fn byte_tokenizer_has_no_bos_eos_or_special_tokens() {
     let tokenizer = Tokenizer::load("bytes").unwrap();
     assert_eq!(tokenizer.ends().unwrap(), Ends::default());
     let encoded = tokenizer.encode_with_offsets("é!").unwrap();

@@ -19,7 +19,7 @@ proptest! {
 
     /// Tests lengths around the minimum for mapping, and around the blocks of a scan.
     #[test]
-    fn tokens_of_a_file_are_those_of_a_plain_reader(
+    fn file_tokens_match_plain_reader(
         around in prop::sample::select(vec![0, MAPPED_BYTES_MIN as usize, BLOCK_BYTES, 3 * BLOCK_BYTES]),
         more in -3isize..=3, width in prop::sample::select(vec![Width::U16, Width::U32, Width::Marked]), seed: u8,
     ) {
@@ -45,14 +45,14 @@ proptest! {
     }
 
     #[test]
-    fn the_digest_of_bytes_is_that_of_one_pass(len in 0..3 * BLOCK_BYTES, seed: u8) {
+    fn digest_of_bytes_matches_single_pass(len in 0..3 * BLOCK_BYTES, seed: u8) {
         let bytes = noise(len, seed);
         prop_assert_eq!(Bytes::digest(&bytes), DigestKind::Crc64.of(&bytes));
     }
 }
 
 #[test]
-fn what_is_behind_the_ids_is_no_id() {
+fn bytes_after_last_id_are_not_ids() {
     let tokens = Tokens::new(Bytes::Owned(vec![1, 0, 2, 0, 9, 9, 9, 9]), Width::U16, 2);
     assert_eq!(tokens.scan().id_max, Some(2));
     assert_eq!((tokens.len(), tokens.bytes().len()), (2, 8));
@@ -68,7 +68,7 @@ fn files(lens: &[usize]) -> Vec<Tokens> {
 }
 
 #[test]
-fn long_files_are_sampled_everywhere_and_with_their_lengths() {
+fn sampled_scan_covers_every_block_and_file_length() {
     let ids_of_block = BLOCK_BYTES / 2;
     let lens = [40 * ids_of_block + 5, 3, ids_of_block - 1];
     let scan = |files: &[Tokens]| Scan::of_files(files.iter(), 1 << 20);
@@ -97,7 +97,7 @@ fn long_files_are_sampled_everywhere_and_with_their_lengths() {
 }
 
 #[test]
-fn there_are_enough_samples_however_many_bytes_there_are() {
+fn sample_count_is_bounded_for_huge_files() {
     // Holes in a file are read as zeros, and take no space.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("long.bin");

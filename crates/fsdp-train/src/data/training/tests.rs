@@ -46,7 +46,7 @@ const MIXED: &str =
     "[[data.source]]\npath = 'DIR/a.jsonl'\nweight = 3\n[[data.source]]\npath = ['DIR/b.jsonl']\n";
 
 #[test]
-fn one_source_is_the_same_as_a_list_of_paths() {
+fn single_source_matches_list_of_paths() {
     let folder = sources(&[9]);
     let [listed, source] = ["train = ['DIR/a.jsonl']", "[[data.source]]\npath = 'DIR/a.jsonl'"]
         .map(|data| load(&config(&folder, data)).unwrap());
@@ -58,7 +58,7 @@ fn one_source_is_the_same_as_a_list_of_paths() {
 }
 
 #[test]
-fn a_mix_has_the_shares_of_its_weights_and_repeats_what_is_exhausted() {
+fn mix_follows_weights_and_repeats_exhausted_sources() {
     let folder = sources(&[9, 2]);
     let training = load(&config(&folder, MIXED)).unwrap();
     let taken = texts(&training, 10);
@@ -81,7 +81,7 @@ fn a_mix_has_the_shares_of_its_weights_and_repeats_what_is_exhausted() {
 }
 
 #[test]
-fn weights_order_and_content_are_in_the_digest() {
+fn digest_covers_source_weights_and_content() {
     let folder = sources(&[9, 2]);
     let digest = |data: &str| load(&config(&folder, data)).unwrap().digest();
     let mixed = digest(MIXED);
@@ -91,7 +91,7 @@ fn weights_order_and_content_are_in_the_digest() {
 }
 
 #[test]
-fn sources_without_samples_or_share_are_refused() {
+fn source_without_samples_or_share_is_rejected() {
     let folder = sources(&[9, 0]);
     let fault = |data: &str| load(&config(&folder, data)).unwrap_err().to_string();
     assert!(fault(MIXED).contains("data.source[1] holds no sample"), "{}", fault(MIXED));

@@ -114,7 +114,7 @@ fn what_can_pass() -> Vec<TrainError> {
 }
 
 #[test]
-fn every_error_of_a_run_has_a_kind() {
+fn errors_have_expected_failure_kind() {
     let table = [
         (wrong_input(), FailureKind::Input),
         (what_repeats(), FailureKind::Permanent),

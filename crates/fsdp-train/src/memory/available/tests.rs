@@ -46,7 +46,7 @@ impl Machine {
 }
 
 #[test]
-fn without_limits_it_is_what_the_machine_has_with_its_swap() {
+fn without_limits_machine_memory_and_swap_are_available() {
     let machine = Machine::new();
     assert_eq!(machine.left(), (1000, "this machine".into()));
     machine.write("proc/meminfo", "MemAvailable: 1024000 kB\nSwapFree: 102400 kB\n");
@@ -54,13 +54,13 @@ fn without_limits_it_is_what_the_machine_has_with_its_swap() {
 }
 
 #[test]
-fn a_machine_that_says_nothing_limits_nothing() {
+fn missing_proc_files_set_no_limit() {
     assert_eq!(Available::under(tempfile::tempdir().unwrap().path()), None);
     assert!(Available::now().is_some_and(|available| available.bytes > 0), "Linux does say something");
 }
 
 #[test]
-fn of_nested_groups_the_one_that_leaves_least_decides() {
+fn tightest_nested_cgroup_decides() {
     let machine = Machine::new().unified("/jobs/mine/inner", "/");
     assert_eq!(machine.left(), (1000, "this machine".into()));
     machine.group("/jobs/mine/inner", "max", 100 * MIB, 0);
@@ -75,14 +75,14 @@ fn of_nested_groups_the_one_that_leaves_least_decides() {
 }
 
 #[test]
-fn cached_files_are_not_in_use() {
+fn cached_files_do_not_count_as_used() {
     let machine = Machine::new().unified("/jobs", "/");
     machine.group("/jobs", &(500 * MIB).to_string(), 490 * MIB, 400 * MIB);
     assert_eq!(machine.left().0, 410);
 }
 
 #[test]
-fn a_container_that_sees_a_part_of_the_tree_is_limited_by_what_it_sees() {
+fn container_is_limited_by_visible_cgroups() {
     let machine = Machine::new().unified("/docker/abc/inner", "/docker/abc");
     machine.group("/inner", "max", 0, 0);
     machine.group("", &(64 * MIB).to_string(), 4 * MIB, 0);
@@ -96,7 +96,7 @@ fn a_container_that_sees_a_part_of_the_tree_is_limited_by_what_it_sees() {
 }
 
 #[test]
-fn groups_of_the_first_generation_limit_too() {
+fn cgroup_v1_limits_apply() {
     let machine = Machine::new();
     machine.write("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/slice/job\n0::/\n");
     let mounts = "31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
@@ -116,7 +116,7 @@ fn groups_of_the_first_generation_limit_too() {
 }
 
 #[test]
-fn a_limit_on_the_address_space_counts_what_is_mapped() {
+fn address_space_limit_counts_mapped_memory() {
     let machine = Machine::new();
     machine.write("proc/self/status", "Name:\tfsdp\nVmPeak:\t 999999 kB\nVmSize:\t  102400 kB\n");
     let limits = |soft: &str| {

@@ -25,14 +25,14 @@ fn write(out_dir: &Path, from: u64, steps: std::ops::RangeInclusive<u64>) {
 }
 
 #[test]
-fn checksums_are_those_of_the_format() {
+fn masked_crc_matches_tensorboard() {
     // CRC-32C of 32 zero bytes is 0x8a9136aa (RFC 3720, appendix B.4); `masked_crc32c` of tensorboard 2.21 turns it
     // into this.
     assert_eq!(masked_crc(&[0; 32]), 0x0fd7_fffa_u32.to_le_bytes());
 }
 
 #[test]
-fn an_event_has_the_bytes_of_its_message() {
+fn event_bytes_match_tensorboard_serialization() {
     let mut event = Message::default();
     event.double(1, 1.5);
     event.number(2, 300);
@@ -48,7 +48,7 @@ fn an_event_has_the_bytes_of_its_message() {
 }
 
 #[test]
-fn going_on_cuts_later_steps_in_all_files_and_writes_a_new_one() {
+fn resume_cuts_later_steps_in_all_files_and_adds_new_one() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 0, 1..=4);
     write(dir.path(), 2, 3..=6);
@@ -62,7 +62,7 @@ fn going_on_cuts_later_steps_in_all_files_and_writes_a_new_one() {
 }
 
 #[test]
-fn what_is_damaged_is_cut_off_with_everything_behind_it() {
+fn damaged_record_is_cut_with_everything_after_it() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), 0, 1..=4);
     let file = files(dir.path()).remove(0);
@@ -85,7 +85,7 @@ fn what_is_damaged_is_cut_off_with_everything_behind_it() {
 }
 
 #[test]
-fn a_folder_without_files_has_nothing_to_cut() {
+fn cut_without_event_files_is_noop() {
     let dir = tempfile::tempdir().unwrap();
     cut(dir.path(), 3).unwrap();
     fs::create_dir(dir.path().join(TENSORBOARD)).unwrap();

@@ -64,7 +64,7 @@ fn losses(metrics: &[u8]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_run_in_a_store_that_is_stopped_and_goes_on_has_the_bits_of_one_on_a_disk() {
+fn resumed_run_in_store_matches_run_on_disk_bitwise() {
     let dir = tempfile::tempdir().unwrap();
     let settings = steps(6) + SAVES;
     let disk = job(dir.path(), &settings);
@@ -96,7 +96,7 @@ fn a_run_in_a_store_that_is_stopped_and_goes_on_has_the_bits_of_one_on_a_disk() 
 }
 
 #[test]
-fn a_checkpoint_in_a_store_is_gone_on_from_by_its_url() {
+fn run_resumes_from_checkpoint_url_in_store() {
     let dir = tempfile::tempdir().unwrap();
     let settings = steps(4) + SAVES;
     let url = "memory://train/source";
@@ -115,7 +115,7 @@ fn a_checkpoint_in_a_store_is_gone_on_from_by_its_url() {
 }
 
 #[test]
-fn what_is_in_a_store_is_replaced_with_leave_only() {
+fn store_content_is_replaced_only_with_overwrite() {
     let dir = tempfile::tempdir().unwrap();
     let url = "memory://train/twice";
     let first = job_in(dir.path(), url, &(steps(6) + SAVES));
@@ -131,7 +131,7 @@ fn what_is_in_a_store_is_replaced_with_leave_only() {
 }
 
 #[test]
-fn a_run_without_checkpoints_saves_the_state_that_its_model_is_made_of() {
+fn run_without_checkpoints_saves_final_state_in_store() {
     let dir = tempfile::tempdir().unwrap();
     let url = "memory://train/unsaved";
     let settings = steps(3) + "checkpoint = { every = 0 }\n";

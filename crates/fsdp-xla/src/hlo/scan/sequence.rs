@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn no_collective_runs_beside_a_loop_with_collectives() {
+    fn collectives_are_sequenced_around_loops_with_collectives() {
         let groups = Groups::new(vec![vec![0, 1]]);
         let shapes = vec![Shape::new(&[6], Element::F32); 4];
         let argument = |number: usize| Value { name: Name::Argument(number), shape: shapes[number].clone() };

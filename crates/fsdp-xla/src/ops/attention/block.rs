@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_at_most_as_many_bytes_of_scores_as_they_may() {
+    fn block_scores_stay_within_byte_limit() {
         let sample = 6 * 150 * 150 * 8;
         assert_eq!(block(4, 150, 4 * sample, 0.0), [4, 150]);
         assert_eq!(block(4, 150, 4 * sample - 1, 0.0), [2, 150]);
@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_begins_with_the_first_of_four_random_numbers() {
+    fn dropout_blocks_align_to_four_random_numbers() {
         // 75 queries of 150 keys have 11,250 numbers, not a multiple of four.
         assert_eq!(block(1, 150, 6 * 150 * 150 * 8 - 1, 0.5), [1, 50]);
         assert_eq!(block(1, 153, 6 * 153 * 153 * 8 - 1, 0.5), [1, 153]);
     }
 
     #[test]
-    fn a_sequence_that_has_no_equal_parts_is_not_divided() {
+    fn sequence_without_equal_parts_is_not_split() {
         assert_eq!(block(2, 67, 6 * 67 * 67 * 8 - 1, 0.0), [1, 67]);
     }
 }

@@ -196,7 +196,7 @@ fn together(rounds: usize, choice: u8) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn programs_with_loops_compute_the_same() {
+fn scanned_programs_compute_same_results() {
     let Some(path) = std::env::var_os("FSDP_TEST_PJRT") else {
         return println!("skipped: this test needs a PJRT plugin for processors, named by FSDP_TEST_PJRT");
     };

@@ -11,7 +11,7 @@ fn world(processes: usize) -> Sim {
 }
 
 #[test]
-fn a_process_can_die_at_any_moment_of_a_small_world() {
+fn protocol_holds_with_fault_before_every_event() {
     for processes in 2..=4 {
         let mut whole = world(processes);
         whole.run();

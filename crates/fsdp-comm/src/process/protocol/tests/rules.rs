@@ -86,7 +86,7 @@ fn failure(rank: usize, cause: &str) -> Failure {
 }
 
 #[test]
-fn nobody_goes_before_all_are_ready_for_the_same_roster() {
+fn go_requires_all_processes_ready_for_same_roster() {
     let mut world = World::joining();
     for process in [1, 2] {
         world.leader.opened(ConnectionId(process));
@@ -106,7 +106,7 @@ fn nobody_goes_before_all_are_ready_for_the_same_roster() {
 }
 
 #[test]
-fn who_is_blamed_by_others_is_heard_first() {
+fn verdict_prefers_blamed_process_own_report() {
     let mut world = World::begun();
     world.receives(1, Message::Failed(failure(2, "it has closed its links")));
     assert_eq!(world.verdicts(), []);
@@ -119,7 +119,7 @@ fn who_is_blamed_by_others_is_heard_first() {
 }
 
 #[test]
-fn blame_counts_when_the_blamed_process_says_nothing_of_it() {
+fn blame_becomes_verdict_if_blamed_process_stays_silent() {
     let mut world = World::begun();
     world.receives(1, Message::Failed(failure(2, "it has closed its links")));
     world.pass(HEARTBEAT);
@@ -131,7 +131,7 @@ fn blame_counts_when_the_blamed_process_says_nothing_of_it() {
 }
 
 #[test]
-fn a_process_that_was_stopped_blames_nobody() {
+fn suspended_leader_blames_no_process() {
     let mut world = World::begun();
     world.pass(HEARTBEAT);
     // After a pause of one hour, a tick comes before the messages of the others.
@@ -142,7 +142,7 @@ fn a_process_that_was_stopped_blames_nobody() {
 }
 
 #[test]
-fn silence_is_death_not_before_its_time() {
+fn silent_process_is_dead_only_after_timeout() {
     let mut world = World::begun();
     world.pass(HEARTBEAT);
     let silent_since = world.time;
@@ -159,7 +159,7 @@ fn silence_is_death_not_before_its_time() {
 }
 
 #[test]
-fn a_rank_that_is_not_its_own_is_not_given_for() {
+fn giving_for_foreign_rank_is_rejected() {
     let mut world = World::begun();
     world.receives(1, Message::Give { topic: "save".to_owned(), rank: 2, value: Vec::new() });
     let verdict = &world.verdicts()[0];
@@ -168,7 +168,7 @@ fn a_rank_that_is_not_its_own_is_not_given_for() {
 }
 
 #[test]
-fn the_leader_leaves_last_and_waits_for_a_minute() {
+fn leader_leaves_last_or_after_timeout() {
     let mut world = World::begun();
     world.leader.request(Request::Leave);
     world.receives(1, Message::Goodbye);
@@ -183,7 +183,7 @@ fn the_leader_leaves_last_and_waits_for_a_minute() {
 }
 
 #[test]
-fn a_process_that_has_left_is_not_waited_for_and_has_not_failed() {
+fn departed_process_is_lost_without_verdict() {
     let mut world = World::begun();
     world.receives(1, Message::Goodbye);
     world.leader.closed(ConnectionId(1), "closed");
@@ -197,7 +197,7 @@ fn a_process_that_has_left_is_not_waited_for_and_has_not_failed() {
 }
 
 #[test]
-fn another_version_of_the_program_is_refused() {
+fn other_program_version_is_rejected() {
     let mut world = World::joining();
     world.leader.opened(ConnectionId(1));
     world.receives(1, Message::Join(Join { version: "2".to_owned(), ..join(1) }));
@@ -210,7 +210,7 @@ fn another_version_of_the_program_is_refused() {
 }
 
 #[test]
-fn a_process_that_comes_again_takes_its_own_place() {
+fn rejoining_process_keeps_its_index_and_twin_is_rejected() {
     let mut world = World::joining();
     for connection in [1, 2] {
         world.leader.opened(ConnectionId(connection));
@@ -224,7 +224,7 @@ fn a_process_that_comes_again_takes_its_own_place() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed_in_the_end() {
+fn silent_connection_is_closed() {
     let mut world = World::joining();
     world.leader.opened(ConnectionId(1));
     for second in 1..=15 {
@@ -235,7 +235,7 @@ fn a_connection_that_says_nothing_is_closed_in_the_end() {
 }
 
 #[test]
-fn a_verdict_on_a_dead_process_names_its_last_collective() {
+fn verdict_on_dead_process_names_last_collective() {
     let mut world = World::begun();
     for call in ["all-gather #6", "all-gather #7"] {
         world.receives(2, Message::Calling { call: call.to_owned() });
@@ -248,7 +248,7 @@ fn a_verdict_on_a_dead_process_names_its_last_collective() {
 }
 
 #[test]
-fn a_verdict_on_a_dead_leader_names_its_last_collective() {
+fn verdict_on_dead_leader_names_last_collective() {
     let mut world = World::begun();
     world.leader.request(Request::Calling { call: "all-gather #7".to_owned() });
     let calling = world.sent().pop().expect("the leader tells all");

@@ -45,7 +45,7 @@ fn run(seed: u64, trace: bool) {
 }
 
 #[test]
-fn worlds_begin_and_end_together_whatever_goes_wrong() {
+fn protocol_holds_under_random_faults() {
     match std::env::var("FSDP_SEED") {
         Ok(seed) => run(seed.parse().expect("FSDP_SEED is a number"), true),
         Err(_) => (0..SEEDS).for_each(|seed| run(seed, false)),
@@ -53,7 +53,7 @@ fn worlds_begin_and_end_together_whatever_goes_wrong() {
 }
 
 #[test]
-fn the_seeds_reach_every_kind_of_end() {
+fn seeds_cover_every_outcome() {
     let mut ends = [0; 3];
     for seed in 0..300 {
         let mut random = Random(seed);

@@ -5,7 +5,7 @@ use tch::Kind;
 use super::*;
 
 #[test]
-fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands() {
+fn chosen_kernel_runs_if_operands_allow_else_composed() {
     let way = |heads, kv_heads, head_dim, [as_they_are, repeated]: [Option<CudaAttention>; 2]| {
         let dims = AttentionDims { batch: 2, seq: 8, heads, kv_heads, head_dim };
         AttentionKernel::of_kernels(dims, |is_repeated| Ok(if is_repeated { repeated } else { as_they_are }))
@@ -26,7 +26,7 @@ fn the_kernel_that_is_chosen_runs_when_it_takes_the_operands() {
 }
 
 #[test]
-fn the_shim_asks_libtorch_which_kernel_it_would_take() {
+fn shim_reports_attention_kernel_chosen_by_libtorch() {
     let tensor = |heads: i64| Tensor::zeros([1, heads, 8, 8], (Kind::Float, Device::Cpu));
     // On the host, libtorch has one fused kernel, which it reports as FlashAttention.
     let operands = [tensor(4), tensor(4), tensor(4)];
@@ -35,7 +35,7 @@ fn the_shim_asks_libtorch_which_kernel_it_would_take() {
 }
 
 #[test]
-fn gradients_of_heads_lie_side_by_side_in_rows() {
+fn pack_heads_concatenates_head_gradients_in_each_row() {
     let part = |first: f64, heads: i64| {
         (Tensor::arange(heads * 6, (Kind::Float, Device::Cpu)) + first).view([1, heads, 3, 2])
     };
@@ -48,7 +48,7 @@ fn gradients_of_heads_lie_side_by_side_in_rows() {
 }
 
 #[test]
-fn attention_over_repeated_keys_is_that_over_groups_of_queries() {
+fn attention_over_repeated_keys_matches_grouped_queries() {
     let dims = AttentionDims { batch: 2, seq: 19, heads: 6, kv_heads: 2, head_dim: 8 };
     let options = (Kind::Double, Device::Cpu);
     let [qkv, dy] = [(packed(dims), 3.0), (rows(dims), 5.0)].map(|(sizes, step)| {

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn products_of_integers_are_exact_at_every_edge_of_a_tile() {
+    fn integer_products_are_exact_at_tile_edges() {
         for rows in [1, TILE_ROWS - 1, TILE_ROWS, TASK_ROWS + 1] {
             for cols in [1, TILE_COLS, TILE_COLS + 1] {
                 for depth in [1, 2, 7] {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_so() {
+    fn non_finite_values_propagate_through_matmul() {
         let workers = Workers::new(1, HostPool::new()).unwrap();
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let (left, right) = ([bf16::ONE, bf16::store(value), bf16::ONE], [bf16::ONE; 3]);

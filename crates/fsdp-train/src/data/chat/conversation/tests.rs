@@ -8,7 +8,7 @@ fn fault(messages: Value) -> String {
 }
 
 #[test]
-fn what_is_no_conversation_is_named_by_message() {
+fn invalid_conversation_error_names_message() {
     assert_eq!(fault(json!([])), "has no messages");
     let user = json!({"role": "user", "content": "a"});
     assert_eq!(fault(json!([user, "b"])), "message 2 is not an object with role and content");
@@ -28,7 +28,7 @@ fn what_is_no_conversation_is_named_by_message() {
 }
 
 #[test]
-fn fields_that_are_null_are_left_out_but_the_content_of_a_call() {
+fn null_fields_are_dropped_except_content_of_tool_call() {
     let message = json!({"role": "assistant", "content": null, "tool_calls": [{"id": null}], "name": null});
     let conversation = Conversation::new(vec![message], 0, Map::new()).unwrap();
     let expected = json!({"role": "assistant", "content": null, "tool_calls": [{"id": null}]});
@@ -36,7 +36,7 @@ fn fields_that_are_null_are_left_out_but_the_content_of_a_call() {
 }
 
 #[test]
-fn answers_are_those_of_the_assistant_behind_the_prompt() {
+fn answers_are_assistant_messages_after_prompt() {
     let roles = ["system", "user", "assistant", "tool", "assistant", "user", "assistant"];
     let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role, "content": ""})).collect();
     let answers = |prompt| {
@@ -47,7 +47,7 @@ fn answers_are_those_of_the_assistant_behind_the_prompt() {
 }
 
 #[test]
-fn tools_may_be_text_and_further_values_are_of_the_template() {
+fn tools_may_be_json_text_and_kwargs_reach_template() {
     let of = |record: Value| {
         let Value::Object(mut record) = record else { panic!("an object") };
         context(&mut record).map(Value::Object)

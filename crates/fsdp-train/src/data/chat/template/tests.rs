@@ -10,7 +10,7 @@ fn rendered(source: &str, context: &Value) -> Result<String, RenderFault> {
 }
 
 #[test]
-fn templates_are_rendered_as_transformers_renders_them() {
+fn rendering_matches_transformers() {
     let cases = std::fs::read_to_string(format!("{FOLDER}/renderings.json")).unwrap();
     let cases: Vec<Value> = serde_json::from_str(&cases).unwrap();
     assert!(cases.len() > 100);
@@ -43,7 +43,7 @@ fn templates_are_rendered_as_transformers_renders_them() {
 }
 
 #[test]
-fn text_that_is_no_template_is_named_by_line_and_column() {
+fn template_syntax_error_names_line_and_column() {
     let fault = ChatTemplate::parse("{{ messages }}\n  {% for m in %}", None).unwrap_err();
     assert!(fault.starts_with("line 2, column 15: syntax error"), "{fault}");
     let fault = ChatTemplate::parse("é{% nonsense %}", None).unwrap_err();
@@ -53,7 +53,7 @@ fn text_that_is_no_template_is_named_by_line_and_column() {
 }
 
 #[test]
-fn a_template_that_does_not_end_is_an_error() {
+fn endless_template_is_error() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     assert_eq!(rendered(endless, &json!({})), Err(RenderFault::Endless));
     let recursive = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
@@ -61,7 +61,7 @@ fn a_template_that_does_not_end_is_an_error() {
 }
 
 #[test]
-fn without_a_date_a_template_can_not_ask_for_it() {
+fn strftime_now_requires_configured_date() {
     let asks = "{{ strftime_now('%Y') }}";
     assert_eq!(rendered(asks, &json!({})), Err(RenderFault::Date));
     let dated = ChatTemplate::parse(asks, Some("1999-12-31")).unwrap();
@@ -71,7 +71,7 @@ fn without_a_date_a_template_can_not_ask_for_it() {
 }
 
 #[test]
-fn messages_that_hold_the_marks_are_refused() {
+fn messages_with_marker_noncharacters_are_rejected() {
     for text in ["\u{fdd0}", "\u{fdd1}", "\u{fdd0}\u{fdd1}", "\u{fdd1}\u{fdd0}"] {
         for source in ["{{ text }}", "{% generation %}{{ text }}{% endgeneration %}"] {
             let outcome = rendered(source, &json!({"text": text}));
@@ -81,7 +81,7 @@ fn messages_that_hold_the_marks_are_refused() {
 }
 
 #[test]
-fn a_failure_says_the_line() {
+fn render_error_names_line() {
     let fault = rendered("\n\n{{ messages[0].content + 1 }}", &json!({"messages": [{"content": "a"}]}));
     assert!(matches!(&fault, Err(RenderFault::Failed { line: 3, .. })), "{fault:?}");
 }

@@ -10,7 +10,7 @@ fn names(templates: &Templates) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn files_come_before_the_config_and_a_key_before_all() {
+fn template_files_override_config_and_key_overrides_both() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let mut config = config();
@@ -38,7 +38,7 @@ fn files_come_before_the_config_and_a_key_before_all() {
 }
 
 #[test]
-fn no_template_or_none_that_is_one_is_an_error_that_says_where() {
+fn missing_or_invalid_template_error_names_source() {
     let config = config();
     let found =
         |folder: Option<&str>, value: Value| Templates::find(&config, folder.map(Path::new), &value).unwrap();

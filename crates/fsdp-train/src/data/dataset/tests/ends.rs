@@ -35,7 +35,7 @@ fn id(id: u32) -> Option<EndToken> {
 const AUTO: [Option<EndToken>; 2] = [Some(EndToken::Auto), Some(EndToken::Auto)];
 
 #[test]
-fn ids_are_taken_as_they_are_unless_a_token_is_named() {
+fn token_ids_get_only_explicit_bos_and_eos() {
     let lines = [r#"{"input_ids": [0, 7, 8]}"#, r#"{"text": "the cat"}"#];
     let (auto, told) = documents(&lines, &fixture("bos"), AUTO);
     assert_eq!((&auto[0], auto[1][0], told), (&vec![0, 7, 8], 0, vec![]));
@@ -45,7 +45,7 @@ fn ids_are_taken_as_they_are_unless_a_token_is_named() {
 }
 
 #[test]
-fn a_text_beside_a_conversation_keeps_what_begins_and_ends_it() {
+fn text_next_to_conversation_keeps_bos_and_eos() {
     let text = r#"{"text": "the cat"}"#;
     let both = |ends: [Option<EndToken>; 2]| documents(&[text, CHAT], &fixture("plain"), ends);
     let (none, _) = both([None, None]);
@@ -58,7 +58,7 @@ fn a_text_beside_a_conversation_keeps_what_begins_and_ends_it() {
 }
 
 #[test]
-fn a_completion_ends_with_the_token_that_its_tokenizer_names() {
+fn auto_eos_ends_completion_exactly_once() {
     let lines =
         [r#"{"prompt": "the", "completion": " cat"}"#, r#"{"prompt": "the", "completion": " cat</s>"}"#];
     let eos = Tokenizer::load(&fixture("plain")).unwrap().eos().unwrap();
@@ -70,7 +70,7 @@ fn a_completion_ends_with_the_token_that_its_tokenizer_names() {
 }
 
 #[test]
-fn the_files_of_a_model_name_its_end_where_the_tokenizer_does_not() {
+fn auto_eos_falls_back_to_model_config_files() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
     fs::copy(fixture("plain"), &tokenizer).unwrap();
@@ -89,7 +89,7 @@ fn the_files_of_a_model_name_its_end_where_the_tokenizer_does_not() {
 }
 
 #[test]
-fn what_is_clipped_is_counted_in_the_samples_that_are_used() {
+fn clipped_warning_counts_only_used_samples() {
     let lines = [r#"{"text": "abc"}"#, r#"{"text": "abcdefg"}"#, r#"{"text": "abcdefghi"}"#].join("\n");
     for packing in [Packing::Documents, Packing::Packed, Packing::Stream] {
         let told = |samples| {

@@ -17,7 +17,7 @@ fn folders_skip_hidden_target_and_binary_files() {
 }
 
 #[test]
-fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
+fn named_file_may_be_hidden_but_must_be_text() {
     let files = Files::new(&[(".hidden", b"yes"), ("bad.txt", b"ab\xffcd")]);
     let load = |name: &str| {
         Dataset::load(&[files.name(name)], &config(Packing::Stream, 1), &Loading::quietly(Path::new("out")))
@@ -28,7 +28,7 @@ fn a_named_file_is_read_even_if_hidden_and_must_be_text() {
 }
 
 #[test]
-fn rejects_folders_without_a_file_of_the_format() {
+fn rejects_folder_without_files_of_format() {
     let files = Files::new(&[("a.txt", b"\xff")]);
     let mut config = config(Packing::Stream, 1);
     assert_message(files.load(&config), &["no UTF-8 text files in"]);
@@ -58,7 +58,7 @@ fn jsonl_has_one_document_per_line() {
 }
 
 #[test]
-fn token_files_are_little_endian_and_whole() {
+fn token_files_are_little_endian_and_reject_partial_ids() {
     let files = Files::new(&[("a.bin", &[1, 0, 0, 1, 2, 0, 0, 0])]);
     let mut config = config(Packing::Stream, 1);
     config.format = Format::TokensU16;
@@ -72,7 +72,7 @@ fn token_files_are_little_endian_and_whole() {
 }
 
 #[test]
-fn samples_of_mapped_files_are_those_of_tokens_in_memory() {
+fn mapped_file_samples_match_in_memory_tokens() {
     for (format, width) in [(Format::TokensU16, 2), (Format::TokensU32, 4)] {
         // The middle files are read into memory, the others mapped; no file ends at the end of a sample.
         let mut next = 0u32..;
@@ -103,7 +103,7 @@ fn samples_of_mapped_files_are_those_of_tokens_in_memory() {
 }
 
 #[test]
-fn token_files_are_regular_files() {
+fn non_regular_token_file_is_rejected() {
     let files = Files::new(&[]);
     let mut config = config(Packing::Stream, 2);
     config.format = Format::TokensU16;
@@ -116,7 +116,7 @@ fn token_files_are_regular_files() {
 }
 
 #[test]
-fn what_lies_in_the_output_folder_is_not_data() {
+fn files_in_output_folder_are_not_data() {
     let files = Files::new(&[("a.txt", b"abcd"), ("out/metrics.jsonl", b"{}"), ("z/b.txt", b"efgh")]);
     std::os::unix::fs::symlink(files.path("out/metrics.jsonl"), files.path("link.jsonl")).unwrap();
     std::os::unix::fs::symlink(files.path("out"), files.path("z/latest")).unwrap();
@@ -134,7 +134,7 @@ fn what_lies_in_the_output_folder_is_not_data() {
 }
 
 #[test]
-fn data_in_the_output_folder_is_refused() {
+fn data_path_in_output_folder_is_rejected() {
     let files = Files::new(&[("out/data/a.txt", b"abcd")]);
     std::os::unix::fs::symlink(files.path("out/data"), files.path("link")).unwrap();
     for path in ["out", "out/data", "out/data/a.txt", "link"] {
@@ -148,7 +148,7 @@ fn data_in_the_output_folder_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_not_there_yet_is_data_where_a_folder_would_yield_it() {
+fn missing_file_is_data_if_folder_would_yield_it() {
     let files = Files::new(&[("data/a.txt", b"abcd"), ("b.txt", b"efgh")]);
     let mut config = config(Packing::Stream, 1);
     config.train = vec![files.name("data")];

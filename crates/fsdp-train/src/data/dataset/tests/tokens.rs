@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_token_beyond_the_vocabulary_that_no_sample_holds_is_no_error() {
+fn out_of_vocab_token_outside_samples_is_accepted() {
     let mut config = config(Packing::Stream, 2);
     config.format = Format::TokensU16;
     let data = Files::new(&[("a.bin", &[1, 0, 2, 0, 3, 0, 9, 0])]).load(&config).unwrap();
@@ -13,7 +13,7 @@ fn a_token_beyond_the_vocabulary_that_no_sample_holds_is_no_error() {
 
 #[cfg(feature = "tokenizers")]
 #[test]
-fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
+fn hugging_face_tokenizer_does_not_truncate_or_pad() {
     let files =
         Files::new(&[("data/a.txt", b"the cat sat the dog"), ("tokenizer.json", TOKENIZER.as_bytes())]);
     let mut config = config(Packing::Documents, 6);
@@ -31,7 +31,7 @@ fn a_hugging_face_tokenizer_neither_truncates_nor_pads() {
 }
 
 #[test]
-fn rejects_tokens_that_bytes_do_not_have() {
+fn byte_tokenizer_rejects_named_tokens() {
     let files = Files::new(&[("a.txt", b"abc")]);
     for packing in [Packing::Stream, Packing::Documents, Packing::Packed] {
         let mut config = config(packing, 2);
@@ -41,7 +41,7 @@ fn rejects_tokens_that_bytes_do_not_have() {
 }
 
 #[test]
-fn rejects_a_tokenizer_that_cannot_be_read() {
+fn rejects_unreadable_tokenizer() {
     let files = Files::new(&[("a.txt", b"abc"), ("bad.json", b"{}")]);
     for name in ["absent.json", "bad.json"] {
         let mut config = config(Packing::Stream, 2);
@@ -51,7 +51,7 @@ fn rejects_a_tokenizer_that_cannot_be_read() {
 }
 
 #[test]
-fn tokens_beyond_the_vocabulary_are_named_by_file_sample_and_position() {
+fn out_of_vocab_error_names_file_sample_and_position() {
     let files = Files::new(&[("a.txt", b"abc"), ("b.txt", b"abzab"), ("c.txt", b"y")]);
     let data = files.load(&config(Packing::Stream, 2)).unwrap();
     data.check_vocabulary(256).unwrap();
@@ -66,7 +66,7 @@ fn tokens_beyond_the_vocabulary_are_named_by_file_sample_and_position() {
 }
 
 #[test]
-fn a_document_beyond_the_vocabulary_is_named_with_its_framed_position() {
+fn out_of_vocab_error_position_includes_bos() {
     let files = Files::new(&[("a.txt", b"abc"), ("b.txt", b"abzab")]);
     let mut config = config(Packing::Documents, 8);
     config.bos = Some(EndToken::Token(TokenRef::Id(1)));
@@ -110,7 +110,7 @@ fn needed(text: &str, seq_len: usize, change: &dyn Fn(&mut DataConfig)) -> Optio
 }
 
 #[test]
-fn a_prompt_is_an_input_and_no_target() {
+fn prompt_is_input_but_not_target() {
     let data = of_lines(r#"{"prompt": "ab", "completion": "cd"}"#, |config| {
         config.eos = Some(EndToken::Token(TokenRef::Id(0)));
     });
@@ -122,7 +122,7 @@ fn a_prompt_is_an_input_and_no_target() {
 }
 
 #[test]
-fn what_counts_is_in_the_digest_and_joined_documents_keep_it() {
+fn prompt_masking_changes_digest_and_survives_stream_packing() {
     let masked =
         of_lines(r#"{"prompt": "ab", "completion": "cde"}"#, |config| config.packing = Packing::Stream);
     assert_eq!(masked.sample(0), (vec![97, 98, 99, 100], vec![IGNORE, 99, 100, 101]));
@@ -134,7 +134,7 @@ fn what_counts_is_in_the_digest_and_joined_documents_keep_it() {
 }
 
 #[test]
-fn documents_of_which_nothing_counts_are_left_out_and_told() {
+fn documents_without_counted_target_are_dropped_with_warning() {
     let lines = concat!(
         r#"{"prompt": "abcde", "completion": "f"}"#,
         "\n",
@@ -149,7 +149,7 @@ fn documents_of_which_nothing_counts_are_left_out_and_told() {
 }
 
 #[test]
-fn where_nothing_counts_the_error_says_what_would() {
+fn no_counted_target_error_names_sufficient_seq_len() {
     let pair = r#"{"prompt": "abcde", "completion": "fg"}"#;
     let id = |id| Some(EndToken::Token(TokenRef::Id(id)));
     assert_eq!(needed(pair, 3, &|_| {}), Some(5));
@@ -173,7 +173,7 @@ pub(super) mod with_tokenizer {
     }
 
     #[test]
-    fn what_a_tokenizer_puts_around_texts_is_put_around_documents() {
+    fn documents_get_bos_and_eos_from_tokenizer() {
         let sample = |name: &str, bos: Option<EndToken>| {
             let data = of_lines(r#"{"text": "Hi, who are you?"}"#, |config| {
                 (config.tokenizer, config.seq_len, config.bos) = (fixture(name), 16, bos);
@@ -190,7 +190,7 @@ pub(super) mod with_tokenizer {
     }
 
     #[test]
-    fn nothing_is_put_around_conversations() {
+    fn conversations_get_no_bos() {
         let chat = r#"{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A test."}]}"#;
         let with = |bos| {
             of_lines(chat, |config| {
@@ -203,7 +203,7 @@ pub(super) mod with_tokenizer {
     }
 
     #[test]
-    fn what_is_too_long_loses_its_beginning_where_the_tokenizer_says_so() {
+    fn left_truncating_tokenizer_drops_document_start() {
         let words = r#"{"text": "the cat sat on the mat"}"#;
         let data = |eos| {
             of_lines(words, |config| {
@@ -219,7 +219,7 @@ pub(super) mod with_tokenizer {
     }
 
     #[test]
-    fn an_answer_that_is_cut_off_at_the_beginning_is_counted_from_the_end() {
+    fn left_truncation_counts_needed_seq_len_from_end() {
         let dir = tempfile::tempdir().unwrap();
         let template = dir.path().join("chat.jinja");
         let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %} {{ m.content }} \

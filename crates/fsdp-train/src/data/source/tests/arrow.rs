@@ -19,7 +19,7 @@ fn records(path: PathBuf, kind: Kind, fields: &Fields) -> Vec<(RecordPosition, R
 }
 
 #[test]
-fn conversations_of_arrow_are_those_of_parquet() {
+fn arrow_conversations_match_parquet() {
     let fields = Fields::new(None);
     let of = |name: &str, kind| records(fixture(name), kind, &fields);
     let (arrow, parquet) = (of("chats.arrow", Kind::Arrow), of("chats.parquet", Kind::Parquet));
@@ -40,7 +40,7 @@ fn conversations_of_arrow_are_those_of_parquet() {
 }
 
 #[test]
-fn what_is_wrong_with_a_row_is_told_with_its_number_and_column() {
+fn invalid_row_error_names_row_and_column() {
     let of = |column: &str| DataConfig { column: Some(column.to_owned()), ..config() };
     assert_refused(&fixture("text.arrow"), &of("id"), &["text.arrow: row 0: \"id\" is a number"]);
     assert_refused(&fixture("text.arrow"), &of("body"), &["there is no \"body\"", "there are: id, text"]);
@@ -57,7 +57,7 @@ fn what_is_wrong_with_a_row_is_told_with_its_number_and_column() {
 }
 
 #[test]
-fn cut_and_damaged_streams_are_refused_and_never_end_the_process() {
+fn truncated_stream_is_rejected_and_damage_never_panics() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cut.arrow");
     for name in ["text.arrow", "chats.arrow", "ids-uint16.arrow", "dictionary.arrow"] {

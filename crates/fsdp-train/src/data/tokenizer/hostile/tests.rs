@@ -37,7 +37,7 @@ fn charsmap(base64: &str) -> Value {
 }
 
 #[test]
-fn a_table_that_is_longer_than_its_file_is_not_allocated() {
+fn table_longer_than_file_is_rejected() {
     // 2^32 - 1 bytes, for which the library would reserve 8 GiB.
     refused(charsmap("/////2FiY2Q="), "a table of 4294967295 bytes, but has 8 in total");
     let nested = json!({"normalizer": {"type": "Sequence", "normalizers": [
@@ -46,7 +46,7 @@ fn a_table_that_is_longer_than_its_file_is_not_allocated() {
 }
 
 #[test]
-fn the_first_word_of_base64_is_its_first_four_bytes() {
+fn first_word_decodes_first_four_bytes_of_base64() {
     assert_eq!(first_word("/////w=="), Some(u32::MAX));
     assert_eq!(first_word("AQAAAA=="), Some(1));
     assert_eq!(first_word("AAAAgGFi"), Some(0x8000_0000));
@@ -55,7 +55,7 @@ fn the_first_word_of_base64_is_its_first_four_bytes() {
 }
 
 #[test]
-fn normalizers_that_blow_texts_up_are_refused() {
+fn text_inflating_normalizers_are_rejected() {
     let tenfold = json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "aaaaaaaaaa"});
     let chain = |steps: usize| json!({"normalizer": {"type": "Sequence", "normalizers": vec![tenfold.clone(); steps]}});
     refused(chain(4), "10000 times as long or more; the maximum is 1024");
@@ -64,7 +64,7 @@ fn normalizers_that_blow_texts_up_are_refused() {
 }
 
 #[test]
-fn what_panics_inside_the_library_is_an_error() {
+fn panic_in_tokenizers_library_becomes_error() {
     let empty = charsmap("AAAAAGFiY2Q=");
     refused(empty, "it is inconsistent: index out of bounds");
     refused(json!({"pre_tokenizer": {"type": "FixedLength", "length": 0}}), "chunk size must be non-zero");
@@ -74,7 +74,7 @@ fn what_panics_inside_the_library_is_an_error() {
 }
 
 #[test]
-fn nesting_without_end_is_refused() {
+fn deep_nesting_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
     let deep = format!("{}\"x\"{}", "[".repeat(100_000), "]".repeat(100_000));
@@ -89,7 +89,7 @@ fn nesting_without_end_is_refused() {
 }
 
 #[test]
-fn harmless_tokenizers_are_loaded() {
+fn harmless_tokenizers_load() {
     assert_eq!(encoded(json!({})).unwrap(), [1, 0, 1]);
     let metaspace = json!({"normalizer": {"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "▁"},

@@ -8,7 +8,7 @@ fn of(fields: Value) -> TokenizerConfig {
 }
 
 #[test]
-fn tokens_have_roles_in_any_spelling() {
+fn special_tokens_are_read_from_strings_and_objects() {
     let config = of(json!({
         "eos_token": {"__type": "AddedToken", "content": "</s>", "rstrip": true},
         "bos_token": "<s>",
@@ -38,14 +38,14 @@ fn tokens_have_roles_in_any_spelling() {
 }
 
 #[test]
-fn roles_of_a_model_may_be_an_object() {
+fn extra_special_tokens_may_be_object() {
     let config = of(json!({"extra_special_tokens": {"audio_token": "<audio>"}, "truncation_side": "left"}));
     assert_eq!(Value::Object(config.roles), json!({"audio_token": "<audio>"}));
     assert_eq!(config.truncation_side.as_deref(), Some("left"));
 }
 
 #[test]
-fn files_are_not_needed_but_must_be_sound() {
+fn config_files_are_optional_but_must_be_valid() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
     assert_eq!(TokenizerConfig::beside(&tokenizer).unwrap(), TokenizerConfig::default());

@@ -77,7 +77,7 @@ fn bounds(dims: AttentionDims) -> [usize; 9] {
 }
 
 #[test]
-fn blocks_have_every_query_once_and_keep_the_bound() {
+fn blocks_cover_each_query_once_within_score_limit() {
     let group = ODD.heads / ODD.kv_heads;
     let mut counts = Vec::new();
     for scores_max in bounds(ODD) {
@@ -102,7 +102,7 @@ fn blocks_have_every_query_once_and_keep_the_bound() {
 }
 
 #[test]
-fn samples_and_heads_have_the_same_bits_in_every_block() {
+fn splitting_by_sample_and_head_is_bitwise_exact() {
     set_intra_op(1);
     for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
         for drops in [false, true] {
@@ -124,7 +124,7 @@ fn samples_and_heads_have_the_same_bits_in_every_block() {
 /// products of a probability, at most twice a slope over the probability of keeping, and a scale; sums over rows have
 /// `group x seq` terms of up to that size.
 #[test]
-fn blocks_of_odd_sizes_stay_within_the_bound_of_sums_in_another_order() {
+fn odd_sized_blocks_stay_within_reordered_sum_bound() {
     let (dim, seq) = (ODD.head_dim as f64, ODD.seq as f64);
     let terms = (ODD.heads / ODD.kv_heads) as f64 * seq;
     let relative = 2.0 * (dim + seq + 16.0) * dim.sqrt() + terms + 16.0;
@@ -142,7 +142,7 @@ fn blocks_of_odd_sizes_stay_within_the_bound_of_sums_in_another_order() {
 }
 
 #[test]
-fn factors_of_blocks_are_those_of_whole_samples() {
+fn block_dropout_factors_match_complete_samples() {
     let torch = torch();
     let AttentionDims { seq, heads, kv_heads, .. } = ODD;
     let whole = factors(Dropout { p: DROPPED, keys: &KEYS }, &[0; 3], heads * seq * seq).expect("memory");

@@ -1,14 +1,14 @@
 use super::*;
 
 #[test]
-fn tags_become_those_of_a_filter_in_the_same_line() {
+fn generation_tags_become_filter_tags_on_same_line() {
     let (rewritten, has_tags) = rewrite("a\n{%- generation %}b{% endgeneration -%}\nc");
     let expected = "a\n{%- filter _generation_ %}{% with %}b{% endwith %}{% endfilter -%}\nc";
     assert_eq!((rewritten.as_str(), has_tags), (expected, true));
 }
 
 #[test]
-fn what_is_no_tag_stays() {
+fn non_tags_are_unchanged() {
     for text in [
         "{# {% generation %} #}",
         "{{ '{% generation %}' }}",
@@ -30,7 +30,7 @@ fn what_is_no_tag_stays() {
 }
 
 #[test]
-fn marks_say_what_is_between_them_also_one_in_the_other() {
+fn unmark_returns_marked_spans_including_nested() {
     let [open, close] = MARKS;
     let Rendered { text, generated } =
         unmark(&format!("é{open}ab{close}c{open}{close}{open}d{open}e{close}f{close}"));

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn numbers_are_written_as_python_writes_them() {
+fn numbers_are_formatted_like_python() {
     // The expected values were printed by Python 3.11.
     for (number, expected) in [
         (0.1, "0.1"),
@@ -25,7 +25,7 @@ fn numbers_are_written_as_python_writes_them() {
 }
 
 #[test]
-fn what_has_no_json_form_is_an_error() {
+fn tojson_rejects_undefined_value_and_unknown_option() {
     let options = Kwargs::from_iter(std::iter::empty::<(&str, Value)>());
     assert!(tojson(&Value::UNDEFINED, None, options).is_err());
     let options = Kwargs::from_iter([("indents", Value::from(4))]);

@@ -49,7 +49,7 @@ fn check<M: Backend, A: Architecture + Clone>(
 ///
 /// # Panics
 /// If one is not.
-pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
+pub fn model_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_, M>) {
     for model in hf_models() {
         check(subject, Sample::new(model.clone(), DType::F64), batch(3, 7, 13));
         check(subject, Sample::new(model, DType::F64), packed_batch(3, 7, 13));
@@ -65,11 +65,11 @@ pub fn gradients_of_models_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
     check(subject, Sample::new(Capped::new(), DType::F64), packed_batch(3, 7, 13));
 }
 
-/// As [`gradients_of_models_are_slopes`], for frozen models with adapters on their linear maps.
+/// As [`model_gradients_match_finite_differences`], for frozen models with adapters on their linear maps.
 ///
 /// # Panics
 /// If one is not.
-pub fn gradients_of_adapters_are_slopes<M: Backend>(subject: &Subject<'_, M>) {
+pub fn adapter_gradients_match_finite_differences<M: Backend>(subject: &Subject<'_, M>) {
     for dropout in [0.0, 0.25] {
         for model in hf_models() {
             check(subject, Sample::new(adapted(model, dropout), DType::F64), batch(3, 7, 13));
